@@ -1,0 +1,73 @@
+"""One family of errors: each states the fact, a remedy, and the exit code the command ends with.
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | a defect of this program |
+| 2 | the request is wrong: a key, a value, a combination |
+| 3 | something the request needs is not here: a model folder, memory, disk space, a device |
+| 4 | a pass failed while it ran; what was captured before it is kept |
+| 5 | a file could not be read as what it should be |
+| 130 | interrupted |
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class LlmPerfError(Exception):
+    """What went wrong (`fact`) and what the user can do about it (`remedy`)."""
+
+    exit_code = 1
+
+    def __init__(self, fact: str, remedy: str = "") -> None:
+        super().__init__(fact, remedy)
+        self.fact = fact
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.fact}\n{self.remedy}" if self.remedy else self.fact
+
+
+class ConfigError(LlmPerfError):
+    """The request itself is wrong."""
+
+    exit_code = 2
+
+
+class ResourceError(LlmPerfError):
+    """The request is sound, but something it needs is missing or too small."""
+
+    exit_code = 3
+
+
+class CaptureError(LlmPerfError):
+    """A pass ended badly while it was measuring."""
+
+    exit_code = 4
+
+
+class ParseError(LlmPerfError):
+    """A file is not what it should be."""
+
+    exit_code = 5
+
+
+class Interrupted(LlmPerfError):
+    """The user asked to stop."""
+
+    exit_code = 130
+
+
+_KINDS = {kind.__name__: kind for kind in (LlmPerfError, ConfigError, ResourceError, CaptureError, ParseError, Interrupted)}
+
+
+def error_from(kind: str, fact: str, remedy: str) -> LlmPerfError:
+    """Rebuild an error that a child process reported by class name."""
+    return _KINDS.get(kind, CaptureError)(fact, remedy)
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """` Did you mean 'x'?` for the closest choice, or an empty string when none is close."""
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,334 @@
+"""The data model: what capture leaves and analysis reads. Frozen, units in the names."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, Union
+
+SCHEMA = 1
+"""Version of the files in a run folder; raised when a reader of the old ones would misread the new."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A value that could not be had, and why. Never zero, never an empty string."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"n/a: {self.why}"
+
+
+Maybe = Union[T, Missing]
+"""A value, or the reason there is none."""
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model as it really ran, not as it was asked for."""
+
+    name: str
+    model_class: str
+    model_type: str
+    parameters: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    device_name: str
+    attention: str
+    cache: str
+    compile: str
+    logits: str
+    """`last token` or `whole prompt`: which positions the prefill computed logits for."""
+    architecture: dict[str, Any]
+    """The model's configuration, plain values only."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one iteration computes; the lengths are the ones really used."""
+
+    batch_size: int
+    prompt_tokens: tuple[int, ...]
+    """Per sequence, padding not counted."""
+    padded_tokens: int
+    """Width of the prompt tensor: the longest prompt."""
+    new_tokens: int
+    """Per sequence: the first comes from prefill, the others from a decode step each."""
+    source: str
+    """Where the prompts came from, with the tokenizer."""
+
+    @property
+    def decode_steps(self) -> int:
+        """Decode steps in one iteration."""
+        return self.new_tokens - 1
+
+
+@dataclass(frozen=True)
+class SubstageSpan:
+    """One forward of a bracketed submodule."""
+
+    name: str
+    stage: str
+    step: int
+    """Index of the decode step, or -1 in prefill."""
+    start_ns: int
+    """After the iteration's start."""
+    duration_ns: int
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One whole request: prefill, then every decode step."""
+
+    started_ns: int
+    """Monotonic clock of the machine, shared with the telemetry samples."""
+    wall_ns: int
+    """Host clock from the request's start to all tokens ready on the host side of a synchronise."""
+    prefill_ns: int
+    steps_ns: tuple[int, ...]
+    substages: tuple[SubstageSpan, ...] = ()
+
+    @property
+    def decode_ns(self) -> int:
+        """All decode steps of this iteration."""
+        return sum(self.steps_ns)
+
+    @property
+    def total_ns(self) -> int:
+        """Prefill and decode, on the clock that timed the steps."""
+        return self.prefill_ns + self.decode_ns
+
+
+@dataclass(frozen=True)
+class MemoryPeaks:
+    """The most memory held while measuring."""
+
+    allocated_bytes: Maybe[int]
+    """By the framework's allocator for tensors."""
+    reserved_bytes: Maybe[int]
+    """By the framework's allocator from the device."""
+    device_used_bytes: Maybe[int]
+    """On the device by everyone, from the driver."""
+    process_rss_bytes: Maybe[int]
+    """Resident memory of the measured process on the host."""
+
+
+@dataclass(frozen=True)
+class CleanTimings:
+    """The unprofiled pass: the authority on time."""
+
+    model: ModelFacts
+    workload: Workload
+    clock: Literal["cuda events", "host clock"]
+    load_s: float
+    warmup: tuple[Iteration, ...]
+    iterations: tuple[Iteration, ...]
+    stopped: str
+    """Why repeating ended."""
+    stable: bool
+    """Whether the spread target was reached."""
+    memory: MemoryPeaks
+    tokens_sha256: str
+    tokens_repeat: bool
+    """Whether every iteration produced the same tokens."""
+    threads: int
+    framework: dict[str, str]
+    """Versions of the framework and the runtime libraries inside the measured process."""
+    started_unix_ns: int = 0
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator over the profiled iteration of the torch pass."""
+
+    name: str
+    calls: int
+    cpu_total_ns: int
+    cpu_self_ns: int
+    device_total_ns: Maybe[int]
+    device_self_ns: Maybe[int]
+    cpu_memory_bytes: Maybe[int]
+    device_memory_bytes: Maybe[int]
+    shapes: str = ""
+
+
+@dataclass(frozen=True)
+class TorchPass:
+    """What torch.profiler saw in one iteration; its times are inflated and say only where time goes."""
+
+    preset: str
+    stage_wall_ns: dict[str, int]
+    """Wall time of each stage while profiled; decode_step is the median."""
+    operators: tuple[OperatorRow, ...]
+    trace_file: str
+    trace_bytes: int
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """One reading of one GPU."""
+
+    at_ns: int
+    power_mw: Maybe[int]
+    sm_clock_mhz: Maybe[int]
+    memory_clock_mhz: Maybe[int]
+    temperature_c: Maybe[int]
+    gpu_utilisation_pct: Maybe[int]
+    memory_utilisation_pct: Maybe[int]
+    memory_used_bytes: Maybe[int]
+    throttle_bits: Maybe[int]
+    energy_mj: Maybe[int]
+    """The driver's running energy counter."""
+    processes: Maybe[int]
+    """Compute processes on the device, ours among them."""
+
+
+@dataclass(frozen=True)
+class CpuSample:
+    """One reading of the host, for machines without an NVIDIA GPU."""
+
+    at_ns: int
+    machine_pct: float
+    """All processors, 100 = one whole processor."""
+    ours_pct: float
+    """The measured process and its children, same scale."""
+    rss_bytes: int
+    frequency_mhz: Maybe[float]
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """The sampler's whole output; one of the two lists is filled."""
+
+    source: Literal["nvml", "psutil"]
+    note: str
+    interval_s: float
+    processors: int
+    gpu: tuple[GpuSample, ...] = ()
+    cpu: tuple[CpuSample, ...] = ()
+
+
+# --- what is said about it --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A sample's summary. Percentiles stand only where the sample carries them."""
+
+    n: int
+    median: float
+    ci_low: Maybe[float]
+    """Lower end of the distribution-free 95 % confidence interval of the median."""
+    ci_high: Maybe[float]
+    q1: float
+    q3: float
+    minimum: float
+    maximum: float
+    p90: Maybe[float]
+    p99: Maybe[float]
+
+    @property
+    def iqr(self) -> float:
+        """Spread of the middle half."""
+        return self.q3 - self.q1
+
+    @property
+    def ci_relative(self) -> Maybe[float]:
+        """Half the interval's width over the median."""
+        if isinstance(self.ci_low, Missing) or isinstance(self.ci_high, Missing):
+            return self.ci_low if isinstance(self.ci_low, Missing) else Missing("no interval")
+        if self.median == 0:
+            return Missing("the median is zero")
+        return (self.ci_high - self.ci_low) / 2 / self.median
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named figure with its definition beside it."""
+
+    key: str
+    label: str
+    unit: str
+    definition: str
+    value: Maybe[Distribution]
+
+
+@dataclass(frozen=True)
+class StageTiming:
+    """One row of the per-stage table; all times are of one iteration."""
+
+    name: str
+    parent: str
+    per_iteration: int
+    """How often the stage runs in one iteration."""
+    time_ns: Distribution
+    share: float
+    """Of the iteration; children lie inside their parents."""
+    profiled_ns: Maybe[int]
+    inflation: Maybe[float]
+    """Time under torch.profiler over the unprofiled time."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How the step time moves as the context grows."""
+
+    ns_per_token: float
+    ci_low: float
+    ci_high: float
+    first_context: int
+    last_context: int
+    share: float
+    """Change from the first step to the last over the median step."""
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Energy of a window, from both sources the driver offers."""
+
+    window: str
+    seconds: float
+    from_counter_j: Maybe[float]
+    from_power_j: Maybe[float]
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+PassStatus = Literal["pending", "started", "complete", "failed", "skipped"]
+RunStatus = Literal["complete", "partial", "failed"]
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What became of one pass."""
+
+    name: str
+    status: PassStatus = "pending"
+    argv: tuple[str, ...] = ()
+    exit_code: int | None = None
+    seconds: float | None = None
+    tool_version: str = ""
+    why: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """run.json: truthful at every moment, so a run that is killed still says what it holds."""
+
+    schema: int
+    tool_version: str
+    status: RunStatus
+    created: str
+    command: tuple[str, ...]
+    passes: tuple[PassRecord, ...] = field(default_factory=tuple)
+    why: str = ""
+    remedy: str = ""
+
+    def pass_named(self, name: str) -> PassRecord | None:
+        """The entry of one pass, if the run has it."""
+        return next((entry for entry in self.passes if entry.name == name), None)
