@@ -53,7 +53,7 @@ class ParseError(LlmPerfError):
     exit_code = 5
 
 
-class Interrupted(LlmPerfError):
+class Interrupted(LlmPerfError):  # noqa: N818 - not an error of anything
     """The user asked to stop."""
 
     exit_code = 130

@@ -19,7 +19,7 @@ class Missing:
         return f"n/a: {self.why}"
 
 
-Maybe = Union[T, Missing]
+Maybe = Union[T, Missing]  # noqa: UP007 - an alias over a type variable
 """A value, or the reason there is none."""
 
 
@@ -138,7 +138,10 @@ class CleanTimings:
     threads: int
     framework: dict[str, str]
     """Versions of the framework and the runtime libraries inside the measured process."""
-    started_unix_ns: int = 0
+    settled: bool
+    """Whether the times had settled when warm-up ended."""
+    device_untouched_until_ns: int
+    """Monotonic clock before the measured process first used its device: readings before it show who else is there."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,6 @@ class OperatorRow:
     device_self_ns: Maybe[int]
     cpu_memory_bytes: Maybe[int]
     device_memory_bytes: Maybe[int]
-    shapes: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class CpuSample:
-    """One reading of the host, for machines without an NVIDIA GPU."""
+    """One reading of the host."""
 
     at_ns: int
     machine_pct: float
@@ -201,15 +203,22 @@ class CpuSample:
 
 
 @dataclass(frozen=True)
-class Telemetry:
-    """The sampler's whole output; one of the two lists is filled."""
+class TelemetryHeader:
+    """The sampler's first line."""
 
-    source: Literal["nvml", "psutil"]
-    note: str
     interval_s: float
     processors: int
-    gpu: tuple[GpuSample, ...] = ()
-    cpu: tuple[CpuSample, ...] = ()
+    gpu_note: str
+    """Why there are no GPU readings; empty where there are."""
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """The sampler's whole output."""
+
+    header: TelemetryHeader
+    gpu: tuple[GpuSample, ...]
+    cpu: tuple[CpuSample, ...]
 
 
 # --- what is said about it --------------------------------------------------------------------------------------------
@@ -288,12 +297,37 @@ class Drift:
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of a window, from both sources the driver offers."""
+    """Energy of a window, from both sources the driver offers: they can disagree, so both are shown."""
 
     window: str
     seconds: float
     from_counter_j: Maybe[float]
+    """The driver's energy counter at the window's ends."""
     from_power_j: Maybe[float]
+    """The integral of the power readings over the window."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One telemetry quantity over the measured window."""
+
+    name: str
+    unit: str
+    n: int
+    low: Maybe[float]
+    median: Maybe[float]
+    high: Maybe[float]
+
+
+@dataclass(frozen=True)
+class TelemetrySummary:
+    """What the sampler saw while the unprofiled pass repeated."""
+
+    readings: tuple[Reading, ...]
+    energy: tuple[Energy, ...]
+    note: str
+    """What could not be read, and why."""
+    warnings: tuple[str, ...]
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -332,3 +366,32 @@ class Manifest:
     def pass_named(self, name: str) -> PassRecord | None:
         """The entry of one pass, if the run has it."""
         return next((entry for entry in self.passes if entry.name == name), None)
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunAnalysis:
+    """Everything a report shows."""
+
+    run: str
+    manifest: Manifest
+    config: dict[str, Any]
+    env: dict[str, Any]
+    timings: Maybe[CleanTimings]
+    metrics: tuple[Metric, ...]
+    stages: tuple[StageTiming, ...]
+    drift: Maybe[Drift]
+    torch: Maybe[TorchPass]
+    telemetry: Maybe[TelemetrySummary]
+    warnings: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+    def metric(self, key: str) -> Metric | None:
+        """The figure with this key."""
+        return next((metric for metric in self.metrics if metric.key == key), None)
+
+    def stage(self, name: str) -> StageTiming | None:
+        """The stage with this name."""
+        return next((stage for stage in self.stages if stage.name == name), None)

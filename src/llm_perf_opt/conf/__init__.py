@@ -1,0 +1,1 @@
+"""The configuration groups, as YAML."""

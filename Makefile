@@ -1,0 +1,35 @@
+# Everything works on a machine with Python ≥ 3.10 and pip alone. The environment is made in .venv, once.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+OVERRIDES ?=
+
+.PHONY: profile test check format bench clean
+
+profile: $(INSTALLED)  ## profile the built-in tiny model on whatever this machine has
+	$(BIN)/llm-perf run $(OVERRIDES)
+
+test: $(INSTALLED)  ## the tests
+	$(BIN)/python -m pytest -q -n 2
+
+check: $(INSTALLED)  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## what measuring costs, against a bare loop
+	$(BIN)/python benchmarks/overhead.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "llm-perf-opt needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

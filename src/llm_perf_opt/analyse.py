@@ -1,0 +1,154 @@
+"""raw/ → analysis → reports. Reads nothing but the run folder, so it works on another machine, years later."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
+from llm_perf_opt.analysis.telemetry import summarise_telemetry
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.parsers.telemetry import read_telemetry
+from llm_perf_opt.records import (
+    CleanTimings,
+    Manifest,
+    Maybe,
+    Missing,
+    RunAnalysis,
+    Telemetry,
+    TelemetrySummary,
+    TorchPass,
+)
+from llm_perf_opt.report.csv import operators_csv, telemetry_csv
+from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
+from llm_perf_opt.run_folder import RunFolder, read_record, write_whole
+
+LARGE_INFLATION = 1.5
+"""Above this, the torch pass's times are worth a warning."""
+
+
+def analyse(folder: RunFolder) -> RunAnalysis:
+    """Everything that can be said of a run, from what its passes left."""
+    manifest = folder.manifest()
+    timings = _pass_record(folder, manifest, "clean", folder.clean_file, CleanTimings)
+    torch = _pass_record(folder, manifest, "torch", folder.torch_file, TorchPass)
+    measured = timings if not isinstance(timings, Missing) and timings.iterations else None
+    telemetry = _telemetry(folder, manifest)
+    stages = stage_timings(measured, torch) if measured else ()
+    summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else Missing("no iteration was measured")
+    if measured and not isinstance(telemetry, Missing):
+        summary = summarise_telemetry(telemetry, measured)
+    return RunAnalysis(
+        run="/".join(folder.path.parts[-3:]),
+        manifest=manifest,
+        config=_yaml(folder.config_file),
+        env=_env(folder),
+        timings=timings,
+        metrics=metrics(measured) if measured else (),
+        stages=stages,
+        drift=context_drift(measured) if measured else Missing("no iteration was measured"),
+        torch=torch,
+        telemetry=summary,
+        warnings=_warnings(manifest, timings, stages, summary),
+        assumptions=_assumptions(timings),
+    )
+
+
+def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
+    """Every page and table that is made from the analysis; each appears whole."""
+    write_whole(folder.report_file, report(analysis).encode())
+    write_whole(folder.summary_file, stakeholder_summary(analysis).encode())
+    write_whole(folder.operators_file, operators_page(analysis).encode())
+    if not isinstance(analysis.torch, Missing):
+        write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
+    if folder.telemetry_file.exists():
+        write_whole(folder.nvml_csv_file, telemetry_csv(read_telemetry(folder.telemetry_file)).encode())
+
+
+def _pass_record(folder: RunFolder, manifest: Manifest, name: str, path: Path, kind: type[Any]) -> Any:
+    """A pass's record, or why it is not there."""
+    entry = manifest.pass_named(name)
+    if entry is None:
+        return Missing(f"the run was asked for without the {name} pass")
+    if path.exists():
+        return read_record(path, kind)
+    return Missing(f"the {name} pass is {entry.status}: {entry.why or 'it left no result'}")
+
+
+def _telemetry(folder: RunFolder, manifest: Manifest) -> Maybe[Telemetry]:
+    entry = manifest.pass_named("nvml")
+    if entry is None:
+        return Missing("the run was asked for without telemetry")
+    if not folder.telemetry_file.exists():
+        return Missing(f"telemetry is {entry.status}: {entry.why or 'it left no result'}")
+    try:
+        return read_telemetry(folder.telemetry_file)
+    except ParseError as error:
+        return Missing(error.fact)
+
+
+def _env(folder: RunFolder) -> dict[str, Any]:
+    return read_record(folder.env_file, dict[str, Any]) if folder.env_file.exists() else {}
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ParseError(f"{path} cannot be read as YAML: {error}") from error
+    return values if isinstance(values, dict) else {}
+
+
+def _warnings(
+    manifest: Manifest, timings: Maybe[CleanTimings], stages: tuple[Any, ...], telemetry: Maybe[TelemetrySummary]
+) -> tuple[str, ...]:
+    found = [] if manifest.status == "complete" else [f"The run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()]
+    if not isinstance(timings, Missing):
+        if not timings.stable:
+            found.append(f"The spread target was not reached: {timings.stopped}. Small differences are not real.")
+        if not timings.settled:
+            found.append(f"The times had not settled after {len(timings.warmup)} warm-up iterations.")
+        if not timings.tokens_repeat:
+            found.append("Repeats of the same request gave different tokens: something in the model is not deterministic.")
+    if not isinstance(telemetry, Missing):
+        found.extend(telemetry.warnings)
+    for stage in stages:
+        if stage.name in ("prefill", "decode") and not isinstance(stage.inflation, Missing) and stage.inflation > LARGE_INFLATION:
+            found.append(
+                f"torch.profiler made {stage.name} {stage.inflation:.1f} times slower: its times show where, not how much."
+            )
+    return tuple(found)
+
+
+def _assumptions(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
+    if isinstance(timings, Missing):
+        return ("Nothing was measured.",)
+    model, work = timings.model, timings.workload
+    found = [
+        "Times come from the unprofiled pass; the profiled pass only says where time goes.",
+        "Decoding is greedy and runs to the last new token: an end-of-sequence token does not stop it.",
+        f"Prompts: {work.source}.",
+        f"Logits are computed for the {model.logits} in prefill.",
+        "The 95 % interval of a median is taken from order statistics and assumes nothing of the distribution; repeating stops "
+        "when it is narrow enough, which makes it slightly optimistic.",
+    ]
+    if model.compile != "none":
+        found.append(f"torch.compile ({model.compile}) covers the decode step; prefill runs eagerly.")
+    if len(set(work.prompt_tokens)) > 1:
+        padding = work.batch_size * work.padded_tokens - sum(work.prompt_tokens)
+        found.append(
+            f"Prompts of different length are padded on the left: {padding} padding tokens are computed and not counted."
+        )
+    if timings.clock == "cuda events":
+        found.append("Steps are timed by CUDA events on the device's timeline; nothing waits for the device between steps.")
+    return tuple(found)
+
+
+def reanalyse(path: Path) -> tuple[RunFolder, RunAnalysis]:
+    """Make the reports of an existing run anew."""
+    folder = RunFolder.open(path)
+    analysis = analyse(folder)
+    write_reports(folder, analysis)
+    return folder, analysis

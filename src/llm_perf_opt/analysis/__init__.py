@@ -1,0 +1,1 @@
+"""What the measurements mean. Pure functions of records."""

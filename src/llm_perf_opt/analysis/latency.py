@@ -1,0 +1,190 @@
+"""Latency and throughput from the unprofiled pass, each defined once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.stats import PERCENTILE_METHOD, carried_percentile, drift, percentile, summarise
+from llm_perf_opt.records import (
+    CleanTimings,
+    Drift,
+    Iteration,
+    Maybe,
+    Metric,
+    Missing,
+    StageTiming,
+    TorchPass,
+    Workload,
+)
+from llm_perf_opt.stages import PARENT, Stage
+
+NO_DECODE = "one new token comes from prefill alone; runtime.num_new_tokens=2 is the least with a decode step"
+
+
+@dataclass(frozen=True)
+class MetricDefinition:
+    """What a figure is, in words and as a function of one iteration."""
+
+    key: str
+    label: str
+    unit: str
+    definition: str
+    of: Callable[[Iteration, Workload], Maybe[float]]
+
+
+def _tpot(iteration: Iteration, _: Workload) -> Maybe[float]:
+    return iteration.decode_ns / len(iteration.steps_ns) if iteration.steps_ns else Missing(NO_DECODE)
+
+
+def _decode_rate(iteration: Iteration, workload: Workload) -> Maybe[float]:
+    tpot = _tpot(iteration, workload)
+    return tpot if isinstance(tpot, Missing) else workload.batch_size * 1e9 / tpot
+
+
+def _gap(share: float) -> Callable[[Iteration, Workload], Maybe[float]]:
+    def of(iteration: Iteration, _: Workload) -> Maybe[float]:
+        if not iteration.steps_ns:
+            return Missing(NO_DECODE)
+        if share == 0.5:
+            return percentile(iteration.steps_ns, share)
+        return carried_percentile(iteration.steps_ns, share)
+
+    return of
+
+
+METRICS = (
+    MetricDefinition(
+        "ttft", "Time to first token (TTFT)", "ns",
+        "From the request's start to the first token of every sequence being ready on the device: prefill and its sampling.",
+        lambda iteration, _: iteration.prefill_ns,
+    ),
+    MetricDefinition(
+        "tpot", "Time per output token (TPOT)", "ns",
+        "(end-to-end − TTFT) / (new tokens − 1), per sequence.",
+        _tpot,
+    ),
+    MetricDefinition(
+        "e2e", "End to end", "ns",
+        "From the request's start to the last token of every sequence being ready on the device.",
+        lambda iteration, _: iteration.total_ns,
+    ),
+    MetricDefinition(
+        "itl_p50", "Inter-token latency, median gap", "ns",
+        "Median of the gaps between tokens inside one request; gaps of different requests are never pooled.",
+        _gap(0.5),
+    ),
+    MetricDefinition(
+        "itl_p90", "Inter-token latency, p90 gap", "ns",
+        f"90th percentile of the gaps inside one request, by {PERCENTILE_METHOD}.",
+        _gap(0.9),
+    ),
+    MetricDefinition(
+        "itl_p99", "Inter-token latency, p99 gap", "ns",
+        f"99th percentile of the gaps inside one request, by {PERCENTILE_METHOD}.",
+        _gap(0.99),
+    ),
+    MetricDefinition(
+        "prefill_rate", "Prefill throughput", "tokens/s",
+        "Prompt tokens of the batch (padding not counted) / TTFT.",
+        lambda iteration, workload: sum(workload.prompt_tokens) * 1e9 / iteration.prefill_ns,
+    ),
+    MetricDefinition(
+        "decode_rate", "Decode throughput", "tokens/s",
+        "Batch size / TPOT: decode alone, prefill not counted.",
+        _decode_rate,
+    ),
+    MetricDefinition(
+        "output_rate", "Output throughput", "tokens/s",
+        "Batch size × new tokens / end-to-end: the whole request, prefill included.",
+        lambda iteration, workload: workload.batch_size * workload.new_tokens * 1e9 / iteration.total_ns,
+    ),
+)  # fmt: skip
+
+
+def metrics(timings: CleanTimings) -> tuple[Metric, ...]:
+    """Every figure over the repeats: one value per iteration, then its distribution."""
+    found = []
+    for definition in METRICS:
+        values = [definition.of(iteration, timings.workload) for iteration in timings.iterations]
+        missing = next((value for value in values if isinstance(value, Missing)), None)
+        present = [value for value in values if not isinstance(value, Missing)]
+        value = missing or (summarise(present) if present else Missing("no iteration was measured"))
+        found.append(Metric(definition.key, definition.label, definition.unit, definition.definition, value))
+    return tuple(found)
+
+
+def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[StageTiming, ...]:
+    """The table of stages: main stages first, each followed by its sub-stages. Parents include children."""
+    iterations = timings.iterations
+    if not iterations:
+        return ()
+    whole = percentile([iteration.total_ns for iteration in iterations], 0.5)
+    rows = []
+    for stage in Stage:
+        per_iteration, values = _stage_values(stage, iterations)
+        if not per_iteration:
+            continue
+        profiled = _profiled(torch, stage)
+        time = summarise(values)
+        inflation = profiled if isinstance(profiled, Missing) else profiled / time.median
+        parent = PARENT[stage]
+        share = time.median * per_iteration / whole
+        rows.append(StageTiming(stage.value, parent.value if parent else "", per_iteration, time, share, profiled, inflation))
+        rows.extend(_substages(stage, iterations, whole))
+    return tuple(rows)
+
+
+def _stage_values(stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, list[float]]:
+    """How often a stage runs in an iteration, and one value per iteration: for a step, that iteration's median."""
+    steps = len(iterations[0].steps_ns)
+    if stage is Stage.PROFILE:
+        return 1, [iteration.total_ns for iteration in iterations]
+    if stage is Stage.PREFILL:
+        return 1, [iteration.prefill_ns for iteration in iterations]
+    if not steps:
+        return 0, []
+    if stage is Stage.DECODE:
+        return 1, [iteration.decode_ns for iteration in iterations]
+    return steps, [percentile(iteration.steps_ns, 0.5) for iteration in iterations]
+
+
+def _profiled(torch: Maybe[TorchPass], stage: Stage) -> Maybe[int]:
+    if isinstance(torch, Missing):
+        return torch
+    return torch.stage_wall_ns.get(stage.value, Missing("the torch pass did not see this stage"))
+
+
+def _substages(stage: Stage, iterations: Sequence[Iteration], whole: float) -> list[StageTiming]:
+    """Sub-stages directly inside `stage`; a value is the mean of one iteration's forwards."""
+    names = dict.fromkeys(span.name for span in iterations[0].substages if span.stage == stage.value)
+    rows = []
+    for name in names:
+        spans = [
+            [span for span in iteration.substages if span.name == name and span.stage == stage.value] for iteration in iterations
+        ]
+        time = summarise([sum(span.duration_ns for span in group) / len(group) for group in spans if group])
+        rows.append(
+            StageTiming(
+                name=name,
+                parent=stage.value,
+                per_iteration=len(spans[0]),
+                time_ns=time,
+                share=time.median * len(spans[0]) / whole,
+                profiled_ns=Missing("sub-stages are timed in the unprofiled pass only"),
+                inflation=Missing("sub-stages are timed in the unprofiled pass only"),
+            )
+        )
+    return rows
+
+
+def context_drift(timings: CleanTimings) -> Maybe[Drift]:
+    """How the decode step's time grows with the context."""
+    return drift([iteration.steps_ns for iteration in timings.iterations], timings.workload.padded_tokens + 1)
+
+
+def compile_seconds(timings: CleanTimings) -> Maybe[float]:
+    """How much longer the first request took than a settled one: compiling, allocating, autotuning."""
+    if not timings.warmup or not timings.iterations:
+        return Missing("no warm-up was measured")
+    settled = percentile([iteration.wall_ns for iteration in timings.iterations], 0.5)
+    extra = sum(max(0.0, iteration.wall_ns - settled) for iteration in timings.warmup)
+    return extra / 1e9

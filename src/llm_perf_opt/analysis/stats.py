@@ -1,0 +1,120 @@
+"""Statistics of small samples, without assumptions about their distribution."""
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+
+from llm_perf_opt.records import Distribution, Drift, Maybe, Missing
+
+CONFIDENCE = 0.95
+LEAST_BEYOND = 5
+"""A percentile is given only where at least this many values are expected beyond it."""
+PERCENTILE_METHOD = "linear interpolation between order statistics (Hyndman and Fan's type 7)"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of the sample lies, by linear interpolation."""
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    weight = place - low
+    if weight == 0 or ordered[low] == ordered[high]:
+        return float(ordered[low])
+    return ordered[low] * (1 - weight) + ordered[high] * weight
+
+
+def carried_percentile(values: Sequence[float], share: float) -> Maybe[float]:
+    """The percentile, where the sample is large enough to carry it."""
+    needed = round(LEAST_BEYOND / (1 - share))
+    if len(values) < needed:
+        return Missing(f"{len(values)} values; p{share * 100:g} needs {needed}")
+    return percentile(values, share)
+
+
+def median_interval(values: Sequence[float]) -> Maybe[tuple[float, float]]:
+    """The 95 % interval of the median from order statistics: true for any continuous distribution."""
+    n = len(values)
+    rank = _interval_rank(n)
+    if rank is None:
+        return Missing(f"{n} values; a 95 % interval of the median needs {_least_for_interval()}")
+    ordered = sorted(values)
+    return float(ordered[rank]), float(ordered[n - 1 - rank])
+
+
+def summarise(values: Sequence[float]) -> Distribution:
+    """Median with its interval, quartiles, extremes, and the percentiles the sample carries."""
+    interval = median_interval(values)
+    low, high = (interval, interval) if isinstance(interval, Missing) else interval
+    return Distribution(
+        n=len(values),
+        median=percentile(values, 0.5),
+        ci_low=low,
+        ci_high=high,
+        q1=percentile(values, 0.25),
+        q3=percentile(values, 0.75),
+        minimum=float(min(values)),
+        maximum=float(max(values)),
+        p90=carried_percentile(values, 0.90),
+        p99=carried_percentile(values, 0.99),
+    )
+
+
+def within_target(values: Sequence[float], target: float) -> bool:
+    """Whether half the interval of the median is within `target` of the median."""
+    relative = summarise(values).ci_relative if values else Missing("no values")
+    return not isinstance(relative, Missing) and relative <= target
+
+
+def drift(steps_by_iteration: Sequence[Sequence[int]], first_context: int) -> Maybe[Drift]:
+    """Slope of the step time over the context (median of pairwise slopes), with a bootstrap interval over iterations."""
+    steps = len(steps_by_iteration[0]) if steps_by_iteration else 0
+    if steps < 8:
+        return Missing(f"{steps} decode steps; a slope needs 8")
+    profile = _profile(steps_by_iteration)
+    slope = _theil_sen(profile)
+    draw = random.Random(0)  # noqa: S311 - reproducible, not secret
+    resampled = []
+    for _ in range(100):
+        chosen = [steps_by_iteration[draw.randrange(len(steps_by_iteration))] for _ in steps_by_iteration]
+        resampled.append(_theil_sen(_profile(chosen)))
+    middle = percentile([value for _, value in profile], 0.5)
+    return Drift(
+        ns_per_token=slope,
+        ci_low=percentile(resampled, 0.025),
+        ci_high=percentile(resampled, 0.975),
+        first_context=first_context,
+        last_context=first_context + steps - 1,
+        share=slope * (steps - 1) / middle if middle else 0.0,
+    )
+
+
+def _profile(steps_by_iteration: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
+    """(step, median over iterations), thinned to about 64 points: pairs grow with the square."""
+    steps = len(steps_by_iteration[0])
+    return [(step, percentile([row[step] for row in steps_by_iteration], 0.5)) for step in range(0, steps, max(1, steps // 64))]
+
+
+def _theil_sen(profile: Sequence[tuple[int, float]]) -> float:
+    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in itertools.combinations(profile, 2)]
+    return percentile(slopes, 0.5)
+
+
+def _interval_rank(n: int) -> int | None:
+    """The largest rank r for which [r-th smallest, r-th largest] covers the median with the confidence asked for."""
+    outside = (1 - CONFIDENCE) / 2
+    tail = 0.0
+    best = None
+    for rank in range(n // 2):
+        tail += math.comb(n, rank) / 2**n
+        if tail > outside:
+            break
+        best = rank
+    return best
+
+
+def _least_for_interval() -> int:
+    return next(n for n in range(1, 100) if _interval_rank(n) is not None)

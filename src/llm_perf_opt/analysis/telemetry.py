@@ -1,0 +1,214 @@
+"""What the sampler's readings say of the measured window: energy, clocks, throttling, neighbours."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from llm_perf_opt.analysis.stats import percentile
+from llm_perf_opt.records import (
+    CleanTimings,
+    CpuSample,
+    Energy,
+    GpuSample,
+    Maybe,
+    Missing,
+    Reading,
+    Telemetry,
+    TelemetrySummary,
+)
+
+S = TypeVar("S", GpuSample, CpuSample)
+
+NEIGHBOUR_PROCESSORS = 0.25
+"""Processors' worth of other work that is worth a warning."""
+NEIGHBOUR_GPU_PCT = 5
+INTERVALS_PER_STAGE = 2
+"""A stage shorter than this many sampling intervals cannot be told apart in the readings."""
+THROTTLE_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+"""Bits of NVML's clock-event reasons that mean the GPU ran slower than it could; idle and application clocks do not."""
+
+Window = tuple[int, int]
+Point = tuple[int, float]
+
+
+def summarise_telemetry(telemetry: Telemetry, timings: CleanTimings) -> TelemetrySummary:
+    """Readings, energy and warnings over the window in which the repeats ran."""
+    window = measured_window(timings)
+    gpu = _inside(telemetry.gpu, window)
+    cpu = _inside(telemetry.cpu, window)
+    return TelemetrySummary(
+        readings=(*_gpu_readings(gpu), *_cpu_readings(cpu)),
+        energy=_energy(telemetry, timings, window),
+        note=f"No GPU readings: {telemetry.header.gpu_note}." if telemetry.header.gpu_note else "",
+        warnings=(*_throttling(gpu), *_neighbours(telemetry, timings, cpu, gpu), *_wrong_device(telemetry, timings)),
+    )
+
+
+def measured_window(timings: CleanTimings) -> Window:
+    """From the first repeat's start to the last one's end, the short pauses between them included."""
+    first, last = timings.iterations[0], timings.iterations[-1]
+    return first.started_ns, last.started_ns + last.wall_ns
+
+
+def _inside(samples: Sequence[S], window: Window) -> list[S]:
+    return [sample for sample in samples if window[0] <= sample.at_ns <= window[1]]
+
+
+# --- readings ---------------------------------------------------------------------------------------------------------
+
+
+def _reading(name: str, unit: str, samples: Sequence[S], value: Callable[[S], Maybe[float]]) -> Reading:
+    answers = [value(sample) for sample in samples]
+    present = [float(answer) for answer in answers if not isinstance(answer, Missing)]
+    if not present:
+        why = next((answer for answer in answers if isinstance(answer, Missing)), Missing("no reading fell into the window"))
+        return Reading(name, unit, 0, why, why, why)
+    return Reading(name, unit, len(present), min(present), percentile(present, 0.5), max(present))
+
+
+def _scaled(value: Maybe[int], factor: float) -> Maybe[float]:
+    return value if isinstance(value, Missing) else value * factor
+
+
+def _gpu_readings(samples: Sequence[GpuSample]) -> list[Reading]:
+    if not samples:
+        return []
+    return [
+        _reading("GPU power", "W", samples, lambda s: _scaled(s.power_mw, 1e-3)),
+        _reading("SM clock", "MHz", samples, lambda s: s.sm_clock_mhz),
+        _reading("memory clock", "MHz", samples, lambda s: s.memory_clock_mhz),
+        _reading("GPU temperature", "°C", samples, lambda s: s.temperature_c),
+        _reading("GPU utilisation", "%", samples, lambda s: s.gpu_utilisation_pct),
+        _reading("memory-controller utilisation", "%", samples, lambda s: s.memory_utilisation_pct),
+        _reading("GPU memory in use", "GiB", samples, lambda s: _scaled(s.memory_used_bytes, 2**-30)),
+    ]
+
+
+def _cpu_readings(samples: Sequence[CpuSample]) -> list[Reading]:
+    return [
+        _reading("processors busy, whole machine", "of one", samples, lambda s: s.machine_pct / 100),
+        _reading("processors busy, measured process", "of one", samples, lambda s: s.ours_pct / 100),
+        _reading("resident memory, measured process", "GiB", samples, lambda s: s.rss_bytes * 2**-30),
+        _reading("processor frequency", "MHz", samples, lambda s: s.frequency_mhz),
+    ]
+
+
+# --- energy -----------------------------------------------------------------------------------------------------------
+
+
+def _energy(telemetry: Telemetry, timings: CleanTimings, window: Window) -> tuple[Energy, ...]:
+    if not telemetry.gpu:
+        why = Missing(f"no GPU readings: {telemetry.header.gpu_note or 'none were taken'}")
+        return (Energy("measured repeats", (window[1] - window[0]) / 1e9, why, why),)
+    prefill = [(it.started_ns, it.started_ns + it.prefill_ns) for it in timings.iterations]
+    decode = [(it.started_ns + it.prefill_ns, it.started_ns + it.total_ns) for it in timings.iterations if it.steps_ns]
+    rows = [_energy_of("measured repeats", telemetry, [window], resolved=True)]
+    for name, windows in (("prefill, all repeats", prefill), ("decode, all repeats", decode)):
+        if windows:
+            shortest = min(end - begin for begin, end in windows) / 1e9
+            resolved = shortest >= INTERVALS_PER_STAGE * telemetry.header.interval_s
+            rows.append(_energy_of(name, telemetry, windows, resolved))
+    return tuple(rows)
+
+
+def _energy_of(name: str, telemetry: Telemetry, windows: Sequence[Window], resolved: bool) -> Energy:
+    seconds = sum(end - begin for begin, end in windows) / 1e9
+    if not resolved:
+        shortest = min(end - begin for begin, end in windows) / 1e6
+        why = Missing(
+            f"it lasts {shortest:.3g} ms, under {INTERVALS_PER_STAGE} readings {telemetry.header.interval_s * 1e3:g} ms apart"
+        )
+        return Energy(name, seconds, why, why)
+    power: list[Point] = [(s.at_ns, s.power_mw * 1e-3) for s in telemetry.gpu if not isinstance(s.power_mw, Missing)]
+    counter: list[Point] = [(s.at_ns, s.energy_mj * 1e-3) for s in telemetry.gpu if not isinstance(s.energy_mj, Missing)]
+    return Energy(
+        name,
+        seconds,
+        _total([_difference(counter, window) for window in windows], "the driver has no energy counter"),
+        _total([_integral(power, window) for window in windows], "the driver tells no power"),
+    )
+
+
+def _total(parts: Sequence[Maybe[float]], otherwise: str) -> Maybe[float]:
+    missing = next((part for part in parts if isinstance(part, Missing)), None)
+    if missing is not None or not parts:
+        return missing or Missing(otherwise)
+    return float(sum(part for part in parts if not isinstance(part, Missing)))
+
+
+def _at(points: Sequence[Point], moment: int) -> Maybe[float]:
+    """The value at a moment, on the line between the readings around it."""
+    for (t0, v0), (t1, v1) in itertools.pairwise(points):
+        if t0 <= moment <= t1:
+            return v0 if t1 == t0 else v0 + (v1 - v0) * (moment - t0) / (t1 - t0)
+    return Missing("the readings do not reach over the window")
+
+
+def _difference(points: Sequence[Point], window: Window) -> Maybe[float]:
+    begin, end = _at(points, window[0]), _at(points, window[1])
+    if isinstance(begin, Missing) or isinstance(end, Missing):
+        return begin if isinstance(begin, Missing) else end
+    return end - begin
+
+
+def _integral(points: Sequence[Point], window: Window) -> Maybe[float]:
+    """Trapezoids between the readings, cut exactly at the window's ends."""
+    begin, end = _at(points, window[0]), _at(points, window[1])
+    if isinstance(begin, Missing) or isinstance(end, Missing):
+        return begin if isinstance(begin, Missing) else end
+    inner = [point for point in points if window[0] < point[0] < window[1]]
+    corners = [(window[0], begin), *inner, (window[1], end)]
+    return sum((t1 - t0) * 1e-9 * (v0 + v1) / 2 for (t0, v0), (t1, v1) in itertools.pairwise(corners))
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+def throttle_names(bits: int) -> list[str]:
+    """The throttling reasons set in `bits`."""
+    return [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
+
+
+def _throttling(samples: Sequence[GpuSample]) -> list[str]:
+    said = [s.throttle_bits for s in samples if not isinstance(s.throttle_bits, Missing)]
+    counts: dict[str, int] = {}
+    for bits in said:
+        for name in throttle_names(bits):
+            counts[name] = counts.get(name, 0) + 1
+    return [
+        f"The GPU was throttled ({name}) in {count} of {len(said)} readings while measuring." for name, count in counts.items()
+    ]
+
+
+def _neighbours(telemetry: Telemetry, timings: CleanTimings, cpu: Sequence[CpuSample], gpu: Sequence[GpuSample]) -> list[str]:
+    warnings = []
+    if cpu:
+        others = sum(max(0.0, sample.machine_pct - sample.ours_pct) for sample in cpu) / len(cpu) / 100
+        if others > NEIGHBOUR_PROCESSORS:
+            warnings.append(
+                f"Other processes used {others:.2f} processors on average while measuring (of {telemetry.header.processors}): "
+                "a busy neighbour."
+            )
+    counts = [sample.processes for sample in gpu if not isinstance(sample.processes, Missing)]
+    if counts and max(counts) > 1:
+        warnings.append(f"{max(counts)} processes shared the GPU while measuring.")
+    before = [
+        sample.gpu_utilisation_pct
+        for sample in telemetry.gpu
+        if sample.at_ns < timings.device_untouched_until_ns and not isinstance(sample.gpu_utilisation_pct, Missing)
+    ]
+    if before and percentile(before, 0.5) > NEIGHBOUR_GPU_PCT:
+        warnings.append(f"The GPU was {percentile(before, 0.5):.0f} % busy before this run touched it: a busy neighbour.")
+    return warnings
+
+
+def _wrong_device(telemetry: Telemetry, timings: CleanTimings) -> list[str]:
+    if telemetry.gpu and not timings.model.device.startswith("cuda"):
+        return ["Telemetry watched the GPU, but the model ran on the CPU."]
+    return []

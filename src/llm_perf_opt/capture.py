@@ -1,0 +1,223 @@
+"""Plans the passes of a run, launches each in a process of its own, and keeps what they leave."""
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from llm_perf_opt import __version__
+from llm_perf_opt.composition import Composed, config_to_yaml
+from llm_perf_opt.config import RunConfig
+from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, error_from
+from llm_perf_opt.profiling import nvml
+from llm_perf_opt.profiling.gpu import gpu_count
+from llm_perf_opt.profiling.vendor.launch import Companion, Finished, run_child
+from llm_perf_opt.provenance import environment
+from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, RunStatus
+from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+
+LABELS = {
+    "clean": "unprofiled reference",
+    "nvml": "telemetry",
+    "torch": "torch.profiler",
+}
+
+
+class Listener(Protocol):
+    """Whoever wants to know how a capture goes."""
+
+    def pass_started(self, name: str, label: str) -> None:
+        """A pass begins."""
+
+    def pass_message(self, name: str, message: dict[str, Any]) -> None:
+        """The measured process says where it stands."""
+
+    def pass_ended(self, entry: PassRecord) -> None:
+        """A pass is over."""
+
+
+def planned_passes(config: RunConfig) -> tuple[str, ...]:
+    """The passes this configuration asks for, in their order."""
+    wanted = ["clean"]
+    if config.profiling.nvml.enable:
+        wanted.insert(0, "nvml")
+    if config.profiling.torch.enable:
+        wanted.append("torch")
+    return tuple(wanted)
+
+
+def build_work_argv(config_file: Path, which: str, out: Path) -> list[str]:
+    """The command of the measured process: it gets the resolved configuration, not the overrides again."""
+    module = "llm_perf_opt.runners.llm_profile_runner"
+    return [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
+
+
+def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:
+    """Fill a new run folder. Returns it with the error that ended the capture early, if one did."""
+    folder = RunFolder.create(composed.run_dir)
+    passes = tuple(PassRecord(name) for name in planned_passes(composed.config))
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    folder.write_manifest(Manifest(SCHEMA, __version__, "partial", created, tuple(command), passes, why="The run has not ended."))
+    error: LlmPerfError | None = None
+    try:
+        write_whole(folder.config_file, config_to_yaml(composed.config).encode())
+        write_record(folder.env_file, environment(composed.config.hardware.device_index))
+        _run_passes(folder, composed.config, listener)
+    except LlmPerfError as raised:
+        error = raised
+    except KeyboardInterrupt:
+        error = Interrupted("Interrupted.", "What was captured so far is kept.")
+    return folder, _close(folder, error)
+
+
+def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None:
+    """Write the final status. On a full disk run.json keeps saying partial, which is true."""
+    status: RunStatus = "complete"
+    if error is not None:
+        status = "partial" if folder.clean_file.exists() else "failed"
+    try:
+        manifest = folder.manifest()
+        entries = tuple(
+            replace(entry, status="skipped", why="The run ended before this pass.") if entry.status == "pending" else entry
+            for entry in manifest.passes
+        )
+        lost = next((entry for entry in entries if entry.status == "failed"), None)
+        folder.write_manifest(
+            replace(
+                manifest,
+                status="partial" if status == "complete" and lost else status,
+                passes=entries,
+                why=error.fact if error else lost.why if lost else "",
+                remedy=error.remedy if error else lost.remedy if lost else "",
+            )
+        )
+    except LlmPerfError as late:
+        return error or late
+    return error
+
+
+def _run_passes(folder: RunFolder, config: RunConfig, listener: Listener) -> None:
+    wanted = planned_passes(config)
+    sampler = _start_sampler(folder, config, listener) if "nvml" in wanted else None
+    try:
+        on_start: Callable[[int], None] = (lambda pid: sampler.tell(str(pid))) if sampler else (lambda _: None)
+        _run_pass(folder, config, "clean", listener, on_start)
+    finally:
+        if sampler is not None:
+            _stop_sampler(folder, sampler, listener)
+    inputs = read_record(folder.clean_inputs_file, dict)
+    write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
+    failed: LlmPerfError | None = None
+    for name in wanted:
+        if name not in ("clean", "nvml"):
+            try:
+                _run_pass(folder, config, name, listener)
+            except (CaptureError, ResourceError) as error:  # the other passes still stand
+                failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _run_pass(
+    folder: RunFolder,
+    config: RunConfig,
+    name: str,
+    listener: Listener,
+    on_start: Callable[[int], None] = lambda _: None,
+) -> None:
+    argv = build_work_argv(folder.config_file, name, folder.raw(name))
+    _prepare(folder, name, argv)
+    entry = PassRecord(name, "started", tuple(argv))
+    folder.update_pass(entry)
+    listener.pass_started(name, LABELS[name])
+    said: list[LlmPerfError] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        if message.get("event") == "error":
+            said.append(error_from(str(message.get("kind")), str(message.get("fact")), str(message.get("remedy"))))
+        listener.pass_message(name, message)
+
+    try:
+        finished = run_child(
+            argv,
+            log=folder.log_file(name),
+            timeout_s=config.profiling.pass_timeout_s,
+            on_message=hear,
+            on_start=on_start,
+        )
+        error = _verdict(name, finished, said, folder)
+    except LlmPerfError as raised:
+        finished, error = None, raised
+    entry = replace(
+        entry,
+        status="complete" if error is None else "failed",
+        exit_code=finished.exit_code if finished else None,
+        seconds=round(finished.seconds, 3) if finished else None,
+        why=error.fact if error else "",
+        remedy=error.remedy if error else "",
+    )
+    folder.update_pass(entry)
+    listener.pass_ended(entry)
+    if error is not None:
+        raise error
+
+
+def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:
+    """What a pass's end means: its own words first, then its exit code."""
+    if said:
+        return said[0]
+    log = f"See {folder.log_file(name)}."
+    if finished.timed_out:
+        return CaptureError(
+            f"The {LABELS[name]} pass took longer than profiling.pass_timeout_s and was ended after {finished.seconds:.0f} s.",
+            f"Raise profiling.pass_timeout_s, or measure less. {log}",
+        )
+    if finished.exit_code == 0:
+        return None
+    if finished.exit_code == 130:
+        return Interrupted("Interrupted.", "What was captured so far is kept.")
+    if finished.signal_name == "SIGKILL":
+        return CaptureError(
+            f"The {LABELS[name]} pass was killed (SIGKILL).",
+            f"Often that is the system running out of memory: try a smaller model, batch or prompt. {log}",
+        )
+    how = f"by {finished.signal_name}" if finished.signal_name else f"with exit code {finished.exit_code}"
+    return CaptureError(f"The {LABELS[name]} pass was ended {how}.", log)
+
+
+def _start_sampler(folder: RunFolder, config: RunConfig, listener: Listener) -> Companion | None:
+    """Telemetry is a help, not the measurement: where it cannot start, the run goes on and says so."""
+    gpus = Missing("asked for the CPU") if config.hardware.device == "cpu" else gpu_count()
+    gpu = "none" if isinstance(gpus, Missing) or gpus == 0 else str(config.hardware.device_index)
+    argv = [sys.executable, "-m", nvml.__name__, "--out", str(folder.telemetry_file)]
+    argv += ["--interval", str(config.profiling.nvml.interval_s), "--gpu", gpu]
+    _prepare(folder, "nvml", argv)
+    entry = PassRecord("nvml", "started", tuple(argv))
+    folder.update_pass(entry)
+    try:
+        return Companion(argv, folder.log_file("nvml"), nvml.READY)
+    except CaptureError as error:
+        entry = replace(entry, status="failed", why=error.fact, remedy=error.remedy)
+        folder.update_pass(entry)
+        listener.pass_ended(entry)
+        return None
+
+
+def _stop_sampler(folder: RunFolder, sampler: Companion, listener: Listener) -> None:
+    finished = sampler.stop()
+    good = finished.exit_code == 0
+    why = "" if good else f"The sampler ended with exit code {finished.exit_code}."
+    entry = PassRecord(
+        "nvml", "complete" if good else "failed", sampler.argv, finished.exit_code, round(finished.seconds, 3), why=why
+    )
+    folder.update_pass(entry)
+    listener.pass_ended(entry)
+
+
+def _prepare(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
+    write_whole(folder.command_file(name), (shlex.join(argv) + "\n").encode())

@@ -1,0 +1,243 @@
+"""From Hydra groups and overrides to a typed `RunConfig`. Nothing outside this module sees a DictConfig."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from llm_perf_opt.config import RunConfig, check
+from llm_perf_opt.errors import ConfigError, nearest
+
+CONF_MODULE = "llm_perf_opt.conf"
+GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
+_HIDDEN_OPTIONS = {("model", "random")}
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A resolved configuration and the folder its run asks for."""
+
+    config: RunConfig
+    run_dir: Path
+    overrides: tuple[str, ...]
+
+
+def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composed:
+    """Compose the packaged groups, and those `config_dir` adds, with `overrides`; check the result."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(
+            f"--config-dir {config_dir}: no such folder.",
+            "It should hold folders named like the groups: model/, runtime/ …",
+        )
+    options = _group_options(config_dir)
+    checked = [_checked_override(text, options) for text in overrides]
+    if config_dir is not None:
+        checked.append(f"hydra.searchpath=[{_quoted('file://' + str(config_dir.resolve()))}]")
+    _register_resolvers()
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module(CONF_MODULE, version_base="1.3"):
+            composed = hydra_compose("config", overrides=checked, return_hydra_config=True)
+        plain = _plain(composed)
+        run_dir = str(composed.hydra.run.dir)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(_first_sentence(error), "See `llm-perf run --help` for the groups and their options.") from error
+    finally:
+        GlobalHydra.instance().clear()
+    return Composed(config_from_mapping(plain), Path(run_dir), tuple(overrides))
+
+
+def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
+    """A checked `RunConfig` from plain nested values, as config.yaml of a run holds them."""
+    return check(_build(RunConfig, values, ""))
+
+
+def config_to_yaml(config: RunConfig) -> str:
+    """The resolved configuration as YAML that `config_from_mapping` reads back."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
+    """Every group with the options a user may choose."""
+    return {
+        group: tuple(option for option in options if (group, option) not in _HIDDEN_OPTIONS)
+        for group, options in _group_options(config_dir).items()
+        if group != "hydra"
+    }
+
+
+# --- overrides --------------------------------------------------------------------------------------------------------
+
+
+def _group_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
+    from importlib.resources import files
+
+    packaged = files(CONF_MODULE)
+    found: dict[str, tuple[str, ...]] = {}
+    for group in GROUPS:
+        names = {item.name[:-5] for item in packaged.joinpath(group).iterdir() if item.name.endswith(".yaml")}
+        if config_dir is not None and (config_dir / group).is_dir():
+            own = {path.stem for path in (config_dir / group).glob("*.yaml")}
+            for name in sorted(own & names):
+                raise ConfigError(
+                    f"{config_dir / group / name}.yaml has the name of an option of the package.",
+                    "Rename it; the packaged one would be taken in its place.",
+                )
+            names |= own
+        found[group] = tuple(sorted(names))
+    return found
+
+
+def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
+    """The override as Hydra takes it, or a ConfigError that names the fact, the choices and the nearest name."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            f"'{text}' is not an override: {_first_sentence(error)}",
+            "Write KEY=VALUE, as in runtime.batch_size=4; quote a value with spaces or special characters: 'key=\"a b\"'.",
+        ) from error
+    key = override.key_or_group.split("@")[0]
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"'{text}' names several values, and one run takes one.",
+            f"Write a list as {key}=[a,b], or quote a value that holds a comma.",
+        )
+    if key in options:
+        choice = override.value()
+        if choice not in options[key]:
+            shown = [name for name in options[key] if (key, name) not in _HIDDEN_OPTIONS]
+            raise ConfigError(
+                f"{key}={choice} is not known.{nearest(str(choice), shown)}",
+                f"Known: {', '.join(shown)}. Looked in the package's own conf/{key} and in --config-dir.",
+            )
+        return text
+    if key.split(".")[0] == "hydra":
+        if key != "hydra.run.dir":
+            raise ConfigError(f"{key} has no meaning here.", "Of Hydra's own settings only hydra.run.dir is used.")
+        return text
+    open_mapping = _check_key(key, options)
+    return f"++{text.lstrip('+')}" if open_mapping and not override.is_delete() else text
+
+
+def _check_key(key: str, groups: Mapping[str, Any]) -> bool:
+    """Walk `key` through the dataclasses; True when it lies inside a free mapping such as model.substages."""
+    kind: Any = RunConfig
+    seen = ""
+    for part in key.split("."):
+        hints = typing.get_type_hints(kind)
+        if part not in hints:
+            where = f"in {seen}" if seen else "at the top"
+            known = list(hints)
+            raise ConfigError(
+                f"There is no key '{key}': '{part}' is not known {where}.{nearest(part, known)}",
+                f"Known {where}: {', '.join(known)}.",
+            )
+        seen = f"{seen}.{part}" if seen else part
+        kind = hints[part]
+        if typing.get_origin(kind) is dict:
+            return True
+        if not dataclasses.is_dataclass(kind):
+            if seen != key:
+                raise ConfigError(f"There is no key '{key}': {seen} is a single value.", f"Write {seen}=VALUE.")
+            return False
+    raise ConfigError(
+        f"'{key}' is a group of values, not one value.",
+        f"Set one of: {', '.join(f'{key}.{name}' for name in typing.get_type_hints(kind))}.",
+    )
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _first_sentence(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _register_resolvers() -> None:
+    if not OmegaConf.has_resolver("folder_name"):
+        OmegaConf.register_new_resolver("folder_name", lambda path: Path(str(path)).name or "model")
+    if not OmegaConf.has_resolver("now"):
+        from hydra.core.utils import setup_globals
+
+        setup_globals()
+
+
+def _plain(composed: DictConfig) -> dict[str, Any]:
+    """Everything but Hydra's own node, interpolations resolved."""
+    values: dict[str, Any] = {}
+    for key in typing.cast("list[str]", [key for key in composed if key != "hydra"]):
+        if OmegaConf.is_config(composed[key]):
+            raw = typing.cast("dict[str, Any]", OmegaConf.to_container(composed[key], resolve=False))
+            for name in (name for name, value in raw.items() if value == "???"):
+                raise ConfigError(f"{key}.{name} has no value.", f"Pass {key}.{name}=…")
+            values[key] = OmegaConf.to_container(composed[key], resolve=True)
+        else:
+            values[key] = composed[key]
+    return values
+
+
+# --- plain values → dataclasses ---------------------------------------------------------------------------------------
+
+
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """`value` as `kind`, or a ConfigError naming the key, what was expected and what came."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(typing.cast("type[Any]", kind), value, where)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _build(next(argument for argument in arguments if argument is not type(None)), value, where)
+    if origin is typing.Literal:
+        if value not in arguments or not isinstance(value, str):
+            raise ConfigError(
+                f"{where}={value} is not known.{nearest(str(value), arguments)}",
+                f"Known: {', '.join(map(str, arguments))}.",
+            )
+        return value
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}={value!r}: expected a mapping, as in {{name: value}}.")
+        return {str(key): _build(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    return value if kind is Any else _scalar(kind, value, where)
+
+
+def _scalar(kind: type, value: Any, where: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        expected = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
+        raise ConfigError(f"{where}={value!r}: expected {expected}.")
+    return value
+
+
+def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
+    label = where or "the configuration"
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{label}={value!r}: expected the fields {', '.join(typing.get_type_hints(kind))}.")
+    hints = typing.get_type_hints(kind)
+    for key in value:
+        if key not in hints:
+            raise ConfigError(f"'{key}' is not known in {label}.{nearest(str(key), hints)}", f"Known: {', '.join(hints)}.")
+    for key in hints:
+        if key not in value:
+            raise ConfigError(f"'{key}' is missing in {label}.", f"A {label} option file needs all of: {', '.join(hints)}.")
+    return kind(**{key: _build(hint, value[key], f"{where}.{key}" if where else key) for key, hint in hints.items()})

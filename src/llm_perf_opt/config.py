@@ -1,0 +1,203 @@
+"""The typed configuration of a run, and its checks. No I/O: `composition.py` fills it from YAML and overrides."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.stages import STAGE_NAMES
+
+Dtype = Literal["auto", "bf16", "fp16", "fp32"]
+CacheKind = Literal["dynamic", "static"]
+CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
+TorchPreset = Literal["minimal", "default", "max"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What is run."""
+
+    name: str
+    """Names the run's folder."""
+    source: Literal["random", "pretrained"]
+    """Weights made in memory from `architecture`, or read from `path`."""
+    path: str | None
+    """A local Hugging Face folder."""
+    dtype: Dtype
+    """auto: bf16 where the device has it natively, else fp32."""
+    seed: int
+    trust_remote_code: bool
+    """Lets Python code inside `path` run. Off unless asked."""
+    substages: dict[str, str]
+    """Name → path of a submodule whose forward is timed as a stage of its own."""
+    architecture: dict[str, Any]
+    """Fields of a Hugging Face configuration, `model_type` among them."""
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """Where prompts come from."""
+
+    name: str
+    kind: Literal["synthetic", "prompts"]
+    path: str | None
+    """A .jsonl or .txt file; none: the prompts that ship with the package."""
+    text_field: str
+    """The field of a .jsonl record that holds the text."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """How it is run, and how long it is repeated."""
+
+    type: Literal["pytorch"]
+    batch_size: int
+    prompt_tokens: int
+    """Synthetic prompts have exactly this length; texts are cut to at most this."""
+    num_new_tokens: int
+    """Per sequence. The first comes from prefill, each other from one decode step."""
+    attn_implementation: str
+    """auto, eager, sdpa, flash_attention_2, … as transformers names them."""
+    cache: CacheKind
+    compile: CompileMode
+    """torch.compile of the decode step; prefill stays eager."""
+    max_warmup: int
+    """The most iterations spent waiting for the times to settle."""
+    min_repeats: int
+    max_repeats: int
+    ci_target: float
+    """Repeat until half the 95 % interval of the median is within this share of the median."""
+    time_limit_s: float
+    """No further repeat is begun after this long."""
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    """Which device."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    device_index: int
+    cpu_threads: int | None
+    """Threads of the framework on the host; none: its own choice."""
+
+
+@dataclass(frozen=True)
+class TorchConfig:
+    """The torch.profiler pass."""
+
+    enable: bool
+    preset: TorchPreset
+    """minimal: operators and kernels · default: shapes, modules, memory too · max: and Python stacks."""
+
+
+@dataclass(frozen=True)
+class NvmlConfig:
+    """The telemetry sampler beside the unprofiled pass."""
+
+    enable: bool
+    interval_s: float
+
+
+@dataclass(frozen=True)
+class ProfilingConfig:
+    """Which passes follow the unprofiled one."""
+
+    torch: TorchConfig
+    nvml: NvmlConfig
+    pass_timeout_s: float
+    """A pass that takes longer is ended and the run is partial."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run, fully resolved."""
+
+    experiment: str
+    model: ModelConfig
+    dataset: DatasetConfig
+    runtime: RuntimeConfig
+    hardware: HardwareConfig
+    profiling: ProfilingConfig
+
+
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_RANGES: dict[str, tuple[float, float]] = {
+    "runtime.batch_size": (1, 1_000_000),
+    "runtime.prompt_tokens": (1, 100_000_000),
+    "runtime.num_new_tokens": (1, 100_000_000),
+    "runtime.max_warmup": (1, 10_000),
+    "runtime.min_repeats": (1, 1_000_000),
+    "runtime.max_repeats": (1, 1_000_000),
+    "runtime.ci_target": (0.0001, 1.0),
+    "runtime.time_limit_s": (0.001, 1_000_000),
+    "hardware.device_index": (0, 1023),
+    "hardware.cpu_threads": (1, 4096),
+    "profiling.nvml.interval_s": (0.005, 3600),
+    "profiling.pass_timeout_s": (1, 1_000_000),
+}
+
+
+def check(config: RunConfig) -> RunConfig:
+    """Refuse what no run can mean: values out of range, names that are no folder names, contradictions."""
+    _check_ranges(config)
+    for key, name in (("experiment", config.experiment), ("model.name", config.model.name)):
+        if not _FOLDER_NAME.fullmatch(name):
+            raise ConfigError(
+                f"{key}={name!r} cannot name a folder of the run.",
+                "Use letters, digits, '.', '_' and '-', beginning with a letter or digit.",
+            )
+    _check_model(config.model)
+    _check_runtime(config)
+    return config
+
+
+def _check_ranges(config: RunConfig) -> None:
+    for key, (low, high) in _RANGES.items():
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{key}={value} is out of range: it must lie between {low:g} and {high:g}.", _range_hint(key))
+    if config.runtime.min_repeats > config.runtime.max_repeats:
+        raise ConfigError(
+            f"runtime.min_repeats={config.runtime.min_repeats} is more than runtime.max_repeats={config.runtime.max_repeats}.",
+            "Raise runtime.max_repeats or lower runtime.min_repeats.",
+        )
+
+
+def _range_hint(key: str) -> str:
+    if key == "runtime.num_new_tokens":
+        return "The first new token comes from prefill, so 1 measures prefill alone and 2 is the least that has a decode step."
+    return ""
+
+
+def _check_model(model: ModelConfig) -> None:
+    if model.source == "pretrained" and not model.path:
+        raise ConfigError("model.path is missing: model=hf reads a local folder.", "Pass model.path=DIR.")
+    if model.source == "random" and "model_type" not in model.architecture:
+        raise ConfigError(
+            f"model {model.name!r} has no architecture.model_type.",
+            "A model made from random weights needs the fields of a Hugging Face configuration.",
+        )
+    for name in model.substages:
+        if not _FOLDER_NAME.fullmatch(name) or name in STAGE_NAMES:
+            raise ConfigError(
+                f"model.substages: {name!r} cannot name a sub-stage.",
+                f"Use letters, digits, '.', '_' and '-'; the names {', '.join(STAGE_NAMES)} are taken.",
+            )
+
+
+def _check_runtime(config: RunConfig) -> None:
+    runtime = config.runtime
+    if runtime.compile in ("reduce-overhead", "max-autotune") and runtime.cache == "dynamic":
+        raise ConfigError(
+            f"runtime.compile={runtime.compile} replays CUDA graphs, which need tensors that stay in place; "
+            "runtime.cache=dynamic grows them at every step.",
+            "Add runtime.cache=static, or use runtime.compile=default.",
+        )
+    if runtime.compile != "none" and config.model.substages:
+        raise ConfigError(
+            "model.substages brackets the forward of a submodule, which torch.compile fuses away.",
+            "Use runtime.compile=none, or drop the sub-stages.",
+        )

@@ -1,0 +1,109 @@
+"""Token ids to feed: synthetic ones of exact length, or texts through a tokenizer."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TextIO
+
+from llm_perf_opt.config import DatasetConfig
+from llm_perf_opt.errors import ConfigError, ResourceError
+
+Tokenize = Callable[[str], list[int]]
+
+_MAX_RECORD_CHARS = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The sequences of one batch, and where they came from."""
+
+    ids: tuple[tuple[int, ...], ...]
+    source: str
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence."""
+        return tuple(len(sequence) for sequence in self.ids)
+
+    def sha256(self) -> str:
+        """Identifies the input: equal for equal ids."""
+        return hashlib.sha256(json.dumps(self.ids).encode()).hexdigest()
+
+
+def synthetic_prompts(batch_size: int, length: int, vocabulary: int, seed: int) -> Prompts:
+    """Uniform random ids, the same for the same arguments on every machine."""
+    draw = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    ids = tuple(tuple(draw.randrange(vocabulary) for _ in range(length)) for _ in range(batch_size))
+    return Prompts(ids, f"synthetic ids, seed {seed}")
+
+
+def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabulary: int, tokenize: Tokenize | None) -> Prompts:
+    """The first `batch_size` texts of the dataset, cut to `longest` tokens; fewer texts are repeated in turn."""
+    sequences: list[tuple[int, ...]] = []
+    for text in _texts(dataset):
+        ids = tokenize(text) if tokenize else _bytes_as_ids(text, vocabulary)
+        if ids:
+            sequences.append(tuple(ids[:longest]))
+        if len(sequences) == batch_size:
+            break
+    if not sequences:
+        raise ResourceError(f"dataset {dataset.name!r} holds no text.", "Check dataset.path and dataset.text_field.")
+    found = len(sequences)
+    repeated = [sequences[index % found] for index in range(batch_size)]
+    tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, for want of a tokenizer"
+    again = f", {found} texts repeated to fill the batch" if found < batch_size else ""
+    return Prompts(tuple(repeated), f"dataset {dataset.name}, {tokenizer}{again}")
+
+
+def _bytes_as_ids(text: str, vocabulary: int) -> list[int]:
+    return [byte % vocabulary for byte in text.encode()]
+
+
+def _texts(dataset: DatasetConfig) -> Iterator[str]:
+    if dataset.path is None:
+        packaged = files("llm_perf_opt.data").joinpath("sample_prompts.jsonl").read_text(encoding="utf-8")
+        yield from _records(packaged.splitlines(), "sample_prompts.jsonl", dataset.text_field)
+        return
+    path = Path(dataset.path)
+    if not path.is_file():
+        raise ResourceError(f"dataset.path={path}: no such file.", "Give a .jsonl or a .txt file.")
+    if path.suffix not in (".jsonl", ".txt"):
+        raise ConfigError(
+            f"dataset.path={path}: '{path.suffix}' is not read.", "Give a .jsonl or a .txt file (one prompt per line)."
+        )
+    try:
+        with path.open(encoding="utf-8") as lines:
+            if path.suffix == ".txt":
+                yield from (line.strip() for line in _bounded(lines, path) if line.strip())
+            else:
+                yield from _records(_bounded(lines, path), str(path), dataset.text_field)
+    except UnicodeDecodeError as error:
+        raise ResourceError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.", "Convert it to UTF-8.") from error
+
+
+def _bounded(lines: TextIO, path: Path) -> Iterator[str]:
+    while line := lines.readline(_MAX_RECORD_CHARS):
+        if len(line) == _MAX_RECORD_CHARS:
+            raise ResourceError(f"{path}: a line is longer than {_MAX_RECORD_CHARS} characters.", "Split it.")
+        yield line
+
+
+def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ResourceError(f"{where}, line {number}: not JSON ({error}).", "Write one JSON object per line.") from error
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            known = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            raise ConfigError(
+                f"{where}, line {number}: no text in the field {field!r} (it has: {known}).", "Set dataset.text_field."
+            )
+        yield text

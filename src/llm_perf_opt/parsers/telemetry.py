@@ -1,0 +1,42 @@
+"""The sampler's JSON lines → `Telemetry`."""
+
+from pathlib import Path
+
+import msgspec
+
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.records import CpuSample, GpuSample, Telemetry, TelemetryHeader
+
+
+class _Line(msgspec.Struct):
+    """A line holds one of these."""
+
+    header: TelemetryHeader | None = None
+    cpu: CpuSample | None = None
+    gpu: GpuSample | None = None
+
+
+def read_telemetry(path: Path) -> Telemetry:
+    """All readings; a last line cut short by a kill is dropped, damage elsewhere is a ParseError."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ParseError(f"{path} cannot be read: {error.strerror}.") from error
+    complete = [line for line in lines[:-1] if line]
+    decoder = msgspec.json.Decoder(_Line)
+    header: TelemetryHeader | None = None
+    gpu: list[GpuSample] = []
+    cpu: list[CpuSample] = []
+    for number, line in enumerate(complete, 1):
+        try:
+            record = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ParseError(f"{path}, line {number}: {error}") from error
+        header = record.header or header
+        if record.gpu:
+            gpu.append(record.gpu)
+        if record.cpu:
+            cpu.append(record.cpu)
+    if header is None:
+        raise ParseError(f"{path} has no header: the sampler ended before its first reading.")
+    return Telemetry(header, tuple(gpu), tuple(cpu))

@@ -1,0 +1,93 @@
+"""Clocks that time steps without waiting for the device between them."""
+
+import itertools
+import time
+from typing import Any, Literal, Protocol
+
+ClockName = Literal["cuda events", "host clock"]
+
+
+class Clock(Protocol):
+    """Marks points on the device's timeline; reads them once everything is done."""
+
+    name: ClockName
+
+    def synchronise(self) -> None:
+        """Wait until the device has nothing left to do."""
+
+    def begin(self) -> None:
+        """Start an iteration: forget the marks of the one before."""
+
+    def mark(self) -> int:
+        """Mark this point; returns the mark's number."""
+
+    def read_ns(self) -> list[int]:
+        """Time of every mark after the first, in integer nanoseconds; call after `synchronise`."""
+
+
+class HostClock:
+    """For work that is done when its call returns."""
+
+    name: ClockName = "host clock"
+
+    def __init__(self) -> None:
+        self._marks: list[int] = []
+
+    def synchronise(self) -> None:
+        """Nothing is outstanding on a CPU."""
+
+    def begin(self) -> None:
+        """Forget the marks."""
+        self._marks = []
+
+    def mark(self) -> int:
+        """Read the monotonic clock."""
+        self._marks.append(time.monotonic_ns())
+        return len(self._marks) - 1
+
+    def read_ns(self) -> list[int]:
+        """Offsets from the first mark."""
+        return [mark - self._marks[0] for mark in self._marks]
+
+
+class CudaEventClock:
+    """CUDA events on the current stream, made once and used again, so that a mark costs one call."""
+
+    name: ClockName = "cuda events"
+
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = device
+        self._events: list[torch.cuda.Event] = []
+        self._used = 0
+
+    def synchronise(self) -> None:
+        """Wait for the device."""
+        self._torch.cuda.synchronize(self._device)
+
+    def begin(self) -> None:
+        """Reuse the events from the first."""
+        self._used = 0
+
+    def mark(self) -> int:
+        """Record an event on the current stream."""
+        if self._used == len(self._events):
+            self._events.append(self._torch.cuda.Event(enable_timing=True))
+        self._events[self._used].record()
+        self._used += 1
+        return self._used - 1
+
+    def read_ns(self) -> list[int]:
+        """Offsets from the first event, summed over neighbours: the driver's float milliseconds lose precision with length."""
+        offsets = [0]
+        used = self._events[: self._used]
+        for earlier, later in itertools.pairwise(used):
+            offsets.append(offsets[-1] + round(earlier.elapsed_time(later) * 1_000_000))
+        return offsets
+
+
+def clock_for(device: Any) -> Clock:
+    """The clock that fits a torch device."""
+    return CudaEventClock(device) if device.type == "cuda" else HostClock()

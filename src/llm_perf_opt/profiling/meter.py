@@ -1,0 +1,209 @@
+"""The unprofiled pass: warm up until the times settle, repeat until the median is known well enough."""
+
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from llm_perf_opt.analysis.stats import percentile, within_target
+from llm_perf_opt.profiling.annotations import StageMarker, unmarked
+from llm_perf_opt.profiling.clock import Clock
+from llm_perf_opt.records import Iteration, SubstageSpan
+from llm_perf_opt.stages import Stage
+
+SETTLED_WITHIN = 0.05
+"""Warm-up ends when the last three iterations lie within this share of their median."""
+SETTLED_OVER = 3
+WARMUP_TIME_SHARE = 0.1
+"""The most of the time limit that warm-up may take."""
+
+
+class Steppable(Protocol):
+    """What a meter can time: prefill once, then one decode step per further token.
+
+    Tokens stay on the device; nothing in a step may wait for it. `begin` prepares a request and is not timed.
+    """
+
+    def begin(self) -> None:
+        """Forget the previous request: an empty cache, ready for `prefill`."""
+
+    def prefill(self, prompts: Any) -> Any:
+        """Process the whole prompt; returns the first new token of each sequence."""
+
+    def decode_step(self, token: Any) -> Any:
+        """Process one token per sequence; returns the next."""
+
+    def to_lists(self, tokens: list[Any]) -> list[list[int]]:
+        """The tokens of each sequence as plain numbers; waits for the device."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much measuring is worth."""
+
+    max_warmup: int
+    min_repeats: int
+    max_repeats: int
+    ci_target: float
+    time_limit_s: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the pass stands, for whoever waits."""
+
+    phase: str
+    done: int
+    at_most: int
+    estimate_ns: float
+    """The latest iteration's time."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The iterations of a pass and why it ended."""
+
+    warmup: tuple[Iteration, ...]
+    iterations: tuple[Iteration, ...]
+    settled: bool
+    stable: bool
+    stopped: str
+    tokens: list[list[int]]
+    tokens_repeat: bool
+
+
+class Meter:
+    """Runs whole requests and times their stages."""
+
+    def __init__(self, runner: Steppable, prompts: Any, new_tokens: int, clock: Clock, marker: StageMarker = unmarked) -> None:
+        self._runner = runner
+        self._prompts = prompts
+        self._steps = new_tokens - 1
+        self._clock = clock
+        self._marker = marker
+        self._spans: list[tuple[str, int, int]] = []
+        self._tokens: list[Any] = []
+
+    def iterate(self) -> Iteration:
+        """One request, from an idle device to an idle device."""
+        runner, clock, marker = self._runner, self._clock, self._marker
+        runner.begin()
+        clock.begin()
+        self._spans = []
+        marks: list[int] = []
+        tokens = []
+        clock.synchronise()
+        started = time.monotonic_ns()
+        with marker(Stage.PROFILE.value):
+            marks.append(clock.mark())
+            with marker(Stage.PREFILL.value):
+                token = runner.prefill(self._prompts)
+            marks.append(clock.mark())
+            tokens.append(token)
+            with marker(Stage.DECODE.value):
+                for _ in range(self._steps):
+                    with marker(Stage.DECODE_STEP.value):
+                        token = runner.decode_step(token)
+                    marks.append(clock.mark())
+                    tokens.append(token)
+                clock.synchronise()
+        wall = time.monotonic_ns() - started
+        self._tokens = tokens
+        return self._read(started, wall, marks)
+
+    def measure(
+        self,
+        effort: Effort,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> Measured:
+        """Warm up, then repeat until the medians of prefill and decode are within the target or the effort is spent."""
+        begun = time.monotonic()
+        warmup = self._warm_up(effort, begun, on_progress, interrupted)
+        settled = _settled([iteration.total_ns for iteration in warmup])
+        first_tokens = self._runner.to_lists(self._tokens)
+        gc.collect()
+        gc.freeze()  # what exists now is not looked at again, so collections inside the loop stay short
+        iterations: list[Iteration] = []
+        repeat = True
+        stopped, stable = "", False
+        while not stopped:
+            iterations.append(self.iterate())
+            repeat = repeat and self._runner.to_lists(self._tokens) == first_tokens
+            on_progress(Progress("repeats", len(iterations), effort.max_repeats, iterations[-1].total_ns))
+            stable = is_stable(iterations, effort.ci_target)
+            stopped = _stop(len(iterations), stable, effort, time.monotonic() - begun)
+            if interrupted():
+                stopped = f"interrupted after {len(iterations)} repeats"
+        gc.unfreeze()
+        return Measured(tuple(warmup), tuple(iterations), settled, stable, stopped, first_tokens, repeat)
+
+    def _warm_up(
+        self, effort: Effort, begun: float, on_progress: Callable[[Progress], None], interrupted: Callable[[], bool]
+    ) -> list[Iteration]:
+        done: list[Iteration] = []
+        while len(done) < effort.max_warmup and not _settled([iteration.total_ns for iteration in done]):
+            if len(done) >= 1 and time.monotonic() - begun > effort.time_limit_s * WARMUP_TIME_SHARE:
+                break
+            done.append(self.iterate())
+            on_progress(Progress("warm-up", len(done), effort.max_warmup, done[-1].total_ns))
+            if interrupted():
+                raise KeyboardInterrupt  # nothing measured yet is worth keeping
+        return done
+
+    @contextmanager
+    def substage(self, name: str) -> Iterator[None]:
+        """Time a stretch inside the current stage; hooks on submodules call this."""
+        with self._marker(name):
+            start = self._clock.mark()
+            try:
+                yield
+            finally:
+                self._spans.append((name, start, self._clock.mark()))
+
+    def _read(self, started: int, wall: int, marks: Sequence[int]) -> Iteration:
+        times = self._clock.read_ns()
+        stage_times = [times[mark] for mark in marks]
+        lengths = [later - earlier for earlier, later in itertools.pairwise(stage_times)]
+        spans = []
+        for name, first, last in self._spans:
+            stage = next(index for index, mark in enumerate(marks[1:]) if last < mark)
+            spans.append(
+                SubstageSpan(
+                    name=name,
+                    stage=Stage.PREFILL.value if stage == 0 else Stage.DECODE_STEP.value,
+                    step=stage - 1,
+                    start_ns=times[first],
+                    duration_ns=times[last] - times[first],
+                )
+            )
+        return Iteration(started, wall, lengths[0], tuple(lengths[1:]), tuple(spans))
+
+
+def is_stable(iterations: Sequence[Iteration], target: float) -> bool:
+    """Whether the medians of prefill and of decode are both known within `target`."""
+    series = [[iteration.prefill_ns for iteration in iterations]]
+    if iterations and iterations[0].steps_ns:
+        series.append([iteration.decode_ns for iteration in iterations])
+    return all(within_target(values, target) for values in series)
+
+
+def _settled(totals: Sequence[int]) -> bool:
+    if len(totals) < SETTLED_OVER + 1:  # the first compiles and allocates: it never counts
+        return False
+    latest = totals[-SETTLED_OVER:]
+    middle = percentile(latest, 0.5)
+    return all(abs(value - middle) <= SETTLED_WITHIN * middle for value in latest)
+
+
+def _stop(done: int, stable: bool, effort: Effort, elapsed_s: float) -> str:
+    if stable and done >= effort.min_repeats:
+        return f"the target of ±{effort.ci_target:.1%} was reached after {done} repeats"
+    if done >= effort.max_repeats:
+        return f"runtime.max_repeats={effort.max_repeats} was reached before ±{effort.ci_target:.1%}"
+    if elapsed_s > effort.time_limit_s:
+        return f"runtime.time_limit_s={effort.time_limit_s:g} was reached after {done} repeats"
+    return ""

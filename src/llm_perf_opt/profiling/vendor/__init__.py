@@ -1,0 +1,1 @@
+"""The outside tools: finding them, building their commands, starting processes."""

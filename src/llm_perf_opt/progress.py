@@ -1,0 +1,127 @@
+"""Shows a capture as it goes: bars on a terminal, plain lines elsewhere, nothing when quiet. Always on standard error."""
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from llm_perf_opt.records import PassRecord
+
+
+class QuietProgress:
+    """Says nothing."""
+
+    def pass_started(self, name: str, label: str) -> None:
+        """Ignored."""
+
+    def pass_message(self, name: str, message: dict[str, Any]) -> None:
+        """Ignored."""
+
+    def pass_ended(self, entry: PassRecord) -> None:
+        """Ignored."""
+
+    def __enter__(self) -> "QuietProgress":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+
+class PlainProgress(QuietProgress):
+    """A line when something begins, changes phase or ends."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+
+    def pass_started(self, name: str, label: str) -> None:
+        """Announce the pass."""
+        self._say(f"{name}: {label}")
+        self._phase = ""
+
+    def pass_message(self, name: str, message: dict[str, Any]) -> None:
+        """Announce a new phase, once."""
+        phase = _phase(message)
+        if phase and phase != self._phase:
+            self._phase = phase
+            self._say(f"{name}: {phase}")
+
+    def pass_ended(self, entry: PassRecord) -> None:
+        """Tell how it went."""
+        took = f" in {entry.seconds:.1f} s" if entry.seconds is not None else ""
+        self._say(f"{entry.name}: {entry.status}{took}{': ' + entry.why if entry.why else ''}")
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class BarProgress(QuietProgress):
+    """A bar per pass with the latest iteration's time. It redraws only when the child speaks, so that nobody spins meanwhile."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("{task.fields[pass_name]:<6}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            auto_refresh=False,
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> "BarProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def pass_started(self, name: str, label: str) -> None:
+        """A new bar."""
+        from rich.markup import escape
+
+        self._tasks[name] = self._progress.add_task(escape(label), total=None, pass_name=name)
+        self._progress.refresh()
+
+    def pass_message(self, name: str, message: dict[str, Any]) -> None:
+        """Move the bar."""
+        from rich.markup import escape
+
+        task = self._tasks.get(name)
+        phase = _phase(message)
+        if task is None or not phase:
+            return
+        if message.get("event") == "progress":
+            estimate = float(message.get("estimate_ns", 0)) / 1e6
+            words = f"{phase} {message.get('done')} of at most {message.get('at_most')}, {estimate:.4g} ms each"
+            self._progress.update(task, total=message.get("at_most"), completed=message.get("done"), description=escape(words))
+        else:
+            self._progress.update(task, description=escape(phase))
+        self._progress.refresh()
+
+    def pass_ended(self, entry: PassRecord) -> None:
+        """Fill the bar, or say why not."""
+        from rich.markup import escape
+
+        task = self._tasks.get(entry.name)
+        if task is None:
+            return
+        words = entry.status if not entry.why else f"{entry.status}: {entry.why}"
+        good = entry.status == "complete"
+        self._progress.update(task, total=1, completed=1 if good else 0, description=escape(words))
+        self._progress.stop_task(task)
+        self._progress.refresh()
+
+
+def progress_for(quiet: bool) -> QuietProgress:
+    """The display that fits: a terminal gets bars."""
+    if quiet:
+        return QuietProgress()
+    return BarProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+def _phase(message: dict[str, Any]) -> str:
+    if message.get("event") == "phase":
+        return str(message.get("text", ""))
+    return str(message.get("phase", "")) if message.get("event") == "progress" else ""

@@ -1,0 +1,40 @@
+"""Tables as CSV. An empty cell is a missing value; its reason stands in the reports."""
+
+import csv
+import io
+from dataclasses import fields
+from typing import Any
+
+from llm_perf_opt.records import CpuSample, GpuSample, Missing, OperatorRow, Telemetry
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def operators_csv(rows: tuple[OperatorRow, ...]) -> str:
+    """ops.csv: a row per operator."""
+    names = [field.name for field in fields(OperatorRow)]
+    return _csv(names, [[getattr(row, name) for name in names] for row in rows])
+
+
+def telemetry_csv(telemetry: Telemetry) -> str:
+    """nvml.csv: a row per reading, of the GPU or of the host."""
+    gpu = [field.name for field in fields(GpuSample) if field.name != "at_ns"]
+    cpu = [field.name for field in fields(CpuSample) if field.name != "at_ns"]
+    samples: list[GpuSample | CpuSample] = sorted([*telemetry.gpu, *telemetry.cpu], key=lambda sample: sample.at_ns)
+    rows = [[sample.at_ns, *[getattr(sample, name, None) for name in (*gpu, *cpu)]] for sample in samples]
+    return _csv(["at_ns", *gpu, *cpu], rows)
+
+
+def _csv(header: list[str], rows: list[list[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Text that a spreadsheet would run as a formula is kept text."""
+    if value is None or isinstance(value, Missing):
+        return ""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value

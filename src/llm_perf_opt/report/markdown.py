@@ -1,0 +1,407 @@
+"""report.md, stakeholder_summary.md and operators.md from one analysis."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llm_perf_opt.analysis.latency import compile_seconds
+from llm_perf_opt.records import (
+    CleanTimings,
+    Distribution,
+    Missing,
+    OperatorRow,
+    RunAnalysis,
+    StageTiming,
+    TelemetrySummary,
+)
+from llm_perf_opt.report.text import (
+    count,
+    escape,
+    gibibytes,
+    interval,
+    milliseconds,
+    percent,
+    significant,
+    spread,
+    table,
+    with_unit,
+)
+
+TOP_OPERATORS = 15
+
+
+def report(analysis: RunAnalysis) -> str:
+    """The whole report."""
+    sections = [
+        _title(analysis),
+        _warnings(analysis.warnings),
+        _environment(analysis),
+        _aggregates(analysis),
+        _stages(analysis),
+        _operators(analysis),
+        _telemetry(analysis),
+        _assumptions(analysis),
+        _passes(analysis),
+        _repeat(analysis),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+def stakeholder_summary(analysis: RunAnalysis) -> str:
+    """One page for who decides: what was run, how fast it is, what dominates, how far to trust it."""
+    lines = [f"# {escape(analysis.run)}: summary\n"]
+    timings = analysis.timings
+    if isinstance(timings, Missing):
+        lines += [f"This run has no timings: {timings.why}\n", analysis.manifest.remedy]
+        return "\n".join(lines) + "\n"
+    lines.append(_what_ran(timings) + "\n")
+    lines += [f"- {sentence}" for sentence in _narrative(analysis, timings)]
+    lines.append("")
+    lines.append(_warnings(analysis.warnings) or "No warnings: the machine was quiet and the spread target was reached.\n")
+    lines.append("Every figure is a median of unprofiled repeats; definitions, intervals and spread are in report.md.\n")
+    return "\n".join(lines)
+
+
+def operators_page(analysis: RunAnalysis) -> str:
+    """Every operator of the torch pass."""
+    torch = analysis.torch
+    if isinstance(torch, Missing):
+        return f"# Operators\n\n{torch}\n"
+    note = (
+        f"torch.profiler, preset {torch.preset}, one iteration. Its times are inflated "
+        f"({_inflation_words(analysis.stages)}); they say where time goes, not how much there is.\n"
+    )
+    return f"# Operators\n\n{note}\n{_operator_table(torch.operators)}"
+
+
+# --- sections ---------------------------------------------------------------------------------------------------------
+
+
+def _title(analysis: RunAnalysis) -> str:
+    status = analysis.manifest.status
+    words = {
+        "complete": "Every pass is complete.",
+        "partial": f"**This run is partial**: {escape(analysis.manifest.why)}",
+        "failed": f"**This run failed**: {escape(analysis.manifest.why)}",
+    }[status]
+    ran = "" if isinstance(analysis.timings, Missing) else _what_ran(analysis.timings) + "\n\n"
+    return f"# {escape(analysis.run)}\n\n{ran}{words}\n"
+
+
+def _warnings(warnings: Sequence[str]) -> str:
+    if not warnings:
+        return ""
+    return "## Warnings\n\n" + "".join(f"- {escape(warning)}\n" for warning in warnings)
+
+
+def _what_ran(timings: CleanTimings) -> str:
+    model, work = timings.model, timings.workload
+    lengths = sorted(set(work.prompt_tokens))
+    prompt = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    return (
+        f"{escape(model.name)} ({count(model.parameters)} parameters, {model.dtype}) on {escape(model.device_name)}: "
+        f"batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
+        f"{model.cache} cache, compile {model.compile}, attention {escape(model.attention)}."
+    )
+
+
+def _environment(analysis: RunAnalysis) -> str:
+    env = analysis.env
+    if not env:
+        return "## Environment\n\nn/a: env.json was not written before the run ended\n"
+    cpu, gpu = env.get("cpu", {}), env.get("gpu")
+    rows = [
+        ("Host", f"{env.get('host')}, {env.get('system')}, {env.get('machine')}"),
+        ("CPU", f"{cpu.get('name')}, {cpu.get('usable')} usable of {cpu.get('logical')} logical processors"),
+        ("Memory", gibibytes(env.get("memory", {}).get("total_bytes", Missing("not recorded")))),
+        ("GPU", _gpu_words(gpu)),
+        (
+            "Driver",
+            f"{env.get('gpu_driver')}" + (f" (CUDA {env['gpu_driver_cuda']})" if "gpu_driver_cuda" in env else ""),
+        ),
+        ("Python", str(env.get("python"))),
+        ("Packages", ", ".join(f"{name} {version}" for name, version in env.get("packages", {}).items())),
+        ("llm-perf-opt", _tool_words(env.get("tool", {}))),
+    ]
+    if not isinstance(analysis.timings, Missing):
+        framework = ", ".join(f"{name} {version}" for name, version in analysis.timings.framework.items())
+        rows.append(("Measured process", f"{framework}, {analysis.timings.threads} threads"))
+    return "## Environment\n\n" + table(["", ""], [[name, escape(value)] for name, value in rows])
+
+
+def _gpu_words(gpu: Any) -> str:
+    if not isinstance(gpu, Mapping):
+        return str(gpu)
+    memory = gpu.get("memory_bytes")
+    size = gibibytes(memory) if isinstance(memory, int) else str(memory)
+    return (
+        f"{gpu.get('name')}, {size}, SM clock {gpu.get('sm_clock_mhz')} of {gpu.get('sm_clock_max_mhz')} MHz, "
+        f"power limit {gpu.get('power_limit_w')} W"
+    )
+
+
+def _tool_words(tool: Mapping[str, Any]) -> str:
+    commit = f", commit {str(tool['commit'])[:12]}{' with changes' if tool.get('dirty') else ''}" if "commit" in tool else ""
+    return f"{tool.get('version')}{commit}"
+
+
+def _aggregates(analysis: RunAnalysis) -> str:
+    timings = analysis.timings
+    if isinstance(timings, Missing):
+        return f"## Aggregates\n\n{timings}\n"
+    rows = []
+    for metric in analysis.metrics:
+        value = metric.value
+        if isinstance(value, Missing):
+            rows.append([metric.label, escape(str(value)), "", "", "0"])
+        else:
+            cells = [with_unit(value.median, metric.unit), interval(value, metric.unit), spread(value, metric.unit)]
+            rows.append([metric.label, *cells, str(value.n)])
+    parts = [
+        "## Aggregates\n",
+        table(["", "median", "95 % interval of the median", "interquartile range", "n"], rows, "lrrrr"),
+        _percentiles(analysis),
+        _other_figures(analysis, timings),
+        "Definitions:\n",
+        "".join(f"- **{metric.label}**: {metric.definition}\n" for metric in analysis.metrics),
+    ]
+    return "\n".join(parts)
+
+
+def _percentiles(analysis: RunAnalysis) -> str:
+    """p90 and p99 over the repeats, only for the figures that carry them."""
+    rows = []
+    for metric in analysis.metrics:
+        value = metric.value
+        if metric.unit == "ns" and not metric.key.startswith("itl") and isinstance(value, Distribution):
+            if isinstance(value.p90, Missing):
+                return f"Percentiles over the repeats: {value.p90}.\n"
+            rows.append([metric.label, with_unit(value.p90, "ns"), with_unit(value.p99, "ns")])
+    return table(["over the repeats", "p90", "p99"], rows, "lrr") if rows else ""
+
+
+def _other_figures(analysis: RunAnalysis, timings: CleanTimings) -> str:
+    drift = analysis.drift
+    if isinstance(drift, Missing):
+        growth = str(drift)
+    else:
+        growth = (
+            f"{drift.ns_per_token:+.1f} ns per cached token (95 % interval {drift.ci_low:+.1f} to {drift.ci_high:+.1f}), "
+            f"{drift.share:+.1%} from context {drift.first_context} to {drift.last_context}"
+        )
+    extra = compile_seconds(timings)
+    first = milliseconds(timings.warmup[0].wall_ns) if timings.warmup else "n/a: no warm-up"
+    memory = timings.memory
+    rows = [
+        ["Decode step's growth with context", growth],
+        ["Warm-up", f"{len(timings.warmup)} iterations, the first {first}"],
+        [
+            "Compiling, allocating, autotuning",
+            str(extra) if isinstance(extra, Missing) else f"{significant(extra, 3)} s over the warm-up",
+        ],
+        ["Loading", f"{significant(timings.load_s, 3)} s"],
+        ["Repeats", f"{len(timings.iterations)}: {timings.stopped}"],
+        ["Clock", timings.clock],
+        ["Peak memory, allocator (tensors)", gibibytes(memory.allocated_bytes)],
+        ["Peak memory, allocator (reserved)", gibibytes(memory.reserved_bytes)],
+        ["Device memory in use at the end, everyone", gibibytes(memory.device_used_bytes)],
+        ["Peak resident memory of the process", gibibytes(memory.process_rss_bytes)],
+        ["Weights", f"{gibibytes(timings.model.weight_bytes)} ({timings.model.parameters:,} parameters)"],
+    ]
+    return table(["", ""], rows)
+
+
+def _stages(analysis: RunAnalysis) -> str:
+    if not analysis.stages:
+        return "## Per-stage timings\n\nn/a: no iteration was measured\n"
+    rows = [_stage_row(stage, analysis.stages) for stage in analysis.stages]
+    header = [
+        "stage",
+        "runs",
+        "one run, median",
+        "95 % interval",
+        "interquartile range",
+        "n",
+        "share",
+        "under torch.profiler",
+    ]
+    return (
+        "## Per-stage timings\n\nUnprofiled. A parent includes its children; runs are per iteration; "
+        "a step's value is the iteration's median step.\n\n" + table(header, rows, "lrrrrrrr")
+    )
+
+
+def _stage_row(stage: StageTiming, stages: Sequence[StageTiming]) -> list[str]:
+    depth, parent = 0, stage.parent
+    while parent:
+        depth += 1
+        parent = next((known.parent for known in stages if known.name == parent), "")
+    inflated = stage.inflation
+    profiled = str(inflated) if isinstance(inflated, Missing) else f"{milliseconds(stage.profiled_ns)} (× {inflated:.2f})"
+    time = stage.time_ns
+    return [
+        "&nbsp;&nbsp;" * depth + escape(stage.name),
+        str(stage.per_iteration),
+        milliseconds(time.median),
+        interval(time, "ns"),
+        spread(time, "ns"),
+        str(time.n),
+        percent(stage.share),
+        profiled,
+    ]
+
+
+def _operators(analysis: RunAnalysis) -> str:
+    torch = analysis.torch
+    if isinstance(torch, Missing):
+        return f"## Top operators\n\n{torch}\n"
+    shown = torch.operators[:TOP_OPERATORS]
+    note = (
+        f"From one iteration under torch.profiler (preset {torch.preset}; {_inflation_words(analysis.stages)}): "
+        f"{len(shown)} of {len(torch.operators)} operators, by self time. All are in operators.md and ops.csv, "
+        f"the trace in raw/torch/{torch.trace_file}.\n"
+    )
+    return f"## Top operators\n\n{note}\n{_operator_table(shown)}"
+
+
+def _operator_table(rows: Sequence[OperatorRow]) -> str:
+    on_gpu = any(not isinstance(row.device_self_ns, Missing) for row in rows)
+    with_memory = any(not isinstance(row.cpu_memory_bytes, Missing) for row in rows)
+    weight = sum(_self_ns(row) for row in rows) or 1
+    header = ["operator", "calls", "CPU self", "CPU total", "CPU mean"]
+    header += ["device self", "device total"] if on_gpu else []
+    header += ["CPU memory"] if with_memory else []
+    header += ["device memory"] if with_memory and on_gpu else []
+    header += ["share of self time shown"]
+    body = []
+    for row in rows:
+        cells = [escape(row.name), f"{row.calls:,}", milliseconds(row.cpu_self_ns), milliseconds(row.cpu_total_ns)]
+        cells.append(milliseconds(row.cpu_total_ns / row.calls) if row.calls else "n/a: no call")
+        cells += [milliseconds(row.device_self_ns), milliseconds(row.device_total_ns)] if on_gpu else []
+        cells += [gibibytes(row.cpu_memory_bytes)] if with_memory else []
+        cells += [gibibytes(row.device_memory_bytes)] if with_memory and on_gpu else []
+        body.append([*cells, percent(_self_ns(row) / weight)])
+    missing = [] if on_gpu else ["Device time is n/a: the run is on the CPU."]
+    first = rows[0].cpu_memory_bytes if rows else None
+    missing += [f"Memory is {first}."] if isinstance(first, Missing) else []
+    return table(header, body, "l" + "r" * (len(header) - 1)) + ("\n" + " ".join(missing) + "\n" if missing else "")
+
+
+def _self_ns(row: OperatorRow) -> int:
+    return row.cpu_self_ns if isinstance(row.device_self_ns, Missing) else row.device_self_ns
+
+
+def _inflation_words(stages: Sequence[StageTiming]) -> str:
+    parts = [
+        f"{stage.name} × {stage.inflation:.2f}"
+        for stage in stages
+        if not isinstance(stage.inflation, Missing) and stage.name in ("prefill", "decode")
+    ]
+    return f"profiled against unprofiled time: {', '.join(parts)}" if parts else "inflation n/a: no unprofiled time to compare"
+
+
+def _telemetry(analysis: RunAnalysis) -> str:
+    telemetry = analysis.telemetry
+    if isinstance(telemetry, Missing):
+        return f"## Power, clocks and load\n\n{telemetry}\n"
+    rows = [
+        [
+            reading.name,
+            _number(reading.low),
+            _number(reading.median),
+            _number(reading.high),
+            reading.unit,
+            str(reading.n),
+        ]
+        for reading in telemetry.readings
+    ]
+    parts = [
+        "## Power, clocks and load\n",
+        (escape(telemetry.note) + "\n") if telemetry.note else "",
+        table(["while the repeats ran", "least", "median", "most", "unit", "n"], rows, "lrrrlr"),
+        _energy_table(telemetry),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _number(value: Any) -> str:
+    return str(value) if isinstance(value, Missing) else significant(value, 3)
+
+
+def _energy_table(telemetry: TelemetrySummary) -> str:
+    rows = []
+    for row in telemetry.energy:
+        both = row.from_counter_j, row.from_power_j
+        rows.append(
+            [
+                row.window,
+                f"{row.seconds:.3f} s",
+                *[str(v) if isinstance(v, Missing) else f"{significant(v)} J" for v in both],
+            ]
+        )
+    return table(["energy over", "window", "from the counter", "from the power readings"], rows, "lrrr")
+
+
+def _assumptions(analysis: RunAnalysis) -> str:
+    return "## Assumptions\n\n" + "".join(f"- {escape(text)}\n" for text in analysis.assumptions)
+
+
+def _passes(analysis: RunAnalysis) -> str:
+    rows = []
+    for entry in analysis.manifest.passes:
+        seconds = f"{entry.seconds:.1f} s" if entry.seconds is not None else "n/a: it did not end by itself"
+        rows.append([entry.name, entry.status, seconds, escape(f"{entry.why} {entry.remedy}".strip())])
+    return "## Passes\n\n" + table(["pass", "status", "took", "note"], rows, "llrl")
+
+
+def _repeat(analysis: RunAnalysis) -> str:
+    return f"## To repeat\n\n```\n{shlex.join(analysis.manifest.command).replace('```', '` ` `')}\n```\n"
+
+
+# --- narrative --------------------------------------------------------------------------------------------------------
+
+
+def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
+    """Sentences that each rest on a figure of this run."""
+    sentences = []
+    ttft, tpot, rate = (analysis.metric(key) for key in ("ttft", "tpot", "decode_rate"))
+    if ttft and isinstance(ttft.value, Distribution):
+        sentences.append(f"The first token takes {milliseconds(ttft.value.median)}{_plus_minus(ttft.value)}.")
+    if tpot and rate and isinstance(tpot.value, Distribution) and isinstance(rate.value, Distribution):
+        sentences.append(
+            f"Each further token takes {milliseconds(tpot.value.median)}{_plus_minus(tpot.value)}: "
+            f"{significant(rate.value.median)} tokens/s for the batch of {timings.workload.batch_size}."
+        )
+    prefill, decode = analysis.stage("prefill"), analysis.stage("decode")
+    if prefill and decode:
+        longer, shorter = (decode, prefill) if decode.share >= prefill.share else (prefill, decode)
+        sentences.append(
+            f"Of the {milliseconds(_whole(analysis))} of a request, {longer.name} is {percent(longer.share, 0)} "
+            f"and {shorter.name} {percent(shorter.share, 0)}: {longer.name} is where a change pays first."
+        )
+    if not isinstance(analysis.drift, Missing):
+        moved = analysis.drift
+        certain = moved.ci_low > 0 or moved.ci_high < 0
+        sentences.append(
+            f"A decode step changes by {moved.share:+.1%} from the first to the last token"
+            + ("." if certain else ", which the measurement cannot tell from none.")
+        )
+    if not isinstance(analysis.torch, Missing) and analysis.torch.operators:
+        rows = analysis.torch.operators
+        whole = sum(_self_ns(row) for row in rows) or 1
+        top = rows[0]
+        sentences.append(
+            f"The operator with the most {'device' if not isinstance(top.device_self_ns, Missing) else 'CPU'} time is "
+            f"{escape(top.name)}: {percent(_self_ns(top) / whole, 0)} of the total over {top.calls:,} calls."
+        )
+    return sentences
+
+
+def _whole(analysis: RunAnalysis) -> float:
+    whole = analysis.stage("profile")
+    return whole.time_ns.median if whole else 0.0
+
+
+def _plus_minus(value: Distribution) -> str:
+    relative = value.ci_relative
+    return "" if isinstance(relative, Missing) else f" (median of {value.n}, ± {relative * 100:.1f} %)"

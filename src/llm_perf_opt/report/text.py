@@ -1,0 +1,84 @@
+"""Numbers and tables as text. A missing value shows its reason; names are data and cannot become markup."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from llm_perf_opt.records import Distribution, Maybe, Missing
+
+_ESCAPED = str.maketrans({char: f"\\{char}" for char in "\\`*[]<>|#~$!&"})
+_EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+
+
+def escape(name: str) -> str:
+    """A name from a trace, a model or a dataset as literal Markdown text on one line."""
+    one_line = "".join(char if char.isprintable() else " " for char in name)
+    return _EDGE_UNDERSCORE.sub(r"\\_", one_line.translate(_ESCAPED))
+
+
+def count(number: int) -> str:
+    """A large count as people say it."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return str(number)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "") -> str:
+    """A Markdown table; `align` holds l or r per column. A table without rows says so."""
+    marks = {"l": "---", "r": "---:"}
+    align = align or "l" * len(header)
+    body = rows or [["none", *[""] * (len(header) - 1)]]
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(marks[letter] for letter in align) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in body]
+    return "\n".join(lines) + "\n"
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number with `digits` significant digits and no exponent in the range people read."""
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def milliseconds(ns: Maybe[float]) -> str:
+    """Nanoseconds shown as milliseconds."""
+    return str(ns) if isinstance(ns, Missing) else f"{significant(ns / 1e6)} ms"
+
+
+def gibibytes(count: Maybe[int]) -> str:
+    """Bytes shown as GiB, or MiB where that is clearer."""
+    if isinstance(count, Missing):
+        return str(count)
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def with_unit(value: Maybe[float], unit: str) -> str:
+    """A figure in its metric's unit."""
+    if isinstance(value, Missing):
+        return str(value)
+    return milliseconds(value) if unit == "ns" else f"{significant(value)} {unit}"
+
+
+def percent(share: Maybe[float], digits: int = 1) -> str:
+    """A share shown in percent."""
+    return str(share) if isinstance(share, Missing) else f"{share * 100:.{digits}f} %"
+
+
+def interval(value: Distribution, unit: str) -> str:
+    """The 95 % interval of a median."""
+    if isinstance(value.ci_low, Missing) or isinstance(value.ci_high, Missing):
+        return str(value.ci_low)
+    return f"{_bare(value.ci_low, unit)} – {_bare(value.ci_high, unit)}"
+
+
+def spread(value: Distribution, unit: str) -> str:
+    """The interquartile range."""
+    return with_unit(value.iqr, unit)
+
+
+def _bare(value: float, unit: str) -> str:
+    return significant(value / 1e6) if unit == "ns" else significant(value)

@@ -1,0 +1,202 @@
+"""Where everything in a run lies. The only module that knows the names of its files."""
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.records import SCHEMA, Manifest, PassRecord
+
+R = TypeVar("R")
+
+LEAST_FREE_BYTES = 64 * 1024 * 1024
+"""A run is not begun with less disk space than this."""
+
+
+class RunFolder:
+    """A run on disk. Files appear whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, wanted: Path) -> "RunFolder":
+        """A new folder at `wanted`, or beside it with a number when the name is taken: a run never enters another's folder."""
+        try:
+            wanted.parent.mkdir(parents=True, exist_ok=True)
+            free = os.statvfs(wanted.parent)
+            if free.f_bavail * free.f_frsize < LEAST_FREE_BYTES:
+                raise ResourceError(
+                    f"{wanted.parent} has {free.f_bavail * free.f_frsize / 1e6:.0f} MB of disk space left; "
+                    f"a run needs at least {LEAST_FREE_BYTES / 1e6:.0f} MB.",
+                    "Free some space, or put the run elsewhere with hydra.run.dir=DIR.",
+                )
+            for number in range(1, 1000):
+                path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+                try:
+                    path.mkdir()
+                except FileExistsError:
+                    continue
+                return cls(path.resolve())
+        except OSError as error:
+            raise _disk_error(error, wanted) from error
+        raise ResourceError(f"{wanted} and 999 names beside it are taken.", "Choose another hydra.run.dir.")
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """An existing run, or a ParseError that says what is missing."""
+        if not path.is_dir():
+            raise ParseError(f"{path} is not a folder.", "Give the folder that `llm-perf run` printed.")
+        if not (path / "run.json").is_file():
+            raise ParseError(f"{path} is not a run: it has no run.json.", "Give the folder that `llm-perf run` printed.")
+        folder = cls(path.resolve())
+        folder.manifest()
+        return folder
+
+    # --- names ----------------------------------------------------------------------------------------------------
+
+    @property
+    def manifest_file(self) -> Path:
+        """What was done, and what became of it."""
+        return self.path / "run.json"
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def env_file(self) -> Path:
+        """The machine and the software."""
+        return self.path / "env.json"
+
+    @property
+    def inputs_file(self) -> Path:
+        """The prompts as they were fed."""
+        return self.path / "inputs.yaml"
+
+    @property
+    def clean_file(self) -> Path:
+        """What the unprofiled pass measured."""
+        return self.raw("clean") / "timings.json"
+
+    @property
+    def clean_inputs_file(self) -> Path:
+        """The prompts, as the measured process wrote them."""
+        return self.raw("clean") / "inputs.json"
+
+    @property
+    def torch_file(self) -> Path:
+        """What the torch pass saw."""
+        return self.raw("torch") / "operators.json"
+
+    @property
+    def telemetry_file(self) -> Path:
+        """The sampler's readings, a JSON line each."""
+        return self.raw("nvml") / "samples.jsonl"
+
+    @property
+    def report_file(self) -> Path:
+        """The report in Markdown."""
+        return self.path / "report.md"
+
+    @property
+    def summary_file(self) -> Path:
+        """The page for a stakeholder."""
+        return self.path / "stakeholder_summary.md"
+
+    @property
+    def operators_file(self) -> Path:
+        """Operators as a Markdown table."""
+        return self.path / "operators.md"
+
+    @property
+    def ops_csv_file(self) -> Path:
+        """Operators as CSV."""
+        return self.path / "ops.csv"
+
+    @property
+    def nvml_csv_file(self) -> Path:
+        """Telemetry as CSV."""
+        return self.path / "nvml.csv"
+
+    def raw(self, name: str) -> Path:
+        """What one pass left, never edited afterwards."""
+        return self.path / "raw" / name
+
+    def log_file(self, name: str) -> Path:
+        """Everything a pass printed."""
+        return self.raw(name) / "log.txt"
+
+    def command_file(self, name: str) -> Path:
+        """The exact command of a pass."""
+        return self.raw(name) / "cmd.txt"
+
+    # --- reading and writing --------------------------------------------------------------------------------------
+
+    def manifest(self) -> Manifest:
+        """run.json, or a ParseError."""
+        manifest = read_record(self.manifest_file, Manifest)
+        if manifest.schema > SCHEMA:
+            raise ParseError(
+                f"{self.manifest_file} was written by a newer version (schema {manifest.schema}, this reads {SCHEMA}).",
+                "Upgrade llm-perf-opt.",
+            )
+        return manifest
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Replace run.json."""
+        write_record(self.manifest_file, manifest)
+
+    def update_pass(self, entry: PassRecord) -> None:
+        """Replace one pass's entry in run.json, or add it."""
+        manifest = self.manifest()
+        others = [known if known.name != entry.name else entry for known in manifest.passes]
+        if manifest.pass_named(entry.name) is None:
+            others.append(entry)
+        self.write_manifest(replace(manifest, passes=tuple(others)))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise _disk_error(error, path) from error
+
+
+def write_record(path: Path, record: Any) -> None:
+    """A record as indented JSON."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def read_record(path: Path, kind: type[R]) -> R:
+    """A JSON file as `kind`, or a ParseError naming the file and the place in it."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError as error:
+        raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json says why.") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+        raise ParseError(f"{path} cannot be read: {error}", "The file is damaged, or was written by another version.") from error
+
+
+def _disk_error(error: OSError, path: Path) -> LlmPerfError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(
+            f"No space left on the disk while writing {path}.", "Free some space, or use hydra.run.dir=DIR elsewhere."
+        )
+    return ResourceError(
+        f"{path} cannot be written: {error.strerror or error}.",
+        "Check the folder's permissions, or use hydra.run.dir=DIR.",
+    )

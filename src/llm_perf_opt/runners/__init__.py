@@ -1,0 +1,1 @@
+"""What is measured: models and the loops that run them."""

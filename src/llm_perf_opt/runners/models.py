@@ -1,0 +1,265 @@
+"""Builds the model of a run: on its device, in its dtype, refused beforehand when it does not fit."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.config import HardwareConfig, ModelConfig, RuntimeConfig
+from llm_perf_opt.data.prompts import Tokenize
+from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError, nearest
+from llm_perf_opt.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+SHORT_DTYPES = {long: short for short, long in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes a run takes on its device, before anything is allocated."""
+
+    parameters: int
+    weight_bytes: int
+    cache_bytes: int
+    logits_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The least that must be free; activations come on top."""
+        return self.weight_bytes + self.cache_bytes + self.logits_bytes
+
+
+def choose_device(hardware: HardwareConfig) -> "torch.device":
+    """The device asked for, or a ResourceError that says which are here."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if hardware.device == "cpu" or (hardware.device == "auto" and count == 0):
+        return torch.device("cpu")
+    if count == 0:
+        built = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        raise ResourceError(f"hardware.device=cuda, but {built}.", "Use hardware=cpu, or see `llm-perf doctor`.")
+    if hardware.device_index >= count:
+        raise ResourceError(
+            f"hardware.device_index={hardware.device_index}, but there are {count} CUDA devices.",
+            f"Use 0 to {count - 1}.",
+        )
+    return torch.device("cuda", hardware.device_index)
+
+
+def choose_dtype(wanted: str, device: "torch.device") -> "torch.dtype":
+    """auto: bf16 where the device computes it natively, else fp32."""
+    import torch
+
+    if wanted == "auto":
+        native = torch.cuda.get_device_capability(device) >= (8, 0) if device.type == "cuda" else cpu_has_native_bf16()
+        wanted = "bf16" if native else "fp32"
+    dtype: torch.dtype = getattr(torch, _DTYPES[wanted])
+    return dtype
+
+
+def device_name(device: "torch.device") -> str:
+    """The device as its vendor calls it."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def load_config(model: ModelConfig) -> "PretrainedConfig":
+    """The Hugging Face configuration, from the preset's fields or from the folder."""
+    from transformers import AutoConfig
+
+    if model.source == "random":
+        fields = dict(model.architecture)
+        model_type = str(fields.pop("model_type"))
+        try:
+            made: PretrainedConfig = AutoConfig.for_model(model_type, **fields)
+            return made
+        except ValueError as error:
+            known = _known_model_types()
+            if model_type not in known:
+                raise ConfigError(
+                    f"model.architecture.model_type={model_type} is not known to transformers.{nearest(model_type, known)}",
+                    f"{len(known)} types are known to the installed version.",
+                ) from error
+            raise ConfigError(f"model.architecture: {_one_line(error)}") from error
+        except (TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
+            raise ConfigError(f"model.architecture: {_one_line(error)}") from error
+    folder = _model_folder(model)
+    try:
+        found: PretrainedConfig = AutoConfig.from_pretrained(
+            str(folder), trust_remote_code=model.trust_remote_code, local_files_only=True
+        )
+        return found
+    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+        raise _load_error(model, error) from error
+
+
+def memory_need(config: "PretrainedConfig", model: ModelConfig, runtime: RuntimeConfig, dtype: "torch.dtype") -> MemoryNeed:
+    """Weights and cache, counted on a model without storage; the cache's shape is read off a one-token forward."""
+    import torch
+    from transformers import DynamicCache
+
+    with torch.device("meta"):
+        empty = _from_config(config, model, dtype, "eager")
+    weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*empty.parameters(), *empty.buffers()))
+    cache = DynamicCache(config=config)
+    with torch.inference_mode():
+        empty(input_ids=torch.zeros((1, 1), dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+    per_token = 0
+    for layer in cache.layers:
+        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+            if isinstance(tensor, torch.Tensor):
+                per_token += tensor.numel() * tensor.element_size()
+    tokens = runtime.batch_size * (runtime.prompt_tokens + runtime.num_new_tokens)
+    vocabulary = int(config.get_text_config(decoder=True).vocab_size)
+    return MemoryNeed(
+        parameters=sum(tensor.numel() for tensor in empty.parameters()),
+        weight_bytes=weight_bytes,
+        cache_bytes=per_token * tokens,
+        logits_bytes=runtime.batch_size * vocabulary * dtype.itemsize,
+    )
+
+
+def check_fits(need: MemoryNeed, device: "torch.device") -> None:
+    """Refuse, before loading, what the device cannot hold."""
+    import torch
+
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory_bytes()
+    if need.total_bytes > free:
+        raise ResourceError(
+            f"The model does not fit on {device} ({device_name(device)}): it needs {_gib(need.total_bytes)} "
+            f"(weights {_gib(need.weight_bytes)}, cache {_gib(need.cache_bytes)}), and {_gib(free)} are free.",
+            "Use a smaller model, batch, prompt or dtype, or a device with more memory.",
+        )
+
+
+def check_positions(config: "PretrainedConfig", longest_prompt: int, new_tokens: int) -> None:
+    """Refuse a request that runs past the model's positions."""
+    text = config.get_text_config(decoder=True)
+    positions = getattr(text, "max_position_embeddings", None)
+    if isinstance(positions, int) and longest_prompt + new_tokens > positions:
+        raise ConfigError(
+            f"{longest_prompt} prompt tokens and {new_tokens} new ones are {longest_prompt + new_tokens}; "
+            f"the model has {positions} positions.",
+            f"Lower runtime.prompt_tokens or runtime.num_new_tokens to {positions} together.",
+        )
+
+
+def build_model(
+    config: "PretrainedConfig", model: ModelConfig, runtime: RuntimeConfig, device: "torch.device", dtype: "torch.dtype"
+) -> "PreTrainedModel":
+    """The model on `device` in `dtype`, with no copy elsewhere before."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    attention = runtime.attn_implementation
+    if model.source == "random":
+        torch.manual_seed(model.seed)
+        with torch.device(device):
+            built: PreTrainedModel = _from_config(config, model, dtype, attention).eval()
+            return built
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            str(_model_folder(model)),
+            config=config,
+            dtype=dtype,
+            attn_implementation=None if attention == "auto" else attention,
+            trust_remote_code=model.trust_remote_code,
+            local_files_only=True,
+            use_safetensors=True,  # the other format is pickle, which runs code
+            device_map={"": device} if device.type == "cuda" else None,
+        )
+    except (ValueError, OSError, KeyError, ImportError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise _load_error(model, error) from error
+    evaluated: PreTrainedModel = loaded.eval()
+    return evaluated
+
+
+def load_tokenizer(model: ModelConfig) -> Tokenize | None:
+    """The folder's own tokenizer; none for a model made from random weights."""
+    if model.source == "random":
+        return None
+    from transformers import AutoTokenizer
+
+    folder = _model_folder(model)
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=model.trust_remote_code, local_files_only=True)
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        raise _load_error(model, error) from error
+    return lambda text: [int(token) for token in tokenizer(text)["input_ids"]]
+
+
+def _from_config(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dtype", attention: str) -> "PreTrainedModel":
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = AutoModelForCausalLM.from_config(
+                config,
+                dtype=dtype,
+                attn_implementation=None if attention == "auto" else attention,
+                trust_remote_code=model.trust_remote_code,
+            )
+    except (ValueError, ImportError) as error:
+        raise _load_error(model, error) from error
+    built: PreTrainedModel = made
+    return built
+
+
+def _model_folder(model: ModelConfig) -> Path:
+    folder = Path(model.path or "").expanduser()
+    if folder.is_symlink() and not folder.exists():
+        raise ResourceError(f"model.path={folder} is a link to {folder.readlink()}, which is not there.", "Mend the link.")
+    if not folder.is_dir():
+        raise ResourceError(
+            f"model.path={folder}: no such folder.",
+            "Give a local Hugging Face folder, with config.json and *.safetensors.",
+        )
+    if not (folder / "config.json").is_file():
+        raise ResourceError(
+            f"model.path={folder} has no config.json.",
+            "Give a local Hugging Face folder, with config.json and *.safetensors.",
+        )
+    return folder
+
+
+def _load_error(model: ModelConfig, error: Exception) -> LlmPerfError:
+    text = _one_line(error)
+    if "trust_remote_code" in text:
+        return ConfigError(
+            f"{model.path} brings Python code of its own.",
+            "Read it; then, if you trust it, pass model.trust_remote_code=true.",
+        )
+    if "attn_implementation" in text or "FlashAttention" in text or "flash_attn" in text:
+        return ConfigError(f"runtime.attn_implementation is refused: {text}", "Use runtime.attn_implementation=sdpa or eager.")
+    where = model.path or model.name
+    if "safetensors" in text:
+        return ResourceError(
+            f"{where} has no complete *.safetensors: {text}", "Convert the weights; pickled ones (.bin) are not read."
+        )
+    return ResourceError(f"{where} cannot be loaded: {text}", "`--debug` shows the whole error.")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:400] or type(error).__name__
+
+
+def _known_model_types() -> list[str]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    keys: Any = CONFIG_MAPPING.keys()
+    return [str(key) for key in keys]
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

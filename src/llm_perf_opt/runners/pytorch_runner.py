@@ -1,0 +1,163 @@
+"""Plain PyTorch: a transformers causal LM, stepped by hand, greedy."""
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import DynamicCache, StaticCache
+
+from llm_perf_opt.config import CacheKind, CompileMode
+from llm_perf_opt.data.prompts import Prompts
+from llm_perf_opt.records import ModelFacts
+from llm_perf_opt.runners.models import SHORT_DTYPES, device_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts on the device. Mask and positions are there only where sequences differ in length."""
+
+    input_ids: torch.Tensor
+    mask: torch.Tensor | None
+    """Of the whole request: prompt and new tokens, zero where padding stands (on the left)."""
+    positions: torch.Tensor | None
+
+
+class PyTorchRunner:
+    """Steps a model one forward at a time; see `SteppableRunner`."""
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        name: str,
+        new_tokens: int,
+        cache: CacheKind = "dynamic",
+        compile: CompileMode = "none",
+    ) -> None:
+        self._model = model
+        self._device = next(model.parameters()).device
+        self._new_tokens = new_tokens
+        self._cache_kind = cache
+        self._cache: Any = None
+        self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._mask: torch.Tensor | None = None
+        self._positions: torch.Tensor | None = None
+        self._filled = 0
+        self._graphs = compile in ("reduce-overhead", "max-autotune") and self._device.type == "cuda"
+        self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=_compile_mode(compile))
+        self.facts = _facts(model, name, self._device, cache, compile, self._keep_last)
+
+    def place(self, prompts: Prompts) -> Batch:
+        """Left-pad to the longest sequence, as generation needs it."""
+        width = max(prompts.lengths)
+        rows = [[0] * (width - len(ids)) + list(ids) for ids in prompts.ids]
+        input_ids = torch.tensor(rows, dtype=torch.long, device=self._device)
+        if len(set(prompts.lengths)) == 1:
+            return Batch(input_ids, None, None)
+        mask = torch.ones((len(rows), width + self._new_tokens), dtype=torch.long, device=self._device)
+        for row, length in enumerate(prompts.lengths):
+            mask[row, : width - length] = 0
+        positions = (mask[:, :width].cumsum(-1) - 1).clamp(min=0)
+        return Batch(input_ids, mask, positions)
+
+    def begin(self) -> None:
+        """An empty cache; a static one keeps its memory, so that recorded graphs stay valid."""
+        if self._cache is not None and self._cache_kind == "static":
+            self._cache.reset()
+        else:
+            self._cache = None
+        self._mask = self._positions = None
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Batch) -> torch.Tensor:
+        """The whole prompt in one forward; returns the first new token of each sequence, [batch, 1]."""
+        width = prompts.input_ids.shape[1]
+        if self._cache is None:
+            self._cache = self._new_cache(width + self._new_tokens)
+        self._filled = width
+        self._mask = prompts.mask
+        token = self._forward(prompts.input_ids, self._mask_now(), prompts.positions)
+        if prompts.positions is not None:
+            self._positions = prompts.positions[:, -1:]
+        return token
+
+    @torch.inference_mode()
+    def decode_step(self, token: torch.Tensor) -> torch.Tensor:
+        """One token per sequence in, the next one out, [batch, 1]."""
+        self._filled += 1
+        if self._positions is not None:
+            self._positions = self._positions + 1
+        if not self._graphs:
+            return self._decode(token, self._mask_now(), self._positions)
+        torch.compiler.cudagraph_mark_step_begin()
+        return self._decode(token, self._mask_now(), self._positions).clone()  # the graph's own output is overwritten next step
+
+    def to_lists(self, tokens: list[torch.Tensor]) -> list[list[int]]:
+        """Tokens per sequence, on the host."""
+        rows: list[list[int]] = torch.cat(tokens, dim=1).tolist()
+        return rows
+
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> torch.Tensor:
+        extra: dict[str, Any] = {"logits_to_keep": 1} if self._keep_last else {}
+        if mask is not None:
+            extra["attention_mask"] = mask
+            extra["position_ids"] = positions
+        logits: torch.Tensor = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, **extra).logits
+        return logits[:, -1:].argmax(-1)
+
+    def _mask_now(self) -> torch.Tensor | None:
+        """A static cache sees the whole width at once, a growing one only what it holds."""
+        if self._mask is None or self._cache_kind == "static":
+            return self._mask
+        return self._mask[:, : self._filled]
+
+    def _new_cache(self, longest: int) -> Any:
+        config = self._model.config
+        if self._cache_kind == "static":
+            return StaticCache(config=config, max_cache_len=longest)
+        return DynamicCache(config=config)
+
+
+def _compile_mode(mode: CompileMode) -> str | None:
+    return None if mode == "default" else mode
+
+
+def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str, compile: str, keep_last: bool) -> ModelFacts:
+    parameters = list(model.parameters())
+    config = model.config
+    return ModelFacts(
+        name=name,
+        model_class=type(model).__name__,
+        model_type=str(config.model_type),
+        parameters=sum(tensor.numel() for tensor in parameters),
+        weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in parameters),
+        dtype=_short(parameters[0].dtype),
+        device=str(device),
+        device_name=device_name(device),
+        attention=str(getattr(config, "_attn_implementation", "unknown")),
+        cache=cache,
+        compile=compile,
+        logits="last token" if keep_last else "whole prompt",
+        architecture=_plain(config.to_dict()),
+    )
+
+
+def _short(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return SHORT_DTYPES.get(name, name)
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Only what JSON can hold; the rest of a configuration is no fact about the architecture."""
+
+    def keep(value: Any) -> bool:
+        if isinstance(value, (list, tuple)):
+            return all(keep(item) for item in value)
+        if isinstance(value, dict):
+            return all(isinstance(key, str) and keep(item) for key, item in value.items())
+        return value is None or isinstance(value, (bool, int, float, str))
+
+    return {str(key): value for key, value in values.items() if keep(value)}
