@@ -89,6 +89,8 @@ class TorchConfig:
     enable: bool
     preset: TorchPreset
     """minimal: operators and kernels · default: shapes, modules, memory too · max: and Python stacks."""
+    decode_steps: int | None
+    """The most decode steps profiled: a trace of hundreds says no more than one of a few. None: all."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "runtime.time_limit_s": (0.001, 1_000_000),
     "hardware.device_index": (0, 1023),
     "hardware.cpu_threads": (1, 4096),
+    "profiling.torch.decode_steps": (1, 100_000_000),
     "profiling.nvml.interval_s": (0.005, 3600),
     "profiling.pass_timeout_s": (1, 1_000_000),
 }

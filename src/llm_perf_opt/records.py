@@ -165,6 +165,8 @@ class TorchPass:
     preset: str
     stage_wall_ns: dict[str, int]
     """Wall time of each stage while profiled; decode_step is the median."""
+    decode_steps: int
+    """Steps in the profiled iteration: it may be shorter than the unprofiled ones."""
     operators: tuple[OperatorRow, ...]
     trace_file: str
     trace_bytes: int

@@ -1,7 +1,7 @@
 """Latency and throughput from the unprofiled pass, each defined once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.stats import PERCENTILE_METHOD, carried_percentile, drift, percentile, summarise
 from llm_perf_opt.records import (
@@ -125,7 +125,7 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
             continue
         profiled = _profiled(torch, stage)
         time = summarise(values)
-        inflation = profiled if isinstance(profiled, Missing) else profiled / time.median
+        inflation = profiled if isinstance(profiled, Missing) else profiled / _same_length(stage, iterations, torch)
         parent = PARENT[stage]
         share = time.median * per_iteration / whole
         rows.append(StageTiming(stage.value, parent.value if parent else "", per_iteration, time, share, profiled, inflation))
@@ -145,6 +145,13 @@ def _stage_values(stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, l
     if stage is Stage.DECODE:
         return 1, [iteration.decode_ns for iteration in iterations]
     return steps, [percentile(iteration.steps_ns, 0.5) for iteration in iterations]
+
+
+def _same_length(stage: Stage, iterations: Sequence[Iteration], torch: Maybe[TorchPass]) -> float:
+    """The unprofiled median over as many steps as the torch pass took."""
+    steps = len(iterations[0].steps_ns) if isinstance(torch, Missing) else torch.decode_steps
+    cut = [replace(iteration, steps_ns=iteration.steps_ns[:steps]) for iteration in iterations]
+    return percentile(_stage_values(stage, cut)[1], 0.5)
 
 
 def _profiled(torch: Maybe[TorchPass], stage: Stage) -> Maybe[int]:

@@ -68,7 +68,7 @@ def operators_page(analysis: RunAnalysis) -> str:
     if isinstance(torch, Missing):
         return f"# Operators\n\n{torch}\n"
     note = (
-        f"torch.profiler, preset {torch.preset}, one iteration. Its times are inflated "
+        f"torch.profiler, preset {torch.preset}, prefill and {torch.decode_steps} decode steps. Its times are inflated "
         f"({_inflation_words(analysis.stages)}); they say where time goes, not how much there is.\n"
     )
     return f"# Operators\n\n{note}\n{_operator_table(torch.operators)}"
@@ -257,7 +257,8 @@ def _operators(analysis: RunAnalysis) -> str:
         return f"## Top operators\n\n{torch}\n"
     shown = torch.operators[:TOP_OPERATORS]
     note = (
-        f"From one iteration under torch.profiler (preset {torch.preset}; {_inflation_words(analysis.stages)}): "
+        f"From prefill and {torch.decode_steps} decode steps under torch.profiler (preset {torch.preset}; "
+        f"{_inflation_words(analysis.stages)}): "
         f"{len(shown)} of {len(torch.operators)} operators, by self time. All are in operators.md and ops.csv, "
         f"the trace in raw/torch/{torch.trace_file}.\n"
     )

@@ -132,19 +132,23 @@ def torch_pass(session: Session, out: Path) -> None:
     from llm_perf_opt.profiling.torch_profiler import profile_iteration
 
     clock = clock_for(session.device)
+    wanted = session.config.profiling.torch
     new_tokens = session.config.runtime.num_new_tokens
-    preset = session.config.profiling.torch.preset
-    _warm_up(session, Meter(session.runner, session.batch, new_tokens, clock, unmarked))
+    if wanted.decode_steps is not None:
+        new_tokens = min(new_tokens, wanted.decode_steps + 1)
+    _warm_up(Meter(session.runner, session.batch, new_tokens, clock, unmarked))
     meter = Meter(session.runner, session.batch, new_tokens, clock, marked)
     trace = out / "trace.json.gz"
     send("phase", text="profiling one iteration")
     with _substages(session, meter):
-        iteration, rows = profile_iteration(meter.iterate, preset, session.cuda, trace)
+        iteration, rows = profile_iteration(meter.iterate, wanted.preset, session.cuda, trace)
     if not rows:
         raise CaptureError(
             "torch.profiler recorded no operator.", "See log.txt of the pass; another profiler may hold the device."
         )
-    record = TorchPass(preset, _stage_walls(iteration), tuple(rows), trace.name, trace.stat().st_size)
+    record = TorchPass(
+        wanted.preset, _stage_walls(iteration), len(iteration.steps_ns), tuple(rows), trace.name, trace.stat().st_size
+    )
     write_record(out / "operators.json", record)
 
 
@@ -154,14 +158,14 @@ def plain_pass(session: Session) -> None:
 
     clock = clock_for(session.device)
     new_tokens = session.config.runtime.num_new_tokens
-    _warm_up(session, Meter(session.runner, session.batch, new_tokens, clock, unmarked))
+    _warm_up(Meter(session.runner, session.batch, new_tokens, clock, unmarked))
     meter = Meter(session.runner, session.batch, new_tokens, clock, marked)
     with _substages(session, meter):
         iteration = meter.iterate()
     send("stages", **_stage_walls(iteration))
 
 
-def _warm_up(session: Session, meter: Meter) -> None:
+def _warm_up(meter: Meter) -> None:
     for number in range(_PLAIN_WARMUP):
         iteration = meter.iterate()
         _report_progress(Progress("warm-up", number + 1, _PLAIN_WARMUP, iteration.total_ns))

@@ -63,6 +63,7 @@ class PyTorchRunner:
         positions = (mask[:, :width].cumsum(-1) - 1).clamp(min=0)
         return Batch(input_ids, mask, positions)
 
+    @torch.inference_mode()
     def begin(self) -> None:
         """An empty cache; a static one keeps its memory, so that recorded graphs stay valid."""
         if self._cache is not None and self._cache_kind == "static":
