@@ -1,0 +1,60 @@
+"""From a Hugging Face configuration to an Architecture.
+
+Sizes must be given; anything else that is left out has the default that transformers gives that model_type.
+A model_type that is not listed is refused: its FLOPs would be a guess.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from llm_perf_opt.analysis.architecture import Architecture
+from llm_perf_opt.analysis.checks import shown
+from llm_perf_opt.analysis.dense_families import DENSE_FAMILIES
+from llm_perf_opt.analysis.hf_config import Fields
+from llm_perf_opt.analysis.moe_families import MOE_FAMILIES
+from llm_perf_opt.errors import ConfigError, nearest
+
+_BUILDERS = {**DENSE_FAMILIES, **MOE_FAMILIES}
+
+
+def architecture_of(config: object) -> Architecture:
+    """The architecture a config describes; a vision-language config gives its text decoder."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"A model configuration must be a mapping of fields, not {type(config).__name__}.")
+    model_type = _model_type(config, "")
+    inner = config.get("text_config")
+    if model_type in _BUILDERS or inner is None:
+        return _builder(model_type)(Fields(config, model_type))
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"text_config must be a mapping of fields, not {type(inner).__name__}.")
+    # The decoder's own word on tying comes first; some files have it only outside.
+    fields = {key: config[key] for key in ("tie_word_embeddings",) if key in config} | dict(inner)
+    if model_type == "gemma3":
+        fields.setdefault("model_type", "gemma3_text")
+    inner_type = _model_type(fields, "text_config.")
+    return replace(_builder(inner_type)(Fields(fields, inner_type, "text_config.")), part_of=model_type)
+
+
+def known_model_types() -> tuple[str, ...]:
+    """Every model_type that can be costed."""
+    return tuple(sorted(_BUILDERS))
+
+
+def _model_type(config: Mapping[str, object], prefix: str) -> str:
+    value = config.get("model_type")
+    if value is None:
+        raise ConfigError(f"{prefix}model_type is missing.", _known())
+    if not isinstance(value, str):
+        raise ConfigError(f"{prefix}model_type must be a name, not {shown(value)}.", _known())
+    return value
+
+
+def _builder(model_type: str) -> Callable[[Fields], Architecture]:
+    if model_type not in _BUILDERS:
+        hint = nearest(model_type, _BUILDERS)
+        raise ConfigError(f"model_type '{model_type}' is not a known architecture.{hint}", _known())
+    return _BUILDERS[model_type]
+
+
+def _known() -> str:
+    return f"Known: {', '.join(known_model_types())}."
