@@ -409,9 +409,7 @@ def test_a_window_no_shorter_than_the_text_is_no_window(step: Step, spare: int) 
     step=st.builds(Step, sizes, sizes, cached, st.sampled_from(["none", "last", "all"])),
     more=st.tuples(cached, cached, cached),
 )
-def test_more_never_costs_less(
-    architecture: Architecture, formats: Formats, step: Step, more: tuple[int, int, int]
-) -> None:
+def test_more_never_costs_less(architecture: Architecture, formats: Formats, step: Step, more: tuple[int, int, int]) -> None:
     bigger = Step(step.batch + more[0], step.new_tokens + more[1], step.cached_tokens + more[2], step.logits)
     before, after = step_cost(architecture, step, formats), step_cost(architecture, bigger, formats)
     for small, large in zip(before.parts, after.parts, strict=True):

@@ -140,9 +140,7 @@ class ModelCost:
         }
 
 
-def model_cost(
-    architecture: Architecture, *, batch: int, prompt: int, context: int, formats: Formats = BF16
-) -> ModelCost:
+def model_cost(architecture: Architecture, *, batch: int, prompt: int, context: int, formats: Formats = BF16) -> ModelCost:
     """Prefill of `prompt` tokens and one decode step on `context` cached tokens, logits for the last token only."""
     whole_number("prompt", prompt, at_least=1)
     whole_number("context", context, at_least=0)
@@ -165,9 +163,7 @@ def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -
         "kv_read": "attention_projections" if reexpands else "attention_core",
         "kv_write": "attention_projections",
     }
-    return StageCost(
-        tuple(_part(name, totals[name], formats, carriers.get(name, name)) for name in PART_NAMES if name in totals)
-    )
+    return StageCost(tuple(_part(name, totals[name], formats, carriers.get(name, name)) for name in PART_NAMES if name in totals))
 
 
 def combined(stages: Iterable[StageCost]) -> StageCost:
@@ -193,9 +189,7 @@ def weight_bytes(architecture: Architecture, formats: Formats = BF16) -> int:
 
 def kv_bytes_per_token(architecture: Architecture, formats: Formats = BF16) -> int:
     """What one more token of one sequence adds to the cache, while no layer's window is full."""
-    elements = sum(
-        count * layer.attention.kv_elements(formats.mla) for layer, count in architecture.layer_counts.items()
-    )
+    elements = sum(count * layer.attention.kv_elements(formats.mla) for layer, count in architecture.layer_counts.items())
     return size_bytes(elements, formats.kv)
 
 

@@ -121,9 +121,7 @@ def _gemma3(f: Fields) -> Architecture:
     return _gemma_sliding(f, attention, pattern=f.size("sliding_window_pattern", default=6), vocabulary_default=262_208)
 
 
-def _gemma_attention(
-    f: Fields, *, kv_default: int, heads_default: int | None = None, norm: str = "none"
-) -> GroupedAttention:
+def _gemma_attention(f: Fields, *, kv_default: int, heads_default: int | None = None, norm: str = "none") -> GroupedAttention:
     f.refuse("use_bidirectional_attention", "only causal decoders are costed.")
     bias = f.flag("attention_bias", False)
     return grouped_attention(

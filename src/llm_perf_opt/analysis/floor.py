@@ -174,9 +174,7 @@ def turning_point(architecture: Architecture, hardware: Hardware, context: int, 
     )
 
 
-def _row(
-    architecture: Architecture, hardware: Hardware, batch: int, prompt: int, context: int, formats: Formats
-) -> WhatIf:
+def _row(architecture: Architecture, hardware: Hardware, batch: int, prompt: int, context: int, formats: Formats) -> WhatIf:
     held = weight_bytes(architecture, formats)
     cache = kv_cache_bytes(architecture, batch, max(prompt, context + 1), formats)
     memory = hardware.memory_bytes

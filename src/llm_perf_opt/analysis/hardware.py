@@ -79,9 +79,7 @@ def given_hardware(
 ) -> Hardware:
     """Hardware that the user describes."""
     if dtype not in RATES:
-        raise ConfigError(
-            f"hardware dtype '{dtype}' has no rate.{nearest(dtype, RATES)}", f"Known: {', '.join(RATES)}."
-        )
+        raise ConfigError(f"hardware dtype '{dtype}' has no rate.{nearest(dtype, RATES)}", f"Known: {', '.join(RATES)}.")
     peak = Peak(positive_number("hardware.peak_tflops", peak_tflops) * 1e12, "not stated")
     memory: Maybe[int] = Missing("the memory size was not given")
     if memory_gb is not None:
@@ -95,12 +93,8 @@ def _plain(name: str) -> str:
     return " ".join(name.split()).casefold().removeprefix("nvidia ")
 
 
-def _row(
-    key: str, nvml_names: tuple[str, ...], gbs: float, gib: int, tflops: Mapping[str, float], source: str
-) -> Hardware:
-    peaks = {
-        dtype: Peak(tflops[dtype] * 1e12, "int32" if dtype == "int8" else "fp32") for dtype in RATES if dtype in tflops
-    }
+def _row(key: str, nvml_names: tuple[str, ...], gbs: float, gib: int, tflops: Mapping[str, float], source: str) -> Hardware:
+    peaks = {dtype: Peak(tflops[dtype] * 1e12, "int32" if dtype == "int8" else "fp32") for dtype in RATES if dtype in tflops}
     # Device memory is sold in GB that are 2^30 bytes.
     return Hardware(key, nvml_names[0], nvml_names, MappingProxyType(peaks), gbs * 1e9, gib * 2**30, source)
 
