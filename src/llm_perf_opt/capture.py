@@ -16,7 +16,11 @@ from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, error_from
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
+from llm_perf_opt.profiling.vendor import ncu, nsys
+from llm_perf_opt.profiling.vendor.checks import find_tool
 from llm_perf_opt.profiling.vendor.launch import Companion, Finished, run_child
+from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
+from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.provenance import environment
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, RunStatus
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
@@ -25,7 +29,12 @@ LABELS = {
     "clean": "unprofiled reference",
     "nvml": "telemetry",
     "torch": "torch.profiler",
+    "nsys": "Nsight Systems",
+    "ncu": "Nsight Compute",
 }
+
+_WRAPPED = {"nsys": nsys.REPORT_ENDING, "ncu": ncu.REPORT_ENDING}
+"""Passes in which an outside tool runs the measured process, with the ending of what it leaves."""
 
 
 class Listener(Protocol):
@@ -43,18 +52,42 @@ class Listener(Protocol):
 
 def planned_passes(config: RunConfig) -> tuple[str, ...]:
     """The passes this configuration asks for, in their order."""
-    wanted = ["clean"]
-    if config.profiling.nvml.enable:
-        wanted.insert(0, "nvml")
-    if config.profiling.torch.enable:
-        wanted.append("torch")
-    return tuple(wanted)
+    asked = config.profiling
+    passes = {
+        "nvml": asked.nvml.enable and asked.clean,  # it watches the unprofiled pass
+        "clean": asked.clean,
+        "torch": asked.torch.enable,
+        "nsys": asked.nsys.enable,
+        "ncu": asked.ncu.enable,
+    }
+    return tuple(name for name, wanted in passes.items() if wanted)
 
 
 def build_work_argv(config_file: Path, which: str, out: Path) -> list[str]:
     """The command of the measured process: it gets the resolved configuration, not the overrides again."""
     module = "llm_perf_opt.runners.llm_profile_runner"
     return [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
+
+
+def _pass_argv(folder: RunFolder, config: RunConfig, name: str) -> list[str]:
+    """The whole command of a pass; a ResourceError where its tool is not here."""
+    if name not in _WRAPPED:
+        return build_work_argv(folder.config_file, name, folder.raw(name))
+    tool = find_tool(name)
+    if tool is None:
+        raise ResourceError(
+            f"{LABELS[name]} was asked for, but there is no {name} on the PATH or in the usual folders.",
+            f"Install it, name the binary in the variable {name.upper()}, or choose profiling=minimal; see `llm-perf doctor`.",
+        )
+    gpus = gpu_count()
+    if name == "ncu" and (isinstance(gpus, Missing) or gpus == 0 or config.hardware.device == "cpu"):
+        raise ResourceError(
+            "Nsight Compute counts what GPU kernels do, and this run has no NVIDIA GPU.", "Choose profiling=nsys or minimal."
+        )
+    work = build_work_argv(folder.config_file, "plain", folder.raw(name))
+    if name == "nsys":
+        return build_nsys_cmd(tool, folder.tool_report(name), work)
+    return build_ncu_cmd(tool, folder.tool_report(name), work, launches=config.profiling.ncu.launches)
 
 
 def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:
@@ -77,9 +110,6 @@ def capture(composed: Composed, command: Sequence[str], listener: Listener) -> t
 
 def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None:
     """Write the final status. On a full disk run.json keeps saying partial, which is true."""
-    status: RunStatus = "complete"
-    if error is not None:
-        status = "partial" if folder.clean_file.exists() else "failed"
     try:
         manifest = folder.manifest()
         entries = tuple(
@@ -87,15 +117,12 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None
             for entry in manifest.passes
         )
         lost = next((entry for entry in entries if entry.status == "failed"), None)
-        folder.write_manifest(
-            replace(
-                manifest,
-                status="partial" if status == "complete" and lost else status,
-                passes=entries,
-                why=error.fact if error else lost.why if lost else "",
-                remedy=error.remedy if error else lost.remedy if lost else "",
-            )
-        )
+        kept = folder.clean_file.exists() or any(entry.status == "complete" and entry.name != "nvml" for entry in entries)
+        status: RunStatus = "complete"
+        if error is not None or lost is not None:
+            status = "partial" if kept else "failed"
+        why, remedy = (error.fact, error.remedy) if error else (lost.why, lost.remedy) if lost else ("", "")
+        folder.write_manifest(replace(manifest, status=status, passes=entries, why=why, remedy=remedy))
     except LlmPerfError as late:
         return error or late
     return error
@@ -103,15 +130,8 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None
 
 def _run_passes(folder: RunFolder, config: RunConfig, listener: Listener) -> None:
     wanted = planned_passes(config)
-    sampler = _start_sampler(folder, config, listener) if "nvml" in wanted else None
-    try:
-        on_start: Callable[[int], None] = (lambda pid: sampler.tell(str(pid))) if sampler else (lambda _: None)
-        _run_pass(folder, config, "clean", listener, on_start)
-    finally:
-        if sampler is not None:
-            _stop_sampler(folder, sampler, listener)
-    inputs = read_record(folder.clean_inputs_file, dict)
-    write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
+    if "clean" in wanted:
+        _run_clean(folder, config, listener, sampled="nvml" in wanted)
     failed: LlmPerfError | None = None
     for name in wanted:
         if name not in ("clean", "nvml"):
@@ -123,6 +143,18 @@ def _run_passes(folder: RunFolder, config: RunConfig, listener: Listener) -> Non
         raise failed
 
 
+def _run_clean(folder: RunFolder, config: RunConfig, listener: Listener, sampled: bool) -> None:
+    sampler = _start_sampler(folder, config, listener) if sampled else None
+    try:
+        on_start: Callable[[int], None] = (lambda pid: sampler.tell(str(pid))) if sampler else (lambda _: None)
+        _run_pass(folder, config, "clean", listener, on_start)
+    finally:
+        if sampler is not None:
+            _stop_sampler(folder, sampler, listener)
+    inputs = read_record(folder.clean_inputs_file, dict)
+    write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
+
+
 def _run_pass(
     folder: RunFolder,
     config: RunConfig,
@@ -130,11 +162,17 @@ def _run_pass(
     listener: Listener,
     on_start: Callable[[int], None] = lambda _: None,
 ) -> None:
-    argv = build_work_argv(folder.config_file, name, folder.raw(name))
+    listener.pass_started(name, LABELS[name])
+    try:
+        argv = _pass_argv(folder, config, name)
+    except ResourceError as absent:
+        entry = PassRecord(name, "skipped", why=absent.fact, remedy=absent.remedy)
+        folder.update_pass(entry)
+        listener.pass_ended(entry)
+        raise
     _prepare(folder, name, argv)
     entry = PassRecord(name, "started", tuple(argv))
     folder.update_pass(entry)
-    listener.pass_started(name, LABELS[name])
     said: list[LlmPerfError] = []
 
     def hear(message: dict[str, Any]) -> None:
@@ -178,7 +216,7 @@ def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: Ru
             f"Raise profiling.pass_timeout_s, or measure less. {log}",
         )
     if finished.exit_code == 0:
-        return None
+        return _missing_report(name, folder)
     if finished.exit_code == 130:
         return Interrupted("Interrupted.", "What was captured so far is kept.")
     if finished.signal_name == "SIGKILL":
@@ -187,7 +225,24 @@ def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: Ru
             f"Often that is the system running out of memory: try a smaller model, batch or prompt. {log}",
         )
     how = f"by {finished.signal_name}" if finished.signal_name else f"with exit code {finished.exit_code}"
-    return CaptureError(f"The {LABELS[name]} pass was ended {how}.", log)
+    return CaptureError(f"The {LABELS[name]} pass was ended {how}{_complaint(folder.log_file(name))}.", log)
+
+
+def _complaint(log: Path) -> str:
+    """The line of a log that most likely says what went wrong."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    loud = [line for line in lines if "error" in line.lower()] or lines[-1:]
+    return f": {loud[0].removeprefix('==ERROR==').strip()[:300]}" if loud else ""
+
+
+def _missing_report(name: str, folder: RunFolder) -> LlmPerfError | None:
+    """The Nsight tools can end well and leave nothing: a range that never came, a counter that may not be read."""
+    if name not in _WRAPPED or folder.tool_report(name).with_suffix(_WRAPPED[name]).exists():
+        return None
+    return CaptureError(f"{LABELS[name]} ended without an error and wrote no report.", f"See {folder.log_file(name)}.")
 
 
 def _start_sampler(folder: RunFolder, config: RunConfig, listener: Listener) -> Companion | None:

@@ -102,11 +102,31 @@ class NvmlConfig:
 
 
 @dataclass(frozen=True)
-class ProfilingConfig:
-    """Which passes follow the unprofiled one."""
+class NsysConfig:
+    """The Nsight Systems pass: a timeline of the measured iteration."""
 
+    enable: bool
+
+
+@dataclass(frozen=True)
+class NcuConfig:
+    """The Nsight Compute pass: hardware counters of decode's kernels."""
+
+    enable: bool
+    launches: int
+    """The most kernels replayed; each costs about half a second."""
+
+
+@dataclass(frozen=True)
+class ProfilingConfig:
+    """Which passes a run is made of."""
+
+    clean: bool
+    """The unprofiled pass. Without it a run has no times, only what the tools left."""
     torch: TorchConfig
     nvml: NvmlConfig
+    nsys: NsysConfig
+    ncu: NcuConfig
     pass_timeout_s: float
     """A pass that takes longer is ended and the run is partial."""
 
@@ -137,6 +157,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "hardware.cpu_threads": (1, 4096),
     "profiling.torch.decode_steps": (1, 100_000_000),
     "profiling.nvml.interval_s": (0.005, 3600),
+    "profiling.ncu.launches": (1, 100_000),
     "profiling.pass_timeout_s": (1, 1_000_000),
 }
 
@@ -192,7 +213,13 @@ def _check_model(model: ModelConfig) -> None:
 
 
 def _check_runtime(config: RunConfig) -> None:
-    runtime = config.runtime
+    runtime, profiling = config.runtime, config.profiling
+    if not (profiling.clean or profiling.torch.enable or profiling.nsys.enable or profiling.ncu.enable):
+        raise ConfigError("profiling asks for no pass at all.", "Set profiling.clean=true, or choose profiling=minimal.")
+    if profiling.ncu.enable and runtime.num_new_tokens < 2:
+        raise ConfigError(
+            "profiling.ncu looks at decode steps, and one new token has none.", "Use runtime.num_new_tokens=2 or more."
+        )
     if runtime.compile in ("reduce-overhead", "max-autotune") and runtime.cache == "dynamic":
         raise ConfigError(
             f"runtime.compile={runtime.compile} replays CUDA graphs, which need tensors that stay in place; "

@@ -128,6 +128,10 @@ class RunFolder:
         """What one pass left, never edited afterwards."""
         return self.path / "raw" / name
 
+    def tool_report(self, name: str) -> Path:
+        """Base name of what nsys or ncu writes; each adds its own ending."""
+        return self.raw(name) / "run"
+
     def log_file(self, name: str) -> Path:
         """Everything a pass printed."""
         return self.raw(name) / "log.txt"

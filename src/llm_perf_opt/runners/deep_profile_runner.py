@@ -1,0 +1,14 @@
+"""`python -m llm_perf_opt.runners.deep_profile_runner [OVERRIDES…]` is `llm-perf run profiling=stage2 [OVERRIDES…]`."""
+
+import os
+import sys
+
+
+def main() -> None:
+    """NVIDIA's tools alone, on the configuration the overrides give."""
+    argv = [sys.executable, "-m", "llm_perf_opt", "run", "profiling=stage2", *sys.argv[1:]]
+    os.execv(sys.executable, argv)  # noqa: S606 - an argv list, never a shell
+
+
+if __name__ == "__main__":
+    main()
