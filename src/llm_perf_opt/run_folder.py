@@ -43,7 +43,7 @@ class RunFolder:
                     continue
                 return cls(path.resolve())
         except OSError as error:
-            raise _disk_error(error, wanted) from error
+            raise disk_error(error, wanted) from error
         raise ResourceError(f"{wanted} and 999 names beside it are taken.", "Choose another hydra.run.dir.")
 
     @classmethod
@@ -177,7 +177,7 @@ def write_whole(path: Path, content: bytes) -> None:
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise _disk_error(error, path) from error
+        raise disk_error(error, path) from error
 
 
 def write_record(path: Path, record: Any) -> None:
@@ -195,7 +195,8 @@ def read_record(path: Path, kind: type[R]) -> R:
         raise ParseError(f"{path} cannot be read: {error}", "The file is damaged, or was written by another version.") from error
 
 
-def _disk_error(error: OSError, path: Path) -> LlmPerfError:
+def disk_error(error: OSError, path: Path) -> LlmPerfError:
+    """What a failed write means to the user."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
             f"No space left on the disk while writing {path}.", "Free some space, or use hydra.run.dir=DIR elsewhere."

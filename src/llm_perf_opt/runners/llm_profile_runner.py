@@ -80,9 +80,21 @@ def open_session(config: RunConfig) -> Session:
     device = models.choose_device(config.hardware)
     dtype = models.choose_dtype(config.model.dtype, device)
     architecture = models.load_config(config.model)
-    prompts = _prompts(config, int(architecture.get_text_config(decoder=True).vocab_size))
-    models.check_positions(architecture, max(prompts.lengths), config.runtime.num_new_tokens)
-    models.check_fits(models.memory_need(architecture, config.model, config.runtime, dtype), device)
+    vocabulary = int(architecture.get_text_config(decoder=True).vocab_size)
+
+    def check_size(longest: int) -> None:
+        new_tokens = config.runtime.num_new_tokens
+        models.check_positions(architecture, longest, new_tokens)
+        need = models.memory_need(architecture, config.model, dtype, config.runtime.batch_size, longest + new_tokens)
+        models.check_fits(need, device)
+
+    if config.dataset.kind == "synthetic":
+        check_size(config.runtime.prompt_tokens)  # before the ids are drawn: there may be billions
+        prompts = synthetic_prompts(config.runtime.batch_size, config.runtime.prompt_tokens, vocabulary, config.dataset.seed)
+    else:
+        tokenize = models.load_tokenizer(config.model)
+        prompts = text_prompts(config.dataset, config.runtime.batch_size, config.runtime.prompt_tokens, vocabulary, tokenize)
+        check_size(max(prompts.lengths))
     send("phase", text=f"loading {config.model.name} on {device} in {str(dtype).removeprefix('torch.')}")
     begun = time.monotonic()
     model = models.build_model(architecture, config.model, config.runtime, device, dtype)
@@ -96,16 +108,6 @@ def open_session(config: RunConfig) -> Session:
         source=prompts.source,
     )
     return Session(config, model, runner, prompts, batch, workload, device, time.monotonic() - begun, untouched_until)
-
-
-def _prompts(config: RunConfig, vocabulary: int) -> Prompts:
-    from llm_perf_opt.runners import models
-
-    runtime, dataset = config.runtime, config.dataset
-    if dataset.kind == "synthetic":
-        return synthetic_prompts(runtime.batch_size, runtime.prompt_tokens, vocabulary, dataset.seed)
-    tokenize = models.load_tokenizer(config.model)
-    return text_prompts(dataset, runtime.batch_size, runtime.prompt_tokens, vocabulary, tokenize)
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------

@@ -99,8 +99,11 @@ def load_config(model: ModelConfig) -> "PretrainedConfig":
         raise _load_error(model, error) from error
 
 
-def memory_need(config: "PretrainedConfig", model: ModelConfig, runtime: RuntimeConfig, dtype: "torch.dtype") -> MemoryNeed:
-    """Weights and cache, counted on a model without storage; the cache's shape is read off a one-token forward."""
+def memory_need(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dtype", batch_size: int, tokens: int) -> MemoryNeed:
+    """Weights, and the cache of `batch_size` sequences of `tokens`, counted on a model without storage.
+
+    The cache's shape is read off a one-token forward.
+    """
     import torch
     from transformers import DynamicCache
 
@@ -115,13 +118,12 @@ def memory_need(config: "PretrainedConfig", model: ModelConfig, runtime: Runtime
         for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
             if isinstance(tensor, torch.Tensor):
                 per_token += tensor.numel() * tensor.element_size()
-    tokens = runtime.batch_size * (runtime.prompt_tokens + runtime.num_new_tokens)
     vocabulary = int(config.get_text_config(decoder=True).vocab_size)
     return MemoryNeed(
         parameters=sum(tensor.numel() for tensor in empty.parameters()),
         weight_bytes=weight_bytes,
-        cache_bytes=per_token * tokens,
-        logits_bytes=runtime.batch_size * vocabulary * dtype.itemsize,
+        cache_bytes=per_token * batch_size * tokens,
+        logits_bytes=batch_size * vocabulary * dtype.itemsize,
     )
 
 
@@ -235,7 +237,7 @@ def _model_folder(model: ModelConfig) -> Path:
 
 def _load_error(model: ModelConfig, error: Exception) -> LlmPerfError:
     text = _one_line(error)
-    if "trust_remote_code" in text:
+    if "trust_remote_code" in str(error):
         return ConfigError(
             f"{model.path} brings Python code of its own.",
             "Read it; then, if you trust it, pass model.trust_remote_code=true.",

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from llm_perf_opt.errors import CaptureError, Interrupted
+from llm_perf_opt.run_folder import disk_error
 
 MESSAGE_PREFIX = "@llm-perf "
 """A line of a child's output that begins so is a message to its parent; every other line is log."""
@@ -68,7 +70,7 @@ def run_child(
 ) -> Finished:
     """Run a child to its end, sleeping meanwhile: everything it prints goes to `log`, its messages to `on_message`."""
     begun = time.monotonic()
-    with log.open("ab") as file:
+    with log.open("ab", buffering=0) as file:
         try:
             child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
                 list(argv),
@@ -91,6 +93,9 @@ def run_child(
             end(child)
             _drain(child, file, on_message)
             raise Interrupted("Interrupted.", "What was captured so far is kept.") from None
+        except OSError as error:  # the log cannot be written: the disk is full
+            end(child)
+            raise disk_error(error, log) from error
         except BaseException:
             end(child)
             raise
@@ -128,7 +133,7 @@ def end(child: "subprocess.Popen[bytes]") -> None:
             child.wait(patience)
 
 
-def _follow(child: "subprocess.Popen[bytes]", file: BinaryIO, deadline: float, on_message: OnMessage) -> bool:
+def _follow(child: "subprocess.Popen[bytes]", file: RawIOBase, deadline: float, on_message: OnMessage) -> bool:
     """Copy output until the child ends; False when time ran out first. Sleeps in the kernel, never polls."""
     assert child.stdout is not None  # noqa: S101 - opened with PIPE
     reader = _LineReader(file, on_message)
@@ -156,7 +161,7 @@ def _follow(child: "subprocess.Popen[bytes]", file: BinaryIO, deadline: float, o
     return False
 
 
-def _drain(child: "subprocess.Popen[bytes]", file: BinaryIO, on_message: OnMessage) -> None:
+def _drain(child: "subprocess.Popen[bytes]", file: RawIOBase, on_message: OnMessage) -> None:
     """What an ended child still said."""
     assert child.stdout is not None  # noqa: S101 - opened with PIPE
     os.set_blocking(child.stdout.fileno(), False)
@@ -170,7 +175,7 @@ def _drain(child: "subprocess.Popen[bytes]", file: BinaryIO, on_message: OnMessa
 class _LineReader:
     """Splits output into messages and log."""
 
-    def __init__(self, file: BinaryIO, on_message: OnMessage) -> None:
+    def __init__(self, file: RawIOBase, on_message: OnMessage) -> None:
         self._file = file
         self._on_message = on_message
         self._rest = b""
@@ -196,7 +201,6 @@ class _LineReader:
                     self._on_message(message)
                     return
         self._file.write(line + b"\n")
-        self._file.flush()
 
 
 class _pidfd:  # noqa: N801 - reads as a function at its call

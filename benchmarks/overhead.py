@@ -1,0 +1,109 @@
+"""What measuring costs: the clean pass against a bare hand-written loop over the same model, interleaved in one run.
+
+    python benchmarks/overhead.py [--pairs 30] [OVERRIDES…]
+
+Prints the ratio of the per-token medians. The loops alternate, each going first in turn, so that whatever the machine does
+meanwhile falls on both. Fails above the limit: 1 % on a GPU, 3 % on a CPU.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+from transformers import DynamicCache, StaticCache
+
+from llm_perf_opt.composition import compose
+from llm_perf_opt.profiling.clock import clock_for
+from llm_perf_opt.profiling.meter import Meter
+from llm_perf_opt.runners.llm_profile_runner import Session, open_session
+
+LIMITS = {"cuda": 1.01, "cpu": 1.03}
+WARMUP = 5
+
+
+class BareLoop:
+    """What one would write by hand: forward, argmax, next; one clock reading at the end of decode."""
+
+    def __init__(self, session: Session) -> None:
+        self._model: Any = session.model
+        self._ids = session.batch.input_ids
+        self._steps = session.workload.decode_steps
+        self._cuda = session.cuda
+        self._static = session.config.runtime.cache == "static"
+        self._longest = self._ids.shape[1] + session.workload.new_tokens
+        self._cache: Any = None
+
+    def _wait(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def per_token_ns(self) -> float:
+        """Mean time of a decode step in one request."""
+        config = self._model.config
+        if self._static and self._cache is not None:
+            self._cache.reset()
+        else:
+            self._cache = StaticCache(config=config, max_cache_len=self._longest) if self._static else DynamicCache(config=config)
+        logits = self._model(input_ids=self._ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+        token = logits[:, -1:].argmax(-1)
+        self._wait()
+        begun = time.perf_counter_ns()
+        for _ in range(self._steps):
+            logits = self._model(input_ids=token, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+            token = logits[:, -1:].argmax(-1)
+        self._wait()
+        return (time.perf_counter_ns() - begun) / self._steps
+
+
+def main() -> None:
+    """Command line of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--pairs", type=int, default=40)
+    arguments = parser.parse_args()
+    session = open_session(compose(arguments.overrides).config)
+    meter = Meter(session.runner, session.batch, session.workload.new_tokens, clock_for(session.device))
+    bare_loop = BareLoop(session)
+
+    def measured() -> float:
+        iteration = meter.iterate()
+        return iteration.decode_ns / len(iteration.steps_ns)
+
+    for _ in range(WARMUP):
+        measured()
+        bare_loop.per_token_ns()
+    pairs = []
+    for number in range(arguments.pairs):
+        if number % 2:
+            ours, bare = measured(), bare_loop.per_token_ns()
+        else:
+            bare, ours = bare_loop.per_token_ns(), measured()
+        pairs.append((ours, bare))
+    ratio = statistics.median(ours for ours, _ in pairs) / statistics.median(bare for _, bare in pairs)
+    draw = random.Random(0)
+    resampled = sorted(
+        statistics.median(o for o, _ in chosen) / statistics.median(b for _, b in chosen)
+        for chosen in ([draw.choice(pairs) for _ in pairs] for _ in range(500))
+    )
+    limit = LIMITS[session.device.type]
+    result = {
+        "device": session.runner.facts.device_name,
+        "pairs": len(pairs),
+        "clean_pass_per_token_ms": statistics.median(ours for ours, _ in pairs) / 1e6,
+        "bare_loop_per_token_ms": statistics.median(bare for _, bare in pairs) / 1e6,
+        "ratio": ratio,
+        "ratio_95": [resampled[12], resampled[487]],
+        "limit": limit,
+    }
+    print(json.dumps(result, indent=1))
+    sys.exit(0 if ratio <= limit else f"the clean pass is {ratio:.3f} times the bare loop; the limit is {limit}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Children: their output, their messages, their end. Real processes throughout."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.errors import CaptureError, Interrupted
+from llm_perf_opt.profiling.vendor import launch
+from llm_perf_opt.profiling.vendor.launch import Companion, ask, run_child
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def run(code: str, tmp_path: Path, timeout_s: float = 30.0) -> tuple[launch.Finished, list[dict[str, Any]], str]:
+    heard: list[dict[str, Any]] = []
+    log = tmp_path / "log.txt"
+    finished = run_child(python(code), log=log, timeout_s=timeout_s, on_message=heard.append)
+    return finished, heard, log.read_text()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_messages_and_log_are_told_apart(tmp_path: Path) -> None:
+    code = """
+import sys
+from llm_perf_opt.profiling.vendor.launch import send
+print("plain"); send("phase", text="loading"); print("to stderr", file=sys.stderr)
+print("@llm-perf not json"); print("@llm-perf [1]"); print("no newline", end="")
+"""
+    finished, heard, log = run(code, tmp_path)
+    assert finished.exit_code == 0
+    assert heard == [{"event": "phase", "text": "loading"}]
+    assert set(log.splitlines()) == {"plain", "to stderr", "@llm-perf not json", "@llm-perf [1]", "no newline"}
+
+
+def test_output_larger_than_any_pipe_is_kept(tmp_path: Path) -> None:
+    finished, _, log = run("print('x' * 3_000_000)", tmp_path)
+    assert finished.exit_code == 0
+    assert log.count("x") == 3_000_000
+
+
+@pytest.mark.parametrize(("code", "expected"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)])
+def test_exit_code_and_signal_are_told(tmp_path: Path, code: str, expected: int) -> None:
+    finished, _, _ = run(code, tmp_path)
+    assert finished.exit_code == expected
+    assert finished.signal_name == ("SIGKILL" if expected == -9 else "")
+
+
+def test_a_child_that_takes_too_long_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", (0.3, 0.3, 5.0))
+    pids = tmp_path / "pids"
+    code = f"""
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)
+other = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(60)"])
+open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{other.pid}}")
+time.sleep(60)
+"""
+    finished, _, _ = run(code, tmp_path, timeout_s=2.0)
+    assert finished.timed_out
+    assert finished.exit_code == -signal.SIGKILL
+    deadline = time.monotonic() + 5
+    while any(alive(int(pid)) for pid in pids.read_text().split()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(int(pid)) for pid in pids.read_text().split())
+
+
+def test_a_grandchild_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    code = f"""
+import subprocess, sys
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"], start_new_session=True)
+open({str(pid_file)!r}, "w").write(str(other.pid))
+print("done", flush=True)
+"""
+    try:
+        finished, _, log = run(code, tmp_path)
+        assert (finished.exit_code, finished.timed_out) == (0, False)
+        assert finished.seconds < 15
+        assert log == "done\n"
+    finally:
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
+
+
+def test_interrupting_us_interrupts_the_child_and_keeps_its_last_words(tmp_path: Path) -> None:
+    code = """
+import time
+print("begun", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("last words", flush=True)
+"""
+    log = tmp_path / "log.txt"
+
+    def interrupt() -> None:
+        while not log.exists() or "begun" not in log.read_text():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Interrupted):
+        run_child(python(code), log=log, timeout_s=30, on_message=lambda _: None)
+    thread.join()
+    assert "last words" in log.read_text()
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="no-such-program cannot be started"):
+        run_child([str(tmp_path / "no-such-program")], log=tmp_path / "log", timeout_s=5, on_message=lambda _: None)
+
+
+def test_waiting_costs_no_processor_time(tmp_path: Path) -> None:
+    before = time.process_time()
+    run("import time; time.sleep(2)", tmp_path)
+    assert time.process_time() - before < 0.1
+
+
+def test_companion_hears_and_ends_with_its_input(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    code = f"import sys; print('ready', flush=True); open({str(heard)!r}, 'w').write(sys.stdin.read())"
+    companion = Companion(python(code), tmp_path / "log", "ready")
+    companion.tell("42")
+    assert companion.stop().exit_code == 0
+    assert heard.read_text() == "42\n"
+
+
+def test_companion_that_does_not_start_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="did not start"):
+        Companion(python("raise SystemExit(3)"), tmp_path / "log", "ready")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    child = (
+        "import os, time; from llm_perf_opt.profiling.vendor.launch import die_with_parent; die_with_parent(); "
+        f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    )
+    parent = subprocess.Popen(python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"))
+    deadline = time.monotonic() + 20
+    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    pid = int(pid_file.read_text())
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pid)
+
+
+def test_ask() -> None:
+    assert ask(python("print('hello')")) == "hello"
+    assert ask(python("raise SystemExit(1)")) is None
+    assert ask(["/no/such/program"]) is None
+    assert ask(python("import time; time.sleep(10)"), timeout_s=0.2) is None

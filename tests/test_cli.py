@@ -1,0 +1,378 @@
+"""The command as a user types it: real processes, the real model, real failures."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+SMALL = ("runtime.num_new_tokens=5", "runtime.prompt_tokens=16", "runtime.max_repeats=7", "runtime.min_repeats=6")
+LONG = ("runtime.num_new_tokens=200", "runtime.max_repeats=100000", "runtime.min_repeats=100000", "runtime.max_warmup=1")
+
+
+def llm_perf(*words: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "llm_perf_opt", *words], cwd=cwd, capture_output=True, text=True, timeout=120, check=False, **more
+    )
+
+
+def run_json(*words: str, cwd: Path) -> dict[str, Any]:
+    done = llm_perf("run", "--json", "--quiet", *words, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    outcome: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return outcome
+
+
+def only_run(folder: Path) -> Path:
+    (found,) = folder.glob("runs/*/*/*")
+    return found
+
+
+def manifest(run: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((run / "run.json").read_text())
+    return values
+
+
+def statuses(run: Path) -> dict[str, str]:
+    return {entry["name"]: entry["status"] for entry in manifest(run)["passes"]}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """One complete run, with sub-stages and prompts of different lengths, that several tests look at."""
+    folder = tmp_path_factory.mktemp("whole")
+    outcome = run_json(
+        *SMALL, "dataset=sample_prompts", "runtime.prompt_tokens=150", "runtime.batch_size=3",
+        "model.substages.first=model.layers.0", "profiling.torch.preset=default", "profiling.nvml.interval_s=0.02", cwd=folder,
+    )  # fmt: skip
+    return Path(outcome["run"]), outcome
+
+
+def test_run_leaves_everything_needed_to_repeat_it(whole_run: tuple[Path, dict[str, Any]]) -> None:
+    run, outcome = whole_run
+    assert outcome["status"] == "complete"
+    assert statuses(run) == {"nvml": "complete", "clean": "complete", "torch": "complete"}
+    for name in (
+        "config.yaml",
+        "env.json",
+        "inputs.yaml",
+        "report.md",
+        "stakeholder_summary.md",
+        "operators.md",
+        "ops.csv",
+        "nvml.csv",
+    ):
+        assert (run / name).stat().st_size > 0, name
+    for name in ("clean", "torch", "nvml"):
+        assert (run / "raw" / name / "cmd.txt").exists()
+        assert (run / "raw" / name / "log.txt").exists()
+    assert (run / "raw" / "torch" / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+    environment = json.loads((run / "env.json").read_text())
+    assert {"cpu", "memory", "gpu", "gpu_driver", "packages", "tool", "python"} <= set(environment)
+    assert manifest(run)["command"][:2] == ["llm-perf", "run"]
+    assert not list(run.rglob("*.part"))
+
+
+def test_lengths_really_used_are_recorded(whole_run: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = whole_run
+    inputs = yaml.safe_load((run / "inputs.yaml").read_text())
+    assert inputs["lengths"] == [len(ids) for ids in inputs["ids"]]
+    assert len(set(inputs["lengths"])) > 1
+    timings = json.loads((run / "raw/clean/timings.json").read_text())
+    assert timings["workload"]["prompt_tokens"] == inputs["lengths"]
+    assert timings["workload"]["padded_tokens"] == max(inputs["lengths"])
+
+
+def test_stages_nest_and_sum_exactly(whole_run: tuple[Path, dict[str, Any]]) -> None:
+    run, outcome = whole_run
+    assert list(outcome["stages"]) == ["profile", "prefill", "first", "decode", "decode_step"] or "first" in outcome["stages"]
+    for iteration in json.loads((run / "raw/clean/timings.json").read_text())["iterations"]:
+        assert len(iteration["steps_ns"]) == 4
+        spans = iteration["substages"]
+        assert [span["step"] for span in spans] == [-1, 0, 1, 2, 3]
+        assert spans[0]["duration_ns"] < iteration["prefill_ns"]
+        for span in spans[1:]:
+            assert span["duration_ns"] < iteration["steps_ns"][span["step"]]
+        assert iteration["prefill_ns"] + sum(iteration["steps_ns"]) <= iteration["wall_ns"]
+
+
+def test_report_has_its_sections_and_no_empty_table(whole_run: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = whole_run
+    text = (run / "report.md").read_text()
+    for section in ("Environment", "Aggregates", "Per-stage timings", "Top operators", "Assumptions"):
+        assert f"## {section}" in text
+    assert "aten::" in text
+    assert "× " in text.split("## Per-stage timings")[1].split("##")[0], "inflation is shown per stage"
+    assert "None" not in text
+    assert "nan" not in re.split(r"\W+", text)
+
+
+def test_trace_holds_the_stages_and_the_sub_stage(whole_run: tuple[Path, dict[str, Any]]) -> None:
+    import gzip
+
+    run, _ = whole_run
+    events = json.loads(gzip.decompress((run / "raw/torch/trace.json.gz").read_bytes()))["traceEvents"]
+    names = [event.get("name") for event in events if event.get("cat") == "user_annotation"]
+    assert names.count("prefill") == 1
+    assert names.count("decode_step") == 4
+    assert names.count("first") == 5
+
+
+def test_report_verb_makes_it_anew(whole_run: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = whole_run
+    before = (run / "report.md").read_text()
+    (run / "report.md").unlink()
+    done = llm_perf("report", str(run), cwd=run)
+    assert done.returncode == 0
+    assert (run / "report.md").read_text() == before
+
+
+def test_config_of_a_run_runs_again(whole_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    run, _ = whole_run
+    module = "llm_perf_opt.runners.llm_profile_runner"
+    argv = [sys.executable, "-m", module, "--config", str(run / "config.yaml"), "--pass", "clean", "--out", str(tmp_path)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=120)
+    first, second = (json.loads((folder / "timings.json").read_text()) for folder in (run / "raw/clean", tmp_path))
+    assert second["workload"] == first["workload"]
+    assert second["tokens_sha256"] == first["tokens_sha256"]
+
+
+def test_prefill_alone(tmp_path: Path) -> None:
+    outcome = run_json(*SMALL, "runtime.num_new_tokens=1", "profiling=none", cwd=tmp_path)
+    assert set(outcome["stages"]) == {"profile", "prefill"}
+    assert "n/a: one new token comes from prefill alone" in (Path(outcome["run"]) / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["modle=tiny"], 2, "Did you mean 'model'?"),
+        (["model=tinny"], 2, "Did you mean 'tiny'?"),
+        (["runtime.batch_size=many"], 2, "expected a whole number"),
+        (["runtime.num_new_tokens=0"], 2, "runtime.num_new_tokens=0 is out of range"),
+        (["--config-dir", "nowhere"], 2, "no such folder"),
+        (["experiment=../../x"], 2, "cannot name a folder"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_is_made(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    done = llm_perf("run", *words, cwd=tmp_path)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["model=hf", "model.path=missing"], 3, "no such folder"),
+        (["runtime.prompt_tokens=5000"], 2, "the model has 4096 positions"),
+        (["model.substages.x=model.layer"], 2, "Did you mean 'model.layers'?"),
+        (["runtime.batch_size=900000", "runtime.prompt_tokens=4000"], 3, "does not fit"),
+        (["dataset=sample_prompts", "dataset.path=gone.jsonl"], 3, "no such file"),
+    ],
+)
+def test_a_request_that_cannot_be_met_fails_with_one_message(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    done = llm_perf("run", "profiling=none", *words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert manifest(only_run(tmp_path))["status"] == "failed"
+    assert said in manifest(only_run(tmp_path))["why"]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A long run that is measuring by now."""
+    argv = [sys.executable, "-m", "llm_perf_opt", "run", *LONG]
+    process = subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "repeats" in line:
+            break
+    time.sleep(1.5)  # a few repeats
+    yield process, only_run(tmp_path)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def measured_pid(run: Path) -> int:
+    """The measured process, found by its own command line."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"--pass" in words and str(run / "config.yaml").encode() in words:
+                return int(entry.name)
+    raise AssertionError("the measured process is not there")
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_interrupt_keeps_what_was_measured(running: tuple[subprocess.Popen[str], Path]) -> None:
+    process, run = running
+    pid = measured_pid(run)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert gone(pid)
+    assert manifest(run)["status"] == "partial"
+    assert statuses(run) == {"nvml": "complete", "clean": "failed", "torch": "skipped"}
+    assert len(json.loads((run / "raw/clean/timings.json").read_text())["iterations"]) >= 1
+    assert "interrupted after" in (run / "report.md").read_text()
+    assert "report:" in out
+
+
+def test_a_killed_child_is_called_that(running: tuple[subprocess.Popen[str], Path]) -> None:
+    process, run = running
+    os.kill(measured_pid(run), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert "was killed (SIGKILL)" in err
+    assert manifest(run)["status"] == "failed"
+    assert statuses(run)["nvml"] == "complete"
+
+
+def test_killing_us_leaves_a_truthful_folder_and_no_process(running: tuple[subprocess.Popen[str], Path]) -> None:
+    process, run = running
+    pid = measured_pid(run)
+    process.kill()
+    process.wait()
+    assert gone(pid)
+    assert manifest(run)["status"] == "partial"
+    assert statuses(run) == {"nvml": "started", "clean": "started", "torch": "pending"}
+    done = llm_perf("report", str(run), cwd=run)
+    assert done.returncode == 0
+    assert "This run is partial" in (run / "report.md").read_text()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 80 MB, where this user may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a file system is not allowed here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told_before_and_during(small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(b"x" * 30_000_000)
+    done = llm_perf("run", *SMALL, cwd=small_disk)
+    assert done.returncode == 3
+    assert "a run needs at least" in done.stderr
+    (small_disk / "filler").unlink()
+    argv = [sys.executable, "-m", "llm_perf_opt", "run", "profiling=none", *SMALL]
+    process = subprocess.Popen(argv, cwd=small_disk, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    process.stderr.readline()  # the pass has begun
+    with (small_disk / "filler").open("wb", buffering=0) as filler:
+        try:
+            while filler.write(b"x" * 1_000_000):
+                pass
+        except OSError:
+            pass
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 3, err
+    assert "No space left" in err
+    assert "Traceback" not in err
+    run = only_run(small_disk)
+    assert manifest(run)["status"] in ("partial", "failed")
+    assert not (run / "raw/clean/timings.json").exists()
+
+
+def test_runs_never_share_a_folder(tmp_path: Path) -> None:
+    same = f"hydra.run.dir={tmp_path / 'mine'}"
+    first = run_json(*SMALL, "profiling=none", same, cwd=tmp_path)
+    before = (tmp_path / "mine" / "run.json").read_bytes()
+    second = run_json(*SMALL, "profiling=none", same, cwd=tmp_path)
+    assert (first["run"], second["run"]) == (str(tmp_path / "mine"), str(tmp_path / "mine-2"))
+    assert (tmp_path / "mine" / "run.json").read_bytes() == before
+
+
+def test_config_dir_brings_options_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_text(
+        "defaults:\n  - tiny\n  - _self_\nname: mine\narchitecture:\n  num_hidden_layers: 1\n"
+    )
+    done = llm_perf("run", "--dry-run", "--json", "--config-dir", "conf", "model=mine", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["config"]["model"]["architecture"]["num_hidden_layers"] == 1
+    assert plan["config"]["model"]["architecture"]["hidden_size"] == 256
+    assert plan["run_dir"].startswith("runs/baseline/mine/")
+
+
+def test_doctor_names_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
+    empty_path = {**os.environ, "PATH": str(tmp_path), "NSYS": "", "NCU": ""}
+    done = llm_perf("doctor", "--json", cwd=tmp_path, env=empty_path)
+    assert done.returncode == 0, done.stderr
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert checks["torch"]["status"] == "ok"
+    for check in checks.values():
+        assert check["found"]
+        assert check["status"] == "ok" or (check["costs"] and check["remedy"])
+    plain = llm_perf("doctor", cwd=tmp_path)
+    assert all(name in plain.stdout for name in checks)
+
+
+def test_options_lists_every_group(tmp_path: Path) -> None:
+    done = llm_perf("options", "--json", cwd=tmp_path)
+    listed = json.loads(done.stdout)
+    assert set(listed) == {"model", "dataset", "runtime", "hardware", "profiling"}
+    assert "tiny" in listed["model"]
+    assert "random" not in listed["model"]
+
+
+@pytest.mark.parametrize("verb", ["run", "report", "doctor", "options"])
+def test_every_verb_has_help(tmp_path: Path, verb: str) -> None:
+    done = llm_perf(verb, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "--json" in done.stdout
+
+
+def test_report_of_what_is_no_run(tmp_path: Path) -> None:
+    done = llm_perf("report", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 5
+    assert "is not a run" in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    assert "Traceback" in llm_perf("report", "--debug", str(tmp_path), cwd=tmp_path).stderr
+
+
+def test_a_tool_that_is_missing_leaves_a_partial_run(tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": str(tmp_path), "NSYS": "", "NCU": ""}
+    done = llm_perf("run", "profiling=nsys", "profiling.nvml.enable=false", *SMALL, cwd=tmp_path, env=environment)
+    if "nsys" in statuses(only_run(tmp_path)) and statuses(only_run(tmp_path))["nsys"] == "complete":
+        pytest.skip("nsys is in one of its usual folders")
+    assert done.returncode == 3
+    assert "there is no nsys" in done.stderr
+    assert statuses(only_run(tmp_path)) == {"clean": "complete", "nsys": "skipped"}
+    assert manifest(only_run(tmp_path))["status"] == "partial"
