@@ -30,17 +30,25 @@ class BareLoop:
     """What one would write by hand: forward, argmax, next; one clock reading at the end of decode."""
 
     def __init__(self, session: Session) -> None:
+        runtime = session.config.runtime
         self._model: Any = session.model
         self._ids = session.batch.input_ids
         self._steps = session.workload.decode_steps
         self._cuda = session.cuda
-        self._static = session.config.runtime.cache == "static"
+        self._static = runtime.cache == "static"
+        self._graphs = self._cuda and runtime.compile in ("reduce-overhead", "max-autotune")
         self._longest = self._ids.shape[1] + session.workload.new_tokens
         self._cache: Any = None
+        mode = None if runtime.compile == "default" else runtime.compile
+        self._step = self._next if runtime.compile == "none" else torch.compile(self._next, mode=mode)
 
     def _wait(self) -> None:
         if self._cuda:
             torch.cuda.synchronize()
+
+    def _next(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+        return logits[:, -1:].argmax(-1)
 
     @torch.inference_mode()
     def per_token_ns(self) -> float:
@@ -50,13 +58,15 @@ class BareLoop:
             self._cache.reset()
         else:
             self._cache = StaticCache(config=config, max_cache_len=self._longest) if self._static else DynamicCache(config=config)
-        logits = self._model(input_ids=self._ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
-        token = logits[:, -1:].argmax(-1)
+        token = self._next(self._ids)
         self._wait()
         begun = time.perf_counter_ns()
         for _ in range(self._steps):
-            logits = self._model(input_ids=token, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
-            token = logits[:, -1:].argmax(-1)
+            if self._graphs:
+                torch.compiler.cudagraph_mark_step_begin()
+                token = self._step(token).clone()
+            else:
+                token = self._step(token)
         self._wait()
         return (time.perf_counter_ns() - begun) / self._steps
 
@@ -71,6 +81,7 @@ def main() -> None:
     meter = Meter(session.runner, session.batch, session.workload.new_tokens, clock_for(session.device))
     bare_loop = BareLoop(session)
 
+    @torch.inference_mode()  # as the measured process holds it, around the whole pass
     def measured() -> float:
         iteration = meter.iterate()
         return iteration.decode_ns / len(iteration.steps_ns)

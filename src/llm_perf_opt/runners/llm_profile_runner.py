@@ -316,12 +316,15 @@ def run_pass(config: RunConfig, which: str, out: Path) -> bool:
     """Run one pass and leave its files in `out`; False when it was interrupted but kept what it had."""
     out.mkdir(parents=True, exist_ok=True)
     session = open_session(config)
-    if which == "clean":
-        return clean_pass(session, out)
-    if which == "torch":
-        torch_pass(session, out)
-    else:
-        plain_pass(session)
+    import torch
+
+    with torch.inference_mode():
+        if which == "clean":
+            return clean_pass(session, out)
+        if which == "torch":
+            torch_pass(session, out)
+        else:
+            plain_pass(session)
     return True
 
 

@@ -1,6 +1,7 @@
 """Plain PyTorch: a transformers causal LM, stepped by hand, greedy."""
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +73,17 @@ class PyTorchRunner:
             self._cache = None
         self._mask = self._positions = None
 
-    @torch.inference_mode()
     def prefill(self, prompts: Batch) -> torch.Tensor:
         """The whole prompt in one forward; returns the first new token of each sequence, [batch, 1]."""
+        with _inference():
+            return self._prefill(prompts)
+
+    def decode_step(self, token: torch.Tensor) -> torch.Tensor:
+        """One token per sequence in, the next one out, [batch, 1]."""
+        with _inference():
+            return self._decode_step(token)
+
+    def _prefill(self, prompts: Batch) -> torch.Tensor:
         width = prompts.input_ids.shape[1]
         if self._cache is None:
             self._cache = self._new_cache(width + self._new_tokens)
@@ -85,9 +94,7 @@ class PyTorchRunner:
             self._positions = prompts.positions[:, -1:]
         return token
 
-    @torch.inference_mode()
-    def decode_step(self, token: torch.Tensor) -> torch.Tensor:
-        """One token per sequence in, the next one out, [batch, 1]."""
+    def _decode_step(self, token: torch.Tensor) -> torch.Tensor:
         self._filled += 1
         if self._positions is not None:
             self._positions = self._positions + 1
@@ -120,6 +127,14 @@ class PyTorchRunner:
         if self._cache_kind == "static":
             return StaticCache(config=config, max_cache_len=longest)
         return DynamicCache(config=config)
+
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def _inference() -> "AbstractContextManager[None] | torch.inference_mode":
+    """Inference mode, entered only where it is not on already: entering it at every step would show in the times."""
+    return _NOTHING if torch.is_inference_mode_enabled() else torch.inference_mode()
 
 
 def _compile_mode(mode: CompileMode) -> str | None:
