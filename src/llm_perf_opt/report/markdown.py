@@ -215,6 +215,8 @@ def _stages(analysis: RunAnalysis) -> str:
     if not analysis.stages:
         return "## Per-stage timings\n\nn/a: no iteration was measured\n"
     rows = [_stage_row(stage, analysis.stages) for stage in analysis.stages]
+    torch = analysis.torch
+    equal = "" if isinstance(torch, Missing) else f" The torch pass took {torch.decode_steps} decode steps; its factors compare as many."
     header = [
         "stage",
         "runs",
@@ -227,7 +229,7 @@ def _stages(analysis: RunAnalysis) -> str:
     ]
     return (
         "## Per-stage timings\n\nUnprofiled. A parent includes its children; runs are per iteration; "
-        "a step's value is the iteration's median step.\n\n" + table(header, rows, "lrrrrrrr")
+        f"a step's value is the iteration's median step.{equal}\n\n" + table(header, rows, "lrrrrrrr")
     )
 
 
