@@ -159,6 +159,17 @@ class OperatorRow:
 
 
 @dataclass(frozen=True)
+class StageActivity:
+    """What the launches of one stage started on the device; kernel times are true even under a profiler."""
+
+    launches: int
+    """Calls that started device work; the replay of a CUDA graph is one."""
+    kernels: int
+    kernel_ns: int
+    """Sum over kernels, copies and memsets."""
+
+
+@dataclass(frozen=True)
 class TorchPass:
     """What torch.profiler saw in one iteration; its times are inflated and say only where time goes."""
 
@@ -167,6 +178,8 @@ class TorchPass:
     """Wall time of each stage while profiled; decode_step is the median."""
     decode_steps: int
     """Steps in the profiled iteration: it may be shorter than the unprofiled ones."""
+    activity: Maybe[dict[str, StageActivity]]
+    """Device work by stage: prefill, and decode over its profiled steps."""
     operators: tuple[OperatorRow, ...]
     trace_file: str
     trace_bytes: int

@@ -1,13 +1,14 @@
 """The torch.profiler pass: one iteration, its operators and its trace."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.config import TorchPreset
-from llm_perf_opt.records import Iteration, Missing, OperatorRow
-from llm_perf_opt.stages import STAGE_NAMES
+from llm_perf_opt.records import Iteration, Maybe, Missing, OperatorRow, StageActivity
+from llm_perf_opt.stages import STAGE_NAMES, Stage
 
 PRESETS: dict[TorchPreset, dict[str, Any]] = {
     "minimal": {},
@@ -18,7 +19,7 @@ PRESETS: dict[TorchPreset, dict[str, Any]] = {
 
 def profile_iteration(
     iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path
-) -> tuple[Iteration, list[OperatorRow]]:
+) -> tuple[Iteration, list[OperatorRow], Maybe[dict[str, StageActivity]]]:
     """Profile one iteration after one that only wakes the profiler up; leaves the gzipped Chrome trace at `trace`."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -30,7 +31,55 @@ def profile_iteration(
     beside = trace.with_name(f".{os.getpid()}.{trace.name}")  # the ending .gz makes torch compress it
     profiler.export_chrome_trace(str(beside))
     beside.replace(trace)
-    return measured, operators(profiler.key_averages(), preset, cuda)
+    activity: Maybe[dict[str, StageActivity]] = Missing("the run is on the CPU")
+    if cuda:
+        activity = stage_activity(_events(profiler))
+    return measured, operators(profiler.key_averages(), preset, cuda), activity
+
+
+@dataclass(frozen=True)
+class DeviceEvent:
+    """One event of the profiler, on the host or on the device."""
+
+    name: str
+    on_device: bool
+    start_ns: int
+    duration_ns: int
+    correlation: int
+    """The same for a launch and what it started."""
+
+
+def _events(profiler: Any) -> list[DeviceEvent]:
+    from torch._C._autograd import DeviceType
+
+    return [
+        DeviceEvent(
+            event.name(), event.device_type() != DeviceType.CPU, event.start_ns(), event.duration_ns(), event.correlation_id()
+        )
+        for event in profiler.profiler.kineto_results.events()
+    ]
+
+
+def stage_activity(events: Sequence[DeviceEvent]) -> dict[str, StageActivity]:
+    """Device work by the stage whose range encloses the launch, whenever the device got to it."""
+    ranges = sorted(
+        (event.start_ns, event.start_ns + event.duration_ns, event.name)
+        for event in events
+        if not event.on_device and event.name in (Stage.PREFILL.value, Stage.DECODE.value)
+    )
+    launches = {event.correlation: event.start_ns for event in events if not event.on_device and event.name.startswith("cu")}
+    found: dict[str, list[tuple[int, int]]] = {name: [] for _, _, name in ranges}
+    for event in events:
+        if not event.on_device or event.name in STAGE_NAMES or event.correlation not in launches:
+            continue
+        launched = launches[event.correlation]
+        stage = next((name for start, end, name in ranges if start <= launched <= end), None)
+        if stage is not None:
+            found[stage].append((event.correlation, event.duration_ns))
+    return {
+        name: StageActivity(len({launch for launch, _ in work}), len(work), sum(duration for _, duration in work))
+        for name, work in found.items()
+    }
 
 
 def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRow]:

@@ -216,7 +216,11 @@ def _stages(analysis: RunAnalysis) -> str:
         return "## Per-stage timings\n\nn/a: no iteration was measured\n"
     rows = [_stage_row(stage, analysis.stages) for stage in analysis.stages]
     torch = analysis.torch
-    equal = "" if isinstance(torch, Missing) else f" The torch pass took {torch.decode_steps} decode steps; its factors compare as many."
+    equal = (
+        ""
+        if isinstance(torch, Missing)
+        else f" The torch pass took {torch.decode_steps} decode steps; its factors compare as many."
+    )
     header = [
         "stage",
         "runs",

@@ -82,3 +82,17 @@ def spread(value: Distribution, unit: str) -> str:
 
 def _bare(value: float, unit: str) -> str:
     return significant(value / 1e6) if unit == "ns" else significant(value)
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    """A table for the terminal: aligned columns, two spaces apart."""
+    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        parts = [
+            cell.rjust(width) if letter == "r" else cell.ljust(width)
+            for cell, width, letter in zip(cells, widths, align, strict=True)
+        ]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(header), *[line(row) for row in rows]])

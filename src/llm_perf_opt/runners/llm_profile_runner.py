@@ -143,13 +143,13 @@ def torch_pass(session: Session, out: Path) -> None:
     trace = out / "trace.json.gz"
     send("phase", text="profiling one iteration")
     with _substages(session, meter):
-        iteration, rows = profile_iteration(meter.iterate, wanted.preset, session.cuda, trace)
+        iteration, rows, activity = profile_iteration(meter.iterate, wanted.preset, session.cuda, trace)
     if not rows:
         raise CaptureError(
             "torch.profiler recorded no operator.", "See log.txt of the pass; another profiler may hold the device."
         )
     record = TorchPass(
-        wanted.preset, _stage_walls(iteration), len(iteration.steps_ns), tuple(rows), trace.name, trace.stat().st_size
+        wanted.preset, _stage_walls(iteration), len(iteration.steps_ns), activity, tuple(rows), trace.name, trace.stat().st_size
     )
     write_record(out / "operators.json", record)
 
