@@ -39,10 +39,10 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def last_level_cache_bytes() -> Maybe[int]:
+def last_level_cache_bytes(processors: Path = Path("/sys/devices/system/cpu")) -> Maybe[int]:
     """All last-level caches of the processors this process may use, together: threads on several share the data among them."""
     caches: dict[tuple[int, str], int] = {}
-    for folder in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
+    for folder in processors.glob("cpu[0-9]*/cache/index[0-9]*"):
         cpu = int(folder.parent.parent.name.removeprefix("cpu"))
         if hasattr(os, "sched_getaffinity") and cpu not in os.sched_getaffinity(0):
             continue
