@@ -13,11 +13,12 @@ import yaml
 from llm_perf_opt import __version__
 from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
-from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, error_from
+from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor import ncu, nsys
 from llm_perf_opt.profiling.vendor.checks import find_tool
+from llm_perf_opt.profiling.vendor.child import told_error, verdict
 from llm_perf_opt.profiling.vendor.launch import Companion, Finished, run_child
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
@@ -176,8 +177,9 @@ def _run_pass(
     said: list[LlmPerfError] = []
 
     def hear(message: dict[str, Any]) -> None:
-        if message.get("event") == "error":
-            said.append(error_from(str(message.get("kind")), str(message.get("fact")), str(message.get("remedy"))))
+        error = told_error(message)
+        if error is not None:
+            said.append(error)
         listener.pass_message(name, message)
 
     try:
@@ -206,36 +208,17 @@ def _run_pass(
 
 
 def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:
-    """What a pass's end means: its own words first, then its exit code."""
-    if said:
-        return said[0]
-    log = f"See {folder.log_file(name)}."
-    if finished.timed_out:
-        return CaptureError(
-            f"The {LABELS[name]} pass took longer than profiling.pass_timeout_s and was ended after {finished.seconds:.0f} s.",
-            f"Raise profiling.pass_timeout_s, or measure less. {log}",
-        )
-    if finished.exit_code == 0:
-        return _missing_report(name, folder)
-    if finished.exit_code == 130:
-        return Interrupted("Interrupted.", "What was captured so far is kept.")
-    if finished.signal_name == "SIGKILL":
-        return CaptureError(
-            f"The {LABELS[name]} pass was killed (SIGKILL).",
-            f"Often that is the system running out of memory: try a smaller model, batch or prompt. {log}",
-        )
-    how = f"by {finished.signal_name}" if finished.signal_name else f"with exit code {finished.exit_code}"
-    return CaptureError(f"The {LABELS[name]} pass was ended {how}{_complaint(folder.log_file(name))}.", log)
-
-
-def _complaint(log: Path) -> str:
-    """The line of a log that most likely says what went wrong."""
-    try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        return ""
-    loud = [line for line in lines if "error" in line.lower()] or lines[-1:]
-    return f": {loud[0].removeprefix('==ERROR==').strip()[:300]}" if loud else ""
+    """What a pass's end means."""
+    error = verdict(
+        f"The {LABELS[name]} pass",
+        finished,
+        said,
+        folder.log_file(name),
+        limit="profiling.pass_timeout_s",
+        longer="Raise profiling.pass_timeout_s, or measure less.",
+        smaller="try a smaller model, batch or prompt.",
+    )
+    return error or _missing_report(name, folder)
 
 
 def _missing_report(name: str, folder: RunFolder) -> LlmPerfError | None:

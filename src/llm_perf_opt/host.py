@@ -4,6 +4,10 @@ import os
 import platform
 from pathlib import Path
 
+from llm_perf_opt.records import Maybe, Missing
+
+_CACHE_FILES = ("level", "type", "size", "shared_cpu_list")
+_CACHE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -33,6 +37,25 @@ def cpu_name() -> str:
             if name.strip() in ("model name", "Processor") and value.strip():
                 return value.strip()
     return platform.processor() or platform.machine()
+
+
+def last_level_cache_bytes(processors: Path = Path("/sys/devices/system/cpu")) -> Maybe[int]:
+    """All last-level caches of the processors this process may use, together: threads on several share the data among them."""
+    caches: dict[tuple[int, str], int] = {}
+    for folder in processors.glob("cpu[0-9]*/cache/index[0-9]*"):
+        cpu = int(folder.parent.parent.name.removeprefix("cpu"))
+        if hasattr(os, "sched_getaffinity") and cpu not in os.sched_getaffinity(0):
+            continue
+        try:
+            level, kind, size, shared = ((folder / name).read_text().strip() for name in _CACHE_FILES)
+        except OSError:
+            continue
+        if kind != "Instruction" and level.isdigit() and size[:-1].isdigit() and size[-1] in _CACHE_UNITS:
+            caches[int(level), shared] = int(size[:-1]) * _CACHE_UNITS[size[-1]]
+    if not caches:
+        return Missing("the system does not tell its caches")
+    last = max(level for level, _ in caches)
+    return sum(size for (level, _), size in caches.items() if level == last)
 
 
 def usable_cpus() -> int:

@@ -93,8 +93,7 @@ class BarProgress(QuietProgress):
         if task is None or not phase:
             return
         if message.get("event") == "progress":
-            estimate = float(message.get("estimate_ns", 0)) / 1e6
-            words = f"{phase} {message.get('done')} of at most {message.get('at_most')}, {estimate:.4g} ms each"
+            words = f"{phase} {message.get('text') or _estimate(message)}"
             self._progress.update(task, total=message.get("at_most"), completed=message.get("done"), description=escape(words))
         else:
             self._progress.update(task, description=escape(phase))
@@ -119,6 +118,11 @@ def progress_for(quiet: bool) -> QuietProgress:
     if quiet:
         return QuietProgress()
     return BarProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+def _estimate(message: dict[str, Any]) -> str:
+    each = float(message.get("estimate_ns", 0)) / 1e6
+    return f"{message.get('done')} of at most {message.get('at_most')}, {each:.4g} ms each"
 
 
 def _phase(message: dict[str, Any]) -> str:

@@ -270,6 +270,61 @@ class Distribution:
         return (self.ci_high - self.ci_low) / 2 / self.median
 
 
+CeilingUnit = Literal["FLOP/s", "B/s", "ns"]
+
+
+@dataclass(frozen=True)
+class CeilingRow:
+    """One thing the device was driven to its limit at."""
+
+    key: str
+    label: str
+    unit: CeilingUnit
+    value: Maybe[Distribution]
+    how: str
+    """The operation that reached it, with its sizes."""
+    conditions: str = ""
+    """Clock, power and throttling while it was reached."""
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device reached when it had nothing else to do: the measured counterpart of its datasheet."""
+
+    device_kind: Literal["cpu", "cuda"]
+    device_name: str
+    device_id: str
+    """Tells one device from another of the same name."""
+    driver: Maybe[str]
+    torch_version: str
+    threads: int
+    """Of the framework on the host."""
+    taken: str
+    """UTC, ISO 8601."""
+    budget_s: float
+    """The time it was given."""
+    seconds: float
+    """The time it took."""
+    conditions: tuple[str, ...]
+    rows: tuple[CeilingRow, ...]
+
+    def row(self, key: str) -> CeilingRow | None:
+        """The row with this key."""
+        return next((row for row in self.rows if row.key == key), None)
+
+
+@dataclass(frozen=True)
+class FoundCeilings:
+    """Ceilings, and where they came from."""
+
+    ceilings: Ceilings
+    cached: bool
+    """Whether they were measured before, not now."""
+    cache_file: Maybe[str]
+    notes: tuple[str, ...] = ()
+    """What did not go as it should: a cache that is damaged or cannot be written."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """A named figure with its definition beside it."""

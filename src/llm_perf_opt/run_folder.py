@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -176,7 +177,8 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # its folder may not be one
+            beside.unlink(missing_ok=True)
         raise disk_error(error, path) from error
 
 

@@ -14,7 +14,6 @@ import resource
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -26,9 +25,10 @@ import yaml
 from llm_perf_opt.composition import compose, config_from_mapping
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.data.prompts import Prompts, synthetic_prompts, text_prompts
-from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
+from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ParseError, nearest
 from llm_perf_opt.profiling.annotations import marked, unmarked
 from llm_perf_opt.profiling.meter import Effort, Measured, Meter, Progress
+from llm_perf_opt.profiling.vendor.child import framework_error, last_words
 from llm_perf_opt.profiling.vendor.launch import die_with_parent, send
 from llm_perf_opt.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, Workload
 from llm_perf_opt.run_folder import write_record
@@ -336,17 +336,14 @@ def _read_config(path: Path) -> RunConfig:
     return config_from_mapping(values if isinstance(values, dict) else {})
 
 
-def _translated(error: BaseException) -> LlmPerfError:
+def _translated(error: Exception) -> LlmPerfError:
     """Errors of the framework that a user can act on, as ours."""
-    text = " ".join(str(error).split())
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in text:
-        return ResourceError(
-            f"Out of memory: {text[:300]}",
-            "Lower runtime.batch_size, runtime.prompt_tokens or runtime.num_new_tokens, or use a smaller model or dtype.",
-        )
-    if "No space left" in text:
-        return ResourceError(f"No space left on the disk: {text[:200]}", "Free some space, or use hydra.run.dir=DIR elsewhere.")
-    return CaptureError(f"{type(error).__name__}: {text[:400]}", "The whole error is in the pass's log.txt; --debug shows it.")
+    return framework_error(
+        error,
+        memory="Lower runtime.batch_size, runtime.prompt_tokens or runtime.num_new_tokens, or use a smaller model or dtype.",
+        disk="Free some space, or use hydra.run.dir=DIR elsewhere.",
+        otherwise="The whole error is in the pass's log.txt; --debug shows it.",
+    )
 
 
 def main() -> None:
@@ -357,28 +354,14 @@ def main() -> None:
     parser.add_argument("--pass", dest="which", choices=PASSES, default="plain")
     parser.add_argument("--out", type=Path, default=Path("runs") / "alone", help="folder for the pass's files")
     arguments = parser.parse_args()
-    try:
+    with last_words(_translated):
         if arguments.config and arguments.overrides:
             raise ConfigError("--config is a resolved configuration; overrides have no place beside it.")
         if arguments.config:
             die_with_parent()
         config = _read_config(arguments.config) if arguments.config else compose(arguments.overrides).config
         finished = run_pass(config, arguments.which, arguments.out)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except LlmPerfError as error:
-        traceback.print_exc(file=sys.stderr)
-        _fail(error)
-    except Exception as error:  # noqa: BLE001 - a child's last word to its parent; the traceback is in the log
-        traceback.print_exc(file=sys.stderr)
-        _fail(_translated(error))
-    else:
         sys.exit(0 if finished else 130)
-
-
-def _fail(error: LlmPerfError) -> None:
-    send("error", kind=type(error).__name__, fact=error.fact, remedy=error.remedy)
-    sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from llm_perf_opt.config import HardwareConfig, ModelConfig, RuntimeConfig
 from llm_perf_opt.data.prompts import Tokenize
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
+from llm_perf_opt.profiling.device import DeviceRequest, pick_device
 
 if TYPE_CHECKING:
     import torch
@@ -35,20 +36,10 @@ class MemoryNeed:
 
 def choose_device(hardware: HardwareConfig) -> "torch.device":
     """The device asked for, or a ResourceError that says which are here."""
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if hardware.device == "cpu" or (hardware.device == "auto" and count == 0):
-        return torch.device("cpu")
-    if count == 0:
-        built = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
-        raise ResourceError(f"hardware.device=cuda, but {built}.", "Use hardware=cpu, or see `llm-perf doctor`.")
-    if hardware.device_index >= count:
-        raise ResourceError(
-            f"hardware.device_index={hardware.device_index}, but there are {count} CUDA devices.",
-            f"Use 0 to {count - 1}.",
-        )
-    return torch.device("cuda", hardware.device_index)
+    index = f"hardware.device_index={hardware.device_index}"
+    return pick_device(
+        DeviceRequest(hardware.device, hardware.device_index, f"hardware.device={hardware.device}", index, "hardware=cpu")
+    )
 
 
 def choose_dtype(wanted: str, device: "torch.device") -> "torch.dtype":

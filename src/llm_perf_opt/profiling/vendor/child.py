@@ -1,0 +1,82 @@
+"""Both ends of a child process: its last words, and what its end means to whoever started it."""
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, error_from
+from llm_perf_opt.profiling.vendor.launch import Finished, send
+
+
+@contextmanager
+def last_words(translated: Callable[[Exception], LlmPerfError]) -> Iterator[None]:
+    """The body of a child's `main`: an error is told to the parent as a message, its traceback is left in the log."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except LlmPerfError as error:
+        _fail(error)
+    except Exception as error:  # noqa: BLE001 - a child's last word to its parent; the traceback is in the log
+        _fail(translated(error))
+
+
+def _fail(error: LlmPerfError) -> None:
+    traceback.print_exc(file=sys.stderr)
+    send("error", kind=type(error).__name__, fact=error.fact, remedy=error.remedy)
+    sys.exit(error.exit_code)
+
+
+def framework_error(error: Exception, *, memory: str, disk: str, otherwise: str) -> LlmPerfError:
+    """An error of the framework as one of ours, with the remedy that fits."""
+    text = " ".join(str(error).split())
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in text:
+        return ResourceError(f"Out of memory: {text[:300]}", memory)
+    if "No space left" in text:
+        return ResourceError(f"No space left on the disk: {text[:200]}", disk)
+    return CaptureError(f"{type(error).__name__}: {text[:400]}", otherwise)
+
+
+def told_error(message: dict[str, Any]) -> LlmPerfError | None:
+    """The error in a child's message, if it holds one."""
+    if message.get("event") != "error":
+        return None
+    return error_from(str(message.get("kind")), str(message.get("fact")), str(message.get("remedy")))
+
+
+def verdict(
+    what: str, finished: Finished, said: Sequence[LlmPerfError], log: Path, *, limit: str, longer: str, smaller: str
+) -> LlmPerfError | None:
+    """What a child's end means: its own words first, then its exit code. None: it ended well.
+
+    `limit` names the time it had, `longer` and `smaller` say what to do when it ran out of time or memory.
+    """
+    if said:
+        return said[0]
+    if finished.timed_out:
+        return CaptureError(
+            f"{what} took longer than {limit} and was ended after {finished.seconds:.0f} s.", f"{longer} See {log}."
+        )
+    if finished.exit_code == 0:
+        return None
+    if finished.exit_code == 130:
+        return Interrupted("Interrupted.", "What was captured so far is kept.")
+    if finished.signal_name == "SIGKILL":
+        return CaptureError(
+            f"{what} was killed (SIGKILL).", f"Often that is the system running out of memory: {smaller} See {log}."
+        )
+    how = f"by {finished.signal_name}" if finished.signal_name else f"with exit code {finished.exit_code}"
+    return CaptureError(f"{what} was ended {how}{_complaint(log)}.", f"See {log}.")
+
+
+def _complaint(log: Path) -> str:
+    """The line of a log that most likely says what went wrong."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    loud = [line for line in lines if "error" in line.lower()] or lines[-1:]
+    return f": {loud[0].removeprefix('==ERROR==').strip()[:300]}" if loud else ""
