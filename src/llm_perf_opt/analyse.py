@@ -5,16 +5,20 @@ from typing import Any
 
 import yaml
 
+from llm_perf_opt.analysis.dtypes import compute_dtype
+from llm_perf_opt.analysis.efficiency import Efficiency, efficiency
+from llm_perf_opt.analysis.hardware import Hardware, given_hardware, hardware_of_device
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarise_telemetry
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.records import (
+    Ceilings,
     CleanTimings,
     Manifest,
     Maybe,
     Missing,
-    RunAnalysis,
     Telemetry,
     TelemetrySummary,
     TorchPass,
@@ -22,6 +26,7 @@ from llm_perf_opt.records import (
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
 from llm_perf_opt.run_folder import RunFolder, read_record, write_whole
+from llm_perf_opt.stored_ceilings import read_ceilings
 
 LARGE_INFLATION = 1.5
 """Above this, the torch pass's times are worth a warning."""
@@ -47,6 +52,7 @@ def analyse(folder: RunFolder) -> RunAnalysis:
         metrics=metrics(measured) if measured else (),
         stages=stages,
         drift=context_drift(measured) if measured else Missing("no iteration was measured"),
+        efficiency=_efficiency(folder, manifest, measured, torch),
         torch=torch,
         telemetry=summary,
         warnings=_warnings(manifest, timings, stages, summary),
@@ -73,6 +79,32 @@ def _pass_record(folder: RunFolder, manifest: Manifest, name: str, path: Path, k
     if path.exists():
         return read_record(path, kind)
     return Missing(f"the {name} pass is {entry.status}: {entry.why or 'it left no result'}")
+
+
+def _efficiency(
+    folder: RunFolder, manifest: Manifest, timings: CleanTimings | None, torch: Maybe[TorchPass]
+) -> Maybe[Efficiency]:
+    if timings is None:
+        return Missing("no iteration was measured")
+    return efficiency(timings, torch, _datasheet(folder, timings), _ceilings(folder, manifest))
+
+
+def _datasheet(folder: RunFolder, timings: CleanTimings) -> Maybe[Hardware]:
+    """What the configuration says of the device, else the table's entry for its name."""
+    given = _yaml(folder.config_file).get("hardware") or {}
+    if given.get("peak_tflops") and given.get("bandwidth_gbs"):
+        dtype = compute_dtype(timings.model.dtype)
+        return given_hardware(dtype=dtype, peak_tflops=given["peak_tflops"], bandwidth_gbs=given["bandwidth_gbs"])
+    return hardware_of_device(timings.model.device_name)
+
+
+def _ceilings(folder: RunFolder, manifest: Manifest) -> Maybe[Ceilings]:
+    entry = manifest.pass_named("ceilings")
+    if entry is None:
+        return Missing("the run was asked for without measured ceilings")
+    if not folder.ceilings_file.exists():
+        return Missing(f"the ceilings are {entry.status}: {entry.why or 'none were left'}")
+    return read_ceilings(folder.ceilings_file).ceilings
 
 
 def _telemetry(folder: RunFolder, manifest: Manifest) -> Maybe[Telemetry]:

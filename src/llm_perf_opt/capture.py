@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from llm_perf_opt import __version__
+from llm_perf_opt.ceilings import find_ceilings
 from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.listener import Listener
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor import ncu, nsys
@@ -38,25 +40,13 @@ _WRAPPED = {"nsys": nsys.REPORT_ENDING, "ncu": ncu.REPORT_ENDING}
 """Passes in which an outside tool runs the measured process, with the ending of what it leaves."""
 
 
-class Listener(Protocol):
-    """Whoever wants to know how a capture goes."""
-
-    def pass_started(self, name: str, label: str) -> None:
-        """A pass begins."""
-
-    def pass_message(self, name: str, message: dict[str, Any]) -> None:
-        """The measured process says where it stands."""
-
-    def pass_ended(self, entry: PassRecord) -> None:
-        """A pass is over."""
-
-
 def planned_passes(config: RunConfig) -> tuple[str, ...]:
     """The passes this configuration asks for, in their order."""
     asked = config.profiling
     passes = {
         "nvml": asked.nvml.enable and asked.clean,  # it watches the unprofiled pass
         "clean": asked.clean,
+        "ceilings": asked.ceilings and asked.clean,  # a limit is of use only beside a time
         "torch": asked.torch.enable,
         "nsys": asked.nsys.enable,
         "ncu": asked.ncu.enable,
@@ -134,14 +124,28 @@ def _run_passes(folder: RunFolder, config: RunConfig, listener: Listener) -> Non
     if "clean" in wanted:
         _run_clean(folder, config, listener, sampled="nvml" in wanted)
     failed: LlmPerfError | None = None
+    if "ceilings" in wanted:
+        _run_ceilings(folder, config, listener)
     for name in wanted:
-        if name not in ("clean", "nvml"):
+        if name not in ("clean", "nvml", "ceilings"):
             try:
                 _run_pass(folder, config, name, listener)
             except (CaptureError, ResourceError) as error:  # the other passes still stand
                 failed = failed or error
     if failed is not None:
         raise failed
+
+
+def _run_ceilings(folder: RunFolder, config: RunConfig, listener: Listener) -> None:
+    """Like telemetry, a help: where the limits cannot be measured, the run goes on and says so."""
+    hardware = config.hardware
+    folder.update_pass(PassRecord("ceilings", "started"))
+    try:
+        found = find_ceilings(hardware.device, hardware.device_index, listener, threads=hardware.cpu_threads)
+        write_record(folder.ceilings_file, found)
+        folder.update_pass(PassRecord("ceilings", "complete", why="measured before, kept" if found.cached else ""))
+    except (CaptureError, ResourceError) as error:
+        folder.update_pass(PassRecord("ceilings", "failed", why=error.fact, remedy=error.remedy))
 
 
 def _run_clean(folder: RunFolder, config: RunConfig, listener: Listener, sampled: bool) -> None:

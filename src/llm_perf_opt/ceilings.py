@@ -3,16 +3,14 @@
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, nearest
+from llm_perf_opt.listener import Listener
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
 from llm_perf_opt.profiling.vendor.launch import run_child
 from llm_perf_opt.records import FoundCeilings, PassRecord
 from llm_perf_opt.stored_ceilings import read_ceilings
-
-if TYPE_CHECKING:
-    from llm_perf_opt.capture import Listener
 
 DEVICES = ("auto", "cpu", "cuda")
 _NAME = "ceilings"
@@ -34,7 +32,7 @@ def build_ceilings_argv(
 def find_ceilings(
     device: str,
     device_index: int,
-    listener: "Listener",
+    listener: Listener,
     *,
     refresh: bool = False,
     threads: int | None = None,
@@ -53,7 +51,7 @@ def find_ceilings(
     return found
 
 
-def _launch(argv: list[str], listener: "Listener", timeout_s: float) -> float:
+def _launch(argv: list[str], listener: Listener, timeout_s: float) -> float:
     """Run the measuring process; its log is kept only where it failed for no reason a user would know."""
     descriptor = tempfile.NamedTemporaryFile(prefix="llm-perf-ceilings-", suffix=".log", delete=False)  # noqa: SIM115
     descriptor.close()

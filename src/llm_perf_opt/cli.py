@@ -10,7 +10,7 @@ from llm_perf_opt import __version__
 from llm_perf_opt.errors import LlmPerfError
 
 if TYPE_CHECKING:
-    from llm_perf_opt.records import RunAnalysis
+    from llm_perf_opt.analysis.run_analysis import RunAnalysis
     from llm_perf_opt.run_folder import RunFolder
 
 app = typer.Typer(

@@ -80,6 +80,10 @@ class HardwareConfig:
     device_index: int
     cpu_threads: int | None
     """Threads of the framework on the host; none: its own choice."""
+    peak_tflops: float | None
+    """Dense peak of the run's dtype, for a device the hardware table does not know. Goes with bandwidth_gbs."""
+    bandwidth_gbs: float | None
+    """Memory bandwidth in GB/s, likewise."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,8 @@ class NcuConfig:
 class ProfilingConfig:
     """Which passes a run is made of."""
 
+    ceilings: bool
+    """Measure what the device can do at best, once; kept for later runs on the same device, driver and torch."""
     clean: bool
     """The unprofiled pass. Without it a run has no times, only what the tools left."""
     torch: TorchConfig
@@ -155,6 +161,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "runtime.time_limit_s": (0.001, 1_000_000),
     "hardware.device_index": (0, 1023),
     "hardware.cpu_threads": (1, 4096),
+    "hardware.peak_tflops": (1e-6, 1e9),
+    "hardware.bandwidth_gbs": (1e-6, 1e9),
     "profiling.torch.decode_steps": (1, 100_000_000),
     "profiling.nvml.interval_s": (0.005, 3600),
     "profiling.ncu.launches": (1, 100_000),
@@ -213,6 +221,11 @@ def _check_model(model: ModelConfig) -> None:
 
 
 def _check_runtime(config: RunConfig) -> None:
+    if (config.hardware.peak_tflops is None) != (config.hardware.bandwidth_gbs is None):
+        raise ConfigError(
+            "hardware.peak_tflops and hardware.bandwidth_gbs describe a device together; one of them is missing.",
+            "Give both, as its datasheet has them: the dense peak of the run's dtype and the memory bandwidth.",
+        )
     runtime, profiling = config.runtime, config.profiling
     if not (profiling.clean or profiling.torch.enable or profiling.nsys.enable or profiling.ncu.enable):
         raise ConfigError("profiling asks for no pass at all.", "Set profiling.clean=true, or choose profiling=minimal.")

@@ -8,6 +8,7 @@
 | 3 | something the request needs is not here: a model folder, memory, disk space, a device |
 | 4 | a pass failed while it ran; what was captured before it is kept |
 | 5 | a file could not be read as what it should be |
+| 6 | a figure came out impossible, such as a utilisation above 100 % |
 | 130 | interrupted |
 """
 
@@ -53,13 +54,22 @@ class ParseError(LlmPerfError):
     exit_code = 5
 
 
+class ImplausibleError(LlmPerfError):
+    """A figure that cannot be: something that went into it is wrong."""
+
+    exit_code = 6
+
+
 class Interrupted(LlmPerfError):  # noqa: N818 - not an error of anything
     """The user asked to stop."""
 
     exit_code = 130
 
 
-_KINDS = {kind.__name__: kind for kind in (LlmPerfError, ConfigError, ResourceError, CaptureError, ParseError, Interrupted)}
+_KINDS = {
+    kind.__name__: kind
+    for kind in (LlmPerfError, ConfigError, ResourceError, CaptureError, ParseError, ImplausibleError, Interrupted)
+}
 
 
 def error_from(kind: str, fact: str, remedy: str) -> LlmPerfError:

@@ -45,6 +45,8 @@ class ModelFacts:
     """`last token` or `whole prompt`: which positions the prefill computed logits for."""
     architecture: dict[str, Any]
     """The model's configuration, plain values only."""
+    last_level_cache_bytes: Maybe[int] = Missing("not recorded")
+    """Of the device; a model that fits in it is not bound by memory bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class OperatorRow:
 class StageActivity:
     """What the launches of one stage started on the device; kernel times are true even under a profiler."""
 
+    stage: str
     launches: int
     """Calls that started device work; the replay of a CUDA graph is one."""
     kernels: int
@@ -178,7 +181,7 @@ class TorchPass:
     """Wall time of each stage while profiled; decode_step is the median."""
     decode_steps: int
     """Steps in the profiled iteration: it may be shorter than the unprofiled ones."""
-    activity: Maybe[dict[str, StageActivity]]
+    activity: Maybe[tuple[StageActivity, ...]]
     """Device work by stage: prefill, and decode over its profiled steps."""
     operators: tuple[OperatorRow, ...]
     trace_file: str
@@ -436,32 +439,3 @@ class Manifest:
     def pass_named(self, name: str) -> PassRecord | None:
         """The entry of one pass, if the run has it."""
         return next((entry for entry in self.passes if entry.name == name), None)
-
-
-# --- the whole --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RunAnalysis:
-    """Everything a report shows."""
-
-    run: str
-    manifest: Manifest
-    config: dict[str, Any]
-    env: dict[str, Any]
-    timings: Maybe[CleanTimings]
-    metrics: tuple[Metric, ...]
-    stages: tuple[StageTiming, ...]
-    drift: Maybe[Drift]
-    torch: Maybe[TorchPass]
-    telemetry: Maybe[TelemetrySummary]
-    warnings: tuple[str, ...]
-    assumptions: tuple[str, ...]
-
-    def metric(self, key: str) -> Metric | None:
-        """The figure with this key."""
-        return next((metric for metric in self.metrics if metric.key == key), None)
-
-    def stage(self, name: str) -> StageTiming | None:
-        """The stage with this name."""
-        return next((stage for stage in self.stages if stage.name == name), None)

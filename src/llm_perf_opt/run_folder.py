@@ -91,6 +91,11 @@ class RunFolder:
         return self.raw("clean") / "inputs.json"
 
     @property
+    def ceilings_file(self) -> Path:
+        """What the device can do at best."""
+        return self.raw("ceilings") / "ceilings.json"
+
+    @property
     def torch_file(self) -> Path:
         """What the torch pass saw."""
         return self.raw("torch") / "operators.json"

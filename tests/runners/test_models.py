@@ -150,8 +150,8 @@ def test_unknown_architecture_names_the_nearest() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_cuda_where_there_is_none_is_refused() -> None:
     with pytest.raises(ResourceError, match=r"hardware\.device=cuda"):
-        models.choose_device(HardwareConfig("cuda", 0, None))
-    assert models.choose_device(HardwareConfig("auto", 0, None)).type == "cpu"
+        models.choose_device(HardwareConfig("cuda", 0, None, None, None))
+    assert models.choose_device(HardwareConfig("auto", 0, None, None, None)).type == "cpu"
 
 
 def test_dtype_auto_follows_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

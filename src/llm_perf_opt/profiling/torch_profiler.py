@@ -19,7 +19,7 @@ PRESETS: dict[TorchPreset, dict[str, Any]] = {
 
 def profile_iteration(
     iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path
-) -> tuple[Iteration, list[OperatorRow], Maybe[dict[str, StageActivity]]]:
+) -> tuple[Iteration, list[OperatorRow], Maybe[tuple[StageActivity, ...]]]:
     """Profile one iteration after one that only wakes the profiler up; leaves the gzipped Chrome trace at `trace`."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -31,7 +31,7 @@ def profile_iteration(
     beside = trace.with_name(f".{os.getpid()}.{trace.name}")  # the ending .gz makes torch compress it
     profiler.export_chrome_trace(str(beside))
     beside.replace(trace)
-    activity: Maybe[dict[str, StageActivity]] = Missing("the run is on the CPU")
+    activity: Maybe[tuple[StageActivity, ...]] = Missing("the run is on the CPU")
     if cuda:
         activity = stage_activity(_events(profiler))
     return measured, operators(profiler.key_averages(), preset, cuda), activity
@@ -60,7 +60,7 @@ def _events(profiler: Any) -> list[DeviceEvent]:
     ]
 
 
-def stage_activity(events: Sequence[DeviceEvent]) -> dict[str, StageActivity]:
+def stage_activity(events: Sequence[DeviceEvent]) -> tuple[StageActivity, ...]:
     """Device work by the stage whose range encloses the launch, whenever the device got to it."""
     ranges = sorted(
         (event.start_ns, event.start_ns + event.duration_ns, event.name)
@@ -76,10 +76,10 @@ def stage_activity(events: Sequence[DeviceEvent]) -> dict[str, StageActivity]:
         stage = next((name for start, end, name in ranges if start <= launched <= end), None)
         if stage is not None:
             found[stage].append((event.correlation, event.duration_ns))
-    return {
-        name: StageActivity(len({launch for launch, _ in work}), len(work), sum(duration for _, duration in work))
+    return tuple(
+        StageActivity(name, len({launch for launch, _ in work}), len(work), sum(duration for _, duration in work))
         for name, work in found.items()
-    }
+    )
 
 
 def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRow]:

@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_perf_opt.analysis.latency import compile_seconds
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.records import (
     CleanTimings,
     Distribution,
     Missing,
     OperatorRow,
-    RunAnalysis,
     StageTiming,
     TelemetrySummary,
 )
+from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
 from llm_perf_opt.report.text import (
     count,
     escape,
@@ -38,6 +39,7 @@ def report(analysis: RunAnalysis) -> str:
         _environment(analysis),
         _aggregates(analysis),
         _stages(analysis),
+        efficiency_section(analysis.efficiency),
         _operators(analysis),
         _telemetry(analysis),
         _assumptions(analysis),
@@ -386,6 +388,7 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
             f"Of the {milliseconds(_whole(analysis))} of a request, {longer.name} is {percent(longer.share, 0)} "
             f"and {shorter.name} {percent(shorter.share, 0)}: {longer.name} is where a change pays first."
         )
+    sentences += efficiency_sentences(analysis.efficiency)
     if not isinstance(analysis.drift, Missing):
         moved = analysis.drift
         certain = moved.ci_low > 0 or moved.ci_high < 0

@@ -10,7 +10,8 @@ from transformers import DynamicCache, StaticCache
 
 from llm_perf_opt.config import CacheKind, CompileMode
 from llm_perf_opt.data.prompts import Prompts
-from llm_perf_opt.records import ModelFacts
+from llm_perf_opt.host import last_level_cache_bytes
+from llm_perf_opt.records import Maybe, ModelFacts
 from llm_perf_opt.runners.models import SHORT_DTYPES, device_name
 
 if TYPE_CHECKING:
@@ -158,7 +159,14 @@ def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str
         compile=compile,
         logits="last token" if keep_last else "whole prompt",
         architecture=_plain(config.to_dict()),
+        last_level_cache_bytes=_last_level_cache_bytes(device),
     )
+
+
+def _last_level_cache_bytes(device: torch.device) -> Maybe[int]:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return last_level_cache_bytes()
 
 
 def _short(dtype: torch.dtype) -> str:

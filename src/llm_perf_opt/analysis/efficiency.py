@@ -1,0 +1,243 @@
+"""How far each stage is from the hardware's limit: rates, utilisation, floor, and what binds it."""
+
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.ceiling_peaks import bandwidth, peak_flops
+from llm_perf_opt.analysis.cost import Formats, StageCost, combined, step_cost
+from llm_perf_opt.analysis.dtypes import compute_dtype
+from llm_perf_opt.analysis.families import architecture_of
+from llm_perf_opt.analysis.floor import Floor, floor
+from llm_perf_opt.analysis.hardware import Hardware
+from llm_perf_opt.analysis.stats import percentile
+from llm_perf_opt.analysis.work import Logits, Step, decode_steps
+from llm_perf_opt.errors import ConfigError, ImplausibleError
+from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing, TorchPass
+from llm_perf_opt.stages import Stage
+
+BUSY_ENOUGH = 0.5
+"""A stage whose kernels fill less than this share of its time waits for launches, whatever its kernels are bound by."""
+NEAR_FLOOR = 5.0
+"""Where device activity is not known, a stage this many times its floor is bound by neither limit."""
+UNLIMITED = 1e30
+"""Bytes per second that no model notices: for a floor of computing alone."""
+MEASURED_MARGIN = 1.03
+"""A measured ceiling is a median with spread: a stage may pass it by a little without anything being wrong."""
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A pair of limits to compare with."""
+
+    name: str
+    source: str
+    peak_flops_per_s: Maybe[float]
+    bandwidth_bytes_per_s: Maybe[float]
+    in_cache: bool = False
+    """Whether the model stays in the cache, so that only computing bounds it."""
+
+    @property
+    def ridge_flops_per_byte(self) -> Maybe[float]:
+        """Where computing and moving take equally long."""
+        for value in (self.peak_flops_per_s, self.bandwidth_bytes_per_s):
+            if isinstance(value, Missing):
+                return value
+        return _number(self.peak_flops_per_s) / _number(self.bandwidth_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Against:
+    """A stage compared with one roof."""
+
+    roof: Roof
+    mfu: Maybe[float]
+    mfu_full_attention: Maybe[float]
+    mbu: Maybe[float]
+    floor: Maybe[Floor]
+    times_floor: Maybe[float]
+
+
+@dataclass(frozen=True)
+class StageEfficiency:
+    """One stage: what it did in its unprofiled time, and how that compares."""
+
+    stage: str
+    seconds: float
+    cost: StageCost
+    against: tuple[Against, ...]
+    busy: Maybe[float]
+    """Share of the unprofiled time that its kernels take, their durations from the torch pass."""
+    launches: Maybe[int]
+    hfu: Maybe[float]
+    verdict: str
+    because: str
+
+    @property
+    def flops_per_s(self) -> float:
+        """Achieved, attention causal."""
+        return self.cost.flops / self.seconds
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Achieved, if no byte was moved twice."""
+        return self.cost.bytes / self.seconds
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Every stage against every roof."""
+
+    model_type: str
+    dtype: str
+    roofs: tuple[Roof, ...]
+    stages: tuple[StageEfficiency, ...]
+    notes: tuple[str, ...]
+
+
+def efficiency(
+    timings: CleanTimings,
+    torch: Maybe[TorchPass],
+    datasheet: Maybe[Hardware],
+    measured: Maybe[Ceilings],
+) -> Maybe[Efficiency]:
+    """Compare prefill and decode with the datasheet's and the measured limits; an unknown architecture has none of it."""
+    try:
+        architecture = architecture_of(timings.model.architecture)
+    except ConfigError as error:
+        return Missing(f"no cost model: {error.fact}")
+    work = timings.workload
+    formats = Formats(timings.model.dtype, timings.model.dtype)
+    numbers = compute_dtype(formats.weights)
+    in_cache = _in_cache(timings)
+    roofs = (_datasheet_roof(datasheet, numbers, in_cache), _measured_roof(measured, numbers, in_cache))
+    logits: Logits = "last" if timings.model.logits == "last token" else "all"
+    prefill = step_cost(architecture, Step(work.batch_size, work.padded_tokens, 0, logits), formats)
+    stages = [_stage(Stage.PREFILL, prefill, timings, torch, roofs)]
+    if work.decode_steps:
+        steps = decode_steps(work.batch_size, work.padded_tokens, work.decode_steps)
+        decode = combined(step_cost(architecture, step, formats) for step in steps)
+        stages.append(_stage(Stage.DECODE, decode, timings, torch, roofs))
+    notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
+    if architecture.has_latent_attention:
+        notes.append(f"Latent attention is counted as transformers runs it: {formats.mla}.")
+    if in_cache:
+        notes.append(f"{in_cache.why}.")
+    if len(set(work.prompt_tokens)) > 1:
+        notes.append("Padding is counted as work: the batch is as wide as its longest prompt.")
+    return Efficiency(architecture.model_type, formats.weights, roofs, tuple(stages), tuple(notes))
+
+
+def _in_cache(timings: CleanTimings) -> Missing | None:
+    """Why memory bandwidth is no limit, where the model is so small that it stays in the cache."""
+    last_level_cache_bytes = timings.model.last_level_cache_bytes
+    if isinstance(last_level_cache_bytes, Missing) or timings.model.weight_bytes > last_level_cache_bytes:
+        return None
+    return Missing(
+        f"the weights ({timings.model.weight_bytes / 2**20:.0f} MiB) fit in the last-level cache "
+        f"({last_level_cache_bytes / 2**20:.0f} MiB), so memory bandwidth does not bound them"
+    )
+
+
+def _datasheet_roof(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | None) -> Roof:
+    if isinstance(hardware, Missing):
+        return Roof("datasheet", hardware.why, hardware, hardware)
+    peak = hardware.peak(dtype)
+    flops: Maybe[float] = peak if isinstance(peak, Missing) else peak.flops_per_s
+    sums = "" if isinstance(peak, Missing) else f", {dtype} summed in {peak.accumulate}"
+    return Roof("datasheet", f"{hardware.source}{sums}", flops, in_cache or hardware.bandwidth_bytes_per_s, in_cache is not None)
+
+
+def _measured_roof(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | None) -> Roof:
+    if isinstance(ceilings, Missing):
+        return Roof("measured", ceilings.why, ceilings, ceilings)
+    source = f"{ceilings.device_name}, taken {ceilings.taken}"
+    return Roof("measured", source, peak_flops(ceilings, dtype), in_cache or bandwidth(ceilings), in_cache is not None)
+
+
+def _stage(
+    stage: Stage, cost: StageCost, timings: CleanTimings, torch: Maybe[TorchPass], roofs: tuple[Roof, ...]
+) -> StageEfficiency:
+    values = [it.prefill_ns if stage is Stage.PREFILL else it.decode_ns for it in timings.iterations]
+    seconds = percentile(values, 0.5) / 1e9
+    against = tuple(_against(stage, cost, seconds, roof) for roof in roofs)
+    busy, launches = _activity(stage, timings, torch)
+    verdict, because = _verdict(against, busy)
+    return StageEfficiency(
+        stage=stage.value,
+        seconds=seconds,
+        cost=cost,
+        against=against,
+        busy=busy,
+        launches=launches,
+        hfu=Missing("no hardware counters were read"),
+        verdict=verdict,
+        because=because,
+    )
+
+
+def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Against:
+    def share(amount: float, limit: Maybe[float], what: str) -> Maybe[float]:
+        if isinstance(limit, Missing):
+            return limit
+        found = amount / (seconds * limit)
+        if found > (1.0 if roof.name == "datasheet" else MEASURED_MARGIN):
+            raise ImplausibleError(
+                f"{what} of {stage.value} against the {roof.name} limit is {found:.1%}: "
+                f"{amount:.4g} in {seconds:.4g} s at {limit:.4g}/s.",
+                "Check that the device is the one meant (hardware.peak_tflops, hardware.bandwidth_gbs), the dtype that ran, "
+                "and, for a measured limit, that it was measured on a quiet machine (llm-perf ceilings --refresh).",
+            )
+        return found
+
+    least: Maybe[Floor]
+    if isinstance(roof.peak_flops_per_s, Missing):
+        least = roof.peak_flops_per_s
+    elif isinstance(roof.bandwidth_bytes_per_s, Missing):
+        least = floor(cost, roof.peak_flops_per_s, UNLIMITED) if roof.in_cache else roof.bandwidth_bytes_per_s
+    else:
+        least = floor(cost, roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
+    return Against(
+        roof=roof,
+        mfu=share(cost.flops, roof.peak_flops_per_s, "MFU"),
+        mfu_full_attention=share(cost.flops_full_attention, roof.peak_flops_per_s, "MFU"),
+        mbu=share(cost.bytes, roof.bandwidth_bytes_per_s, "MBU"),
+        floor=least,
+        times_floor=least if isinstance(least, Missing) else seconds / least.seconds,
+    )
+
+
+def _activity(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Maybe[float], Maybe[int]]:
+    """Kernel time over the unprofiled time of as many steps, and launches per iteration of the profiled length."""
+    if isinstance(torch, Missing):
+        return torch, torch
+    if isinstance(torch.activity, Missing):
+        return torch.activity, torch.activity
+    found = next((entry for entry in torch.activity if entry.stage == stage.value), None)
+    if found is None:
+        why = Missing("the torch pass did not see this stage")
+        return why, why
+    steps = torch.decode_steps
+    walls = [it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations]
+    return found.kernel_ns / percentile(walls, 0.5), found.launches
+
+
+def _verdict(against: tuple[Against, ...], busy: Maybe[float]) -> tuple[str, str]:
+    """What a change must address first: the launches, or the limit that the floor runs into."""
+    if not isinstance(busy, Missing) and busy < BUSY_ENOUGH:
+        return "launch-bound", f"kernels fill {busy:.0%} of the time; the device waits for the host to launch them"
+    best = next((entry for entry in reversed(against) if not isinstance(entry.floor, Missing)), None)
+    if best is None or isinstance(best.floor, Missing) or isinstance(best.times_floor, Missing):
+        return "unknown", "no limit is known to compare with"
+    times = f"{best.times_floor:.2g} times its floor of {best.floor.seconds * 1e3:.4g} ms on the {best.roof.name} limits"
+    if isinstance(busy, Missing) and best.times_floor > NEAR_FLOOR:
+        return "overhead-bound", f"it takes {times}, so neither computing nor memory is near its limit"
+    return f"{best.floor.bound}-bound", f"it takes {times}, most of which is {_words(best.floor)}"
+
+
+def _words(least: Floor) -> str:
+    return "computing" if least.bound == "compute" else "moving bytes"
+
+
+def _number(value: Maybe[float]) -> float:
+    if isinstance(value, Missing):
+        raise TypeError(value.why)
+    return value

@@ -1,0 +1,43 @@
+"""Everything that can be said of a run, in one record: what reports are made from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from llm_perf_opt.analysis.efficiency import Efficiency
+from llm_perf_opt.records import (
+    CleanTimings,
+    Drift,
+    Manifest,
+    Maybe,
+    Metric,
+    StageTiming,
+    TelemetrySummary,
+    TorchPass,
+)
+
+
+@dataclass(frozen=True)
+class RunAnalysis:
+    """Everything a report shows."""
+
+    run: str
+    manifest: Manifest
+    config: dict[str, Any]
+    env: dict[str, Any]
+    timings: Maybe[CleanTimings]
+    metrics: tuple[Metric, ...]
+    stages: tuple[StageTiming, ...]
+    drift: Maybe[Drift]
+    efficiency: Maybe[Efficiency]
+    torch: Maybe[TorchPass]
+    telemetry: Maybe[TelemetrySummary]
+    warnings: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+    def metric(self, key: str) -> Metric | None:
+        """The figure with this key."""
+        return next((metric for metric in self.metrics if metric.key == key), None)
+
+    def stage(self, name: str) -> StageTiming | None:
+        """The stage with this name."""
+        return next((stage for stage in self.stages if stage.name == name), None)

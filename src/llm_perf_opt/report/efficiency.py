@@ -1,0 +1,127 @@
+"""The section on limits: MFU, MBU, floor and roofline, per stage and per part."""
+
+from llm_perf_opt.analysis.efficiency import Against, Efficiency, StageEfficiency
+from llm_perf_opt.analysis.efficiency_metrics import EFFICIENCY_METRICS
+from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.text import escape, milliseconds, percent, significant, table
+
+
+class _Reasons:
+    """Why values are missing, said once below the tables: a cell shows n/a with a letter."""
+
+    def __init__(self) -> None:
+        self._known: list[str] = []
+
+    def cell(self, value: Maybe[str]) -> str:
+        if not isinstance(value, Missing):
+            return value
+        if value.why not in self._known:
+            self._known.append(value.why)
+        return f"n/a ({_letter(self._known.index(value.why))})"
+
+    def lines(self) -> list[str]:
+        return [f"- n/a ({_letter(index)}): {escape(why)}" for index, why in enumerate(self._known)]
+
+
+def _letter(index: int) -> str:
+    return chr(ord("a") + index) if index < 26 else str(index)
+
+
+def efficiency_section(found: Maybe[Efficiency]) -> str:
+    """How far each stage is from the limit."""
+    if isinstance(found, Missing):
+        return f"## MFU and distance from the limit\n\n{escape(str(found))}\n"
+    reasons = _Reasons()
+    parts = ["## MFU and distance from the limit\n"]
+    parts += [f"- **{stage.stage} is {stage.verdict}**: {stage.because}." for stage in found.stages]
+    parts += ["", _roofs(found, reasons), *[_stage(stage, reasons) for stage in found.stages]]
+    parts += [_parts(stage) for stage in found.stages]
+    parts += [*reasons.lines(), *[f"- {escape(note)}" for note in found.notes]]
+    parts += [f"- **{metric.label}** = {metric.formula}. {metric.definition}" for metric in EFFICIENCY_METRICS]
+    return "\n".join(parts) + "\n"
+
+
+def efficiency_sentences(found: Maybe[Efficiency]) -> list[str]:
+    """One sentence per stage for the summary."""
+    if isinstance(found, Missing):
+        return []
+    return [
+        f"{stage.stage.capitalize()} is {stage.verdict}: {stage.because}." for stage in found.stages if stage.verdict != "unknown"
+    ]
+
+
+def _roofs(found: Efficiency, reasons: _Reasons) -> str:
+    rows = [
+        [
+            roof.name,
+            reasons.cell(_scaled(roof.peak_flops_per_s, 1e-12, "TFLOP/s")),
+            reasons.cell(_scaled(roof.bandwidth_bytes_per_s, 1e-9, "GB/s")),
+            reasons.cell(_scaled(roof.ridge_flops_per_byte, 1, "FLOP/byte")),
+            escape(roof.source) if not isinstance(roof.peak_flops_per_s, Missing) else "",
+        ]
+        for roof in found.roofs
+    ]
+    return table(["limits", f"peak, {found.dtype}", "memory bandwidth", "ridge", "source"], rows, "lrrrl")
+
+
+def _stage(stage: StageEfficiency, reasons: _Reasons) -> str:
+    header = [stage.stage, *[f"against {entry.roof.name}" for entry in stage.against]]
+    rows: list[list[Maybe[str]]] = [
+        ["MFU (causal)", *[_percent(entry.mfu) for entry in stage.against]],
+        ["MFU (whole attention)", *[_percent(entry.mfu_full_attention) for entry in stage.against]],
+        ["HFU", *[_percent(stage.hfu) for _ in stage.against]],
+        ["MBU", *[_percent(entry.mbu) for entry in stage.against]],
+        ["floor", *[_floor(entry) for entry in stage.against]],
+        ["times off the floor", *[_times(entry.times_floor) for entry in stage.against]],
+    ]
+    facts = (
+        f"{stage.stage}: {milliseconds(stage.seconds * 1e9)}, {significant(stage.cost.flops / 1e9)} GFLOP causal "
+        f"({significant(stage.cost.flops_full_attention / 1e9)} whole), {significant(stage.cost.bytes / 1e6)} MB at least; "
+        f"achieved {significant(stage.flops_per_s / 1e12)} TFLOP/s and {significant(stage.bytes_per_s / 1e9)} GB/s; "
+        f"intensity {significant(stage.cost.flops_per_byte)} FLOP/byte; "
+        f"kernels' share of the time {reasons.cell(_percent(stage.busy))}{_launches(stage)}.\n"
+    )
+    return facts + "\n" + table(header, [[reasons.cell(cell) for cell in row] for row in rows], "l" + "r" * len(stage.against))
+
+
+def _launches(stage: StageEfficiency) -> str:
+    return "" if isinstance(stage.launches, Missing) else f", {stage.launches:,} launches in the profiled steps"
+
+
+def _parts(stage: StageEfficiency) -> str:
+    """Every part with its own floor, on the best limits known."""
+    best = next((entry for entry in reversed(stage.against) if not isinstance(entry.floor, Missing)), None)
+    if best is None or isinstance(best.floor, Missing):
+        rows = [[part.name, significant(part.flops / 1e9), significant(part.bytes / 1e6)] for part in stage.cost.parts]
+        return table([f"parts of {stage.stage}", "GFLOP", "MB"], rows, "lrr")
+    whole = best.floor.seconds
+    rows = [
+        [
+            part.name,
+            significant(part.flops / 1e9),
+            significant(part.bytes / 1e6),
+            significant(part.flops / part.bytes) if part.bytes else "n/a: no bytes",
+            milliseconds(part.seconds * 1e9),
+            percent(part.seconds / whole),
+            part.bound,
+        ]
+        for part in best.floor.parts
+    ]
+    header = [f"parts of {stage.stage}", "GFLOP", "MB", "FLOP/byte", f"floor, {best.roof.name}", "share of floor", "bound by"]
+    return table(header, rows, "lrrrrrl")
+
+
+def _percent(value: Maybe[float]) -> Maybe[str]:
+    return value if isinstance(value, Missing) else percent(value, 2)
+
+
+def _floor(entry: Against) -> Maybe[str]:
+    return entry.floor if isinstance(entry.floor, Missing) else milliseconds(entry.floor.seconds * 1e9)
+
+
+def _times(value: Maybe[float]) -> Maybe[str]:
+    return value if isinstance(value, Missing) else f"× {significant(value, 3)}"
+
+
+def _scaled(value: Maybe[float], factor: float, unit: str) -> Maybe[str]:
+    return value if isinstance(value, Missing) else f"{significant(value * factor)} {unit}"
