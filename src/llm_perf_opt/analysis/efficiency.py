@@ -119,8 +119,6 @@ def efficiency(
     notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
     if architecture.has_latent_attention:
         notes.append(f"Latent attention is counted as transformers runs it: {formats.mla}.")
-    if in_cache:
-        notes.append(f"{in_cache.why}.")
     if len(set(work.prompt_tokens)) > 1:
         notes.append("Padding is counted as work: the batch is as wide as its longest prompt.")
     return Efficiency(architecture.model_type, formats.weights, roofs, tuple(stages), tuple(notes))
@@ -227,7 +225,7 @@ def _verdict(against: tuple[Against, ...], busy: Maybe[float]) -> tuple[str, str
     best = next((entry for entry in reversed(against) if not isinstance(entry.floor, Missing)), None)
     if best is None or isinstance(best.floor, Missing) or isinstance(best.times_floor, Missing):
         return "unknown", "no limit is known to compare with"
-    times = f"{best.times_floor:.2g} times its floor of {best.floor.seconds * 1e3:.4g} ms on the {best.roof.name} limits"
+    times = f"{best.times_floor:,.1f} times its floor of {best.floor.seconds * 1e3:.4g} ms on the {best.roof.name} limits"
     if isinstance(busy, Missing) and best.times_floor > NEAR_FLOOR:
         return "overhead-bound", f"it takes {times}, so neither computing nor memory is near its limit"
     return f"{best.floor.bound}-bound", f"it takes {times}, most of which is {_words(best.floor)}"

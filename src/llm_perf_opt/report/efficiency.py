@@ -101,7 +101,7 @@ def _parts(stage: StageEfficiency) -> str:
             significant(part.flops / 1e9),
             significant(part.bytes / 1e6),
             significant(part.flops / part.bytes) if part.bytes else "n/a: no bytes",
-            milliseconds(part.seconds * 1e9),
+            milliseconds(round(part.seconds * 1e9, 3)),
             percent(part.seconds / whole),
             part.bound,
         ]
