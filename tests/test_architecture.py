@@ -17,15 +17,15 @@ MODULES = {
 # A module may import modules of its own floor and of those below.
 FLOORS = [
     {"__main__", "cli", "progress"},
-    {"capture", "analyse"},
+    {"capture", "analyse", "ceilings", "costing"},
     {"provenance"},
     {"runners"},
     {"profiling"},
     {"report"},
     {"parsers", "analysis", "data", "counters"},
-    {"composition", "run_folder"},
+    {"composition", "stored_ceilings", "run_folder"},
     {"config"},
-    {"host", "stages", "records", "errors"},
+    {"listener", "host", "stages", "records", "errors"},
 ]
 HEAVY = {"torch", "transformers", "vllm", "tensorrt_llm", "pynvml", "nvtx", "accelerate", "safetensors"}
 LONGEST_MODULE = 450

@@ -1,0 +1,61 @@
+"""docs/metrics.md, made from the definitions in the code.
+
+python -m llm_perf_opt.report.definitions > docs/metrics.md
+"""
+
+import sys
+
+from llm_perf_opt.analysis.efficiency import BUSY_ENOUGH, MEASURED_MARGIN, NEAR_FLOOR
+from llm_perf_opt.analysis.efficiency_metrics import EFFICIENCY_METRICS
+from llm_perf_opt.analysis.hardware import HARDWARE, RATES
+from llm_perf_opt.analysis.latency import METRICS
+from llm_perf_opt.analysis.stats import CONFIDENCE, LEAST_BEYOND, PERCENTILE_METHOD
+from llm_perf_opt.report.text import significant, table
+
+
+def metrics_page() -> str:
+    """Every metric with its definition, and the hardware table."""
+    latency = [[f"`{metric.key}`", metric.label, metric.unit, metric.definition] for metric in METRICS]
+    limits = [[metric.label, metric.unit, f"`{metric.formula}`", metric.definition] for metric in EFFICIENCY_METRICS]
+    return "\n".join(
+        [
+            "# Metrics",
+            "",
+            "Made from the code: `python -m llm_perf_opt.report.definitions > docs/metrics.md`. Do not edit.",
+            "",
+            "## Latency and throughput",
+            "",
+            "From the unprofiled pass: one value per repeat, then its distribution over the repeats.",
+            "",
+            table(["key", "metric", "unit", "definition"], latency),
+            f"The interval is the {CONFIDENCE:.0%} interval of the median, from order statistics. A percentile is given where "
+            f"at least {LEAST_BEYOND} values are expected beyond it, by {PERCENTILE_METHOD}.",
+            "",
+            "## Distance from the limit",
+            "",
+            table(["metric", "unit", "formula", "definition"], limits),
+            f"A GPU stage whose kernels fill less than {BUSY_ENOUGH:.0%} of its time is launch-bound. Otherwise it is compute- "
+            "or memory-bound, whichever of all FLOPs and all bytes takes longer on the best limits known. Where device activity "
+            f"is not known (on a CPU), a stage more than {NEAR_FLOOR:g} times its floor is overhead-bound. Utilisation above "
+            f"100 % of a datasheet limit, or above {MEASURED_MARGIN:.0%} of a measured one, stops the report with what to check.",
+            "",
+            "## Hardware",
+            "",
+            "Dense peaks in TFLOP/s, summed in fp32 (int8: in int32). A device that is not listed has no datasheet figures: its "
+            "measured limits are used, or `hardware.peak_tflops=` and `hardware.bandwidth_gbs=`.",
+            "",
+            _hardware(),
+        ]
+    )
+
+
+def _hardware() -> str:
+    rows = []
+    for key, row in HARDWARE.items():
+        peaks = [significant(row.peaks[dtype].flops_per_s / 1e12) if dtype in row.peaks else "" for dtype in RATES]
+        rows.append([f"`{key}`", row.name, *peaks, significant(row.bandwidth_bytes_per_s / 1e9), row.source])
+    return table(["key", "device", *RATES, "GB/s", "source"], rows, "ll" + "r" * (len(RATES) + 1) + "l")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(metrics_page())
