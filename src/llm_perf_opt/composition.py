@@ -1,6 +1,7 @@
 """From Hydra groups and overrides to a typed `RunConfig`. Nothing outside this module sees a DictConfig."""
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from llm_perf_opt.errors import ConfigError, nearest
 CONF_MODULE = "llm_perf_opt.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
 _HIDDEN_OPTIONS = {("model", "random")}
+_SEE_HELP = "See `llm-perf run --help` for the groups and their options."
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,14 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
         with initialize_config_module(CONF_MODULE, version_base="1.3"):
             composed = hydra_compose("config", overrides=checked, return_hydra_config=True)
         plain = _plain(composed)
-        run_dir = str(composed.hydra.run.dir)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(_first_sentence(error), "See `llm-perf run --help` for the groups and their options.") from error
+        raise ConfigError(_first_sentence(error), _SEE_HELP) from error
+    except (OSError, ValueError, RecursionError) as error:  # what Hydra lets through of a file that is no sound UTF-8 YAML
+        where = f"the files in {config_dir}" if config_dir is not None else "the values given"
+        raise ConfigError(f"The configuration cannot be composed: {_first_sentence(error)}", f"Look at {where}.") from error
     finally:
         GlobalHydra.instance().clear()
-    return Composed(config_from_mapping(plain), Path(run_dir), tuple(overrides))
+    return Composed(config_from_mapping(plain), _run_dir(composed), tuple(overrides))
 
 
 def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
@@ -107,7 +111,7 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
 
     try:
         override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
+    except (HydraException, ValueError, RecursionError) as error:
         raise ConfigError(
             f"'{text}' is not an override: {_first_sentence(error)}",
             "Write KEY=VALUE, as in runtime.batch_size=4; quote a value with spaces or special characters: 'key=\"a b\"'.",
@@ -163,12 +167,28 @@ def _check_key(key: str, groups: Mapping[str, Any]) -> bool:
 
 
 def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """As Hydra's grammar quotes: a backslash is itself, except in front of a quotation mark."""
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text) + '"'
 
 
-def _first_sentence(error: Exception) -> str:
+def _run_dir(composed: DictConfig) -> Path:
+    try:
+        text = str(composed.hydra.run.dir)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"hydra.run.dir: {_first_sentence(error)}", "Give a folder that does not exist yet.") from error
+    path = Path(text)
+    if path.name in ("", "..") or "\0" in text:
+        raise ConfigError(f"hydra.run.dir={text!r} cannot name the folder of a run.", "Give a folder that does not exist yet.")
+    return path
+
+
+def _first_sentence(error: BaseException) -> str:
+    """The fact in an error of Hydra, OmegaConf or YAML: its first line, with the file or the cause where it has one."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    first = lines[0] if lines else type(error).__name__
+    return f"{first}: {_first_sentence(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else first
 
 
 def _register_resolvers() -> None:
@@ -184,10 +204,12 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
     """Everything but Hydra's own node, interpolations resolved."""
     values: dict[str, Any] = {}
     for key in typing.cast("list[str]", [key for key in composed if key != "hydra"]):
-        if OmegaConf.is_config(composed[key]):
+        if OmegaConf.is_dict(composed[key]):
             raw = typing.cast("dict[str, Any]", OmegaConf.to_container(composed[key], resolve=False))
             for name in (name for name, value in raw.items() if value == "???"):
                 raise ConfigError(f"{key}.{name} has no value.", f"Pass {key}.{name}=…")
+            values[key] = OmegaConf.to_container(composed[key], resolve=True)
+        elif OmegaConf.is_list(composed[key]):
             values[key] = OmegaConf.to_container(composed[key], resolve=True)
         else:
             values[key] = composed[key]
@@ -222,7 +244,10 @@ def _build(kind: Any, value: Any, where: str) -> Any:
 
 def _scalar(kind: type, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where}={str(value)[:20]}… is out of range: it has {len(str(value))} digits.") from None
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         expected = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
         raise ConfigError(f"{where}={value!r}: expected {expected}.")
@@ -239,5 +264,5 @@ def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
             raise ConfigError(f"'{key}' is not known in {label}.{nearest(str(key), hints)}", f"Known: {', '.join(hints)}.")
     for key in hints:
         if key not in value:
-            raise ConfigError(f"'{key}' is missing in {label}.", f"A {label} option file needs all of: {', '.join(hints)}.")
+            raise ConfigError(f"'{key}' is missing in {label}.", f"It needs all of: {', '.join(hints)}.")
     return kind(**{key: _build(hint, value[key], f"{where}.{key}" if where else key) for key, hint in hints.items()})
