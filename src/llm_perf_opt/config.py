@@ -151,6 +151,8 @@ class RunConfig:
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RANGES: dict[str, tuple[float, float]] = {
+    "model.seed": (0, 2**63 - 1),
+    "dataset.seed": (0, 2**63 - 1),
     "runtime.batch_size": (1, 1_000_000),
     "runtime.prompt_tokens": (1, 100_000_000),
     "runtime.num_new_tokens": (1, 100_000_000),
