@@ -19,6 +19,8 @@ from llm_perf_opt.errors import ConfigError, nearest
 CONF_MODULE = "llm_perf_opt.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
 _HIDDEN_OPTIONS = {("model", "random")}
+_LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
+"""What Hydra raises, besides its own errors, over a file that is no sound YAML or has no sound defaults list."""
 _SEE_HELP = "See `llm-perf run --help` for the groups and their options."
 
 
@@ -55,7 +57,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
         plain = _plain(composed)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_first_sentence(error), _SEE_HELP) from error
-    except (OSError, ValueError, RecursionError) as error:  # what Hydra lets through of a file that is no sound UTF-8 YAML
+    except _LET_THROUGH as error:
         where = f"the files in {config_dir}" if config_dir is not None else "the values given"
         raise ConfigError(f"The configuration cannot be composed: {_first_sentence(error)}", f"Look at {where}.") from error
     finally:
