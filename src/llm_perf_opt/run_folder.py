@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ class RunFolder:
                 return cls(path.resolve())
         except OSError as error:
             raise disk_error(error, wanted) from error
-        raise ResourceError(f"{wanted} and 999 names beside it are taken.", "Choose another hydra.run.dir.")
+        raise ResourceError(f"{wanted} and 998 names beside it are taken.", "Choose another hydra.run.dir.")
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -173,7 +174,7 @@ class RunFolder:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # no two writers share it
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("wb") as file:
@@ -181,10 +182,12 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except OSError as error:
-        with suppress(OSError):  # its folder may not be one
+    except BaseException as error:
+        with suppress(OSError):  # where it could not be written it may not be removable either
             beside.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
+        raise
 
 
 def write_record(path: Path, record: Any) -> None:
@@ -198,7 +201,7 @@ def read_record(path: Path, kind: type[R]) -> R:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json says why.") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise ParseError(f"{path} cannot be read: {error}", "The file is damaged, or was written by another version.") from error
 
 
