@@ -434,7 +434,7 @@ def test_a_file_with_the_wrong_fields_is_answered_with_them(tmp_path: Path, cont
         b"defaults: [{a: {b: c}}]\n",
         OWN_MODEL[:25].encode() + b"defaults: " + OWN_MODEL[25:].encode(),
         OWN_MODEL.encode() + b"substages: &a [*a]\n",
-        OWN_MODEL.encode() + b"substages: " + b"[" * 3000,
+        OWN_MODEL.encode() + b"substages: " + b"[" * 1000,
         OWN_MODEL.encode() + b"seed: " + b"1" * 5000,
         OWN_MODEL.encode() + b"dtype: ${a.b}\n",
     ],
@@ -600,7 +600,7 @@ def composed_or_refused(overrides: Sequence[str], config_dir: Path | None = None
     assert isinstance(composed, Composed)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=80)
 @given(st.lists(OVERRIDES, min_size=1, max_size=2))
 def test_any_words_are_a_configuration_or_a_config_error(overrides: list[str]) -> None:
     composed_or_refused(overrides)
@@ -625,7 +625,7 @@ DAMAGE = [
 ]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(0, len(OWN_MODEL)), st.integers(0, 6), st.binary(max_size=4) | st.sampled_from(DAMAGE))
 def test_any_damage_to_a_users_file_is_a_configuration_or_a_config_error(
     tmp_path_factory: pytest.TempPathFactory, start: int, length: int, inserted: bytes
