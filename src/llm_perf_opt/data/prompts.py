@@ -69,20 +69,26 @@ def _texts(dataset: DatasetConfig) -> Iterator[str]:
         yield from _records(packaged.splitlines(), "sample_prompts.jsonl", dataset.text_field)
         return
     path = Path(dataset.path)
-    if not path.is_file():
-        raise ResourceError(f"dataset.path={path}: no such file.", "Give a .jsonl or a .txt file.")
+    try:
+        if not path.is_file():
+            raise ResourceError(f"dataset.path={path}: no such file.", "Give a .jsonl or a .txt file.")
+        yield from _file_texts(path, dataset.text_field)
+    except UnicodeDecodeError as error:
+        raise ResourceError(f"{path} is not UTF-8 text: {error.reason}.", "Convert it to UTF-8.") from error
+    except OSError as error:
+        raise ResourceError(f"dataset.path={path} cannot be read: {error.strerror or error}.") from error
+
+
+def _file_texts(path: Path, field: str) -> Iterator[str]:
     if path.suffix not in (".jsonl", ".txt"):
         raise ConfigError(
             f"dataset.path={path}: '{path.suffix}' is not read.", "Give a .jsonl or a .txt file (one prompt per line)."
         )
-    try:
-        with path.open(encoding="utf-8") as lines:
-            if path.suffix == ".txt":
-                yield from (line.strip() for line in _bounded(lines, path) if line.strip())
-            else:
-                yield from _records(_bounded(lines, path), str(path), dataset.text_field)
-    except UnicodeDecodeError as error:
-        raise ResourceError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.", "Convert it to UTF-8.") from error
+    with path.open(encoding="utf-8") as lines:
+        if path.suffix == ".txt":
+            yield from (line.strip() for line in _bounded(lines, path) if line.strip())
+        else:
+            yield from _records(_bounded(lines, path), str(path), field)
 
 
 def _bounded(lines: TextIO, path: Path) -> Iterator[str]:
@@ -98,7 +104,7 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
             continue
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # not only JSONDecodeError: a number may have too many digits
             raise ResourceError(f"{where}, line {number}: not JSON ({error}).", "Write one JSON object per line.") from error
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
@@ -106,4 +112,11 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
             raise ConfigError(
                 f"{where}, line {number}: no text in the field {field!r} (it has: {known}).", "Set dataset.text_field."
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ResourceError(
+                f"{where}, line {number}: the text is no Unicode ({error.reason} at character {error.start}).",
+                "Remove the half of a surrogate pair.",
+            ) from error
         yield text
