@@ -125,21 +125,33 @@ def _energy_of(name: str, telemetry: Telemetry, windows: Sequence[Window], resol
             f"it lasts {shortest:.3g} ms, under {INTERVALS_PER_STAGE} readings {telemetry.header.interval_s * 1e3:g} ms apart"
         )
         return Energy(name, seconds, why, why)
-    power: list[Point] = [(s.at_ns, s.power_mw * 1e-3) for s in telemetry.gpu if not isinstance(s.power_mw, Missing)]
-    counter: list[Point] = [(s.at_ns, s.energy_mj * 1e-3) for s in telemetry.gpu if not isinstance(s.energy_mj, Missing)]
     return Energy(
         name,
         seconds,
-        _total([_difference(counter, window) for window in windows], "the driver has no energy counter"),
-        _total([_integral(power, window) for window in windows], "the driver tells no power"),
+        _summed(_points(telemetry.gpu, lambda sample: sample.energy_mj), windows, _difference),
+        _summed(_points(telemetry.gpu, lambda sample: sample.power_mw), windows, _integral),
     )
 
 
-def _total(parts: Sequence[Maybe[float]], otherwise: str) -> Maybe[float]:
-    missing = next((part for part in parts if isinstance(part, Missing)), None)
-    if missing is not None or not parts:
-        return missing or Missing(otherwise)
-    return float(sum(part for part in parts if not isinstance(part, Missing)))
+def _points(samples: Sequence[GpuSample], thousandths: Callable[[GpuSample], Maybe[int]]) -> Maybe[list[Point]]:
+    """The readings there are, in whole units; where there is none, the driver's reason."""
+    answers = [(sample.at_ns, thousandths(sample)) for sample in samples]
+    points = [(at, value * 1e-3) for at, value in answers if not isinstance(value, Missing)]
+    return points or next(value for _, value in answers if isinstance(value, Missing))
+
+
+def _summed(
+    points: Maybe[list[Point]], windows: Sequence[Window], of: Callable[[Sequence[Point], Window], Maybe[float]]
+) -> Maybe[float]:
+    if isinstance(points, Missing):
+        return points
+    total = 0.0
+    for window in windows:
+        part = of(points, window)
+        if isinstance(part, Missing):
+            return part
+        total += part
+    return total
 
 
 def _at(points: Sequence[Point], moment: int) -> Maybe[float]:
