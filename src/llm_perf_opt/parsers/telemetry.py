@@ -22,15 +22,16 @@ def read_telemetry(path: Path) -> Telemetry:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise ParseError(f"{path} cannot be read: {error.strerror}.") from error
-    complete = [line for line in lines[:-1] if line]
     decoder = msgspec.json.Decoder(_Line)
     header: TelemetryHeader | None = None
     gpu: list[GpuSample] = []
     cpu: list[CpuSample] = []
-    for number, line in enumerate(complete, 1):
+    for number, line in enumerate(lines[:-1], 1):
+        if not line:
+            continue
         try:
             record = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ParseError(f"{path}, line {number}: {error}") from error
         header = record.header or header
         if record.gpu:
