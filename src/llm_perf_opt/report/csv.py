@@ -7,7 +7,7 @@ from typing import Any
 
 from llm_perf_opt.records import CpuSample, GpuSample, Missing, OperatorRow, Telemetry
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_STARTS = ("=", "+", "-", "@")
 
 
 def operators_csv(rows: tuple[OperatorRow, ...]) -> str:
@@ -34,7 +34,10 @@ def _csv(header: list[str], rows: list[list[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Text that a spreadsheet would run as a formula is kept text."""
+    """Text stays on its line, and text that a spreadsheet would run as a formula is kept text."""
     if value is None or isinstance(value, Missing):
         return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
+    if not isinstance(value, str):
+        return value
+    one_line = "".join(char if char.isprintable() else " " for char in value)
+    return f"'{one_line}" if one_line.lstrip().startswith(_FORMULA_STARTS) else one_line

@@ -22,6 +22,7 @@ from llm_perf_opt.report.text import (
     interval,
     milliseconds,
     percent,
+    reason,
     significant,
     spread,
     table,
@@ -54,7 +55,7 @@ def stakeholder_summary(analysis: RunAnalysis) -> str:
     lines = [f"# {escape(analysis.run)}: summary\n"]
     timings = analysis.timings
     if isinstance(timings, Missing):
-        lines += [f"This run has no timings: {timings.why}\n", analysis.manifest.remedy]
+        lines += [f"This run has no timings: {escape(timings.why)}\n", escape(analysis.manifest.remedy)]
         return "\n".join(lines) + "\n"
     lines.append(_what_ran(timings) + "\n")
     lines += [f"- {sentence}" for sentence in _narrative(analysis, timings)]
@@ -68,7 +69,7 @@ def operators_page(analysis: RunAnalysis) -> str:
     """Every operator of the torch pass."""
     torch = analysis.torch
     if isinstance(torch, Missing):
-        return f"# Operators\n\n{torch}\n"
+        return f"# Operators\n\n{reason(torch)}\n"
     note = (
         f"torch.profiler, preset {torch.preset}, prefill and {torch.decode_steps} decode steps. Its times are inflated "
         f"({_inflation_words(analysis.stages)}); they say where time goes, not how much there is.\n"
@@ -150,12 +151,12 @@ def _tool_words(tool: Mapping[str, Any]) -> str:
 def _aggregates(analysis: RunAnalysis) -> str:
     timings = analysis.timings
     if isinstance(timings, Missing):
-        return f"## Aggregates\n\n{timings}\n"
+        return f"## Aggregates\n\n{reason(timings)}\n"
     rows = []
     for metric in analysis.metrics:
         value = metric.value
         if isinstance(value, Missing):
-            rows.append([metric.label, escape(str(value)), "", "", "0"])
+            rows.append([metric.label, reason(value), "", "", "0"])
         else:
             cells = [with_unit(value.median, metric.unit), interval(value, metric.unit), spread(value, metric.unit)]
             rows.append([metric.label, *cells, str(value.n)])
@@ -185,7 +186,7 @@ def _percentiles(analysis: RunAnalysis) -> str:
 def _other_figures(analysis: RunAnalysis, timings: CleanTimings) -> str:
     drift = analysis.drift
     if isinstance(drift, Missing):
-        growth = str(drift)
+        growth = reason(drift)
     else:
         growth = (
             f"{drift.ns_per_token:+.1f} ns per cached token (95 % interval {drift.ci_low:+.1f} to {drift.ci_high:+.1f}), "
@@ -199,10 +200,10 @@ def _other_figures(analysis: RunAnalysis, timings: CleanTimings) -> str:
         ["Warm-up", f"{len(timings.warmup)} iterations, the first {first}"],
         [
             "Compiling, allocating, autotuning",
-            str(extra) if isinstance(extra, Missing) else f"{significant(extra, 3)} s over the warm-up",
+            reason(extra) if isinstance(extra, Missing) else f"{significant(extra, 3)} s over the warm-up",
         ],
         ["Loading", f"{significant(timings.load_s, 3)} s"],
-        ["Repeats", f"{len(timings.iterations)}: {timings.stopped}"],
+        ["Repeats", f"{len(timings.iterations)}: {escape(timings.stopped)}"],
         ["Clock", timings.clock],
         ["Peak memory, allocator (tensors)", gibibytes(memory.allocated_bytes)],
         ["Peak memory, allocator (reserved)", gibibytes(memory.reserved_bytes)],
@@ -245,7 +246,7 @@ def _stage_row(stage: StageTiming, stages: Sequence[StageTiming]) -> list[str]:
         depth += 1
         parent = next((known.parent for known in stages if known.name == parent), "")
     inflated = stage.inflation
-    profiled = str(inflated) if isinstance(inflated, Missing) else f"{milliseconds(stage.profiled_ns)} (× {inflated:.2f})"
+    profiled = reason(inflated) if isinstance(inflated, Missing) else f"{milliseconds(stage.profiled_ns)} (× {inflated:.2f})"
     time = stage.time_ns
     return [
         "&nbsp;&nbsp;" * depth + escape(stage.name),
@@ -262,13 +263,13 @@ def _stage_row(stage: StageTiming, stages: Sequence[StageTiming]) -> list[str]:
 def _operators(analysis: RunAnalysis) -> str:
     torch = analysis.torch
     if isinstance(torch, Missing):
-        return f"## Top operators\n\n{torch}\n"
+        return f"## Top operators\n\n{reason(torch)}\n"
     shown = torch.operators[:TOP_OPERATORS]
     note = (
         f"From prefill and {torch.decode_steps} decode steps under torch.profiler (preset {torch.preset}; "
         f"{_inflation_words(analysis.stages)}): "
         f"{len(shown)} of {len(torch.operators)} operators, by self time. All are in operators.md and ops.csv, "
-        f"the trace in raw/torch/{torch.trace_file}.\n"
+        f"the trace in raw/torch/{escape(torch.trace_file)}.\n"
     )
     return f"## Top operators\n\n{note}\n{_operator_table(shown)}"
 
@@ -292,7 +293,7 @@ def _operator_table(rows: Sequence[OperatorRow]) -> str:
         body.append([*cells, percent(_self_ns(row) / weight)])
     missing = [] if on_gpu else ["Device time is n/a: the run is on the CPU."]
     first = rows[0].cpu_memory_bytes if rows else None
-    missing += [f"Memory is {first}."] if isinstance(first, Missing) else []
+    missing += [f"Memory is {reason(first)}."] if isinstance(first, Missing) else []
     return table(header, body, "l" + "r" * (len(header) - 1)) + ("\n" + " ".join(missing) + "\n" if missing else "")
 
 
@@ -312,7 +313,7 @@ def _inflation_words(stages: Sequence[StageTiming]) -> str:
 def _telemetry(analysis: RunAnalysis) -> str:
     telemetry = analysis.telemetry
     if isinstance(telemetry, Missing):
-        return f"## Power, clocks and load\n\n{telemetry}\n"
+        return f"## Power, clocks and load\n\n{reason(telemetry)}\n"
     rows = [
         [
             reading.name,
@@ -334,7 +335,7 @@ def _telemetry(analysis: RunAnalysis) -> str:
 
 
 def _number(value: Any) -> str:
-    return str(value) if isinstance(value, Missing) else significant(value, 3)
+    return reason(value) if isinstance(value, Missing) else significant(value, 3)
 
 
 def _energy_table(telemetry: TelemetrySummary) -> str:
@@ -345,7 +346,7 @@ def _energy_table(telemetry: TelemetrySummary) -> str:
             [
                 row.window,
                 f"{row.seconds:.3f} s",
-                *[str(v) if isinstance(v, Missing) else f"{significant(v)} J" for v in both],
+                *[reason(v) if isinstance(v, Missing) else f"{significant(v)} J" for v in both],
             ]
         )
     return table(["energy over", "window", "from the counter", "from the power readings"], rows, "lrrr")

@@ -16,10 +16,15 @@ def escape(name: str) -> str:
     return _EDGE_UNDERSCORE.sub(r"\\_", one_line.translate(_ESCAPED))
 
 
+def reason(missing: Missing) -> str:
+    """Why a value is not there, as text: a reason may quote anything, a tool's whole output included."""
+    return escape(str(missing))
+
+
 def count(number: int) -> str:
     """A large count as people say it."""
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:  # what rounds up to the next unit is said in it
             return f"{number / size:.3g} {letter}"
     return str(number)
 
@@ -40,38 +45,41 @@ def significant(value: float, digits: int = 4) -> str:
         return "0"
     if not 1e-4 <= abs(value) < 1e9:
         return f"{value:.{digits - 1}e}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    rounded = float(f"{value:.{digits - 1}e}")  # 9.9996 has one digit more before the point than it seems
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:,.{decimals}f}"
 
 
 def milliseconds(ns: Maybe[float]) -> str:
     """Nanoseconds shown as milliseconds."""
-    return str(ns) if isinstance(ns, Missing) else f"{significant(ns / 1e6)} ms"
+    return reason(ns) if isinstance(ns, Missing) else f"{significant(ns / 1e6)} ms"
 
 
 def gibibytes(count: Maybe[int]) -> str:
     """Bytes shown as GiB, or MiB where that is clearer."""
     if isinstance(count, Missing):
-        return str(count)
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+        return reason(count)
+    return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def with_unit(value: Maybe[float], unit: str) -> str:
     """A figure in its metric's unit."""
     if isinstance(value, Missing):
-        return str(value)
+        return reason(value)
     return milliseconds(value) if unit == "ns" else f"{significant(value)} {unit}"
 
 
 def percent(share: Maybe[float], digits: int = 1) -> str:
     """A share shown in percent."""
-    return str(share) if isinstance(share, Missing) else f"{share * 100:.{digits}f} %"
+    return reason(share) if isinstance(share, Missing) else f"{share * 100:.{digits}f} %"
 
 
 def interval(value: Distribution, unit: str) -> str:
     """The 95 % interval of a median."""
-    if isinstance(value.ci_low, Missing) or isinstance(value.ci_high, Missing):
-        return str(value.ci_low)
+    if isinstance(value.ci_low, Missing):
+        return reason(value.ci_low)
+    if isinstance(value.ci_high, Missing):
+        return reason(value.ci_high)
     return f"{_bare(value.ci_low, unit)} – {_bare(value.ci_high, unit)}"
 
 
