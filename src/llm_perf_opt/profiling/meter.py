@@ -125,20 +125,18 @@ class Meter:
         warmup = self._warm_up(effort, begun, on_progress, interrupted)
         settled = _settled([iteration.total_ns for iteration in warmup])
         first_tokens = self._runner.to_lists(self._tokens)
-        gc.collect()
-        gc.freeze()  # what exists now is not looked at again, so collections inside the loop stay short
         iterations: list[Iteration] = []
         repeat = True
         stopped, stable = "", False
-        while not stopped:
-            iterations.append(self.iterate())
-            repeat = repeat and self._runner.to_lists(self._tokens) == first_tokens
-            on_progress(Progress("repeats", len(iterations), effort.max_repeats, iterations[-1].total_ns))
-            stable = is_stable(iterations, effort.ci_target)
-            stopped = _stop(len(iterations), stable, effort, time.monotonic() - begun)
-            if interrupted():
-                stopped = f"interrupted after {len(iterations)} repeats"
-        gc.unfreeze()
+        with _settled_heap():
+            while not stopped:
+                iterations.append(self.iterate())
+                repeat = repeat and self._runner.to_lists(self._tokens) == first_tokens
+                on_progress(Progress("repeats", len(iterations), effort.max_repeats, iterations[-1].total_ns))
+                stable = is_stable(iterations, effort.ci_target)
+                stopped = _stop(len(iterations), stable, effort, time.monotonic() - begun)
+                if interrupted():
+                    stopped = f"interrupted after {len(iterations)} repeats"
         return Measured(tuple(warmup), tuple(iterations), settled, stable, stopped, first_tokens, repeat)
 
     def _warm_up(
@@ -181,6 +179,17 @@ class Meter:
                 )
             )
         return Iteration(started, wall, lengths[0], tuple(lengths[1:]), tuple(spans))
+
+
+@contextmanager
+def _settled_heap() -> Iterator[None]:
+    """What exists now is not looked at again, so collections inside the loop stay short."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def is_stable(iterations: Sequence[Iteration], target: float) -> bool:
