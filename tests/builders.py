@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from llm_perf_opt.analysis.efficiency import efficiency
+from llm_perf_opt.analysis.hardware import hardware_named
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.composition import compose
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.records import (
@@ -18,7 +21,6 @@ from llm_perf_opt.records import (
     ModelFacts,
     OperatorRow,
     PassRecord,
-    RunAnalysis,
     SubstageSpan,
     Telemetry,
     TelemetryHeader,
@@ -241,6 +243,7 @@ def run_analysis(**changes: Any) -> RunAnalysis:
         metrics=metrics(timings),
         stages=stage_timings(timings, torch_pass()),
         drift=context_drift(timings),
+        efficiency=efficiency(timings, torch_pass(), hardware_named("h200"), Missing("no ceilings")),
         torch=torch_pass(),
         telemetry=summarise_telemetry(readings, timings),
         warnings=(),
@@ -261,6 +264,7 @@ def empty_analysis(why: str = "The unprofiled reference pass was killed (SIGKILL
         metrics=(),
         stages=(),
         drift=nothing,
+        efficiency=nothing,
         torch=nothing,
         telemetry=nothing,
         warnings=(),

@@ -59,7 +59,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 def test_run_leaves_everything_needed_to_repeat_it(whole_run: tuple[Path, dict[str, Any]]) -> None:
     run, outcome = whole_run
     assert outcome["status"] == "complete"
-    assert statuses(run) == {"nvml": "complete", "clean": "complete", "torch": "complete"}
+    assert statuses(run) == {"nvml": "complete", "clean": "complete", "ceilings": "complete", "torch": "complete"}
     for name in (
         "config.yaml",
         "env.json",
@@ -241,7 +241,7 @@ def test_interrupt_keeps_what_was_measured(running: tuple[subprocess.Popen[str],
     assert "Traceback" not in err
     assert gone(pid)
     assert manifest(run)["status"] == "partial"
-    assert statuses(run) == {"nvml": "complete", "clean": "failed", "torch": "skipped"}
+    assert statuses(run) == {"nvml": "complete", "clean": "failed", "ceilings": "skipped", "torch": "skipped"}
     assert len(json.loads((run / "raw/clean/timings.json").read_text())["iterations"]) >= 1
     assert "interrupted after" in (run / "report.md").read_text()
     assert "report:" in out
@@ -264,7 +264,7 @@ def test_killing_us_leaves_a_truthful_folder_and_no_process(running: tuple[subpr
     process.wait()
     assert gone(pid)
     assert manifest(run)["status"] == "partial"
-    assert statuses(run) == {"nvml": "started", "clean": "started", "torch": "pending"}
+    assert statuses(run) == {"nvml": "started", "clean": "started", "ceilings": "pending", "torch": "pending"}
     done = llm_perf("report", str(run), cwd=run)
     assert done.returncode == 0
     assert "This run is partial" in (run / "report.md").read_text()
@@ -369,7 +369,9 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 def test_a_tool_that_is_missing_leaves_a_partial_run(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": str(tmp_path), "NSYS": "", "NCU": ""}
-    done = llm_perf("run", "profiling=nsys", "profiling.nvml.enable=false", *SMALL, cwd=tmp_path, env=environment)
+    done = llm_perf(
+        "run", "profiling=nsys", "profiling.nvml.enable=false", "profiling.ceilings=false", *SMALL, cwd=tmp_path, env=environment
+    )
     if "nsys" in statuses(only_run(tmp_path)) and statuses(only_run(tmp_path))["nsys"] == "complete":
         pytest.skip("nsys is in one of its usual folders")
     assert done.returncode == 3

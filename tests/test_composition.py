@@ -489,6 +489,7 @@ def test_a_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> 
     values["model"]["architecture"]["model_type"] = "llama"
     values["model"]["path"] = values["model"]["path"] or "/data"
     values["profiling"]["clean"] = True
+    values["hardware"].update(peak_tflops=values["hardware"]["bandwidth_gbs"])  # they go together
     values["runtime"].update(compile="none", min_repeats=1, num_new_tokens=max(2, values["runtime"]["num_new_tokens"]))
     config = config_from_mapping(values)
     assert config_from_mapping(yaml.safe_load(config_to_yaml(config))) == config

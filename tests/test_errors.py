@@ -11,6 +11,7 @@ from llm_perf_opt import errors
 from llm_perf_opt.errors import (
     CaptureError,
     ConfigError,
+    ImplausibleError,
     Interrupted,
     LlmPerfError,
     ParseError,
@@ -19,7 +20,7 @@ from llm_perf_opt.errors import (
     nearest,
 )
 
-FAMILY = (LlmPerfError, ConfigError, ResourceError, CaptureError, ParseError, Interrupted)
+FAMILY = (LlmPerfError, ConfigError, ResourceError, CaptureError, ParseError, ImplausibleError, Interrupted)
 
 
 def test_the_whole_family_is_tested_here() -> None:

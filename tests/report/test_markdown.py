@@ -25,8 +25,9 @@ from builders import (
     workload,
 )
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarise_telemetry
-from llm_perf_opt.records import CleanTimings, Maybe, Missing, PassRecord, RunAnalysis, SubstageSpan, TorchPass
+from llm_perf_opt.records import CleanTimings, Maybe, Missing, PassRecord, SubstageSpan, TorchPass
 from llm_perf_opt.report.markdown import TOP_OPERATORS, operators_page, report, stakeholder_summary
 from markdown_reader import Page, read, uneven_tables
 
@@ -34,6 +35,7 @@ SECTIONS = (
     "Environment",
     "Aggregates",
     "Per-stage timings",
+    "MFU and distance from the limit",
     "Top operators",
     "Power, clocks and load",
     "Assumptions",
@@ -205,7 +207,7 @@ def test_the_environment_of_a_gpu_machine() -> None:
 def test_a_failed_run_shows_every_section_with_its_reason() -> None:
     page, summary, operators = read_all(empty_analysis())
     assert page.headings[1:] == list(SECTIONS)
-    assert page.text.count("n/a: the clean pass is failed: The unprofiled reference pass was killed (SIGKILL).") == 3
+    assert page.text.count("n/a: the clean pass is failed: The unprofiled reference pass was killed (SIGKILL).") == 4
     assert "This run failed: The unprofiled reference pass was killed (SIGKILL)." in page.text
     assert "n/a: env.json was not written before the run ended" in page.text
     assert "n/a: no iteration was measured" in page.text
