@@ -378,3 +378,17 @@ def test_a_tool_that_is_missing_leaves_a_partial_run(tmp_path: Path) -> None:
     assert "there is no nsys" in done.stderr
     assert statuses(only_run(tmp_path)) == {"clean": "complete", "nsys": "skipped"}
     assert manifest(only_run(tmp_path))["status"] == "partial"
+
+
+def test_a_figure_that_cannot_be_ends_with_what_to_check_and_keeps_the_rest(tmp_path: Path) -> None:
+    limits = ("hardware.peak_tflops=0.000001", "hardware.bandwidth_gbs=0.000001")
+    done = llm_perf("run", "--json", "profiling=none", *SMALL, *limits, cwd=tmp_path)
+    assert done.returncode == 6
+    assert "against the datasheet limit" in done.stderr
+    assert "hardware.peak_tflops" in done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["status"] == "complete"
+    text = (Path(outcome["run"]) / "report.md").read_text()
+    assert "Time to first token" in text
+    assert "MFU of prefill against the datasheet limit" in text.split("## Environment")[0], "it stands on the first page"
+    assert llm_perf("report", outcome["run"], cwd=tmp_path).returncode == 6

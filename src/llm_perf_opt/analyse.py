@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.hardware import Hardware, given_hardware, hardware_of
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarise_telemetry
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.errors import ImplausibleError, ParseError
 from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.records import (
     Ceilings,
@@ -40,6 +40,7 @@ def analyse(folder: RunFolder) -> RunAnalysis:
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
     telemetry = _telemetry(folder, manifest)
     stages = stage_timings(measured, torch) if measured else ()
+    found, impossible, limit_warnings = _efficiency(folder, manifest, measured, torch)
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else Missing("no iteration was measured")
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
@@ -52,11 +53,12 @@ def analyse(folder: RunFolder) -> RunAnalysis:
         metrics=metrics(measured) if measured else (),
         stages=stages,
         drift=context_drift(measured) if measured else Missing("no iteration was measured"),
-        efficiency=_efficiency(folder, manifest, measured, torch),
+        efficiency=found,
         torch=torch,
         telemetry=summary,
-        warnings=_warnings(manifest, timings, stages, summary),
+        warnings=(*_warnings(manifest, timings, stages, summary), *limit_warnings),
         assumptions=_assumptions(timings),
+        impossible=impossible,
     )
 
 
@@ -83,10 +85,15 @@ def _pass_record(folder: RunFolder, manifest: Manifest, name: str, path: Path, k
 
 def _efficiency(
     folder: RunFolder, manifest: Manifest, timings: CleanTimings | None, torch: Maybe[TorchPass]
-) -> Maybe[Efficiency]:
+) -> tuple[Maybe[Efficiency], ImplausibleError | None, list[str]]:
+    """The distance from the limits; or, where a figure cannot be, no such section and the reason as the first thing to read."""
     if timings is None:
-        return Missing("no iteration was measured")
-    return efficiency(timings, torch, _datasheet(folder, timings), _ceilings(folder, manifest))
+        return Missing("no iteration was measured"), None, []
+    ceilings, warnings = _ceilings(folder, manifest)
+    try:
+        return efficiency(timings, torch, _datasheet(folder, timings), ceilings), None, warnings
+    except ImplausibleError as error:
+        return Missing(f"{error.fact} {error.remedy}"), error, [*warnings, f"{error.fact} {error.remedy}"]
 
 
 def _datasheet(folder: RunFolder, timings: CleanTimings) -> Maybe[Hardware]:
@@ -98,13 +105,18 @@ def _datasheet(folder: RunFolder, timings: CleanTimings) -> Maybe[Hardware]:
     return hardware_of_device(timings.model.device_name)
 
 
-def _ceilings(folder: RunFolder, manifest: Manifest) -> Maybe[Ceilings]:
+def _ceilings(folder: RunFolder, manifest: Manifest) -> tuple[Maybe[Ceilings], list[str]]:
+    """The measured limits and what is to be said of them; figures that something disturbed are no limit."""
     entry = manifest.pass_named("ceilings")
     if entry is None:
-        return Missing("the run was asked for without measured ceilings")
+        return Missing("the run was asked for without measured ceilings"), []
     if not folder.ceilings_file.exists():
-        return Missing(f"the ceilings are {entry.status}: {entry.why or 'none were left'}")
-    return read_ceilings(folder.ceilings_file).ceilings
+        return Missing(f"the ceilings are {entry.status}: {entry.why or 'none were left'}"), []
+    found = read_ceilings(folder.ceilings_file)
+    if found.doubts:
+        why = f"the measured ceilings are not used: {'; '.join(found.doubts)}"
+        return Missing(why), [f"{why[0].upper()}{why[1:]}. Run `llm-perf ceilings` on a quiet machine, then the run again."]
+    return found.ceilings, []
 
 
 def _telemetry(folder: RunFolder, manifest: Manifest) -> Maybe[Telemetry]:

@@ -86,8 +86,7 @@ def run(
         _print_json(_outcome(folder, analysis))
     else:
         _print_outcome(folder, analysis)
-    if error is not None:
-        raise error
+    _raise(error or (analysis.impossible if analysis else None))
 
 
 @app.command()
@@ -105,6 +104,7 @@ def report(
         _print_json(_outcome(folder, analysis))
     else:
         _print_outcome(folder, analysis)
+    _raise(analysis.impossible)
 
 
 @app.command()
@@ -220,6 +220,11 @@ def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | N
             raise
         return None
     return analysis
+
+
+def _raise(error: LlmPerfError | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, Any]:

@@ -326,6 +326,8 @@ class FoundCeilings:
     cache_file: Maybe[str]
     notes: tuple[str, ...] = ()
     """What did not go as it should: a cache that is damaged or cannot be written."""
+    doubts: tuple[str, ...] = ()
+    """What disturbed the measurement: such figures are shown, but nothing is held against them."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from llm_perf_opt.records import (
     TorchPass,
     Workload,
 )
+from llm_perf_opt.report.efficiency import efficiency_section
 
 # One layer, no grouping: d = 8, two heads of 4, ff = 16, vocabulary 10, bf16.
 TINY = {
@@ -96,17 +97,61 @@ def test_floor_is_never_above_the_time_and_never_below_either_sum() -> None:
         assert entry.times_floor == pytest.approx(stage.seconds / entry.floor.seconds)
 
 
-@pytest.mark.parametrize(
-    ("hardware", "kernel_ns", "verdict"),
-    [
-        (given(1e12, 1e11), 100, "launch-bound"),
-        (given(1e13, 5e9), 900_000, "memory-bound"),
-        (given(5e9, 1e14), 900_000, "compute-bound"),
-    ],
-)
-def test_verdict(hardware: Hardware, kernel_ns: int, verdict: str) -> None:
-    result = found(efficiency(timings(1_000_000, 500_000), torch_pass(kernel_ns, kernel_ns), hardware, NOT_HERE))
-    assert [stage.verdict for stage in result.stages] == [verdict, verdict]
+def bytes_of(stage: int) -> int:
+    return found(efficiency(timings(10**9, 10**9), NOT_HERE, given(1e15, 1e15), NOT_HERE)).stages[stage].cost.bytes
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_verdict_follows_the_launches_then_the_nearer_limit(stage: int) -> None:
+    """A stage of 1 ms: at half the bandwidth, at half the peak, at a hundredth of both, and with an idle device."""
+    flops, moved = (PREFILL_FLOPS, DECODE_FLOPS)[stage], bytes_of(stage)
+    wide_flops, wide_bytes = 1e6 * flops, 1e6 * moved
+    cases = {
+        "memory-bound": (given(wide_flops, 2e3 * moved), 900_000),
+        "compute-bound": (given(2e3 * flops, wide_bytes), 900_000),
+        "kernel-bound": (given(1e5 * flops, 1e5 * moved), 900_000),
+        "launch-bound": (given(2e3 * flops, wide_bytes), 100_000),
+    }
+    for verdict, (hardware, kernel_ns) in cases.items():
+        # the other stage is made long enough never to be impossible
+        measured = timings(10**6, 10**9) if stage == 0 else timings(10**9, 5 * 10**5)
+        kernels = torch_pass(kernel_ns if stage == 0 else 10**9, kernel_ns if stage == 1 else 2 * 10**9)
+        assert found(efficiency(measured, kernels, hardware, NOT_HERE)).stages[stage].verdict == verdict
+
+
+def test_kernels_of_the_profiled_steps_are_held_against_as_many_unprofiled_ones() -> None:
+    one_step = replace(torch_pass(0, 400), decode_steps=1)
+    decode = found(efficiency(timings(1_000, 500), one_step, given(1e15, 1e15), NOT_HERE)).stages[1]
+    assert decode.busy == pytest.approx(400 / 500)
+
+
+def test_logits_of_the_whole_prompt_cost_more() -> None:
+    last = timings(10**6, 10**6)
+    every = replace(last, model=replace(last.model, logits="whole prompt"))
+    few, many = (found(efficiency(t, NOT_HERE, given(1e15, 1e15), NOT_HERE)).stages[0].cost.flops for t in (last, every))
+    assert many - few == (PROMPT - 1) * 160
+
+
+def test_the_section_shows_what_was_found() -> None:
+    text = efficiency_section(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE))
+    decode = text.split("| decode |")[1]
+    assert f"| MFU (causal) | {DECODE_FLOPS / (1_000e-9 * 1e13) * 100:.3g} % | n/a (a) |" in decode
+    assert "| floor | " in decode
+    assert "- n/a (a): not here" in text
+    least = found(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE)).stages[1].against[0].floor
+    assert not isinstance(least, Missing)
+    assert f"| floor | {least.seconds * 1e3:.4g}".rstrip("0") in decode
+    shares = [float(line.split("|")[6].replace("%", "")) for line in text.split("| parts of decode")[1].splitlines()[2:8]]
+    assert sum(shares) == pytest.approx(100, abs=0.4)
+
+
+def test_whole_attention_alone_never_stops_a_report() -> None:
+    long = timings(1_000, 500)
+    peak = PREFILL_FLOPS / 1_000e-9  # causal MFU is exactly 100 %, whole attention above
+    prefill = found(efficiency(long, NOT_HERE, given(peak, 1e15), NOT_HERE)).stages[0].against[0]
+    assert prefill.mfu == pytest.approx(1.0)
+    assert not isinstance(prefill.mfu_full_attention, Missing)
+    assert prefill.mfu_full_attention > 1.0
 
 
 def test_without_device_activity_far_from_the_floor_is_overhead() -> None:

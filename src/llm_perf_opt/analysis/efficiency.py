@@ -1,23 +1,24 @@
 """How far each stage is from the hardware's limit: rates, utilisation, floor, and what binds it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from llm_perf_opt.analysis.architecture import Mla
 from llm_perf_opt.analysis.ceiling_peaks import bandwidth, peak_flops
 from llm_perf_opt.analysis.cost import Formats, StageCost, combined, step_cost
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.families import architecture_of
 from llm_perf_opt.analysis.floor import Floor, floor
 from llm_perf_opt.analysis.hardware import Hardware
-from llm_perf_opt.analysis.stats import percentile
+from llm_perf_opt.analysis.stats import percentile, summarise
 from llm_perf_opt.analysis.work import Logits, Step, decode_steps
 from llm_perf_opt.errors import ConfigError, ImplausibleError
-from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing, TorchPass
+from llm_perf_opt.records import Ceilings, CleanTimings, Distribution, Maybe, Missing, TorchPass
 from llm_perf_opt.stages import Stage
 
 BUSY_ENOUGH = 0.5
 """A stage whose kernels fill less than this share of its time waits for launches, whatever its kernels are bound by."""
 NEAR_FLOOR = 5.0
-"""Where device activity is not known, a stage this many times its floor is bound by neither limit."""
+"""A stage this many times its floor is near neither limit: its kernels, or the host, are what to look at."""
 UNLIMITED = 1e30
 """Bytes per second that no model notices: for a floor of computing alone."""
 MEASURED_MARGIN = 1.03
@@ -61,7 +62,8 @@ class StageEfficiency:
     """One stage: what it did in its unprofiled time, and how that compares."""
 
     stage: str
-    seconds: float
+    time_ns: Distribution
+    """Unprofiled; of all steps together for decode."""
     cost: StageCost
     against: tuple[Against, ...]
     busy: Maybe[float]
@@ -70,6 +72,11 @@ class StageEfficiency:
     hfu: Maybe[float]
     verdict: str
     because: str
+
+    @property
+    def seconds(self) -> float:
+        """The median time."""
+        return self.time_ns.median / 1e9
 
     @property
     def flops_per_s(self) -> float:
@@ -110,15 +117,18 @@ def efficiency(
     in_cache = _in_cache(timings)
     roofs = (_datasheet_roof(datasheet, numbers, in_cache), _measured_roof(measured, numbers, in_cache))
     logits: Logits = "last" if timings.model.logits == "last token" else "all"
-    prefill = step_cost(architecture, Step(work.batch_size, work.padded_tokens, 0, logits), formats)
+    prefill = step_cost(architecture, Step(work.batch_size, work.padded_tokens, 0, logits), replace(formats, mla=Mla.EXPAND_ONCE))
     stages = [_stage(Stage.PREFILL, prefill, timings, torch, roofs)]
     if work.decode_steps:
         steps = decode_steps(work.batch_size, work.padded_tokens, work.decode_steps)
-        decode = combined(step_cost(architecture, step, formats) for step in steps)
+        decode = combined(step_cost(architecture, step, replace(formats, mla=Mla.ABSORB)) for step in steps)
         stages.append(_stage(Stage.DECODE, decode, timings, torch, roofs))
     notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
     if architecture.has_latent_attention:
-        notes.append(f"Latent attention is counted as transformers runs it: {formats.mla}.")
+        notes.append(
+            "Latent attention is counted as it can be run with the latent cache: "
+            f"{Mla.EXPAND_ONCE} in prefill, {Mla.ABSORB} in decode. transformers runs {formats.mla}, which executes more."
+        )
     if len(set(work.prompt_tokens)) > 1:
         notes.append("Padding is counted as work: the batch is as wide as its longest prompt.")
     return Efficiency(architecture.model_type, formats.weights, roofs, tuple(stages), tuple(notes))
@@ -140,7 +150,7 @@ def _datasheet_roof(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | N
         return Roof("datasheet", hardware.why, hardware, hardware)
     peak = hardware.peak(dtype)
     flops: Maybe[float] = peak if isinstance(peak, Missing) else peak.flops_per_s
-    sums = "" if isinstance(peak, Missing) else f", {dtype} summed in {peak.accumulate}"
+    sums = f", {dtype} summed in {peak.accumulate}" if not isinstance(peak, Missing) and hardware.nvml_names else ""
     return Roof("datasheet", f"{hardware.source}{sums}", flops, in_cache or hardware.bandwidth_bytes_per_s, in_cache is not None)
 
 
@@ -155,13 +165,13 @@ def _stage(
     stage: Stage, cost: StageCost, timings: CleanTimings, torch: Maybe[TorchPass], roofs: tuple[Roof, ...]
 ) -> StageEfficiency:
     values = [it.prefill_ns if stage is Stage.PREFILL else it.decode_ns for it in timings.iterations]
-    seconds = percentile(values, 0.5) / 1e9
-    against = tuple(_against(stage, cost, seconds, roof) for roof in roofs)
+    time = summarise(values)
+    against = tuple(_against(stage, cost, time.median / 1e9, roof) for roof in roofs)
     busy, launches = _activity(stage, timings, torch)
     verdict, because = _verdict(against, busy)
     return StageEfficiency(
         stage=stage.value,
-        seconds=seconds,
+        time_ns=time,
         cost=cost,
         against=against,
         busy=busy,
@@ -173,11 +183,11 @@ def _stage(
 
 
 def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Against:
-    def share(amount: float, limit: Maybe[float], what: str) -> Maybe[float]:
+    def share(amount: float, limit: Maybe[float], what: str = "") -> Maybe[float]:
         if isinstance(limit, Missing):
             return limit
         found = amount / (seconds * limit)
-        if found > (1.0 if roof.name == "datasheet" else MEASURED_MARGIN):
+        if what and found > (1.0 if roof.name == "datasheet" else MEASURED_MARGIN):
             raise ImplausibleError(
                 f"{what} of {stage.value} against the {roof.name} limit is {found:.1%}: "
                 f"{amount:.4g} in {seconds:.4g} s at {limit:.4g}/s.",
@@ -196,7 +206,7 @@ def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Again
     return Against(
         roof=roof,
         mfu=share(cost.flops, roof.peak_flops_per_s, "MFU"),
-        mfu_full_attention=share(cost.flops_full_attention, roof.peak_flops_per_s, "MFU"),
+        mfu_full_attention=share(cost.flops_full_attention, roof.peak_flops_per_s),  # counts what no kernel need execute
         mbu=share(cost.bytes, roof.bandwidth_bytes_per_s, "MBU"),
         floor=least,
         times_floor=least if isinstance(least, Missing) else seconds / least.seconds,
@@ -226,9 +236,11 @@ def _verdict(against: tuple[Against, ...], busy: Maybe[float]) -> tuple[str, str
     if best is None or isinstance(best.floor, Missing) or isinstance(best.times_floor, Missing):
         return "unknown", "no limit is known to compare with"
     times = f"{best.times_floor:,.1f} times its floor of {best.floor.seconds * 1e3:.4g} ms on the {best.roof.name} limits"
-    if isinstance(busy, Missing) and best.times_floor > NEAR_FLOOR:
-        return "overhead-bound", f"it takes {times}, so neither computing nor memory is near its limit"
-    return f"{best.floor.bound}-bound", f"it takes {times}, most of which is {_words(best.floor)}"
+    if best.times_floor > NEAR_FLOOR:
+        if isinstance(busy, Missing):
+            return "overhead-bound", f"it takes {times}: far from what bounds it in the end"
+        return "kernel-bound", f"kernels fill {busy:.0%} of the time, and it takes {times}: they are far from the limit"
+    return f"{best.floor.bound}-bound", f"it takes {times}, and the floor is mostly {_words(best.floor)}"
 
 
 def _words(least: Floor) -> str:

@@ -15,7 +15,7 @@ from llm_perf_opt.records import Maybe, Missing
 RATES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 """Formats that a peak can be given for."""
 
-_HOW_TO_GIVE = "Pass hardware.peak_tflops= with the dense figure from its datasheet."
+_HOW_TO_GIVE = "Pass hardware.peak_tflops= (dense) and hardware.bandwidth_gbs= from its datasheet."
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ def hardware_named(key: str) -> Hardware:
     found = HARDWARE.get(key.strip().lower().replace("-", "_")) or _BY_DEVICE_NAME.get(_plain(key))
     if found is not None:
         return found
-    raise ConfigError(
-        f"Unknown hardware '{key}'.{nearest(key.lower(), HARDWARE)}", f"Known: {', '.join(HARDWARE)}. {_HOW_TO_GIVE}"
-    )
+    raise ConfigError(f"Unknown hardware '{key}'.{nearest(key.lower(), HARDWARE)}", f"Known: {', '.join(HARDWARE)}.")
 
 
 def hardware_of_device(name: str) -> Maybe[Hardware]:
@@ -108,7 +106,6 @@ _A100 = {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312, "int8": 624}
 _A30 = {"fp32": 10.3, "tf32": 82, "bf16": 165, "fp16": 165, "int8": 330}
 _A40 = {"fp32": 37.4, "tf32": 74.8, "bf16": 149.7, "fp16": 149.7, "int8": 299.3}
 _A10 = {"fp32": 31.2, "tf32": 62.5, "bf16": 125, "fp16": 125, "int8": 250}
-_A10G = {"fp32": 35, "tf32": 35, "bf16": 70, "fp16": 70, "int8": 140}
 _RTX_A6000 = {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8}
 _L4 = {"fp32": 30.3, "tf32": 60, "bf16": 121, "fp16": 121, "fp8": 242.5, "int8": 242.5}
 _L40S = {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362, "fp8": 733, "int8": 733}

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.analysis.efficiency import Efficiency
+from llm_perf_opt.errors import ImplausibleError
 from llm_perf_opt.records import (
     CleanTimings,
     Drift,
@@ -33,6 +34,8 @@ class RunAnalysis:
     telemetry: Maybe[TelemetrySummary]
     warnings: tuple[str, ...]
     assumptions: tuple[str, ...]
+    impossible: ImplausibleError | None = None
+    """A figure that cannot be; the section it belongs to is left out."""
 
     def metric(self, key: str) -> Metric | None:
         """The figure with this key."""

@@ -79,7 +79,7 @@ def load_or_measure(
     found = FoundCeilings(ceilings, False, str(file) if isinstance(file, Path) else file, tuple(notes))
     if doubts:
         said = [f"Not kept: {doubt}." for doubt in doubts]
-        return replace(found, cache_file=Missing("not kept"), notes=(*notes, *said))
+        return replace(found, cache_file=Missing("not kept"), notes=(*notes, *said), doubts=tuple(doubts))
     if isinstance(file, Path):
         try:
             write_record(file, replace(found, notes=()))

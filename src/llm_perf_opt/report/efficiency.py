@@ -3,7 +3,7 @@
 from llm_perf_opt.analysis.efficiency import Against, Efficiency, StageEfficiency
 from llm_perf_opt.analysis.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.report.text import escape, milliseconds, percent, significant, table
+from llm_perf_opt.report.text import escape, interval, milliseconds, percent, significant, table
 
 
 class _Reasons:
@@ -72,10 +72,12 @@ def _stage(stage: StageEfficiency, reasons: _Reasons) -> str:
         ["HFU", *[_percent(stage.hfu) for _ in stage.against]],
         ["MBU", *[_percent(entry.mbu) for entry in stage.against]],
         ["floor", *[_floor(entry) for entry in stage.against]],
-        ["times off the floor", *[_times(entry.times_floor) for entry in stage.against]],
+        ["times off the floor", *[_times(entry.times_floor, stage) for entry in stage.against]],
     ]
     facts = (
-        f"{stage.stage}: {milliseconds(stage.seconds * 1e9)}, {significant(stage.cost.flops / 1e9)} GFLOP causal "
+        f"{stage.stage}: {milliseconds(stage.time_ns.median)} "
+        f"(95 % interval {interval(stage.time_ns, 'ns')}, n = {stage.time_ns.n}), "
+        f"{significant(stage.cost.flops / 1e9)} GFLOP causal "
         f"({significant(stage.cost.flops_full_attention / 1e9)} whole), {significant(stage.cost.bytes / 1e6)} MB at least; "
         f"achieved {significant(stage.flops_per_s / 1e12)} TFLOP/s and {significant(stage.bytes_per_s / 1e9)} GB/s; "
         f"intensity {significant(stage.cost.flops_per_byte)} FLOP/byte; "
@@ -103,7 +105,7 @@ def _parts(stage: StageEfficiency) -> str:
             significant(part.flops / part.bytes) if part.bytes else "n/a: no bytes",
             milliseconds(round(part.seconds * 1e9, 3)),
             percent(part.seconds / whole),
-            part.bound,
+            part.bound if part.seconds > 1e-15 else "nothing",
         ]
         for part in best.floor.parts
     ]
@@ -112,15 +114,25 @@ def _parts(stage: StageEfficiency) -> str:
 
 
 def _percent(value: Maybe[float]) -> Maybe[str]:
-    return value if isinstance(value, Missing) else percent(value, 2)
+    return value if isinstance(value, Missing) else f"{significant(value * 100, 3)} %"
 
 
 def _floor(entry: Against) -> Maybe[str]:
-    return entry.floor if isinstance(entry.floor, Missing) else milliseconds(entry.floor.seconds * 1e9)
+    if isinstance(entry.floor, Missing):
+        return entry.floor
+    alone = ", computing alone" if entry.roof.in_cache else ""
+    return f"{milliseconds(entry.floor.seconds * 1e9)}{alone}"
 
 
-def _times(value: Maybe[float]) -> Maybe[str]:
-    return value if isinstance(value, Missing) else f"× {significant(value, 3)}"
+def _times(value: Maybe[float], stage: StageEfficiency) -> Maybe[str]:
+    """With the time's own interval carried over."""
+    if isinstance(value, Missing):
+        return value
+    time = stage.time_ns
+    if isinstance(time.ci_low, Missing) or isinstance(time.ci_high, Missing):
+        return f"× {significant(value, 3)}"
+    low, high = (value * end / time.median for end in (time.ci_low, time.ci_high))
+    return f"× {significant(value, 3)} ({significant(low, 3)} – {significant(high, 3)})"
 
 
 def _scaled(value: Maybe[float], factor: float, unit: str) -> Maybe[str]:
