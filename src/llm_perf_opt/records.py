@@ -173,6 +173,18 @@ class StageActivity:
 
 
 @dataclass(frozen=True)
+class PartTime:
+    """What one part of the model took in one stage of the profiled iteration."""
+
+    stage: str
+    part: str
+    """A part of the cost model, or `other`."""
+    pieces: int
+    """Kernels on a device, stretches of host time on a CPU."""
+    time_ns: int
+
+
+@dataclass(frozen=True)
 class TorchPass:
     """What torch.profiler saw in one iteration; its times are inflated and say only where time goes."""
 
@@ -183,6 +195,8 @@ class TorchPass:
     """Steps in the profiled iteration: it may be shorter than the unprofiled ones."""
     activity: Maybe[tuple[StageActivity, ...]]
     """Device work by stage: prefill, and decode over its profiled steps."""
+    parts: Maybe[tuple[PartTime, ...]]
+    """Kernel time by stage and part; host time where the run is on the CPU."""
     operators: tuple[OperatorRow, ...]
     trace_file: str
     trace_bytes: int

@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.ceiling_peaks import bandwidth, peak_flops
 from llm_perf_opt.analysis.cost import Formats, StageCost, combined, step_cost
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.families import architecture_of
-from llm_perf_opt.analysis.floor import Floor, floor
+from llm_perf_opt.analysis.floor import Floor, FloorPart, floor
 from llm_perf_opt.analysis.hardware import Hardware
 from llm_perf_opt.analysis.stats import percentile, summarise
 from llm_perf_opt.analysis.work import Logits, Step, decode_steps
@@ -58,6 +58,20 @@ class Against:
 
 
 @dataclass(frozen=True)
+class PartEfficiency:
+    """One part in the profiled steps, on the best limits known."""
+
+    name: str
+    time_ns: Maybe[int]
+    """Of its kernels, or of the host where the run is on the CPU; under the profiler."""
+    floor: FloorPart | None
+    """None for work outside the cost model's parts."""
+    mfu: Maybe[float]
+    mbu: Maybe[float]
+    times_floor: Maybe[float]
+
+
+@dataclass(frozen=True)
 class StageEfficiency:
     """One stage: what it did in its unprofiled time, and how that compares."""
 
@@ -66,6 +80,7 @@ class StageEfficiency:
     """Unprofiled; of all steps together for decode."""
     cost: StageCost
     against: tuple[Against, ...]
+    parts: Maybe[tuple[PartEfficiency, ...]]
     busy: Maybe[float]
     """Share of the unprofiled time that its kernels take, their durations from the torch pass."""
     launches: Maybe[int]
@@ -118,11 +133,12 @@ def efficiency(
     roofs = (_datasheet_roof(datasheet, numbers, in_cache), _measured_roof(measured, numbers, in_cache))
     logits: Logits = "last" if timings.model.logits == "last token" else "all"
     prefill = step_cost(architecture, Step(work.batch_size, work.padded_tokens, 0, logits), replace(formats, mla=Mla.EXPAND_ONCE))
-    stages = [_stage(Stage.PREFILL, prefill, timings, torch, roofs)]
+    stages = [_stage(Stage.PREFILL, prefill, prefill, timings, torch, roofs)]
     if work.decode_steps:
         steps = decode_steps(work.batch_size, work.padded_tokens, work.decode_steps)
-        decode = combined(step_cost(architecture, step, replace(formats, mla=Mla.ABSORB)) for step in steps)
-        stages.append(_stage(Stage.DECODE, decode, timings, torch, roofs))
+        costs = [step_cost(architecture, step, replace(formats, mla=Mla.ABSORB)) for step in steps]
+        profiled = len(costs) if isinstance(torch, Missing) else torch.decode_steps
+        stages.append(_stage(Stage.DECODE, combined(costs), combined(costs[:profiled]), timings, torch, roofs))
     notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
     if architecture.has_latent_attention:
         notes.append(
@@ -162,8 +178,14 @@ def _measured_roof(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | No
 
 
 def _stage(
-    stage: Stage, cost: StageCost, timings: CleanTimings, torch: Maybe[TorchPass], roofs: tuple[Roof, ...]
+    stage: Stage,
+    cost: StageCost,
+    profiled_cost: StageCost,
+    timings: CleanTimings,
+    torch: Maybe[TorchPass],
+    roofs: tuple[Roof, ...],
 ) -> StageEfficiency:
+    """`profiled_cost` is of as many steps as the torch pass took."""
     values = [it.prefill_ns if stage is Stage.PREFILL else it.decode_ns for it in timings.iterations]
     time = summarise(values)
     against = tuple(_against(stage, cost, time.median / 1e9, roof) for roof in roofs)
@@ -174,6 +196,7 @@ def _stage(
         time_ns=time,
         cost=cost,
         against=against,
+        parts=_parts(stage, profiled_cost, torch, roofs),
         busy=busy,
         launches=launches,
         hfu=Missing("no hardware counters were read"),
@@ -196,13 +219,7 @@ def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Again
             )
         return found
 
-    least: Maybe[Floor]
-    if isinstance(roof.peak_flops_per_s, Missing):
-        least = roof.peak_flops_per_s
-    elif isinstance(roof.bandwidth_bytes_per_s, Missing):
-        least = floor(cost, roof.peak_flops_per_s, UNLIMITED) if roof.in_cache else roof.bandwidth_bytes_per_s
-    else:
-        least = floor(cost, roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
+    least = _least(cost, roof)
     return Against(
         roof=roof,
         mfu=share(cost.flops, roof.peak_flops_per_s, "MFU"),
@@ -211,6 +228,60 @@ def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Again
         floor=least,
         times_floor=least if isinstance(least, Missing) else seconds / least.seconds,
     )
+
+
+def _parts(stage: Stage, cost: StageCost, torch: Maybe[TorchPass], roofs: tuple[Roof, ...]) -> Maybe[tuple[PartEfficiency, ...]]:
+    """Every part's own distance from the limit, in the profiled steps; what belongs to no part of the cost model is `other`."""
+    best = next((roof for roof in reversed(roofs) if not isinstance(_least(cost, roof), Missing)), None)
+    least = Missing("no limit is known to compare with") if best is None else _least(cost, best)
+    if best is None or isinstance(least, Missing):
+        return least if isinstance(least, Missing) else Missing("no limit is known to compare with")
+    times = _part_times(stage, torch)
+    rows = [_part(part, _time_of(part.name, times), best) for part in least.parts]
+    if not isinstance(times, Missing):
+        known = {part.name for part in least.parts}
+        rest = sum(time for name, time in times.items() if name not in known)
+        none = Missing("it is outside the cost model")
+        rows.append(PartEfficiency("other", rest, None, none, none, none))
+    return tuple(rows)
+
+
+def _part_times(stage: Stage, torch: Maybe[TorchPass]) -> Maybe[dict[str, int]]:
+    if isinstance(torch, Missing):
+        return torch
+    if isinstance(torch.parts, Missing):
+        return torch.parts
+    return {entry.part: entry.time_ns for entry in torch.parts if entry.stage == stage.value}
+
+
+def _time_of(part: str, times: Maybe[dict[str, int]]) -> Maybe[int]:
+    return times if isinstance(times, Missing) else times.get(part, Missing("no work was seen in this part"))
+
+
+def _part(part: FloorPart, time_ns: Maybe[int], roof: Roof) -> PartEfficiency:
+    if isinstance(time_ns, Missing):
+        return PartEfficiency(part.name, time_ns, part, time_ns, time_ns, time_ns)
+    seconds = max(time_ns, 1) / 1e9
+
+    def share(amount: int, limit: Maybe[float]) -> Maybe[float]:
+        return limit if isinstance(limit, Missing) else amount / (seconds * limit)
+
+    return PartEfficiency(
+        name=part.name,
+        time_ns=time_ns,
+        floor=part,
+        mfu=share(part.flops, roof.peak_flops_per_s),
+        mbu=share(part.bytes, roof.bandwidth_bytes_per_s),
+        times_floor=seconds / part.seconds if part.seconds > 1e-15 else Missing("it has no floor"),
+    )
+
+
+def _least(cost: StageCost, roof: Roof) -> Maybe[Floor]:
+    if isinstance(roof.peak_flops_per_s, Missing):
+        return roof.peak_flops_per_s
+    if isinstance(roof.bandwidth_bytes_per_s, Missing):
+        return floor(cost, roof.peak_flops_per_s, UNLIMITED) if roof.in_cache else roof.bandwidth_bytes_per_s
+    return floor(cost, roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
 
 
 def _activity(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Maybe[float], Maybe[int]]:

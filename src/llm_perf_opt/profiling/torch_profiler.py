@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.config import TorchPreset
-from llm_perf_opt.records import Iteration, Maybe, Missing, OperatorRow, StageActivity
+from llm_perf_opt.profiling.parts import LABEL, Range, Timeline, host_times, kernel_times
+from llm_perf_opt.records import Iteration, Maybe, Missing, OperatorRow, PartTime, StageActivity
 from llm_perf_opt.stages import STAGE_NAMES, Stage
 
 PRESETS: dict[TorchPreset, dict[str, Any]] = {
@@ -17,9 +18,17 @@ PRESETS: dict[TorchPreset, dict[str, Any]] = {
 }
 
 
-def profile_iteration(
-    iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path
-) -> tuple[Iteration, list[OperatorRow], Maybe[tuple[StageActivity, ...]]]:
+@dataclass(frozen=True)
+class Profiled:
+    """One iteration as the profiler saw it."""
+
+    iteration: Iteration
+    operators: list[OperatorRow]
+    activity: Maybe[tuple[StageActivity, ...]]
+    parts: Maybe[tuple[PartTime, ...]]
+
+
+def profile_iteration(iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path) -> Profiled:
     """Profile one iteration after one that only wakes the profiler up; leaves the gzipped Chrome trace at `trace`."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -31,10 +40,13 @@ def profile_iteration(
     beside = trace.with_name(f".{os.getpid()}.{trace.name}")  # the ending .gz makes torch compress it
     profiler.export_chrome_trace(str(beside))
     beside.replace(trace)
-    activity: Maybe[tuple[StageActivity, ...]] = Missing("the run is on the CPU")
-    if cuda:
-        activity = stage_activity(_events(profiler))
-    return measured, operators(profiler.key_averages(), preset, cuda), activity
+    events = _events(profiler)
+    return Profiled(
+        iteration=measured,
+        operators=operators(profiler.key_averages(), preset, cuda),
+        activity=stage_activity(events) if cuda else Missing("the run is on the CPU"),
+        parts=part_times(events, cuda),
+    )
 
 
 @dataclass(frozen=True)
@@ -60,26 +72,54 @@ def _events(profiler: Any) -> list[DeviceEvent]:
     ]
 
 
+def _stage_ranges(events: Sequence[DeviceEvent]) -> list[Range]:
+    wanted = (Stage.PREFILL.value, Stage.DECODE.value)
+    return _ranges([event for event in events if event.name in wanted])
+
+
+def _ranges(events: Sequence[DeviceEvent]) -> list[Range]:
+    return [Range(event.start_ns, event.start_ns + event.duration_ns, event.name) for event in events if not event.on_device]
+
+
+def _device_work(events: Sequence[DeviceEvent]) -> list[tuple[int, int, int]]:
+    """(launch, when it was made, how long what it started took) for every kernel, copy and memset."""
+    launches = {event.correlation: event.start_ns for event in events if not event.on_device and event.name.startswith("cu")}
+    return [
+        (event.correlation, launches[event.correlation], event.duration_ns)
+        for event in events
+        if event.on_device and event.correlation in launches and not _is_label(event.name)
+    ]
+
+
+def _is_label(name: str) -> bool:
+    return name in STAGE_NAMES or name.startswith((LABEL, "ProfilerStep"))
+
+
 def stage_activity(events: Sequence[DeviceEvent]) -> tuple[StageActivity, ...]:
     """Device work by the stage whose range encloses the launch, whenever the device got to it."""
-    ranges = sorted(
-        (event.start_ns, event.start_ns + event.duration_ns, event.name)
-        for event in events
-        if not event.on_device and event.name in (Stage.PREFILL.value, Stage.DECODE.value)
-    )
-    launches = {event.correlation: event.start_ns for event in events if not event.on_device and event.name.startswith("cu")}
-    found: dict[str, list[tuple[int, int]]] = {name: [] for _, _, name in ranges}
-    for event in events:
-        if not event.on_device or event.name in STAGE_NAMES or event.correlation not in launches:
-            continue
-        launched = launches[event.correlation]
-        stage = next((name for start, end, name in ranges if start <= launched <= end), None)
-        if stage is not None:
-            found[stage].append((event.correlation, event.duration_ns))
+    stages = _stage_ranges(events)
+    by_stage = Timeline(stages)
+    found: dict[str, list[tuple[int, int]]] = {stage.name: [] for stage in stages}
+    for launch, launched, duration in _device_work(events):
+        stage = by_stage.at(launched)
+        if stage:
+            found[stage].append((launch, duration))
     return tuple(
         StageActivity(name, len({launch for launch, _ in work}), len(work), sum(duration for _, duration in work))
         for name, work in found.items()
     )
+
+
+def part_times(events: Sequence[DeviceEvent], cuda: bool) -> Maybe[tuple[PartTime, ...]]:
+    """Time by stage and part of the model, where the parts were labelled."""
+    parts = _ranges([event for event in events if event.name.startswith(LABEL)])
+    if not parts:
+        return Missing("torch.compile fuses the parts of the model")
+    if cuda:
+        return kernel_times(
+            _stage_ranges(events), parts, [(launched, duration) for _, launched, duration in _device_work(events)]
+        )
+    return host_times(_stage_ranges(events), parts)
 
 
 def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRow]:
@@ -92,7 +132,7 @@ def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRo
 
     rows = []
     for row in averages:
-        if row.device_type != DeviceType.CPU or row.key in STAGE_NAMES or row.key.startswith("ProfilerStep"):
+        if row.device_type != DeviceType.CPU or _is_label(row.key):
             continue
         rows.append(
             OperatorRow(

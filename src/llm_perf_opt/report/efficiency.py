@@ -1,6 +1,6 @@
 """The section on limits: MFU, MBU, floor and roofline, per stage and per part."""
 
-from llm_perf_opt.analysis.efficiency import Against, Efficiency, StageEfficiency
+from llm_perf_opt.analysis.efficiency import Against, Efficiency, PartEfficiency, StageEfficiency
 from llm_perf_opt.analysis.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.text import escape, interval, milliseconds, percent, significant, table
@@ -35,7 +35,11 @@ def efficiency_section(found: Maybe[Efficiency]) -> str:
     parts = ["## MFU and distance from the limit\n"]
     parts += [f"- **{stage.stage} is {stage.verdict}**: {stage.because}." for stage in found.stages]
     parts += ["", _roofs(found, reasons), *[_stage(stage, reasons) for stage in found.stages]]
-    parts += [_parts(stage) for stage in found.stages]
+    parts += [
+        "Parts: time under the profiler (of kernels, which it does not change; of the host on a CPU) in prefill and in the profiled "
+        "decode steps, against the floor of as many steps on the best limits known.\n",
+        *[_parts(stage, reasons) for stage in found.stages],
+    ]
     parts += [*reasons.lines(), *[f"- {escape(note)}" for note in found.notes]]
     parts += [f"- **{metric.label}** = {metric.formula}. {metric.definition}" for metric in EFFICIENCY_METRICS]
     return "\n".join(parts) + "\n"
@@ -90,27 +94,54 @@ def _launches(stage: StageEfficiency) -> str:
     return "" if isinstance(stage.launches, Missing) else f", {stage.launches:,} launches in the profiled steps"
 
 
-def _parts(stage: StageEfficiency) -> str:
-    """Every part with its own floor, on the best limits known."""
-    best = next((entry for entry in reversed(stage.against) if not isinstance(entry.floor, Missing)), None)
-    if best is None or isinstance(best.floor, Missing):
+def _parts(stage: StageEfficiency, reasons: _Reasons) -> str:
+    """Every part in the profiled steps: its own time, and how that compares with its own floor."""
+    if isinstance(stage.parts, Missing):
         rows = [[part.name, significant(part.flops / 1e9), significant(part.bytes / 1e6)] for part in stage.cost.parts]
         return table([f"parts of {stage.stage}", "GFLOP", "MB"], rows, "lrr")
-    whole = best.floor.seconds
-    rows = [
-        [
-            part.name,
-            significant(part.flops / 1e9),
-            significant(part.bytes / 1e6),
-            significant(part.flops / part.bytes) if part.bytes else "n/a: no bytes",
-            milliseconds(round(part.seconds * 1e9, 3)),
-            percent(part.seconds / whole),
-            part.bound if part.seconds > 1e-15 else "nothing",
-        ]
-        for part in best.floor.parts
+    known = [part.time_ns for part in stage.parts if not isinstance(part.time_ns, Missing)]
+    whole = sum(known) or 1
+    rows = []
+    for part in stage.parts:
+        time: Maybe[str] = part.time_ns if isinstance(part.time_ns, Missing) else milliseconds(part.time_ns)
+        share: Maybe[str] = part.time_ns if isinstance(part.time_ns, Missing) else percent(part.time_ns / whole)
+        rows.append([part.name, *[reasons.cell(cell) for cell in (time, share)], *_part_cells(part, reasons)])
+    header = [
+        f"parts of {stage.stage}",
+        "time",
+        "share",
+        "TFLOP/s",
+        "GB/s",
+        "FLOP/byte",
+        "MFU",
+        "MBU",
+        "floor",
+        "× floor",
+        "floor is",
     ]
-    header = [f"parts of {stage.stage}", "GFLOP", "MB", "FLOP/byte", f"floor, {best.roof.name}", "share of floor", "bound by"]
-    return table(header, rows, "lrrrrrl")
+    return table(header, rows, "lrrrrrrrrrl")
+
+
+def _part_cells(part: PartEfficiency, reasons: _Reasons) -> list[str]:
+    if part.floor is None:
+        return [reasons.cell(part.mfu)] * 8
+    floor, time = part.floor, part.time_ns
+    rates: list[Maybe[str]] = [time, time] if isinstance(time, Missing) else [
+        significant(floor.flops / max(time, 1) / 1e3),
+        significant(floor.bytes / max(time, 1)),
+    ]  # fmt: skip
+    intensity = significant(floor.flops / floor.bytes) if floor.bytes else "no bytes"
+    times: Maybe[str] = part.times_floor if isinstance(part.times_floor, Missing) else f"× {significant(part.times_floor, 3)}"
+    cells: list[Maybe[str]] = [
+        *rates,
+        intensity,
+        _percent(part.mfu),
+        _percent(part.mbu),
+        milliseconds(round(floor.seconds * 1e9, 3)),
+        times,
+        floor.bound if floor.seconds > 1e-15 else "nothing",
+    ]
+    return [reasons.cell(cell) for cell in cells]
 
 
 def _percent(value: Maybe[float]) -> Maybe[str]:

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +131,7 @@ def clean_pass(session: Session, out: Path) -> bool:
 def torch_pass(session: Session, out: Path) -> None:
     """One iteration under torch.profiler, after warming up without it."""
     from llm_perf_opt.profiling.clock import clock_for
+    from llm_perf_opt.profiling.parts import labelled_parts
     from llm_perf_opt.profiling.torch_profiler import profile_iteration
 
     clock = clock_for(session.device)
@@ -142,14 +143,22 @@ def torch_pass(session: Session, out: Path) -> None:
     meter = Meter(session.runner, session.batch, new_tokens, clock, marked)
     trace = out / "trace.json.gz"
     send("phase", text="profiling one iteration")
-    with _substages(session, meter):
-        iteration, rows, activity = profile_iteration(meter.iterate, wanted.preset, session.cuda, trace)
-    if not rows:
+    parts = labelled_parts(session.model) if session.config.runtime.compile == "none" else nullcontext()
+    with _substages(session, meter), parts:
+        profiled = profile_iteration(meter.iterate, wanted.preset, session.cuda, trace)
+    if not profiled.operators:
         raise CaptureError(
             "torch.profiler recorded no operator.", "See log.txt of the pass; another profiler may hold the device."
         )
     record = TorchPass(
-        wanted.preset, _stage_walls(iteration), len(iteration.steps_ns), activity, tuple(rows), trace.name, trace.stat().st_size
+        preset=wanted.preset,
+        stage_wall_ns=_stage_walls(profiled.iteration),
+        decode_steps=len(profiled.iteration.steps_ns),
+        activity=profiled.activity,
+        parts=profiled.parts,
+        operators=tuple(profiled.operators),
+        trace_file=trace.name,
+        trace_bytes=trace.stat().st_size,
     )
     write_record(out / "operators.json", record)
 
