@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from builders import default_config
+from builders import default_config, with_value
 from llm_perf_opt import config as config_module
 from llm_perf_opt.composition import (
     CONF_MODULE,
@@ -485,7 +485,7 @@ def values_of(kind: Any, key: str) -> st.SearchStrategy[Any]:
 
 @settings(deadline=None, max_examples=60)
 @given(values_of(RunConfig, ""))
-def test_a_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
+def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
     values["model"]["architecture"]["model_type"] = "llama"
     values["model"]["path"] = values["model"]["path"] or "/data"
     values["profiling"]["clean"] = True
@@ -508,6 +508,20 @@ def test_a_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> 
 def test_any_mapping_is_a_configuration_or_a_config_error(values: Any) -> None:
     with contextlib.suppress(ConfigError):
         config_from_mapping(values)
+
+
+@pytest.mark.parametrize(
+    "text", ["\x85", "a\x85b", "a\u2028b", "\ufeff", "yes", "1e3", "0x10", "~", " a ", "a: b", "#", "é", "\n\n"]
+)
+def test_a_text_that_yaml_might_take_for_something_else_stays_itself(text: str) -> None:
+    config = with_value(
+        with_value(default_config(), "model.path", text), "model.architecture", {"model_type": text, text: [text]}
+    )
+    assert config_from_mapping(yaml.safe_load(config_to_yaml(config))) == config
+
+
+def test_the_saved_configuration_can_be_read_by_people() -> None:
+    assert "path: /data/modèles/é" in config_to_yaml(with_value(default_config(), "model.path", "/data/modèles/é"))
 
 
 FIELDS = [
