@@ -82,17 +82,18 @@ def _assert_plain(value: Any) -> None:
         assert type(value) in (str, int, float, bool, type(None))
 
 
-PACKAGED = [(group, option) for group, options in group_options().items() for option in options]
+OPTIONS = group_options()
+TOGETHER = [
+    [f"{group}={names[turn % len(names)]}" for group, names in OPTIONS.items()] for turn in range(max(map(len, OPTIONS.values())))
+]
+"""Every option of every group, one of each at a time: Hydra takes a tenth of a second for each."""
 
 
-@pytest.mark.parametrize(("group", "option"), PACKAGED)
-def test_every_packaged_option_composes(group: str, option: str) -> None:
-    needs = ["model.path=/data/weights/my-model"] if (group, option) == ("model", "hf") else []
-    composed = compose([f"{group}={option}", *needs])
-    expected = "my-model" if needs else option
-    if group == "model":
-        assert composed.config.model.name == expected
-        assert composed.run_dir.parts[2] == expected
+@pytest.mark.parametrize("chosen", TOGETHER, ids=" ".join)
+def test_every_packaged_option_composes(chosen: list[str]) -> None:
+    composed = compose([*chosen, *(["model.path=/data/weights/hf"] if "model=hf" in chosen else [])])
+    assert composed.run_dir.parts[2] == composed.config.model.name
+    assert f"model={composed.config.model.name}" in chosen
     assert config_from_mapping(yaml.safe_load(config_to_yaml(composed.config))) == composed.config
 
 
@@ -206,14 +207,10 @@ def test_a_wrong_word_is_answered_with_the_fact_the_choices_and_the_nearest(
     ("override", "expected"),
     [
         ("runtime.batch_size=four", "a whole number"),
-        ("runtime.batch_size={a: 1}", "a whole number"),
-        ("runtime.ci_target=small", "a number"),
         ("model.trust_remote_code=1", "true or false"),
-        ("experiment=7", "a text"),
         ("experiment=[a]", "a text"),
         ("model.substages=null", "a mapping"),
         ("model.substages.vision=3", "a text"),
-        ("hardware.cpu_threads=many", "a whole number"),
     ],
 )
 def test_a_wrong_type_is_answered_with_what_was_expected(override: str, expected: str) -> None:
@@ -230,6 +227,8 @@ def test_a_wrong_type_is_answered_with_what_was_expected(override: str, expected
         ("runtime", "batch_size", None),
         ("runtime", "batch_size", [1]),
         ("runtime", "batch_size", "1"),
+        ("runtime", "batch_size", {"a": 1}),
+        ("hardware", "cpu_threads", "many"),
         ("runtime", "ci_target", False),
         ("runtime", "ci_target", "0.02"),
         ("runtime", "compile", True),
@@ -314,9 +313,7 @@ def test_a_model_on_disk_without_its_path_asks_for_it() -> None:
     assert "model.path=" in error.remedy
 
 
-@pytest.mark.parametrize(
-    "value", ["${experiment}", "${nope}", "${nope:1}", "${oc.env:NO_SUCH_VARIABLE}", "${hydra:runtime.cwd}", "???", "${model}"]
-)
+@pytest.mark.parametrize("value", ["${experiment}", "${nope}", "${nope:1}", "${oc.env:NO_SUCH_VARIABLE}", "???"])
 def test_an_interpolation_that_leads_nowhere_is_refused(value: str) -> None:
     refusal(f"experiment={value}")
 

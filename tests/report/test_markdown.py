@@ -236,7 +236,7 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("lost", [c for n in range(len(PARTS) + 1) for c in itertools.combinations(PARTS, n)], ids="-".join)
+@pytest.mark.parametrize("lost", [c for n in (0, 1, 2, len(PARTS)) for c in itertools.combinations(PARTS, n)], ids="-".join)
 def test_any_part_may_be_missing(lost: tuple[str, ...]) -> None:
     changes = {key: value for part in lost for key, value in PARTS[part].items()}
     if {"timings", "torch"} <= set(lost):
