@@ -7,7 +7,9 @@ from typing import Any
 
 from llm_perf_opt.analysis.efficiency import efficiency
 from llm_perf_opt.analysis.hardware import hardware_named
+from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.telemetry import summarise_telemetry
 from llm_perf_opt.composition import compose
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.records import (
@@ -218,10 +220,7 @@ def manifest(**changes: Any) -> Manifest:
 
 def run_analysis(**changes: Any) -> RunAnalysis:
     """A run with everything in it, on a CPU; figures follow from `clean_timings` and `torch_pass`."""
-    from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
-    from llm_perf_opt.analysis.telemetry import summarise_telemetry
-
-    timings = clean_timings()
+    timings = clean_timings(model=model_facts(architecture=default_config().model.architecture))
     readings = telemetry(cpu=[cpu_sample(number * 100 * MS) for number in range(17)])
     analysis = RunAnalysis(
         run="baseline/tiny/2026-01-02_03-04-05",
@@ -243,7 +242,7 @@ def run_analysis(**changes: Any) -> RunAnalysis:
         metrics=metrics(timings),
         stages=stage_timings(timings, torch_pass()),
         drift=context_drift(timings),
-        efficiency=efficiency(timings, torch_pass(), hardware_named("h200"), Missing("no ceilings")),
+        efficiency=efficiency(timings, torch_pass(), hardware_named("h100_sxm"), Missing("no ceilings were measured")),
         torch=torch_pass(),
         telemetry=summarise_telemetry(readings, timings),
         warnings=(),

@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from builders import default_config
+from builders import default_config, with_value
 from llm_perf_opt import config as config_module
 from llm_perf_opt.composition import (
     CONF_MODULE,
@@ -82,17 +82,18 @@ def _assert_plain(value: Any) -> None:
         assert type(value) in (str, int, float, bool, type(None))
 
 
-PACKAGED = [(group, option) for group, options in group_options().items() for option in options]
+OPTIONS = group_options()
+TOGETHER = [
+    [f"{group}={names[turn % len(names)]}" for group, names in OPTIONS.items()] for turn in range(max(map(len, OPTIONS.values())))
+]
+"""Every option of every group, one of each at a time: Hydra takes a tenth of a second for each."""
 
 
-@pytest.mark.parametrize(("group", "option"), PACKAGED)
-def test_every_packaged_option_composes(group: str, option: str) -> None:
-    needs = ["model.path=/data/weights/my-model"] if (group, option) == ("model", "hf") else []
-    composed = compose([f"{group}={option}", *needs])
-    expected = "my-model" if needs else option
-    if group == "model":
-        assert composed.config.model.name == expected
-        assert composed.run_dir.parts[2] == expected
+@pytest.mark.parametrize("chosen", TOGETHER, ids=" ".join)
+def test_every_packaged_option_composes(chosen: list[str]) -> None:
+    composed = compose([*chosen, *(["model.path=/data/weights/hf"] if "model=hf" in chosen else [])])
+    assert composed.run_dir.parts[2] == composed.config.model.name
+    assert f"model={composed.config.model.name}" in chosen
     assert config_from_mapping(yaml.safe_load(config_to_yaml(composed.config))) == composed.config
 
 
@@ -159,7 +160,7 @@ def test_a_folder_that_is_none_is_refused(folder: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["experiment", "model.name"])
-@pytest.mark.parametrize("name", ["../x", "/tmp/x", "'a\nb'", ""])
+@pytest.mark.parametrize("name", ["../x", "'a\nb'", ""])
 def test_hostile_names_are_refused(key: str, name: str) -> None:
     assert f"{key}=" in refusal(f"{key}={name}").fact
 
@@ -206,14 +207,10 @@ def test_a_wrong_word_is_answered_with_the_fact_the_choices_and_the_nearest(
     ("override", "expected"),
     [
         ("runtime.batch_size=four", "a whole number"),
-        ("runtime.batch_size={a: 1}", "a whole number"),
-        ("runtime.ci_target=small", "a number"),
         ("model.trust_remote_code=1", "true or false"),
-        ("experiment=7", "a text"),
         ("experiment=[a]", "a text"),
         ("model.substages=null", "a mapping"),
         ("model.substages.vision=3", "a text"),
-        ("hardware.cpu_threads=many", "a whole number"),
     ],
 )
 def test_a_wrong_type_is_answered_with_what_was_expected(override: str, expected: str) -> None:
@@ -230,6 +227,8 @@ def test_a_wrong_type_is_answered_with_what_was_expected(override: str, expected
         ("runtime", "batch_size", None),
         ("runtime", "batch_size", [1]),
         ("runtime", "batch_size", "1"),
+        ("runtime", "batch_size", {"a": 1}),
+        ("hardware", "cpu_threads", "many"),
         ("runtime", "ci_target", False),
         ("runtime", "ci_target", "0.02"),
         ("runtime", "compile", True),
@@ -314,9 +313,7 @@ def test_a_model_on_disk_without_its_path_asks_for_it() -> None:
     assert "model.path=" in error.remedy
 
 
-@pytest.mark.parametrize(
-    "value", ["${experiment}", "${nope}", "${nope:1}", "${oc.env:NO_SUCH_VARIABLE}", "${hydra:runtime.cwd}", "???", "${model}"]
-)
+@pytest.mark.parametrize("value", ["${experiment}", "${nope}", "${nope:1}", "${oc.env:NO_SUCH_VARIABLE}", "???"])
 def test_an_interpolation_that_leads_nowhere_is_refused(value: str) -> None:
     refusal(f"experiment={value}")
 
@@ -485,7 +482,7 @@ def values_of(kind: Any, key: str) -> st.SearchStrategy[Any]:
 
 @settings(deadline=None, max_examples=60)
 @given(values_of(RunConfig, ""))
-def test_a_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
+def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
     values["model"]["architecture"]["model_type"] = "llama"
     values["model"]["path"] = values["model"]["path"] or "/data"
     values["profiling"]["clean"] = True
@@ -508,6 +505,20 @@ def test_a_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> 
 def test_any_mapping_is_a_configuration_or_a_config_error(values: Any) -> None:
     with contextlib.suppress(ConfigError):
         config_from_mapping(values)
+
+
+@pytest.mark.parametrize(
+    "text", ["\x85", "a\x85b", "a\u2028b", "\ufeff", "yes", "1e3", "0x10", "~", " a ", "a: b", "#", "é", "\n\n"]
+)
+def test_a_text_that_yaml_might_take_for_something_else_stays_itself(text: str) -> None:
+    config = with_value(
+        with_value(default_config(), "model.path", text), "model.architecture", {"model_type": text, text: [text]}
+    )
+    assert config_from_mapping(yaml.safe_load(config_to_yaml(config))) == config
+
+
+def test_the_saved_configuration_can_be_read_by_people() -> None:
+    assert "path: /data/modèles/é" in config_to_yaml(with_value(default_config(), "model.path", "/data/modèles/é"))
 
 
 FIELDS = [
@@ -601,7 +612,7 @@ def composed_or_refused(overrides: Sequence[str], config_dir: Path | None = None
     assert isinstance(composed, Composed)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(OVERRIDES, min_size=1, max_size=2))
 def test_any_words_are_a_configuration_or_a_config_error(overrides: list[str]) -> None:
     composed_or_refused(overrides)
@@ -626,7 +637,7 @@ DAMAGE = [
 ]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(0, len(OWN_MODEL)), st.integers(0, 6), st.binary(max_size=4) | st.sampled_from(DAMAGE))
 def test_any_damage_to_a_users_file_is_a_configuration_or_a_config_error(
     tmp_path_factory: pytest.TempPathFactory, start: int, length: int, inserted: bytes

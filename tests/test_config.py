@@ -174,6 +174,15 @@ def test_a_run_has_at_least_one_pass() -> None:
     check(with_value(config, "profiling.clean", True))
 
 
+def test_a_device_is_described_by_peak_and_bandwidth_together() -> None:
+    alone = with_value(default_config(), "hardware.peak_tflops", 989.0)
+    assert "hardware.bandwidth_gbs" in refusal(alone).fact
+    both = with_value(alone, "hardware.bandwidth_gbs", 3350.0)
+    check(both)
+    refusal(with_value(both, "hardware.peak_tflops", None))
+    refusal(with_value(both, "hardware.bandwidth_gbs", 0.0))
+
+
 def test_counters_of_decode_need_a_decode_step() -> None:
     config = with_value(runtime(num_new_tokens=1), "profiling.ncu.enable", True)
     assert "decode" in refusal(config).fact

@@ -11,7 +11,6 @@ from llm_perf_opt import errors
 from llm_perf_opt.errors import (
     CaptureError,
     ConfigError,
-    ImplausibleError,
     Interrupted,
     LlmPerfError,
     ParseError,
@@ -20,12 +19,11 @@ from llm_perf_opt.errors import (
     nearest,
 )
 
-FAMILY = (LlmPerfError, ConfigError, ResourceError, CaptureError, ParseError, ImplausibleError, Interrupted)
+FAMILY = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LlmPerfError)]
 
 
-def test_the_whole_family_is_tested_here() -> None:
-    found = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LlmPerfError)}
-    assert found == set(FAMILY)
+def test_the_family_is_found() -> None:
+    assert {LlmPerfError, ConfigError, ResourceError, CaptureError, ParseError, Interrupted} <= set(FAMILY)
 
 
 def test_every_exit_code_is_its_own_and_is_documented() -> None:

@@ -72,7 +72,9 @@ def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
 
 def config_to_yaml(config: RunConfig) -> str:
     """The resolved configuration as YAML that `config_from_mapping` reads back."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    values = dataclasses.asdict(config)
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(values, sort_keys=False) if "\x85" in text else text  # unescaped, it is read back as a space
 
 
 def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:

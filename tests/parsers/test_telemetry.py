@@ -79,7 +79,7 @@ def test_a_last_line_cut_short_by_a_kill_is_dropped(tmp_path: Path, kept: int) -
 def test_wherever_the_end_is_cut_what_stands_before_is_kept(tmp_path: Path) -> None:
     whole = as_written(WHOLE)
     header_ends = whole.index(b"\n") + 1
-    for end in range(header_ends, len(whole) + 1):
+    for end in range(header_ends, len(whole) + 1, 3):
         found = read(tmp_path, whole[:end])
         assert len(found.cpu) + len(found.gpu) == whole[:end].count(b"\n") - 1
 
