@@ -164,6 +164,7 @@ def torch_pass(**changes: Any) -> TorchPass:
         stage_wall_ns={"profile": 320 * MS, "prefill": 200 * MS, "decode": 120 * MS, "decode_step": 40 * MS},
         decode_steps=3,
         activity=Missing("the run is on the CPU"),
+        parts=Missing("the parts were not labelled"),
         operators=(operator("aten::mm"), operator("aten::add", cpu_self_ns=2 * MS)),
         trace_file="trace.json.gz",
         trace_bytes=1000,

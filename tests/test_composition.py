@@ -484,7 +484,8 @@ def values_of(kind: Any, key: str) -> st.SearchStrategy[Any]:
 @given(values_of(RunConfig, ""))
 def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
     values["model"]["architecture"]["model_type"] = "llama"
-    values["model"]["path"] = values["model"]["path"] or "/data"
+    values["model"].update(source="random", path=None)
+    values["dataset"].update(kind="prompts")
     values["profiling"]["clean"] = True
     values["hardware"].update(peak_tflops=values["hardware"]["bandwidth_gbs"])  # they go together
     values["runtime"].update(compile="none", min_repeats=1, num_new_tokens=max(2, values["runtime"]["num_new_tokens"]))
@@ -512,7 +513,7 @@ def test_any_mapping_is_a_configuration_or_a_config_error(values: Any) -> None:
 )
 def test_a_text_that_yaml_might_take_for_something_else_stays_itself(text: str) -> None:
     config = with_value(
-        with_value(default_config(), "model.path", text), "model.architecture", {"model_type": text, text: [text]}
+        with_value(default_config(), "dataset.text_field", text), "model.architecture", {"model_type": text, text: [text]}
     )
     assert config_from_mapping(yaml.safe_load(config_to_yaml(config))) == config
 

@@ -126,7 +126,17 @@ def test_a_model_on_disk_needs_its_path(path: str | None) -> None:
     config = with_value(with_value(default_config(), "model.source", "pretrained"), "model.path", path)
     assert "model.path is missing" in refusal(config).fact
     assert "model.path=DIR" in refusal(config).remedy
-    check(with_value(config, "model.path", "/data/weights"))
+    check(with_value(with_value(config, "model.path", "/data/weights"), "model.architecture", {}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "group"),
+    [("model.path", "/data/weights", "model=hf"), ("dataset.path", "mine.jsonl", "dataset=sample_prompts")],
+)
+def test_a_setting_without_effect_is_refused_with_the_choice_that_gives_it_one(key: str, value: str, group: str) -> None:
+    error = refusal(with_value(default_config(), key, value))
+    assert f"{key}={value} has no effect" in error.fact
+    assert group in error.remedy
 
 
 @pytest.mark.parametrize("name", [*STAGE_NAMES, "", "a b", "a/b", "x\n", "../x", "|"])

@@ -10,24 +10,17 @@ from llm_perf_opt.analysis.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.hardware import Hardware, given_hardware, hardware_of_device
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.telemetry import summarise_telemetry
+from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
 from llm_perf_opt.errors import ImplausibleError, ParseError
 from llm_perf_opt.parsers.telemetry import read_telemetry
-from llm_perf_opt.records import (
-    Ceilings,
-    CleanTimings,
-    Manifest,
-    Maybe,
-    Missing,
-    Telemetry,
-    TelemetrySummary,
-    TorchPass,
-)
+from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
 from llm_perf_opt.run_folder import RunFolder, read_record, write_whole
 from llm_perf_opt.stored_ceilings import read_ceilings
 
+SMALL_INFLATION = 0.9
+"""Below this, the unprofiled pass must have been disturbed."""
 LARGE_INFLATION = 1.5
 """Above this, the torch pass's times are worth a warning."""
 
@@ -69,7 +62,7 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
     write_whole(folder.operators_file, operators_page(analysis).encode())
     if not isinstance(analysis.torch, Missing):
         write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
-    if folder.telemetry_file.exists():
+    if not isinstance(analysis.telemetry, Missing):
         write_whole(folder.nvml_csv_file, telemetry_csv(read_telemetry(folder.telemetry_file)).encode())
 
 
@@ -79,7 +72,10 @@ def _pass_record(folder: RunFolder, manifest: Manifest, name: str, path: Path, k
     if entry is None:
         return Missing(f"the run was asked for without the {name} pass")
     if path.exists():
-        return read_record(path, kind)
+        try:
+            return read_record(path, kind)
+        except ParseError as error:
+            return Missing(error.fact)
     return Missing(f"the {name} pass is {entry.status}: {entry.why or 'it left no result'}")
 
 
@@ -112,7 +108,10 @@ def _ceilings(folder: RunFolder, manifest: Manifest) -> tuple[Maybe[Ceilings], l
         return Missing("the run was asked for without measured ceilings"), []
     if not folder.ceilings_file.exists():
         return Missing(f"the ceilings are {entry.status}: {entry.why or 'none were left'}"), []
-    found = read_ceilings(folder.ceilings_file)
+    try:
+        found = read_ceilings(folder.ceilings_file)
+    except ParseError as error:
+        return Missing(error.fact), [error.fact]
     if found.doubts:
         why = f"the measured ceilings are not used: {'; '.join(found.doubts)}"
         return Missing(why), [f"{why[0].upper()}{why[1:]}. Run `llm-perf ceilings` on a quiet machine, then the run again."]
@@ -132,7 +131,12 @@ def _telemetry(folder: RunFolder, manifest: Manifest) -> Maybe[Telemetry]:
 
 
 def _env(folder: RunFolder) -> dict[str, Any]:
-    return read_record(folder.env_file, dict[str, Any]) if folder.env_file.exists() else {}
+    if not folder.env_file.exists():
+        return {}
+    try:
+        return read_record(folder.env_file, dict[str, Any])
+    except ParseError:
+        return {}
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -160,6 +164,11 @@ def _warnings(
         if stage.name in ("prefill", "decode") and not isinstance(stage.inflation, Missing) and stage.inflation > LARGE_INFLATION:
             found.append(
                 f"torch.profiler made {stage.name} {stage.inflation:.1f} times slower: its times show where, not how much."
+            )
+        if stage.name == "decode" and not isinstance(stage.inflation, Missing) and stage.inflation < SMALL_INFLATION:
+            found.append(
+                f"decode was faster under torch.profiler than without it (× {stage.inflation:.2f}): "
+                "the machine was not the same for both."
             )
     return tuple(found)
 

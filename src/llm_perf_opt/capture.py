@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from llm_perf_opt import __version__
-from llm_perf_opt.ceilings import find_ceilings
+from llm_perf_opt.ceilings import run_ceilings
 from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
@@ -19,14 +19,14 @@ from llm_perf_opt.listener import Listener
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor import ncu, nsys
-from llm_perf_opt.profiling.vendor.checks import find_tool
+from llm_perf_opt.profiling.vendor.checks import find_tool, tool_version
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
-from llm_perf_opt.profiling.vendor.launch import Companion, Finished, run_child
+from llm_perf_opt.profiling.vendor.launch import Companion, Finished, build_work_argv, run_child
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
-from llm_perf_opt.provenance import environment
-from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, RunStatus
-from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.provenance import environment, packages
+from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus, RunStatus
+from llm_perf_opt.run_folder import RunFolder, disk_error, read_record, write_record, write_whole
 
 LABELS = {
     "clean": "unprofiled reference",
@@ -52,12 +52,6 @@ def planned_passes(config: RunConfig) -> tuple[str, ...]:
         "ncu": asked.ncu.enable,
     }
     return tuple(name for name, wanted in passes.items() if wanted)
-
-
-def build_work_argv(config_file: Path, which: str, out: Path) -> list[str]:
-    """The command of the measured process: it gets the resolved configuration, not the overrides again."""
-    module = "llm_perf_opt.runners.llm_profile_runner"
-    return [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
 
 
 def _pass_argv(folder: RunFolder, config: RunConfig, name: str) -> list[str]:
@@ -112,6 +106,8 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None
         status: RunStatus = "complete"
         if error is not None or lost is not None:
             status = "partial" if kept else "failed"
+        if isinstance(error, Interrupted) and not kept:
+            error = Interrupted("Interrupted.", "Nothing had been captured yet.")
         why, remedy = (error.fact, error.remedy) if error else (lost.why, lost.remedy) if lost else ("", "")
         folder.write_manifest(replace(manifest, status=status, passes=entries, why=why, remedy=remedy))
     except LlmPerfError as late:
@@ -121,11 +117,11 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None
 
 def _run_passes(folder: RunFolder, config: RunConfig, listener: Listener) -> None:
     wanted = planned_passes(config)
-    if "clean" in wanted:
-        _run_clean(folder, config, listener, sampled="nvml" in wanted)
     failed: LlmPerfError | None = None
+    if "clean" in wanted:
+        failed = _run_clean(folder, config, listener, sampled="nvml" in wanted)
     if "ceilings" in wanted:
-        _run_ceilings(folder, config, listener)
+        failed = _run_ceilings(folder, config, listener) or failed
     for name in wanted:
         if name not in ("clean", "nvml", "ceilings"):
             try:
@@ -136,28 +132,44 @@ def _run_passes(folder: RunFolder, config: RunConfig, listener: Listener) -> Non
         raise failed
 
 
-def _run_ceilings(folder: RunFolder, config: RunConfig, listener: Listener) -> None:
-    """Like telemetry, a help: where the limits cannot be measured, the run goes on and says so."""
+def _run_ceilings(folder: RunFolder, config: RunConfig, listener: Listener) -> LlmPerfError | None:
+    """Like telemetry, a help: where the limits cannot be measured, the run goes on and says so at its end."""
     hardware = config.hardware
-    folder.update_pass(PassRecord("ceilings", "started"))
+    entry = PassRecord("ceilings", "started")
+    folder.update_pass(entry)
+    out, log = folder.ceilings_file, folder.log_file("ceilings")
     try:
-        found = find_ceilings(hardware.device, hardware.device_index, listener, threads=hardware.cpu_threads)
-        write_record(folder.ceilings_file, found)
-        folder.update_pass(PassRecord("ceilings", "complete", why="measured before, kept" if found.cached else ""))
-    except (CaptureError, ResourceError) as error:
-        folder.update_pass(PassRecord("ceilings", "failed", why=error.fact, remedy=error.remedy))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        entry, found = run_ceilings(
+            hardware.device, hardware.device_index, listener, out=out, log=log, threads=hardware.cpu_threads
+        )
+        _prepare(folder, "ceilings", entry.argv)
+        folder.update_pass(replace(entry, why="measured before, kept" if found.cached else ""))
+    except OSError as error:
+        raise disk_error(error, out) from error
+    except LlmPerfError as error:
+        folder.update_pass(replace(entry, status="failed", why=error.fact, remedy=error.remedy))
+        if isinstance(error, Interrupted):
+            raise
+        return error
+    return None
 
 
-def _run_clean(folder: RunFolder, config: RunConfig, listener: Listener, sampled: bool) -> None:
+def _run_clean(folder: RunFolder, config: RunConfig, listener: Listener, sampled: bool) -> LlmPerfError | None:
+    """The unprofiled pass; its own failure is raised, that of the sampler beside it returned."""
     sampler = _start_sampler(folder, config, listener) if sampled else None
+    watcher = sampler if isinstance(sampler, Companion) else None
+    lost = sampler if isinstance(sampler, LlmPerfError) else None
     try:
-        on_start: Callable[[int], None] = (lambda pid: sampler.tell(str(pid))) if sampler else (lambda _: None)
+        on_start: Callable[[int], None] = (lambda pid: watcher.tell(str(pid))) if watcher else (lambda _: None)
         _run_pass(folder, config, "clean", listener, on_start)
     finally:
-        if sampler is not None:
-            _stop_sampler(folder, sampler, listener)
-    inputs = read_record(folder.clean_inputs_file, dict)
-    write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
+        if watcher is not None:
+            lost = _stop_sampler(folder, watcher, listener)
+        if folder.clean_inputs_file.exists():  # also of a pass that was interrupted
+            inputs = read_record(folder.clean_inputs_file, dict)
+            write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
+    return lost
 
 
 def _run_pass(
@@ -176,7 +188,7 @@ def _run_pass(
         listener.pass_ended(entry)
         raise
     _prepare(folder, name, argv)
-    entry = PassRecord(name, "started", tuple(argv))
+    entry = PassRecord(name, "started", tuple(argv), tool_version=_tool_version(name, argv))
     folder.update_pass(entry)
     said: list[LlmPerfError] = []
 
@@ -225,6 +237,11 @@ def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: Ru
     return error or _missing_report(name, folder)
 
 
+def _tool_version(name: str, argv: Sequence[str]) -> str:
+    """Of the outside tool, or of the framework that the measured process uses."""
+    return tool_version(Path(argv[0])) or "" if name in _WRAPPED else f"torch {packages().get('torch', 'not installed')}"
+
+
 def _missing_report(name: str, folder: RunFolder) -> LlmPerfError | None:
     """The Nsight tools can end well and leave nothing: a range that never came, a counter that may not be read."""
     if name not in _WRAPPED or folder.tool_report(name).with_suffix(_WRAPPED[name]).exists():
@@ -232,8 +249,8 @@ def _missing_report(name: str, folder: RunFolder) -> LlmPerfError | None:
     return CaptureError(f"{LABELS[name]} ended without an error and wrote no report.", f"See {folder.log_file(name)}.")
 
 
-def _start_sampler(folder: RunFolder, config: RunConfig, listener: Listener) -> Companion | None:
-    """Telemetry is a help, not the measurement: where it cannot start, the run goes on and says so."""
+def _start_sampler(folder: RunFolder, config: RunConfig, listener: Listener) -> Companion | LlmPerfError:
+    """Telemetry is a help, not the measurement: where it cannot start, the run goes on and says so at its end."""
     gpus = Missing("asked for the CPU") if config.hardware.device == "cpu" else gpu_count()
     gpu = "none" if isinstance(gpus, Missing) or gpus == 0 else str(config.hardware.device_index)
     argv = [sys.executable, "-m", nvml.__name__, "--out", str(folder.telemetry_file)]
@@ -247,18 +264,21 @@ def _start_sampler(folder: RunFolder, config: RunConfig, listener: Listener) -> 
         entry = replace(entry, status="failed", why=error.fact, remedy=error.remedy)
         folder.update_pass(entry)
         listener.pass_ended(entry)
-        return None
+        return error
 
 
-def _stop_sampler(folder: RunFolder, sampler: Companion, listener: Listener) -> None:
+def _stop_sampler(folder: RunFolder, sampler: Companion, listener: Listener) -> LlmPerfError | None:
     finished = sampler.stop()
-    good = finished.exit_code == 0
-    why = "" if good else f"The sampler ended with exit code {finished.exit_code}."
-    entry = PassRecord(
-        "nvml", "complete" if good else "failed", sampler.argv, finished.exit_code, round(finished.seconds, 3), why=why
-    )
+    error: LlmPerfError | None = None
+    if finished.exit_code != 0:
+        error = CaptureError(f"The sampler ended with exit code {finished.exit_code}.", f"See {folder.log_file('nvml')}.")
+    status: PassStatus = "complete" if error is None else "failed"
+    why, remedy = (error.fact, error.remedy) if error else ("", "")
+    seconds = round(finished.seconds, 3)
+    entry = PassRecord("nvml", status, sampler.argv, finished.exit_code, seconds, why=why, remedy=remedy)
     folder.update_pass(entry)
     listener.pass_ended(entry)
+    return error
 
 
 def _prepare(folder: RunFolder, name: str, argv: Sequence[str]) -> None:

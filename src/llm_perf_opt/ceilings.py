@@ -29,6 +29,57 @@ def build_ceilings_argv(
     return argv + (["--budget-s", str(budget_s)] if budget_s is not None else [])
 
 
+def run_ceilings(
+    device: str,
+    device_index: int,
+    listener: Listener,
+    *,
+    out: Path,
+    log: Path,
+    refresh: bool = False,
+    threads: int | None = None,
+    budget_s: float | None = None,
+) -> tuple[PassRecord, FoundCeilings]:
+    """Run the measuring process; it leaves its result at `out`. `threads` and `budget_s`: none is the usual choice."""
+    if device not in DEVICES:
+        raise ConfigError(f"--device {device} is not known.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
+    listener.pass_started(_NAME, "what this machine can do")
+    argv = build_ceilings_argv(device, device_index, out, refresh=refresh, threads=threads, budget_s=budget_s)
+    timeout_s = _TIMEOUT_S + 10 * (budget_s or 0)
+    said: list[LlmPerfError] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        error = told_error(message)
+        if error is not None:
+            said.append(error)
+        listener.pass_message(_NAME, message)
+
+    finished = run_child(argv, log=log, timeout_s=timeout_s, on_message=hear)
+    error = verdict(
+        "Measuring the ceilings",
+        finished,
+        said,
+        log,
+        limit=f"{timeout_s:.0f} s",
+        longer="Is the device busy?",
+        smaller="free some.",
+    )
+    if isinstance(error, CaptureError) and said:
+        error = CaptureError(error.fact, f"The whole error is in {log}.")
+    entry = PassRecord(
+        _NAME,
+        "complete" if error is None else "failed",
+        tuple(argv),
+        finished.exit_code,
+        round(finished.seconds, 3),
+        why=error.fact if error else "",
+    )
+    listener.pass_ended(entry)
+    if error is not None:
+        raise error
+    return entry, read_ceilings(out)
+
+
 def find_ceilings(
     device: str,
     device_index: int,
@@ -38,53 +89,14 @@ def find_ceilings(
     threads: int | None = None,
     budget_s: float | None = None,
 ) -> FoundCeilings:
-    """The device's ceilings. `threads` and `budget_s`: none is the framework's own choice and the default time."""
-    if device not in DEVICES:
-        raise ConfigError(f"--device {device} is not known.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
-    listener.pass_started(_NAME, "what this machine can do")
+    """The device's ceilings, outside a run: the log is kept only where it failed for no reason a user would know."""
     with tempfile.TemporaryDirectory(prefix="llm-perf-") as folder:
-        out = Path(folder) / "ceilings.json"
-        argv = build_ceilings_argv(device, device_index, out, refresh=refresh, threads=threads, budget_s=budget_s)
-        seconds = _launch(argv, listener, _TIMEOUT_S + 10 * (budget_s or 0))
-        found = read_ceilings(out)
-    listener.pass_ended(PassRecord(_NAME, "complete", tuple(argv), 0, round(seconds, 3)))
-    return found
-
-
-def _launch(argv: list[str], listener: Listener, timeout_s: float) -> float:
-    """Run the measuring process; its log is kept only where it failed for no reason a user would know."""
-    descriptor = tempfile.NamedTemporaryFile(prefix="llm-perf-ceilings-", suffix=".log", delete=False)  # noqa: SIM115
-    descriptor.close()
-    log = Path(descriptor.name)
-    said: list[LlmPerfError] = []
-
-    def hear(message: dict[str, Any]) -> None:
-        error = told_error(message)
-        if error is not None:
-            said.append(error)
-        listener.pass_message(_NAME, message)
-
-    keep = False
-    try:
-        finished = run_child(argv, log=log, timeout_s=timeout_s, on_message=hear)
-        error = verdict(
-            "Measuring the ceilings",
-            finished,
-            said,
-            log,
-            limit=f"{timeout_s:.0f} s",
-            longer="Is the device busy?",
-            smaller="free some.",
-        )
-        keep = isinstance(error, CaptureError)
-        if error is not None:
-            if keep and said:
-                error = CaptureError(error.fact, f"The whole error is in {log}.")
-            listener.pass_ended(
-                PassRecord(_NAME, "failed", tuple(argv), finished.exit_code, round(finished.seconds, 3), why=error.fact)
-            )
-            raise error
-        return finished.seconds
-    finally:
-        if not keep:
-            log.unlink(missing_ok=True)
+        out, log = Path(folder) / "ceilings.json", Path(folder) / "log.txt"
+        try:
+            return run_ceilings(
+                device, device_index, listener, out=out, log=log, refresh=refresh, threads=threads, budget_s=budget_s
+            )[1]
+        except CaptureError as error:
+            with tempfile.NamedTemporaryFile(prefix="llm-perf-ceilings-", suffix=".log", delete=False) as kept:
+                kept.write(log.read_bytes() if log.exists() else b"")
+            raise CaptureError(error.fact, f"The whole error is in {kept.name}.") from error

@@ -8,9 +8,11 @@ import typer
 
 from llm_perf_opt import __version__
 from llm_perf_opt.errors import LlmPerfError
+from llm_perf_opt.stages import STAGE_NAMES
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
+    from llm_perf_opt.records import StageTiming
     from llm_perf_opt.run_folder import RunFolder
 
 app = typer.Typer(
@@ -235,10 +237,15 @@ def _outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, A
         "run": str(folder.path),
         "status": analysis.manifest.status,
         "why": analysis.manifest.why,
-        "stages": {stage.name: stage for stage in analysis.stages},
+        "stages": {_stage_key(stage): stage for stage in analysis.stages},
         "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
         "warnings": analysis.warnings,
     }
+
+
+def _stage_key(stage: "StageTiming") -> str:
+    """The stage's name; a sub-stage's with its parent's before it, since it may run in several."""
+    return stage.name if stage.name in STAGE_NAMES else f"{stage.parent}/{stage.name}"
 
 
 def _print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> None:
@@ -298,4 +305,10 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read us has gone: nothing to say, nobody to say it to
+        sys.exit(1)
+    except Exception as defect:
+        if _debug:
+            raise
+        print(f"error: {type(defect).__name__}: {' '.join(str(defect).split())[:300]}", file=sys.stderr)
+        print("  → This is a defect of llm-perf, or a file somebody edited; --debug shows the traceback.", file=sys.stderr)
         sys.exit(1)

@@ -69,7 +69,7 @@ class RuntimeConfig:
     ci_target: float
     """Repeat until half the 95 % interval of the median is within this share of the median."""
     time_limit_s: float
-    """No further repeat is begun after this long."""
+    """No further repeat is begun after repeating for this long."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,7 @@ def check(config: RunConfig) -> RunConfig:
                 "Use letters, digits, '.', '_' and '-', beginning with a letter or digit.",
             )
     _check_model(config.model)
+    _check_effect(config)
     _check_runtime(config)
     return config
 
@@ -204,6 +205,22 @@ def _range_hint(key: str) -> str:
     if key == "runtime.num_new_tokens":
         return "The first new token comes from prefill, so 1 measures prefill alone and 2 is the least that has a decode step."
     return ""
+
+
+def _check_effect(config: RunConfig) -> None:
+    """A setting that would change nothing is refused: whoever typed it believes that it does."""
+    model, dataset = config.model, config.dataset
+    if model.source == "random" and model.path:
+        raise ConfigError(
+            f"model.path={model.path} has no effect on model={model.name}, which has random weights.", "Add model=hf."
+        )
+    if model.source == "pretrained" and model.architecture:
+        raise ConfigError(
+            f"model.architecture.{next(iter(model.architecture))} has no effect on a model read from a folder.",
+            "Its own config.json says what it is.",
+        )
+    if dataset.kind == "synthetic" and dataset.path:
+        raise ConfigError(f"dataset.path={dataset.path} has no effect on dataset=synthetic.", "Add dataset=sample_prompts.")
 
 
 def _check_model(model: ModelConfig) -> None:

@@ -1,6 +1,7 @@
 """Shows a capture as it goes: bars on a terminal, plain lines elsewhere, nothing when quiet. Always on standard error."""
 
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
@@ -26,11 +27,16 @@ class QuietProgress:
         return None
 
 
+PLAIN_EVERY_S = 10.0
+"""Without a terminal, a line at most this often while a phase goes on."""
+
+
 class PlainProgress(QuietProgress):
-    """A line when something begins, changes phase or ends."""
+    """A line when something begins, changes phase or ends, and now and then in between."""
 
     def __init__(self) -> None:
         self._phase = ""
+        self._said_at = 0.0
 
     def pass_started(self, name: str, label: str) -> None:
         """Announce the pass."""
@@ -38,11 +44,15 @@ class PlainProgress(QuietProgress):
         self._phase = ""
 
     def pass_message(self, name: str, message: dict[str, Any]) -> None:
-        """Announce a new phase, once."""
+        """Announce a new phase, and where a long one stands."""
         phase = _phase(message)
-        if phase and phase != self._phase:
+        if not phase:
+            return
+        if phase != self._phase:
             self._phase = phase
             self._say(f"{name}: {phase}")
+        elif time.monotonic() - self._said_at > PLAIN_EVERY_S:
+            self._say(f"{name}: {phase} {message.get('text') or _estimate(message)}")
 
     def pass_ended(self, entry: PassRecord) -> None:
         """Tell how it went."""
@@ -50,6 +60,7 @@ class PlainProgress(QuietProgress):
         self._say(f"{entry.name}: {entry.status}{took}{': ' + entry.why if entry.why else ''}")
 
     def _say(self, text: str) -> None:
+        self._said_at = time.monotonic()
         print(text, file=sys.stderr, flush=True)
 
 
@@ -61,7 +72,7 @@ class BarProgress(QuietProgress):
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._progress = Progress(
-            TextColumn("{task.fields[pass_name]:<6}"),
+            TextColumn("{task.fields[pass_name]:<8}"),
             BarColumn(bar_width=24),
             TextColumn("{task.description}"),
             TimeElapsedColumn(),

@@ -18,6 +18,8 @@ PACKAGES = (
     "torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn", "vllm", "tensorrt-llm", "hydra-core",
     "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil",
 )  # fmt: skip
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
+"""A variable with such a word in its name is never recorded."""
 _ENVIRONMENT_PREFIXES = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "NCCL_", "VLLM_", "TRITON_")
 
 
@@ -34,9 +36,13 @@ def environment(device_index: int) -> dict[str, Any]:
         "memory": _memory(),
         **_gpu(device_index),
         "packages": packages(),
-        "tool": {"version": __version__, **_commit(Path(__file__).parent)},
+        "tool": {"version": __version__, **_own_commit()},
         "working_folder": _commit(Path.cwd()),
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT_PREFIXES)},
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_ENVIRONMENT_PREFIXES) and not any(word in name.upper() for word in _SECRETS)
+        },
     }
 
 
@@ -89,6 +95,13 @@ def _gpu(device_index: int) -> dict[str, Any]:
             "gpu_driver": driver.decode() if isinstance(driver, bytes) else str(driver),
             "gpu_driver_cuda": str(cuda) if isinstance(cuda, Missing) else f"{cuda // 1000}.{cuda % 1000 // 10}",
         }
+
+
+def _own_commit() -> dict[str, Any]:
+    """Only where this file itself is tracked: an installed package may lie in somebody else's repository."""
+    here = Path(__file__)
+    tracked = ask(["git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name])
+    return _commit(here.parent) if tracked else {}
 
 
 def _commit(folder: Path) -> dict[str, Any]:

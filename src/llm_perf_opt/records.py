@@ -384,41 +384,6 @@ class Drift:
     """Change from the first step to the last over the median step."""
 
 
-@dataclass(frozen=True)
-class Energy:
-    """Energy of a window, from both sources the driver offers: they can disagree, so both are shown."""
-
-    window: str
-    seconds: float
-    from_counter_j: Maybe[float]
-    """The driver's energy counter at the window's ends."""
-    from_power_j: Maybe[float]
-    """The integral of the power readings over the window."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One telemetry quantity over the measured window."""
-
-    name: str
-    unit: str
-    n: int
-    low: Maybe[float]
-    median: Maybe[float]
-    high: Maybe[float]
-
-
-@dataclass(frozen=True)
-class TelemetrySummary:
-    """What the sampler saw while the unprofiled pass repeated."""
-
-    readings: tuple[Reading, ...]
-    energy: tuple[Energy, ...]
-    note: str
-    """What could not be read, and why."""
-    warnings: tuple[str, ...]
-
-
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 PassStatus = Literal["pending", "started", "complete", "failed", "skipped"]

@@ -17,6 +17,7 @@ from llm_perf_opt.records import (
     MemoryPeaks,
     Missing,
     ModelFacts,
+    PartTime,
     StageActivity,
     TorchPass,
     Workload,
@@ -53,9 +54,17 @@ def timings(prefill_ns: int, step_ns: int, cache_bytes: Maybe[int] = NOT_HERE) -
     )  # fmt: skip
 
 
+PARTS = (
+    PartTime("prefill", "mlp", 3, 300),
+    PartTime("decode", "mlp", 2, 768),
+    PartTime("decode", "lm_head", 2, 100),
+    PartTime("decode", "other", 5, 32),
+)
+
+
 def torch_pass(prefill_kernel_ns: int, decode_kernel_ns: int) -> TorchPass:
     activity = (StageActivity("prefill", 5, 5, prefill_kernel_ns), StageActivity("decode", 8, 8, decode_kernel_ns))
-    return TorchPass("minimal", {}, 2, activity, (), "trace", 1)
+    return TorchPass("minimal", {}, 2, activity, PARTS, (), "trace", 1)
 
 
 def ceilings(peak: float, read: float) -> Ceilings:
@@ -141,8 +150,20 @@ def test_the_section_shows_what_was_found() -> None:
     least = found(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE)).stages[1].against[0].floor
     assert not isinstance(least, Missing)
     assert f"| floor | {least.seconds * 1e3:.4g}".rstrip("0") in decode
-    shares = [float(line.split("|")[6].replace("%", "")) for line in text.split("| parts of decode")[1].splitlines()[2:8]]
-    assert sum(shares) == pytest.approx(100, abs=0.4)
+
+
+def test_parts_are_held_against_their_own_floor() -> None:
+    decode = found(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE)).stages[1]
+    assert not isinstance(decode.parts, Missing)
+    parts = {part.name: part for part in decode.parts}
+    # two steps of 768 FLOP in 768 ns at 1e13 FLOP/s: 2 GFLOP/s of 10 TFLOP/s
+    assert parts["mlp"].mfu == pytest.approx(2 * 768 / (768e-9 * 1e13))
+    assert parts["mlp"].times_floor == pytest.approx(768e-9 / (2 * 768 / 1e13))
+    assert parts["other"].time_ns == 32
+    assert isinstance(parts["attention_core"].time_ns, Missing)
+    assert decode.cost.part("mlp") is not None
+    table = efficiency_section(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE))
+    assert "| mlp | 0.0007680 ms | 85.3 % | 0.002000 |" in table.split("parts of decode")[1]
 
 
 def test_whole_attention_alone_never_stops_a_report() -> None:

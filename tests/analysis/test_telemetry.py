@@ -9,8 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import MS, SECOND, clean_timings, cpu_sample, gpu_sample, in_a_row, iteration, model_facts, telemetry
-from llm_perf_opt.analysis.telemetry import measured_window, summarise_telemetry, throttle_names
-from llm_perf_opt.records import CleanTimings, Energy, GpuSample, Iteration, Missing, Reading, TelemetrySummary
+from llm_perf_opt.analysis.telemetry import (
+    Energy,
+    Reading,
+    TelemetrySummary,
+    measured_window,
+    summarise_telemetry,
+    throttle_names,
+)
+from llm_perf_opt.records import CleanTimings, GpuSample, Iteration, Missing
 
 ON_GPU = model_facts(device="cuda:0", device_name="NVIDIA H200")
 

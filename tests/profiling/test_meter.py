@@ -1,7 +1,7 @@
 """The meter on a machine made of arithmetic: a runner that takes exactly the time it is told to, and a clock that shows it."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -309,17 +309,17 @@ def test_stability_to_the_eye() -> None:
 
 
 def test_no_repeat_is_begun_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    # requests of 3 and 4 s in turn never agree; one is warm-up, then the time stands at 7, 10, 14, 17 and 21 s
+    # requests of 3 and 4 s in turn never agree; two are warm-up, then the repeats have taken 3, 7, 10, 14, 17 and 21 s
     found = measured(Machine([(3 * SECOND, ()), (4 * SECOND, ())] * 50), monkeypatch, time_limit_s=20)
-    assert [iteration.total_ns // SECOND for iteration in found.warmup] == [3]
-    assert [iteration.total_ns // SECOND for iteration in found.iterations] == [4, 3, 4, 3, 4]
-    assert found.stopped == "runtime.time_limit_s=20 was reached after 5 repeats"
+    assert [iteration.total_ns // SECOND for iteration in found.warmup] == [3, 4]
+    assert [iteration.total_ns // SECOND for iteration in found.iterations] == [3, 4, 3, 4, 3, 4]
+    assert found.stopped == "runtime.time_limit_s=20 was reached after 6 repeats"
     assert not found.stable
 
 
 def test_even_the_shortest_limit_leaves_one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(Machine([(60 * SECOND, (SECOND,))]), monkeypatch, time_limit_s=0.001)
-    assert (len(found.warmup), len(found.iterations)) == (1, 1)
+    assert (len(found.warmup), len(found.iterations)) == (2, 1)
     assert "time_limit_s=0.001" in found.stopped
 
 
@@ -358,19 +358,29 @@ def test_too_short_a_warm_up_cannot_settle(monkeypatch: pytest.MonkeyPatch, most
 
 
 def test_warm_up_takes_at_most_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # a tenth of 10 s is 1 s; requests of 0.4 and 0.5 s in turn: after 0.4, 0.9 and 1.3 s the third was the last
+    # a tenth of 10 s is 1 s; requests of 0.4 and 0.5 s in turn: after the first, 0.5, 0.9 and 1.4 s, so the fourth was the last
     script = [(400 * MS, ()), (500 * MS, ())] * 50
     found = measured(Machine(script), monkeypatch, time_limit_s=10, max_repeats=6)
-    assert len(found.warmup) == 3
+    assert len(found.warmup) == 4
 
 
 # --- interruption and failure -----------------------------------------------------------------------------------------
 
 
+def interrupt_when(due: Callable[[], bool]) -> Callable[[Progress], None]:
+    """Ctrl-C, as it reaches the meter between two iterations."""
+
+    def on_progress(_: Progress) -> None:
+        if due():
+            raise KeyboardInterrupt
+
+    return on_progress
+
+
 @pytest.mark.parametrize("after", [1, 3, 9])
 def test_an_interruption_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     machine = Machine(STEADY)
-    found = metered(machine, monkeypatch).measure(effort(min_repeats=20), interrupted=lambda: machine.requests >= 4 + after)
+    found = metered(machine, monkeypatch).measure(effort(min_repeats=20), interrupt_when(lambda: machine.requests >= 4 + after))
     assert len(found.iterations) == after
     assert found.stopped == f"interrupted after {after} repeats"
     assert found.stable == (after >= 6)
@@ -379,7 +389,7 @@ def test_an_interruption_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch
 def test_an_interruption_while_warming_up_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(STEADY)
     with pytest.raises(KeyboardInterrupt):
-        metered(machine, monkeypatch).measure(effort(), interrupted=lambda: machine.requests >= 2)
+        metered(machine, monkeypatch).measure(effort(), interrupt_when(lambda: machine.requests >= 2))
     assert machine.requests == 2
 
 

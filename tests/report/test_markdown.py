@@ -217,7 +217,7 @@ def test_a_failed_run_shows_every_section_with_its_reason() -> None:
     assert sections(page) == SECTIONS
     assert page.text.count("n/a: the clean pass is failed: The unprofiled reference pass was killed (SIGKILL).") == 4
     assert "This run failed: The unprofiled reference pass was killed (SIGKILL)." in page.text
-    assert "n/a: env.json was not written before the run ended" in page.text
+    assert "n/a: env.json was not written before the run ended, or is damaged" in page.text
     assert "n/a: no iteration was measured" in page.text
     assert "This run has no timings: the clean pass is failed" in summary.text
     assert "Try a smaller model." in summary.text

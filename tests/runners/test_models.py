@@ -136,9 +136,21 @@ def test_a_bad_folder_is_named(tmp_path: Path, damage: str, error: type[Exceptio
 
 def test_more_tokens_than_positions_is_refused() -> None:
     run = config("model=gpt2")
-    models.check_positions(models.load_config(run.model), 1000, 24)
-    with pytest.raises(ConfigError, match="1000 prompt tokens and 25 new ones are 1025; the model has 1024 positions"):
-        models.check_positions(models.load_config(run.model), 1000, 25)
+    models.check_positions(models.load_config(run.model), 1000, 25)
+    with pytest.raises(ConfigError, match="1000 prompt tokens and 26 new ones need 1025 positions; the model has 1024 positions"):
+        models.check_positions(models.load_config(run.model), 1000, 26)
+
+
+def test_a_field_the_architecture_does_not_have_is_refused() -> None:
+    run = config("model.architecture.num_hiden_layers=2")
+    with pytest.raises(ConfigError, match="Did you mean 'num_hidden_layers'"):
+        models.load_config(run.model)
+
+
+def test_sizes_that_do_not_go_together_are_a_wrong_request() -> None:
+    run = config("model.architecture.hidden_size=255")
+    with pytest.raises(ConfigError, match="cannot be"):
+        models.memory_need(models.load_config(run.model), run.model, torch.float32, 1, 8)
 
 
 def test_unknown_architecture_names_the_nearest() -> None:

@@ -127,10 +127,19 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
         time = summarise(values)
         inflation = profiled if isinstance(profiled, Missing) else profiled / _same_length(stage, iterations, torch)
         parent = PARENT[stage]
-        share = time.median * per_iteration / whole
+        share = _share(stage, iterations)
         rows.append(StageTiming(stage.value, parent.value if parent else "", per_iteration, time, share, profiled, inflation))
         rows.extend(_substages(stage, iterations, whole))
     return tuple(rows)
+
+
+def _share(stage: Stage, iterations: Sequence[Iteration]) -> float:
+    """Of the whole time of all repeats: every step counts, so that children fill their parents."""
+    whole = sum(iteration.total_ns for iteration in iterations) or 1
+    if stage is Stage.PROFILE:
+        return 1.0
+    parts = [iteration.prefill_ns if stage is Stage.PREFILL else iteration.decode_ns for iteration in iterations]
+    return sum(parts) / whole
 
 
 def _stage_values(stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, list[float]]:

@@ -4,17 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.analysis.efficiency import Efficiency
+from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.errors import ImplausibleError
-from llm_perf_opt.records import (
-    CleanTimings,
-    Drift,
-    Manifest,
-    Maybe,
-    Metric,
-    StageTiming,
-    TelemetrySummary,
-    TorchPass,
-)
+from llm_perf_opt.records import CleanTimings, Drift, Manifest, Maybe, Metric, StageTiming, TorchPass
 
 
 @dataclass(frozen=True)

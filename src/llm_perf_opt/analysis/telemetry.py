@@ -2,19 +2,17 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.records import (
     CleanTimings,
     CpuSample,
-    Energy,
     GpuSample,
     Maybe,
     Missing,
-    Reading,
     Telemetry,
-    TelemetrySummary,
 )
 
 S = TypeVar("S", GpuSample, CpuSample)
@@ -35,6 +33,41 @@ THROTTLE_REASONS = {
 
 Window = tuple[int, int]
 Point = tuple[int, float]
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Energy of a window, from both sources the driver offers: they can disagree, so both are shown."""
+
+    window: str
+    seconds: float
+    from_counter_j: Maybe[float]
+    """The driver's energy counter at the window's ends."""
+    from_power_j: Maybe[float]
+    """The integral of the power readings over the window."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One telemetry quantity over the measured window."""
+
+    name: str
+    unit: str
+    n: int
+    low: Maybe[float]
+    median: Maybe[float]
+    high: Maybe[float]
+
+
+@dataclass(frozen=True)
+class TelemetrySummary:
+    """What the sampler saw while the unprofiled pass repeated."""
+
+    readings: tuple[Reading, ...]
+    energy: tuple[Energy, ...]
+    note: str
+    """What could not be read, and why."""
+    warnings: tuple[str, ...]
 
 
 def summarise_telemetry(telemetry: Telemetry, timings: CleanTimings) -> TelemetrySummary:

@@ -56,7 +56,8 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
     repeated = [sequences[index % found] for index in range(batch_size)]
     tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, for want of a tokenizer"
     again = f", {found} texts repeated to fill the batch" if found < batch_size else ""
-    return Prompts(tuple(repeated), f"dataset {dataset.name}, {tokenizer}{again}")
+    where = f"dataset {dataset.name}" if dataset.path is None else f"file {dataset.path}"
+    return Prompts(tuple(repeated), f"{where}, {tokenizer}{again}")
 
 
 def _bytes_as_ids(text: str, vocabulary: int) -> list[int]:

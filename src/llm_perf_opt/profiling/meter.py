@@ -18,7 +18,7 @@ SETTLED_WITHIN = 0.05
 """Warm-up ends when the last three iterations lie within this share of their median."""
 SETTLED_OVER = 3
 WARMUP_TIME_SHARE = 0.1
-"""The most of the time limit that warm-up may take."""
+"""The most of the time limit that warm-up may take after its first iteration, which compiles for as long as it must."""
 
 
 class Steppable(Protocol):
@@ -73,6 +73,7 @@ class Measured:
     stopped: str
     tokens: list[list[int]]
     tokens_repeat: bool
+    interrupted: bool
 
 
 class Meter:
@@ -114,42 +115,42 @@ class Meter:
         self._tokens = tokens
         return self._read(started, wall, marks)
 
-    def measure(
-        self,
-        effort: Effort,
-        on_progress: Callable[[Progress], None] = lambda _: None,
-        interrupted: Callable[[], bool] = lambda: False,
-    ) -> Measured:
-        """Warm up, then repeat until the medians of prefill and decode are within the target or the effort is spent."""
+    def measure(self, effort: Effort, on_progress: Callable[[Progress], None] = lambda _: None) -> Measured:
+        """Warm up, then repeat until the medians of prefill and decode are within the target or the effort is spent.
+
+        An interruption keeps the repeats that are done; before the first there is nothing to keep.
+        """
+        warmup = self._warm_up(effort, on_progress)
         begun = time.monotonic()
-        warmup = self._warm_up(effort, begun, on_progress, interrupted)
         settled = _settled([iteration.total_ns for iteration in warmup])
         first_tokens = self._runner.to_lists(self._tokens)
         iterations: list[Iteration] = []
         repeat = True
-        stopped, stable = "", False
+        stopped, stable, interrupted = "", False, False
         with _settled_heap():
-            while not stopped:
-                iterations.append(self.iterate())
-                repeat = repeat and self._runner.to_lists(self._tokens) == first_tokens
-                on_progress(Progress("repeats", len(iterations), effort.max_repeats, iterations[-1].total_ns))
-                stable = is_stable(iterations, effort.ci_target)
-                stopped = _stop(len(iterations), stable, effort, time.monotonic() - begun)
-                if interrupted():
-                    stopped = f"interrupted after {len(iterations)} repeats"
-        return Measured(tuple(warmup), tuple(iterations), settled, stable, stopped, first_tokens, repeat)
+            try:
+                while not stopped:
+                    iterations.append(self.iterate())
+                    repeat = repeat and self._runner.to_lists(self._tokens) == first_tokens
+                    on_progress(Progress("repeats", len(iterations), effort.max_repeats, iterations[-1].total_ns))
+                    stable = is_stable(iterations, effort.ci_target)
+                    stopped = _stop(len(iterations), stable, effort, time.monotonic() - begun)
+            except KeyboardInterrupt:
+                if not iterations:
+                    raise
+                interrupted, stopped = True, f"interrupted after {len(iterations)} repeats"
+        return Measured(tuple(warmup), tuple(iterations), settled, stable, stopped, first_tokens, repeat, interrupted)
 
-    def _warm_up(
-        self, effort: Effort, begun: float, on_progress: Callable[[Progress], None], interrupted: Callable[[], bool]
-    ) -> list[Iteration]:
+    def _warm_up(self, effort: Effort, on_progress: Callable[[Progress], None]) -> list[Iteration]:
         done: list[Iteration] = []
+        begun = 0.0
         while len(done) < effort.max_warmup and not _settled([iteration.total_ns for iteration in done]):
-            if len(done) >= 1 and time.monotonic() - begun > effort.time_limit_s * WARMUP_TIME_SHARE:
+            if done and time.monotonic() - begun > effort.time_limit_s * WARMUP_TIME_SHARE:
                 break
             done.append(self.iterate())
+            if len(done) == 1:
+                begun = time.monotonic()
             on_progress(Progress("warm-up", len(done), effort.max_warmup, done[-1].total_ns))
-            if interrupted():
-                raise KeyboardInterrupt  # nothing measured yet is worth keeping
         return done
 
     @contextmanager

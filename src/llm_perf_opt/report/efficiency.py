@@ -36,8 +36,8 @@ def efficiency_section(found: Maybe[Efficiency]) -> str:
     parts += [f"- **{stage.stage} is {stage.verdict}**: {stage.because}." for stage in found.stages]
     parts += ["", _roofs(found, reasons), *[_stage(stage, reasons) for stage in found.stages]]
     parts += [
-        "Parts: time under the profiler (of kernels, which it does not change; of the host on a CPU) in prefill and in the profiled "
-        "decode steps, against the floor of as many steps on the best limits known.\n",
+        "Parts: time under the profiler (of kernels, which it does not change; of the host on a CPU) in prefill and in the "
+        "profiled decode steps, against the floor of as many steps on the best limits known.\n",
         *[_parts(stage, reasons) for stage in found.stages],
     ]
     parts += [*reasons.lines(), *[f"- {escape(note)}" for note in found.notes]]
@@ -124,7 +124,7 @@ def _parts(stage: StageEfficiency, reasons: _Reasons) -> str:
 
 def _part_cells(part: PartEfficiency, reasons: _Reasons) -> list[str]:
     if part.floor is None:
-        return [reasons.cell(part.mfu)] * 8
+        return [reasons.cell(_percent(part.mfu))] * 8
     floor, time = part.floor, part.time_ns
     rates: list[Maybe[str]] = [time, time] if isinstance(time, Missing) else [
         significant(floor.flops / max(time, 1) / 1e3),

@@ -6,14 +6,8 @@ from typing import Any
 
 from llm_perf_opt.analysis.latency import compile_seconds
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.records import (
-    CleanTimings,
-    Distribution,
-    Missing,
-    OperatorRow,
-    StageTiming,
-    TelemetrySummary,
-)
+from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.records import CleanTimings, Distribution, Missing, OperatorRow, StageTiming
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
 from llm_perf_opt.report.text import (
     count,
@@ -60,9 +54,15 @@ def stakeholder_summary(analysis: RunAnalysis) -> str:
     lines.append(_what_ran(timings) + "\n")
     lines += [f"- {sentence}" for sentence in _narrative(analysis, timings)]
     lines.append("")
-    lines.append(_warnings(analysis.warnings) or "No warnings: the machine was quiet and the spread target was reached.\n")
+    lines.append(_warnings(analysis.warnings) or _all_well(analysis))
     lines.append("Every figure is a median of unprofiled repeats; definitions, intervals and spread are in report.md.\n")
     return "\n".join(lines)
+
+
+def _all_well(analysis: RunAnalysis) -> str:
+    if isinstance(analysis.telemetry, Missing):
+        return "No warnings: the spread target was reached. The machine's load was not watched.\n"
+    return "No warnings: the machine was quiet and the spread target was reached.\n"
 
 
 def operators_page(analysis: RunAnalysis) -> str:
@@ -111,7 +111,7 @@ def _what_ran(timings: CleanTimings) -> str:
 def _environment(analysis: RunAnalysis) -> str:
     env = analysis.env
     if not env:
-        return "## Environment\n\nn/a: env.json was not written before the run ended\n"
+        return "## Environment\n\nn/a: env.json was not written before the run ended, or is damaged\n"
     cpu, gpu = env.get("cpu", {}), env.get("gpu")
     rows = [
         ("Host", f"{env.get('host')}, {env.get('system')}, {env.get('machine')}"),
@@ -199,7 +199,7 @@ def _other_figures(analysis: RunAnalysis, timings: CleanTimings) -> str:
         ["Decode step's growth with context", growth],
         ["Warm-up", f"{len(timings.warmup)} iterations, the first {first}"],
         [
-            "Compiling, allocating, autotuning",
+            "Warm-up beyond settled times (compiling, allocating, noise)",
             reason(extra) if isinstance(extra, Missing) else f"{significant(extra, 3)} s over the warm-up",
         ],
         ["Loading", f"{significant(timings.load_s, 3)} s"],
@@ -359,7 +359,7 @@ def _assumptions(analysis: RunAnalysis) -> str:
 def _passes(analysis: RunAnalysis) -> str:
     rows = []
     for entry in analysis.manifest.passes:
-        seconds = f"{entry.seconds:.1f} s" if entry.seconds is not None else "n/a: it did not end by itself"
+        seconds = f"{entry.seconds:.1f} s" if entry.seconds is not None else f"n/a: {entry.status}"
         rows.append([entry.name, entry.status, seconds, escape(f"{entry.why} {entry.remedy}".strip())])
     return "## Passes\n\n" + table(["pass", "status", "took", "note"], rows, "llrl")
 

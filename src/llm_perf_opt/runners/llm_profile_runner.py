@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import json
 import resource
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -121,11 +120,11 @@ def clean_pass(session: Session, out: Path) -> bool:
     clock = clock_for(session.device)
     meter = Meter(session.runner, session.batch, runtime.num_new_tokens, clock, unmarked)
     effort = Effort(runtime.max_warmup, runtime.min_repeats, runtime.max_repeats, runtime.ci_target, runtime.time_limit_s)
-    with _substages(session, meter), _interrupt_flag() as interrupted:
-        measured = meter.measure(effort, _report_progress, lambda: bool(interrupted))
+    with _substages(session, meter):
+        measured = meter.measure(effort, _report_progress)
     write_record(out / "inputs.json", _inputs(session))
     write_record(out / "timings.json", _timings(session, measured, clock.name))
-    return not interrupted
+    return not measured.interrupted
 
 
 def torch_pass(session: Session, out: Path) -> None:
@@ -232,23 +231,6 @@ def _submodule(model: "PreTrainedModel", name: str, path: str) -> "torch.nn.Modu
         ) from error
 
 
-@contextmanager
-def _interrupt_flag() -> Iterator[list[int]]:
-    """SIGINT ends the measuring after the current iteration, so that what was measured is kept; a second one ends it at once."""
-    seen: list[int] = []
-
-    def note(number: int, _: Any) -> None:
-        if seen:
-            raise KeyboardInterrupt
-        seen.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _report_progress(progress: Progress) -> None:
     send("progress", **asdict(progress))
 
@@ -351,7 +333,7 @@ def _translated(error: Exception) -> LlmPerfError:
         error,
         memory="Lower runtime.batch_size, runtime.prompt_tokens or runtime.num_new_tokens, or use a smaller model or dtype.",
         disk="Free some space, or use hydra.run.dir=DIR elsewhere.",
-        otherwise="The whole error is in the pass's log.txt; --debug shows it.",
+        otherwise="The whole error is in the pass's log.txt.",
     )
 
 

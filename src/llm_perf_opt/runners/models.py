@@ -1,5 +1,6 @@
 """Builds the model of a run: on its device, in its dtype, refused beforehand when it does not fit."""
 
+import difflib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,7 @@ def load_config(model: ModelConfig) -> "PretrainedConfig":
         model_type = str(fields.pop("model_type"))
         try:
             made: PretrainedConfig = AutoConfig.for_model(model_type, **fields)
+            _check_fields(made, fields)
             return made
         except ValueError as error:
             known = _known_model_types()
@@ -90,6 +92,18 @@ def load_config(model: ModelConfig) -> "PretrainedConfig":
         raise _load_error(model, error) from error
 
 
+def _check_fields(made: "PretrainedConfig", fields: dict[str, Any]) -> None:
+    """transformers keeps any field it is given: one that only looks like a field would change nothing, and go unnoticed."""
+    known = {*type(made)().to_dict(), *getattr(made, "attribute_map", {})}
+    for name in fields:
+        meant = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if name not in known and meant:
+            raise ConfigError(
+                f"model.architecture.{name}: {made.model_type} has no such field. Did you mean '{meant[0]}'?",
+                "See the model's Hugging Face configuration for its fields.",
+            )
+
+
 def memory_need(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dtype", batch_size: int, tokens: int) -> MemoryNeed:
     """Weights, and the cache of `batch_size` sequences of `tokens`, counted on a model without storage.
 
@@ -98,12 +112,20 @@ def memory_need(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dt
     import torch
     from transformers import DynamicCache
 
-    with torch.device("meta"):
-        empty = _from_config(config, model, dtype, "eager")
+    try:
+        with torch.device("meta"):
+            empty = _from_config(config, model, dtype, "eager")
+    except (RuntimeError, TypeError, ZeroDivisionError, AttributeError) as error:
+        raise ConfigError(
+            f"A model of this architecture cannot be built: {_one_line(error)}", "Check model.architecture."
+        ) from error
     weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*empty.parameters(), *empty.buffers()))
     cache = DynamicCache(config=config)
-    with torch.inference_mode():
-        empty(input_ids=torch.zeros((1, 1), dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+    try:
+        with torch.inference_mode():
+            empty(input_ids=torch.zeros((1, 1), dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(f"{type(empty).__name__} cannot be stepped: {_one_line(error)}", "Check model.architecture.") from error
     per_token = 0
     for layer in cache.layers:
         for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
@@ -135,11 +157,12 @@ def check_positions(config: "PretrainedConfig", longest_prompt: int, new_tokens:
     """Refuse a request that runs past the model's positions."""
     text = config.get_text_config(decoder=True)
     positions = getattr(text, "max_position_embeddings", None)
-    if isinstance(positions, int) and longest_prompt + new_tokens > positions:
+    fed = longest_prompt + new_tokens - 1  # the last token comes out and is not fed again
+    if isinstance(positions, int) and fed > positions:
         raise ConfigError(
-            f"{longest_prompt} prompt tokens and {new_tokens} new ones are {longest_prompt + new_tokens}; "
+            f"{longest_prompt} prompt tokens and {new_tokens} new ones need {fed} positions; "
             f"the model has {positions} positions.",
-            f"Lower runtime.prompt_tokens or runtime.num_new_tokens to {positions} together.",
+            f"Lower runtime.prompt_tokens or runtime.num_new_tokens: together at most {positions + 1}.",
         )
 
 

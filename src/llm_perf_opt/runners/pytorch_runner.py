@@ -10,6 +10,7 @@ from transformers import DynamicCache, StaticCache
 
 from llm_perf_opt.config import CacheKind, CompileMode
 from llm_perf_opt.data.prompts import Prompts
+from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.host import last_level_cache_bytes
 from llm_perf_opt.records import Maybe, ModelFacts
 from llm_perf_opt.runners.models import SHORT_DTYPES, device_name
@@ -44,10 +45,17 @@ class PyTorchRunner:
         self._new_tokens = new_tokens
         self._cache_kind = cache
         self._cache: Any = None
-        self._keep_last = "logits_to_keep" in inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        if "past_key_values" not in parameters:
+            raise ConfigError(
+                f"{type(model).__name__} keeps its state outside a key-value cache (its forward takes no past_key_values).",
+                "This runner steps models with a key-value cache; choose one of those.",
+            )
+        self._keep_last = "logits_to_keep" in parameters
         self._mask: torch.Tensor | None = None
         self._positions: torch.Tensor | None = None
         self._filled = 0
+        self._cache_seen = False
         self._graphs = compile in ("reduce-overhead", "max-autotune") and self._device.type == "cuda"
         self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=_compile_mode(compile))
         self.facts = _facts(model, name, self._device, cache, compile, self._keep_last)
@@ -91,9 +99,21 @@ class PyTorchRunner:
         self._filled = width
         self._mask = prompts.mask
         token = self._forward(prompts.input_ids, self._mask_now(), prompts.positions)
+        if not self._cache_seen:
+            self._check_cache()
         if prompts.positions is not None:
             self._positions = prompts.positions[:, -1:]
         return token
+
+    def _check_cache(self) -> None:
+        """A model that ignores the cache would start every step from nothing, and still be timed."""
+        if int(self._cache.get_seq_length()) == 0:
+            raise ConfigError(
+                f"{type(self._model).__name__} left its key-value cache empty after prefill: "
+                "decode steps would forget the prompt.",
+                "Check that the model is a decoder (is_decoder, use_cache), or choose another.",
+            )
+        self._cache_seen = True
 
     def _decode_step(self, token: torch.Tensor) -> torch.Tensor:
         self._filled += 1

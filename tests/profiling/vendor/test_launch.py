@@ -145,14 +145,20 @@ def test_companion_that_does_not_start_is_an_error(tmp_path: Path) -> None:
         Companion(python("raise SystemExit(3)"), tmp_path / "log", "ready")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="pidfd is Linux's")
 def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     child = (
         "import os, time; from llm_perf_opt.profiling.vendor.launch import die_with_parent; die_with_parent(); "
         f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     )
-    parent = subprocess.Popen(python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"))
+    # a tool stands between: what must die with the parent is its grandchild, which the tool would outlive
+    tool = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    starter = (
+        "import subprocess, sys; from llm_perf_opt.profiling.vendor.launch import child_environment; "
+        f"subprocess.run([sys.executable, '-c', {tool!r}], env=child_environment())"
+    )
+    parent = subprocess.Popen(python(starter))
     deadline = time.monotonic() + 20
     while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)

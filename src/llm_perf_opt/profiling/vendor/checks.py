@@ -61,6 +61,12 @@ def find_tool(name: str) -> Path | None:
     return None
 
 
+def tool_version(path: Path) -> str | None:
+    """What nsys or ncu says of itself."""
+    version = re.search(r"\d{4}\.\d+\.\d+[\w.-]*", ask([str(path), "--version"], timeout_s=30) or "")
+    return version.group() if version else None
+
+
 def _python() -> Check:
     return Check("Python", "ok", platform.python_version())
 
@@ -160,8 +166,7 @@ def _tool(name: str, title: str, costs: str) -> Check:
     where = f"Install {title} from NVIDIA or the CUDA toolkit, or name the binary in the variable {name.upper()}."
     if path is None:
         return Check(title, "missing", f"no {name} on the PATH or in the usual folders", costs, where)
-    said = ask([str(path), "--version"], timeout_s=30)
-    version = re.search(r"\d{4}\.\d+\.\d+[\w.-]*", said or "")
+    version = tool_version(path)
     if version is None:
         return Check(title, "warning", f"{path} does not tell its version", costs, where)
-    return Check(title, "ok", f"{version.group()} at {path}")
+    return Check(title, "ok", f"{version} at {path}")

@@ -2,10 +2,12 @@
 
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +24,9 @@ MESSAGE_PREFIX = "@llm-perf "
 GRACE_S = (10.0, 5.0, 5.0)
 """How long a child may take to end after SIGINT, SIGTERM and SIGKILL."""
 _MAX_LINE = 1 << 20
+
+_PARENT = "LLM_PERF_PARENT_PID"
+"""Tells a child, also one below another tool, whose end is its own."""
 
 OnMessage = Callable[[dict[str, Any]], None]
 
@@ -55,6 +60,7 @@ def child_environment() -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        _PARENT: str(os.getpid()),
     }
     return {**os.environ, **fixed}
 
@@ -262,14 +268,27 @@ class Companion:
         return Finished(self._child.wait(), time.monotonic() - self._begun, False)
 
 
-def die_with_parent() -> None:
-    """Called by a child: have the kernel end it when its parent is killed. Does nothing where the kernel cannot."""
-    if sys.platform != "linux":
-        return
-    import ctypes
+def build_work_argv(config_file: Path, which: str, out: Path) -> list[str]:
+    """The command of the measured process: it gets the resolved configuration, not the overrides again."""
+    module = "llm_perf_opt.runners.llm_profile_runner"
+    return [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
 
-    parent = os.getppid()
-    set_death_signal = 1
-    ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it died in between
+
+def die_with_parent() -> None:
+    """Called by a child: end it when the program that started the pass is gone, however many tools stand between them.
+
+    A thread sleeps in the kernel until then. Does nothing where the kernel cannot tell, or nobody said whose child it is.
+    """
+    named = os.environ.get(_PARENT, "")
+    if not named.isdigit() or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        parent = os.pidfd_open(int(named))
+    except ProcessLookupError:
         sys.exit(1)
+
+    def wait() -> None:
+        select.select([parent], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="die-with-parent", daemon=True).start()
