@@ -179,7 +179,7 @@ def check(config: RunConfig) -> RunConfig:
         if not _FOLDER_NAME.fullmatch(name):
             raise ConfigError(
                 f"{key}={name!r} cannot name a folder of the run.",
-                "Use letters, digits, '.', '_' and '-', beginning with a letter or digit.",
+                f"Use letters, digits, '.', '_' and '-', beginning with a letter or digit: pass {key}=NAME.",
             )
     _check_model(config.model)
     _check_effect(config)

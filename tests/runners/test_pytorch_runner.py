@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from llm_perf_opt.config import CacheKind
 from llm_perf_opt.data.prompts import Prompts, synthetic_prompts
+from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
 
 NEW_TOKENS = 12
@@ -110,3 +111,24 @@ def test_facts_are_of_the_model_that_ran() -> None:
     assert facts.weight_bytes == facts.parameters * 4
     assert (facts.dtype, facts.device, facts.model_class, facts.logits) == ("fp32", "cpu", "Qwen2ForCausalLM", "last token")
     assert facts.architecture["hidden_size"] == 32
+
+
+def test_a_model_that_keeps_no_key_value_cache_is_refused() -> None:
+    config = AutoConfig.for_model("mamba", vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(ConfigError, match="outside a key-value cache"):
+        PyTorchRunner(model, "mamba", 4)
+
+
+def test_a_cache_that_stays_empty_is_refused() -> None:
+    model = small_model("qwen2")
+    forget = model.forward
+
+    def forward(input_ids: torch.Tensor, past_key_values: Any = None, use_cache: bool = True, logits_to_keep: int = 0) -> Any:
+        return forget(input_ids=input_ids, use_cache=False, logits_to_keep=logits_to_keep)
+
+    model.forward = forward
+    runner = PyTorchRunner(model, "forgetful", 4)
+    runner.begin()
+    with pytest.raises(ConfigError, match="would forget the prompt"):
+        runner.prefill(runner.place(synthetic_prompts(1, 8, 97, seed=0)))

@@ -51,7 +51,7 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
         if len(sequences) == batch_size:
             break
     if not sequences:
-        raise ResourceError(f"dataset {dataset.name!r} holds no text.", "Check dataset.path and dataset.text_field.")
+        raise ResourceError(f"{dataset.path or dataset.name!r} holds no text.", "Check dataset.path and dataset.text_field.")
     found = len(sequences)
     repeated = [sequences[index % found] for index in range(batch_size)]
     tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, for want of a tokenizer"
@@ -85,7 +85,7 @@ def _file_texts(path: Path, field: str) -> Iterator[str]:
         raise ConfigError(
             f"dataset.path={path}: '{path.suffix}' is not read.", "Give a .jsonl or a .txt file (one prompt per line)."
         )
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         if path.suffix == ".txt":
             yield from (line.strip() for line in _bounded(lines, path) if line.strip())
         else:

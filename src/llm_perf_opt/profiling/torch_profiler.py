@@ -114,7 +114,7 @@ def part_times(events: Sequence[DeviceEvent], cuda: bool) -> Maybe[tuple[PartTim
     """Time by stage and part of the model, where the parts were labelled."""
     parts = _ranges([event for event in events if event.name.startswith(LABEL)])
     if not parts:
-        return Missing("torch.compile fuses the parts of the model")
+        return Missing("parts are not labelled with torch.compile, which fuses those of the decode step")
     if cuda:
         return kernel_times(
             _stage_ranges(events), parts, [(launched, duration) for _, launched, duration in _device_work(events)]
