@@ -51,7 +51,7 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
         if len(sequences) == batch_size:
             break
     if not sequences:
-        raise ResourceError(f"{dataset.path or dataset.name!r} holds no text.", "Check dataset.path and dataset.text_field.")
+        raise ResourceError(f"{dataset.path or dataset.name} holds no text.", "Check dataset.path and dataset.text_field.")
     found = len(sequences)
     repeated = [sequences[index % found] for index in range(batch_size)]
     tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, for want of a tokenizer"
