@@ -392,3 +392,7 @@ def test_a_figure_that_cannot_be_ends_with_what_to_check_and_keeps_the_rest(tmp_
     assert "Time to first token" in text
     assert "MFU of prefill against the datasheet limit" in text.split("## Environment")[0], "it stands on the first page"
     assert llm_perf("report", outcome["run"], cwd=tmp_path).returncode == 6
+    assert llm_perf("report", outcome["run"], "--peak-tflops=1000", cwd=tmp_path).returncode == 2
+    mended = llm_perf("report", outcome["run"], "--peak-tflops=1000", "--bandwidth-gbs=5000", cwd=tmp_path)
+    assert mended.returncode == 0, mended.stderr
+    assert "1,000 TFLOP/s" in (Path(outcome["run"]) / "report.md").read_text()

@@ -107,7 +107,9 @@ def test_a_bad_config_names_the_field(tmp_path: Path, change: dict[str, Any], na
         (["--hardware", "h1000"], "h100"),
         (["--batch", "1,2"], "--hardware"),
         (["runtime.batch_size=3"], "runtime.batch_size"),
-        (["--mla", "often"], "mla"),
+        (["model=deepseek_v2_lite", "--mla", "often"], "mla"),
+        (["--mla", "absorb"], "no latent attention"),
+        (["model=gpt2", "--context", "4096"], "1024 learned positions"),
     ],
 )
 def test_a_bad_size_is_refused(words: list[str], named: str) -> None:

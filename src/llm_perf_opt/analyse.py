@@ -25,7 +25,7 @@ LARGE_INFLATION = 1.5
 """Above this, the torch pass's times are worth a warning."""
 
 
-def analyse(folder: RunFolder) -> RunAnalysis:
+def analyse(folder: RunFolder, limits: dict[str, float] | None = None) -> RunAnalysis:
     """Everything that can be said of a run, from what its passes left."""
     manifest = folder.manifest()
     timings = _pass_record(folder, manifest, "clean", folder.clean_file, CleanTimings)
@@ -33,7 +33,7 @@ def analyse(folder: RunFolder) -> RunAnalysis:
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
     telemetry = _telemetry(folder, manifest)
     stages = stage_timings(measured, torch) if measured else ()
-    found, impossible, limit_warnings = _efficiency(folder, manifest, measured, torch)
+    found, impossible, limit_warnings = _efficiency(folder, manifest, measured, torch, limits)
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else Missing("no iteration was measured")
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
@@ -80,21 +80,27 @@ def _pass_record(folder: RunFolder, manifest: Manifest, name: str, path: Path, k
 
 
 def _efficiency(
-    folder: RunFolder, manifest: Manifest, timings: CleanTimings | None, torch: Maybe[TorchPass]
+    folder: RunFolder,
+    manifest: Manifest,
+    timings: CleanTimings | None,
+    torch: Maybe[TorchPass],
+    limits: dict[str, float] | None,
 ) -> tuple[Maybe[Efficiency], ImplausibleError | None, list[str]]:
     """The distance from the limits; or, where a figure cannot be, no such section and the reason as the first thing to read."""
     if timings is None:
         return Missing("no iteration was measured"), None, []
     ceilings, warnings = _ceilings(folder, manifest)
     try:
-        return efficiency(timings, torch, _datasheet(folder, timings), ceilings), None, warnings
+        return efficiency(timings, torch, _datasheet(folder, timings, limits), ceilings), None, warnings
     except ImplausibleError as error:
         return Missing(f"{error.fact} {error.remedy}"), error, [*warnings, f"{error.fact} {error.remedy}"]
 
 
-def _datasheet(folder: RunFolder, timings: CleanTimings) -> Maybe[Hardware]:
-    """What the configuration says of the device, else the table's entry for its name."""
-    given = _yaml(folder.config_file).get("hardware") or {}
+def _datasheet(folder: RunFolder, timings: CleanTimings, limits: dict[str, float] | None) -> Maybe[Hardware]:
+    """What the user says of the device, now or in the configuration, else the table's entry for its name."""
+    given = limits or _yaml(folder.config_file).get("hardware")
+    if not isinstance(given, dict):
+        given = {}
     if given.get("peak_tflops") and given.get("bandwidth_gbs"):
         dtype = compute_dtype(timings.model.dtype)
         return given_hardware(dtype=dtype, peak_tflops=given["peak_tflops"], bandwidth_gbs=given["bandwidth_gbs"])
@@ -202,9 +208,9 @@ def _assumptions(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def reanalyse(path: Path) -> tuple[RunFolder, RunAnalysis]:
-    """Make the reports of an existing run anew."""
+def reanalyse(path: Path, limits: dict[str, float] | None = None) -> tuple[RunFolder, RunAnalysis]:
+    """Make the reports of an existing run anew; `limits` (peak_tflops, bandwidth_gbs) stand in for the configuration's."""
     folder = RunFolder.open(path)
-    analysis = analyse(folder)
+    analysis = analyse(folder, limits)
     write_reports(folder, analysis)
     return folder, analysis

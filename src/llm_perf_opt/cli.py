@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llm_perf_opt import __version__
-from llm_perf_opt.errors import LlmPerfError
+from llm_perf_opt.errors import ConfigError, LlmPerfError
 from llm_perf_opt.stages import STAGE_NAMES
 
 if TYPE_CHECKING:
@@ -94,6 +94,10 @@ def run(
 @app.command()
 def report(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    peak_tflops: Annotated[
+        float | None, typer.Option(help="Dense peak of the run's dtype, in place of the run's own.", min=1e-9)
+    ] = None,
+    bandwidth_gbs: Annotated[float | None, typer.Option(help="Memory bandwidth, likewise.", min=1e-9)] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -101,7 +105,12 @@ def report(
     _note_debug(debug)
     from llm_perf_opt.analyse import reanalyse
 
-    folder, analysis = reanalyse(run_folder)
+    if (peak_tflops is None) != (bandwidth_gbs is None):
+        raise ConfigError("--peak-tflops and --bandwidth-gbs describe a device together.", "Give both.")
+    limits = None
+    if peak_tflops is not None and bandwidth_gbs is not None:
+        limits = {"peak_tflops": peak_tflops, "bandwidth_gbs": bandwidth_gbs}
+    folder, analysis = reanalyse(run_folder, limits)
     if as_json:
         _print_json(_outcome(folder, analysis))
     else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.analysis.architecture import Architecture
 from llm_perf_opt.analysis.cost import Formats, ModelCost, model_cost
 from llm_perf_opt.analysis.families import architecture_of
 from llm_perf_opt.analysis.floor import Floor, TurningPoint, WhatIf, turning_point, what_if
@@ -67,6 +68,7 @@ def answer(asked: Asked) -> Answer:
         _numbers(name, text) for name, text in (("batch", asked.batch), ("prompt", asked.prompt), ("context", asked.context))
     )
     formats = [_formats(dtype, asked) for dtype in _words("dtype", asked.dtype)]
+    _check_meaning(asked, architecture, prompts, contexts)
     single = len(batches) == len(prompts) == len(contexts) == len(formats) == 1
     if not single and asked.hardware is None:
         raise ConfigError(
@@ -83,6 +85,18 @@ def answer(asked: Asked) -> Answer:
     rows = what_if(architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0])
     turning = [turning_point(architecture, hardware, context, chosen) for chosen in formats for context in contexts]
     return Answer(cost, hardware, rows, turning)
+
+
+def _check_meaning(asked: Asked, architecture: Architecture, prompts: Sequence[int], contexts: Sequence[int]) -> None:
+    """Refuse what this architecture cannot do, or what would change nothing."""
+    if asked.mla is not None and not architecture.has_latent_attention:
+        raise ConfigError(f"--mla {asked.mla} has no effect: {architecture.model_type} has no latent attention.", "Leave it out.")
+    longest = max(*prompts, *(context + 1 for context in contexts))
+    if architecture.position_rows and longest > architecture.position_rows:
+        raise ConfigError(
+            f"{longest} tokens: {architecture.model_type} has {architecture.position_rows} learned positions.",
+            "Lower --prompt or --context.",
+        )
 
 
 def _architecture_fields(asked: Asked) -> Any:

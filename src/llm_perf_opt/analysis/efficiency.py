@@ -215,7 +215,8 @@ def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Again
                 f"{what} of {stage.value} against the {roof.name} limit is {found:.1%}: "
                 f"{amount:.4g} in {seconds:.4g} s at {limit:.4g}/s.",
                 "Check that the device is the one meant (hardware.peak_tflops, hardware.bandwidth_gbs), the dtype that ran, "
-                "and, for a measured limit, that it was measured on a quiet machine (llm-perf ceilings --refresh).",
+                "and, for a measured limit, that the machine was quiet (llm-perf ceilings --refresh, then run again). "
+                "`llm-perf report RUN --peak-tflops=… --bandwidth-gbs=…` makes the report with other limits.",
             )
         return found
 

@@ -13,8 +13,9 @@ def cost_page(cost: ModelCost) -> str:
     """Parameters, cache, and both stages part by part."""
     architecture = cost.architecture
     latent = f", latent attention {cost.formats.mla}" if architecture.has_latent_attention else ""
+    decoder = f" (the text decoder of {architecture.part_of}; the rest is not counted)" if architecture.part_of else ""
     lines = [
-        f"{architecture.model_type}: {count(architecture.params)} parameters "
+        f"{architecture.model_type}{decoder}: {count(architecture.params)} parameters "
         f"({count(architecture.active_params)} active per token), "
         f"weights {cost.formats.weights}, cache {cost.formats.kv}{latent}",
         f"cache: {cost.kv_bytes_per_token:,} bytes per token and sequence",
