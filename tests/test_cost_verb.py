@@ -52,6 +52,11 @@ def test_a_config_json_costs_what_the_preset_costs(tmp_path: Path) -> None:
     assert cost_json("model=hf", f"model.path={tmp_path}", *sizes) == cost_json("model=llama3_8b", *sizes)
 
 
+def test_more_tokens_than_learned_positions_are_pointed_out() -> None:
+    assert "1,024 learned positions" in cost("model=gpt2").stdout
+    assert "learned positions" not in cost("model=gpt2", "--prompt", "512", "--context", "512").stdout
+
+
 def test_dtypes_of_weights_and_cache_are_separate() -> None:
     base, small = cost_json("model=llama3_8b"), cost_json("model=llama3_8b", "--kv-dtype", "fp8")
     assert small["kv_bytes_per_token"] * 2 == base["kv_bytes_per_token"]
@@ -109,7 +114,6 @@ def test_a_bad_config_names_the_field(tmp_path: Path, change: dict[str, Any], na
         (["runtime.batch_size=3"], "runtime.batch_size"),
         (["model=deepseek_v2_lite", "--mla", "often"], "mla"),
         (["--mla", "absorb"], "no latent attention"),
-        (["model=gpt2", "--context", "4096"], "1024 learned positions"),
     ],
 )
 def test_a_bad_size_is_refused(words: list[str], named: str) -> None:

@@ -90,6 +90,8 @@ def _efficiency(
     if timings is None:
         return Missing("no iteration was measured"), None, []
     ceilings, warnings = _ceilings(folder, manifest)
+    if limits is not None:
+        ceilings = Missing("other limits were given for this report")
     try:
         return efficiency(timings, torch, _datasheet(folder, timings, limits), ceilings), None, warnings
     except ImplausibleError as error:

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from llm_perf_opt import __version__
-from llm_perf_opt.ceilings import run_ceilings
+from llm_perf_opt.ceilings import build_ceilings_argv, run_ceilings
 from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
@@ -26,7 +27,7 @@ from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.provenance import environment, packages
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus, RunStatus
-from llm_perf_opt.run_folder import RunFolder, disk_error, read_record, write_record, write_whole
+from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
 
 LABELS = {
     "clean": "unprofiled reference",
@@ -135,23 +136,24 @@ def _run_passes(folder: RunFolder, config: RunConfig, listener: Listener) -> Non
 def _run_ceilings(folder: RunFolder, config: RunConfig, listener: Listener) -> LlmPerfError | None:
     """Like telemetry, a help: where the limits cannot be measured, the run goes on and says so at its end."""
     hardware = config.hardware
-    entry = PassRecord("ceilings", "started")
-    folder.update_pass(entry)
     out, log = folder.ceilings_file, folder.log_file("ceilings")
+    argv = build_ceilings_argv(
+        hardware.device, hardware.device_index, out, refresh=False, threads=hardware.cpu_threads, budget_s=None
+    )
+    _prepare(folder, "ceilings", argv)
+    entry = PassRecord("ceilings", "started", tuple(argv), tool_version=_tool_version("ceilings", argv))
+    folder.update_pass(entry)
+    begun = time.monotonic()
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        entry, found = run_ceilings(
-            hardware.device, hardware.device_index, listener, out=out, log=log, threads=hardware.cpu_threads
-        )
-        _prepare(folder, "ceilings", entry.argv)
-        folder.update_pass(replace(entry, why="measured before, kept" if found.cached else ""))
-    except OSError as error:
-        raise disk_error(error, out) from error
+        found = run_ceilings(argv, listener, out=out, log=log)
+        entry = replace(entry, status="complete", exit_code=0, why="measured before, kept" if found.cached else "")
     except LlmPerfError as error:
-        folder.update_pass(replace(entry, status="failed", why=error.fact, remedy=error.remedy))
+        entry = replace(entry, status="failed", why=error.fact, remedy=error.remedy)
         if isinstance(error, Interrupted):
             raise
         return error
+    finally:
+        folder.update_pass(replace(entry, seconds=round(time.monotonic() - begun, 3)))
     return None
 
 

@@ -22,6 +22,8 @@ def build_ceilings_argv(
     device: str, device_index: int, out: Path, *, refresh: bool, threads: int | None, budget_s: float | None
 ) -> list[str]:
     """The command of the measuring process."""
+    if device not in DEVICES:
+        raise ConfigError(f"--device {device} is not known.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
     argv = [sys.executable, "-m", "llm_perf_opt.profiling.ceilings", "--device", device, "--device-index", str(device_index)]
     argv += ["--out", str(out)]
     argv += ["--refresh"] if refresh else []
@@ -29,22 +31,9 @@ def build_ceilings_argv(
     return argv + (["--budget-s", str(budget_s)] if budget_s is not None else [])
 
 
-def run_ceilings(
-    device: str,
-    device_index: int,
-    listener: Listener,
-    *,
-    out: Path,
-    log: Path,
-    refresh: bool = False,
-    threads: int | None = None,
-    budget_s: float | None = None,
-) -> tuple[PassRecord, FoundCeilings]:
-    """Run the measuring process; it leaves its result at `out`. `threads` and `budget_s`: none is the usual choice."""
-    if device not in DEVICES:
-        raise ConfigError(f"--device {device} is not known.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
+def run_ceilings(argv: list[str], listener: Listener, *, out: Path, log: Path, budget_s: float | None = None) -> FoundCeilings:
+    """Run the measuring process (see `build_ceilings_argv`); it leaves its result at `out`."""
     listener.pass_started(_NAME, "what this machine can do")
-    argv = build_ceilings_argv(device, device_index, out, refresh=refresh, threads=threads, budget_s=budget_s)
     timeout_s = _TIMEOUT_S + 10 * (budget_s or 0)
     said: list[LlmPerfError] = []
 
@@ -54,30 +43,28 @@ def run_ceilings(
             said.append(error)
         listener.pass_message(_NAME, message)
 
-    finished = run_child(argv, log=log, timeout_s=timeout_s, on_message=hear)
-    error = verdict(
-        "Measuring the ceilings",
-        finished,
-        said,
-        log,
-        limit=f"{timeout_s:.0f} s",
-        longer="Is the device busy?",
-        smaller="free some.",
+    finished = None
+    try:
+        finished = run_child(argv, log=log, timeout_s=timeout_s, on_message=hear)
+        words = {"limit": f"{timeout_s:.0f} s", "longer": "Is the device busy?", "smaller": "free some."}
+        error = verdict("Measuring the ceilings", finished, said, log, **words)
+        if isinstance(error, CaptureError) and said:
+            error = CaptureError(error.fact, f"The whole error is in {log}.")
+    except LlmPerfError as raised:
+        error = raised
+    listener.pass_ended(
+        PassRecord(
+            _NAME,
+            "complete" if error is None else "failed",
+            tuple(argv),
+            finished.exit_code if finished else None,
+            round(finished.seconds, 3) if finished else None,
+            why=error.fact if error else "",
+        )
     )
-    if isinstance(error, CaptureError) and said:
-        error = CaptureError(error.fact, f"The whole error is in {log}.")
-    entry = PassRecord(
-        _NAME,
-        "complete" if error is None else "failed",
-        tuple(argv),
-        finished.exit_code,
-        round(finished.seconds, 3),
-        why=error.fact if error else "",
-    )
-    listener.pass_ended(entry)
     if error is not None:
         raise error
-    return entry, read_ceilings(out)
+    return read_ceilings(out)
 
 
 def find_ceilings(
@@ -93,9 +80,8 @@ def find_ceilings(
     with tempfile.TemporaryDirectory(prefix="llm-perf-") as folder:
         out, log = Path(folder) / "ceilings.json", Path(folder) / "log.txt"
         try:
-            return run_ceilings(
-                device, device_index, listener, out=out, log=log, refresh=refresh, threads=threads, budget_s=budget_s
-            )[1]
+            argv = build_ceilings_argv(device, device_index, out, refresh=refresh, threads=threads, budget_s=budget_s)
+            return run_ceilings(argv, listener, out=out, log=log, budget_s=budget_s)
         except CaptureError as error:
             with tempfile.NamedTemporaryFile(prefix="llm-perf-ceilings-", suffix=".log", delete=False) as kept:
                 kept.write(log.read_bytes() if log.exists() else b"")

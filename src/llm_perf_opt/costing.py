@@ -68,7 +68,7 @@ def answer(asked: Asked) -> Answer:
         _numbers(name, text) for name, text in (("batch", asked.batch), ("prompt", asked.prompt), ("context", asked.context))
     )
     formats = [_formats(dtype, asked) for dtype in _words("dtype", asked.dtype)]
-    _check_meaning(asked, architecture, prompts, contexts)
+    _check_meaning(asked, architecture)
     single = len(batches) == len(prompts) == len(contexts) == len(formats) == 1
     if not single and asked.hardware is None:
         raise ConfigError(
@@ -87,16 +87,10 @@ def answer(asked: Asked) -> Answer:
     return Answer(cost, hardware, rows, turning)
 
 
-def _check_meaning(asked: Asked, architecture: Architecture, prompts: Sequence[int], contexts: Sequence[int]) -> None:
-    """Refuse what this architecture cannot do, or what would change nothing."""
+def _check_meaning(asked: Asked, architecture: Architecture) -> None:
+    """Refuse what would change nothing."""
     if asked.mla is not None and not architecture.has_latent_attention:
         raise ConfigError(f"--mla {asked.mla} has no effect: {architecture.model_type} has no latent attention.", "Leave it out.")
-    longest = max(*prompts, *(context + 1 for context in contexts))
-    if architecture.position_rows and longest > architecture.position_rows:
-        raise ConfigError(
-            f"{longest} tokens: {architecture.model_type} has {architecture.position_rows} learned positions.",
-            "Lower --prompt or --context.",
-        )
 
 
 def _architecture_fields(asked: Asked) -> Any:

@@ -265,7 +265,12 @@ def _part(part: FloorPart, time_ns: Maybe[int], roof: Roof) -> PartEfficiency:
     seconds = max(time_ns, 1) / 1e9
 
     def share(amount: int, limit: Maybe[float]) -> Maybe[float]:
-        return limit if isinstance(limit, Missing) else amount / (seconds * limit)
+        if isinstance(limit, Missing):
+            return limit
+        found = amount / (seconds * limit)
+        return (
+            found if found <= MEASURED_MARGIN else Missing("above 100 %: its data lies in a cache, or not all its work was seen")
+        )
 
     return PartEfficiency(
         name=part.name,

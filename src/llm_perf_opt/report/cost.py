@@ -24,6 +24,11 @@ def cost_page(cost: ModelCost) -> str:
         _stage(f"decode: one step, batch {cost.batch} on {cost.context} cached tokens", cost.decode),
         "FLOPs: matrix products, a multiply-add counts 2, attention causal. Bytes: the least that must be moved.",
     ]
+    rows = architecture.position_rows
+    if rows and max(cost.prompt, cost.context + 1) > rows:
+        lines.append(
+            f"The model has {rows:,} learned positions: it cannot run sequences this long, the figures are arithmetic alone."
+        )
     return "\n".join(lines)
 
 

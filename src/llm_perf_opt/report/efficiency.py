@@ -37,7 +37,8 @@ def efficiency_section(found: Maybe[Efficiency]) -> str:
     parts += ["", _roofs(found, reasons), *[_stage(stage, reasons) for stage in found.stages]]
     parts += [
         "Parts: time under the profiler (of kernels, which it does not change; of the host on a CPU) in prefill and in the "
-        "profiled decode steps, against the floor of as many steps on the best limits known.\n",
+        "profiled decode steps, against the floor of as many steps on the best limits known. Reading the cache counts with "
+        "attention_core, writing it with the projections.\n",
         *[_parts(stage, reasons) for stage in found.stages],
     ]
     parts += [*reasons.lines(), *[f"- {escape(note)}" for note in found.notes]]

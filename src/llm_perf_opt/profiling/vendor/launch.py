@@ -213,7 +213,10 @@ class _pidfd:  # noqa: N801 - reads as a function at its call
     """A descriptor that becomes readable when a process ends; None where the system has none."""
 
     def __init__(self, pid: int) -> None:
-        self._fd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+        self._fd: int | None = None
+        if hasattr(os, "pidfd_open"):
+            with suppress(OSError):  # an old kernel, or one that may not be asked: the end of the pipe tells as well
+                self._fd = os.pidfd_open(pid)
 
     def __enter__(self) -> int | None:
         return self._fd
@@ -286,6 +289,8 @@ def die_with_parent() -> None:
         parent = os.pidfd_open(int(named))
     except ProcessLookupError:
         sys.exit(1)
+    except OSError:  # an old kernel, or one that may not be asked
+        return
 
     def wait() -> None:
         select.select([parent], [], [])
