@@ -35,9 +35,9 @@ def metrics_page() -> str:
             "",
             table(["metric", "unit", "formula", "definition"], limits),
             f"Verdicts. A GPU stage whose kernels fill less than {BUSY_ENOUGH:.0%} of its time is launch-bound. Otherwise, up to "
-            f"{NEAR_FLOOR:g} times its floor, it is compute- or memory-bound, whichever of all FLOPs and all bytes takes longer on "
-            "the best limits known. Further off it is near neither limit: kernel-bound where kernels fill its time, overhead-bound "
-            "where device activity is not known (on a CPU). Utilisation above "
+            f"{NEAR_FLOOR:g} times its floor, it is compute- or memory-bound, whichever of all FLOPs and all bytes takes longer "
+            "on the best limits known. Further off it is near neither limit: kernel-bound where kernels fill its time, "
+            "overhead-bound where device activity is not known (on a CPU). Utilisation above "
             f"100 % of a datasheet limit, or above {MEASURED_MARGIN:.0%} of a measured one, stops the report with what to check.",
             "",
             "## Hardware",
