@@ -121,7 +121,6 @@ def test_overrides_reach_their_fields() -> None:
     assert composed.config.runtime.ci_target == 1.0
     assert composed.config.profiling.torch.decode_steps is None
     assert composed.config.model.dtype == "bf16"
-    assert composed.overrides[0] == "runtime.batch_size=4", "kept as they were typed"
 
 
 def test_the_last_of_two_overrides_counts() -> None:

@@ -30,7 +30,6 @@ class Composed:
 
     config: RunConfig
     run_dir: Path
-    overrides: tuple[str, ...]
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composed:
@@ -62,7 +61,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
         raise ConfigError(f"The configuration cannot be composed: {_first_sentence(error)}", f"Look at {where}.") from error
     finally:
         GlobalHydra.instance().clear()
-    return Composed(config_from_mapping(plain), _run_dir(composed), tuple(overrides))
+    return Composed(config_from_mapping(plain), _run_dir(composed))
 
 
 def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:

@@ -3,6 +3,7 @@
 import os
 import platform
 from pathlib import Path
+from typing import Literal
 
 from llm_perf_opt.records import Maybe, Missing
 
@@ -56,6 +57,18 @@ def last_level_cache_bytes(processors: Path = Path("/sys/devices/system/cpu")) -
         return Missing("the system does not tell its caches")
     last = max(level for level, _ in caches)
     return sum(size for (level, _), size in caches.items() if level == last)
+
+
+def cpu_frequency_mhz(which: Literal["current", "max"]) -> Maybe[float]:
+    """The processors' frequency now, or the highest they reach."""
+    import psutil
+
+    try:
+        found = psutil.cpu_freq()
+    except (OSError, NotImplementedError, AttributeError):
+        found = None
+    value = getattr(found, which) if found else 0
+    return float(value) if value else Missing("the system does not tell the frequency")
 
 
 def usable_cpus() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt import __version__
-from llm_perf_opt.host import available_memory_bytes, cpu_flags, cpu_name, usable_cpus
+from llm_perf_opt.host import available_memory_bytes, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
 from llm_perf_opt.profiling.gpu import describe, handle_of, nvml, read
 from llm_perf_opt.profiling.vendor.launch import ask
 from llm_perf_opt.records import Missing
@@ -60,17 +60,14 @@ def packages() -> dict[str, str]:
 def _cpu() -> dict[str, Any]:
     import psutil
 
-    try:
-        frequency = psutil.cpu_freq()
-    except (OSError, NotImplementedError, AttributeError):
-        frequency = None
+    frequency = cpu_frequency_mhz("max")
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     return {
         "name": cpu_name(),
         "logical": psutil.cpu_count(),
         "physical": psutil.cpu_count(logical=False),
         "usable": usable_cpus(),
-        "frequency_max_mhz": frequency.max or "n/a: the system does not tell" if frequency else "n/a: the system does not tell",
+        "frequency_max_mhz": str(frequency) if isinstance(frequency, Missing) else frequency,
         "governor": governor.read_text().strip() if governor.exists() else "n/a: the system does not tell",
         "flags": sorted(flag for flag in cpu_flags() if flag.startswith(("avx", "amx", "asimd", "sve", "bf16", "fma"))),
     }

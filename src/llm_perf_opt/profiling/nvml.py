@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 import psutil
 
-from llm_perf_opt.host import usable_cpus
+from llm_perf_opt.host import cpu_frequency_mhz, usable_cpus
 from llm_perf_opt.profiling.gpu import handle_of, nvml, sample
 from llm_perf_opt.records import CpuSample, Maybe, Missing, TelemetryHeader
 
@@ -47,15 +47,7 @@ class HostReader:
             except psutil.Error:
                 self._watched = None
         machine = psutil.cpu_percent() * (psutil.cpu_count() or 1)
-        return CpuSample(at_ns, machine, ours, rss, _frequency())
-
-
-def _frequency() -> Maybe[float]:
-    try:
-        frequency = psutil.cpu_freq()
-    except (OSError, NotImplementedError, AttributeError):
-        frequency = None
-    return float(frequency.current) if frequency and frequency.current else Missing("the system does not tell the frequency")
+        return CpuSample(at_ns, machine, ours, rss, cpu_frequency_mhz("current"))
 
 
 def run(out: Path, interval_s: float, gpu_index: int | None) -> None:
