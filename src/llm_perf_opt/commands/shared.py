@@ -1,0 +1,42 @@
+"""What every verb shares: its common options, and how data is printed."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from llm_perf_opt.errors import LlmPerfError
+
+Json = Annotated[bool, typer.Option("--json", help="Data on standard output as JSON; everything else on standard error.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+_debug = False
+
+
+def note_debug(debug: bool) -> None:
+    """Remember that tracebacks are wanted."""
+    global _debug
+    _debug = _debug or debug
+
+
+def debugging() -> bool:
+    """Whether tracebacks are wanted."""
+    return _debug
+
+
+def print_json(value: Any) -> None:
+    """Data for another program."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+
+
+def command_line() -> list[str]:
+    """What the user typed."""
+    return ["llm-perf", *sys.argv[1:]]
+
+
+def raise_if(error: LlmPerfError | None) -> None:
+    """End the verb with this error, if there is one."""
+    if error is not None:
+        raise error

@@ -1,0 +1,170 @@
+"""One event model for every profiler's trace: columns of equal length, integer nanoseconds, names by index.
+
+A torch trace and an nsys export become the same `Trace`, so everything after the parsers is written once. Columns, not objects:
+a trace holds millions of events. Times are on the trace's own clock; only differences mean something.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+UInt8 = npt.NDArray[np.uint8]
+
+NO_NAME = -1
+"""In a column of name indices: there is none."""
+
+
+class WorkKind(IntEnum):
+    """What a device was doing."""
+
+    KERNEL = 0
+    MEMCPY = 1
+    MEMSET = 2
+
+
+class RangeKind(IntEnum):
+    """How a label was set."""
+
+    PUSH_POP = 0
+    """Nested on its thread: NVTX push/pop, record_function."""
+    START_END = 1
+    """Free: may end on another thread and overlap its siblings."""
+
+
+C = TypeVar("C", bound="Columns")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Arrays of equal length; a row is one event."""
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in self.columns().items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns of different length: {lengths}")
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def columns(self) -> dict[str, Any]:
+        """Name → array, in the order they are declared."""
+        return {column.name: getattr(self, column.name) for column in fields(self)}
+
+    def rows(self: C, which: Any) -> C:
+        """The rows that a mask or an index array picks, in its order."""
+        return type(self)(**{name: column[which] for name, column in self.columns().items()})
+
+    @classmethod
+    def none(cls: type[C]) -> C:
+        """No rows."""
+        return cls(**{column.name: np.empty(0, _DTYPES[str(column.type)]) for column in fields(cls)})
+
+
+_DTYPES = {"Int64": np.int64, "Int32": np.int32, "UInt8": np.uint8}
+
+
+@dataclass(frozen=True)
+class DeviceWork(Columns):
+    """Kernels, copies and memsets, in the order of their start."""
+
+    start_ns: "Int64"
+    end_ns: "Int64"
+    kind: "UInt8"
+    """A WorkKind."""
+    name: "Int32"
+    process: "Int64"
+    device: "Int32"
+    stream: "Int64"
+    correlation: "Int64"
+    """Joins a call of the same process; 0: none is known."""
+    graph_node: "Int64"
+    """Which node of a CUDA graph; 0: launched by itself."""
+    size_bytes: "Int64"
+    """Copied or set; -1: not known, or a kernel."""
+    grid: "Int64"
+    """Blocks in all (x·y·z); 0: not known."""
+    block: "Int64"
+    """Threads of a block; 0: not known."""
+
+
+@dataclass(frozen=True)
+class HostCalls(Columns):
+    """Calls of the CUDA runtime and driver, in the order of their start."""
+
+    start_ns: "Int64"
+    end_ns: "Int64"
+    name: "Int32"
+    process: "Int64"
+    thread: "Int64"
+    correlation: "Int64"
+
+
+@dataclass(frozen=True)
+class Ranges(Columns):
+    """Labels: NVTX ranges and the profiler's user annotations, in the order of their start, the outer first."""
+
+    start_ns: "Int64"
+    end_ns: "Int64"
+    name: "Int32"
+    domain: "Int32"
+    """Index of the domain's name, or NO_NAME."""
+    kind: "UInt8"
+    """A RangeKind."""
+    process: "Int64"
+    thread: "Int64"
+
+
+@dataclass(frozen=True)
+class Operators(Columns):
+    """Framework operators on the host (torch traces only), in the order of their start, the outer first."""
+
+    start_ns: "Int64"
+    end_ns: "Int64"
+    name: "Int32"
+    process: "Int64"
+    thread: "Int64"
+    shapes: "Int32"
+    """Index of the input shapes as the trace spells them, or NO_NAME."""
+
+
+@dataclass(frozen=True)
+class TraceProblem:
+    """Something that makes a trace, or a part of it, unfit for a number."""
+
+    id: str
+    """A short fixed word: truncated, no_kernels, launches_without_kernels, negative_duration, importer_gave_up …"""
+    what: str
+    """The fact, with its figures."""
+    fatal: bool
+    """Whether sums over this trace would be wrong: it is then called incomplete and kept out of them."""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one profiler recorded."""
+
+    source: Literal["torch", "nsys"]
+    names: Sequence[str]
+    work: DeviceWork
+    calls: HostCalls
+    ranges: Ranges
+    operators: Operators
+    problems: tuple[TraceProblem, ...] = ()
+    facts: dict[str, str] = field(default_factory=dict)
+    """What the trace says of its making: tool version, device names, command."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether sums over it may be believed."""
+        return not any(problem.fatal for problem in self.problems)
+
+    def name_of(self, index: int) -> str:
+        """The name behind an index."""
+        return "" if index == NO_NAME else self.names[index]
