@@ -193,7 +193,8 @@ def test_a_device_is_described_by_peak_and_bandwidth_together() -> None:
     refusal(with_value(both, "hardware.bandwidth_gbs", 0.0))
 
 
-def test_counters_of_decode_need_a_decode_step() -> None:
-    config = with_value(runtime(num_new_tokens=1), "profiling.ncu.enable", True)
-    assert "decode" in refusal(config).fact
-    check(with_value(config, "runtime.num_new_tokens", 2))
+def test_counters_need_a_timeline_to_choose_kernels_from() -> None:
+    config = with_value(with_value(runtime(), "profiling.torch.enable", False), "profiling.ncu.enable", True)
+    assert "timeline" in refusal(config).fact
+    check(with_value(config, "profiling.nsys.enable", True))
+    check(with_value(config, "profiling.torch.enable", True))

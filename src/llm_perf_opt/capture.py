@@ -73,7 +73,7 @@ def _pass_argv(folder: RunFolder, config: RunConfig, name: str) -> list[str]:
     work = build_work_argv(folder.config_file, "plain", folder.raw(name))
     if name == "nsys":
         return build_nsys_cmd(tool, folder.tool_report(name), work)
-    return build_ncu_cmd(tool, folder.tool_report(name), work, launches=config.profiling.ncu.launches)
+    return build_ncu_cmd(tool, folder.tool_report(name), work, launches=config.profiling.ncu.top)
 
 
 def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:

@@ -1,6 +1,7 @@
 """From Hydra groups and overrides to a typed `RunConfig`. Nothing outside this module sees a DictConfig."""
 
 import dataclasses
+import itertools
 import re
 import types
 import typing
@@ -18,9 +19,11 @@ from llm_perf_opt.errors import ConfigError, nearest
 
 CONF_MODULE = "llm_perf_opt.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
-_HIDDEN_OPTIONS = {("model", "random")}
+_HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base")}
 _LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
 """What Hydra raises, besides its own errors, over a file that is no sound YAML or has no sound defaults list."""
+MOST_POINTS = 1000
+"""Runs in one sweep."""
 _SEE_HELP = "See `llm-perf run --help` for the groups and their options."
 
 
@@ -62,6 +65,32 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     finally:
         GlobalHydra.instance().clear()
     return Composed(config_from_mapping(plain), _run_dir(composed))
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """Every combination of the values that `a=1,2 b=x,y` or `a=range(1,5)` name, in the order a reader would write them."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    choices: list[list[str]] = []
+    points = 1
+    for text in overrides:
+        try:
+            override = OverridesParser.create().parse_override(text)
+            if not override.is_sweep_override():
+                choices.append([text])
+                continue
+            if not override.is_discrete_sweep():
+                raise ConfigError(f"'{text}' names an interval, not values.", "Write them out, or use range(first,last,step).")
+            key = override.get_key_element()
+            values = [f"{key}={value}" for value in itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)]
+        except (HydraException, ValueError, RecursionError) as error:
+            raise ConfigError(f"'{text}' is not an override: {_first_sentence(error)}", _SEE_HELP) from error
+        points *= len(values)
+        if points > MOST_POINTS:
+            raise ConfigError(f"'{text}' makes this sweep more than {MOST_POINTS} runs.", "Sweep fewer values at a time.")
+        choices.append(values)
+    return [list(point) for point in itertools.product(*choices)]
 
 
 def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
@@ -123,7 +152,7 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
     if override.is_sweep_override():
         raise ConfigError(
             f"'{text}' names several values, and one run takes one.",
-            f"Write a list as {key}=[a,b], or quote a value that holds a comma.",
+            f"Add -m to run one after the other; write a list as {key}=[a,b], or quote a value that holds a comma.",
         )
     if key in options:
         choice = override.value()
@@ -242,6 +271,10 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where}={value!r}: expected a mapping, as in {{name: value}}.")
         return {str(key): _build(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}={value!r}: expected a list, as in [a,b].")
+        return tuple(_build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     return value if kind is Any else _scalar(kind, value, where)
 
 

@@ -11,6 +11,7 @@ Dtype = Literal["auto", "bf16", "fp16", "fp32"]
 CacheKind = Literal["dynamic", "static"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 TorchPreset = Literal["minimal", "default", "max"]
+NsysCapture = Literal["nvtx", "cudaProfilerApi"]
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,45 @@ class NsysConfig:
     """The Nsight Systems pass: a timeline of the measured iteration."""
 
     enable: bool
+    capture: NsysCapture
+    """What opens and closes the capture: the NVTX range of the measured iteration, or cudaProfilerStart and Stop."""
+    decode_steps: int | None
+    """The most decode steps captured; none: all."""
 
 
 @dataclass(frozen=True)
 class NcuConfig:
-    """The Nsight Compute pass: hardware counters of decode's kernels."""
+    """The Nsight Compute passes: hardware counters of the kernels that carry each stage's time."""
 
     enable: bool
-    launches: int
-    """The most kernels replayed; each costs about half a second."""
+    top: int
+    """At least this many kernels of each stage …"""
+    coverage: float
+    """… and as many as it takes to carry this share of the stage's kernel time."""
+    budget_s: float
+    """The most seconds spent replaying kernels, over all stages; loading the model is not counted."""
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """What the Nsight tools collect: named sets, merged in their order, then additions, then removals."""
+
+    sets: tuple[str, ...]
+    """See `llm-perf metrics list`."""
+    add: tuple[str, ...]
+    remove: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RegionsConfig:
+    """The report of NVTX regions. Patterns are shell-like (`decode*`), or `regex:…`; excluding wins."""
+
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    kernels_include: tuple[str, ...]
+    kernels_exclude: tuple[str, ...]
+    aggregate: bool
+    """One table over all processes and devices, not one for each."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +164,8 @@ class ProfilingConfig:
     nvml: NvmlConfig
     nsys: NsysConfig
     ncu: NcuConfig
+    metrics: MetricsConfig
+    regions: RegionsConfig
     pass_timeout_s: float
     """A pass that takes longer is ended and the run is partial."""
 
@@ -167,7 +200,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "hardware.bandwidth_gbs": (1e-6, 1e9),
     "profiling.torch.decode_steps": (1, 100_000_000),
     "profiling.nvml.interval_s": (0.005, 3600),
-    "profiling.ncu.launches": (1, 100_000),
+    "profiling.nsys.decode_steps": (1, 100_000_000),
+    "profiling.ncu.top": (1, 10_000),
+    "profiling.ncu.coverage": (0.01, 1.0),
+    "profiling.ncu.budget_s": (0.1, 1_000_000),
     "profiling.pass_timeout_s": (1, 1_000_000),
 }
 
@@ -248,9 +284,10 @@ def _check_runtime(config: RunConfig) -> None:
     runtime, profiling = config.runtime, config.profiling
     if not (profiling.clean or profiling.torch.enable or profiling.nsys.enable or profiling.ncu.enable):
         raise ConfigError("profiling asks for no pass at all.", "Set profiling.clean=true, or choose profiling=minimal.")
-    if profiling.ncu.enable and runtime.num_new_tokens < 2:
+    if profiling.ncu.enable and not (profiling.nsys.enable or profiling.torch.enable):
         raise ConfigError(
-            "profiling.ncu looks at decode steps, and one new token has none.", "Use runtime.num_new_tokens=2 or more."
+            "profiling.ncu chooses its kernels from a timeline, and no pass records one.",
+            "Add profiling.nsys.enable=true or profiling.torch.enable=true.",
         )
     if runtime.compile in ("reduce-overhead", "max-autotune") and runtime.cache == "dynamic":
         raise ConfigError(

@@ -203,6 +203,15 @@ class TorchPass:
 
 
 @dataclass(frozen=True)
+class WrappedPass:
+    """What the measured process itself timed while an outside tool was around it."""
+
+    stage_wall_ns: dict[str, int]
+    """decode_step is the median."""
+    steps_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class GpuSample:
     """One reading of one GPU."""
 

@@ -1,17 +1,20 @@
-"""Profile a model."""
+"""Profile a model, or the same over several values."""
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llm_perf_opt.commands.outcome import outcome, print_outcome
 from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.errors import LlmPerfError
+from llm_perf_opt.errors import ConfigError, LlmPerfError
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
+    from llm_perf_opt.composition import Composed
     from llm_perf_opt.run_folder import RunFolder
+    from llm_perf_opt.sweep import Planned
 
 
 def run(
@@ -21,6 +24,12 @@ def run(
     ] = None,
     config_dir: Annotated[
         Path | None, typer.Option(help="A folder with options of your own: model/mine.yaml, runtime/mine.yaml …")
+    ] = None,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="Several values per key, a run each: runtime.batch_size=1,4,16.")
+    ] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="SWEEP", help="Go on with a sweep: run what is not complete in this folder.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the resolved configuration and the passes; run nothing.")
@@ -34,23 +43,69 @@ def run(
     Groups: model, dataset, runtime, hardware, profiling. `llm-perf options` lists what each offers.
     """
     note_debug(debug)
+    if multirun or resume:
+        _sweep(overrides or [], config_dir, resume, dry_run=dry_run, quiet=quiet, as_json=as_json)
+        return
     from llm_perf_opt.composition import compose
 
     composed = compose(overrides or [], config_dir)
     if dry_run:
         _print_plan(composed, as_json)
         return
-    from llm_perf_opt.capture import capture
-    from llm_perf_opt.progress import progress_for
-
-    with progress_for(quiet) as progress:
-        folder, error = capture(composed, command_line(), progress)
-    analysis = _finish(folder, error)
+    folder, analysis, error = _capture(composed, quiet)
     if as_json:
         print_json(outcome(folder, analysis))
     else:
         print_outcome(folder, analysis)
     raise_if(error or (analysis.impossible if analysis else None))
+
+
+def _capture(composed: "Composed", quiet: bool) -> "tuple[RunFolder, RunAnalysis | None, LlmPerfError | None]":
+    from llm_perf_opt.capture import capture
+    from llm_perf_opt.progress import progress_for
+
+    with progress_for(quiet) as progress:
+        folder, error = capture(composed, command_line(), progress)
+    return folder, _finish(folder, error), error
+
+
+def _sweep(
+    overrides: list[str], config_dir: Path | None, resume: Path | None, *, dry_run: bool, quiet: bool, as_json: bool
+) -> None:
+    from llm_perf_opt.sweep import begin_sweep, plan_sweep, run_sweep
+    from llm_perf_opt.sweep_folder import SweepFolder
+
+    if resume and (overrides or dry_run or config_dir):
+        raise ConfigError("--resume goes on with a sweep as it was asked for.", "Give it alone.")
+    if resume:
+        folder = SweepFolder.open(resume)
+    else:
+        planned = plan_sweep(overrides, config_dir)
+        if dry_run:
+            print_json([point.overrides for point in planned.points]) if as_json else _print_points(planned)
+            return
+        folder = begin_sweep(planned, command_line(), config_dir)
+
+    def run_one(composed: "Composed", words: str) -> "tuple[RunFolder, LlmPerfError | None]":
+        print(words, file=sys.stderr)
+        run, analysis, error = _capture(composed, quiet)
+        if not as_json:
+            print(words)
+            print_outcome(run, analysis)
+        return run, error or (analysis.impossible if analysis else None)
+
+    error = run_sweep(folder, run_one)
+    if as_json:
+        print_json({"sweep": str(folder.path), "points": folder.read().points})
+    else:
+        print(f"sweep: {folder.path}")
+    raise_if(error)
+
+
+def _print_points(planned: "Planned") -> None:
+    for number, point in enumerate(planned.points):
+        print(f"{number:3d}  {' '.join(point.overrides)}")
+    print(f"# sweep folder: {planned.folder}")
 
 
 def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | None":
@@ -67,7 +122,7 @@ def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | N
     return analysis
 
 
-def _print_plan(composed: Any, as_json: bool) -> None:
+def _print_plan(composed: "Composed", as_json: bool) -> None:
     from dataclasses import asdict
 
     from llm_perf_opt.capture import planned_passes

@@ -29,7 +29,7 @@ from llm_perf_opt.profiling.annotations import marked, unmarked
 from llm_perf_opt.profiling.meter import Effort, Measured, Meter, Progress
 from llm_perf_opt.profiling.vendor.child import framework_error, last_words
 from llm_perf_opt.profiling.vendor.launch import die_with_parent, send
-from llm_perf_opt.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, Workload
+from llm_perf_opt.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, Workload, WrappedPass
 from llm_perf_opt.run_folder import write_record
 from llm_perf_opt.stages import Stage
 
@@ -162,17 +162,37 @@ def torch_pass(session: Session, out: Path) -> None:
     write_record(out / "operators.json", record)
 
 
-def plain_pass(session: Session) -> None:
+def plain_pass(session: Session, out: Path, decode_steps: int | None) -> None:
     """Warm up without marks, then one marked iteration: what an outside profiler captures."""
     from llm_perf_opt.profiling.clock import clock_for
 
     clock = clock_for(session.device)
     new_tokens = session.config.runtime.num_new_tokens
+    if decode_steps is not None:
+        new_tokens = min(new_tokens, decode_steps + 1)
     _warm_up(Meter(session.runner, session.batch, new_tokens, clock, unmarked))
     meter = Meter(session.runner, session.batch, new_tokens, clock, marked)
-    with _substages(session, meter):
+    with _substages(session, meter), _profiler_api(session):
         iteration = meter.iterate()
-    send("stages", **_stage_walls(iteration))
+    walls = _stage_walls(iteration)
+    write_record(out / "stages.json", WrappedPass(walls, iteration.steps_ns))
+    send("stages", **walls)
+
+
+@contextmanager
+def _profiler_api(session: Session) -> Iterator[None]:
+    """cudaProfilerStart and Stop around the iteration, where the capture waits for them."""
+    if not (session.cuda and session.config.profiling.nsys.capture == "cudaProfilerApi"):
+        yield
+        return
+    import torch
+
+    torch.cuda.profiler.start()
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
 
 
 def _warm_up(meter: Meter) -> None:
@@ -303,7 +323,7 @@ def _framework() -> dict[str, str]:
 # --- command line -----------------------------------------------------------------------------------------------------
 
 
-def run_pass(config: RunConfig, which: str, out: Path) -> bool:
+def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None = None) -> bool:
     """Run one pass and leave its files in `out`; False when it was interrupted but kept what it had."""
     out.mkdir(parents=True, exist_ok=True)
     session = open_session(config)
@@ -315,7 +335,7 @@ def run_pass(config: RunConfig, which: str, out: Path) -> bool:
         if which == "torch":
             torch_pass(session, out)
         else:
-            plain_pass(session)
+            plain_pass(session, out, decode_steps)
     return True
 
 
@@ -344,6 +364,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, help="a resolved config.yaml")
     parser.add_argument("--pass", dest="which", choices=PASSES, default="plain")
     parser.add_argument("--out", type=Path, default=Path("runs") / "alone", help="folder for the pass's files")
+    parser.add_argument("--decode-steps", type=int, help="at most so many decode steps (pass plain)")
     arguments = parser.parse_args()
     with last_words(_translated):
         if arguments.config and arguments.overrides:
@@ -351,7 +372,7 @@ def main() -> None:
         if arguments.config:
             die_with_parent()
         config = _read_config(arguments.config) if arguments.config else compose(arguments.overrides).config
-        finished = run_pass(config, arguments.which, arguments.out)
+        finished = run_pass(config, arguments.which, arguments.out, arguments.decode_steps)
         sys.exit(0 if finished else 130)
 
 

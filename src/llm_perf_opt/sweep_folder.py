@@ -1,0 +1,90 @@
+"""A sweep on disk: a folder of run folders, and sweep.json that says what each of them was asked for."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.records import SCHEMA
+from llm_perf_opt.run_folder import RunFolder, read_record, write_record
+
+PointStatus = Literal["pending", "complete", "partial", "failed"]
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One configuration of a sweep."""
+
+    overrides: tuple[str, ...]
+    swept: tuple[str, ...]
+    """Those of the overrides that differ between the points."""
+    folder: str = ""
+    """Its run, below the sweep's folder; empty until it has begun."""
+    status: PointStatus = "pending"
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """sweep.json."""
+
+    schema: int
+    tool_version: str
+    created: str
+    command: tuple[str, ...]
+    config_dir: str | None
+    points: tuple[SweepPoint, ...]
+
+
+class SweepFolder:
+    """Where a sweep lies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, wanted: Path) -> "SweepFolder":
+        """A new folder, never one that is taken."""
+        return cls(RunFolder.create(wanted).path)
+
+    @classmethod
+    def open(cls, path: Path) -> "SweepFolder":
+        """An existing sweep, or a ParseError."""
+        if not is_sweep(path):
+            raise ParseError(f"{path} is not a sweep: it has no sweep.json.", "Give the folder that `llm-perf run -m` printed.")
+        return cls(path.resolve())
+
+    @property
+    def sweep_file(self) -> Path:
+        """What each point was asked for, and what became of it."""
+        return self.path / "sweep.json"
+
+    def point_folder(self, number: int) -> Path:
+        """Where the run of a point is put."""
+        return self.path / f"{number:03d}"
+
+    def read(self) -> Sweep:
+        """sweep.json, or a ParseError."""
+        sweep = read_record(self.sweep_file, Sweep)
+        if sweep.schema > SCHEMA:
+            raise ParseError(f"{self.sweep_file} was written by a newer version.", "Upgrade llm-perf-opt.")
+        for point in sweep.points:
+            if Path(point.folder).name != point.folder:
+                raise ParseError(f"{self.sweep_file} names a run outside of the sweep: {point.folder!r}.")
+        return sweep
+
+    def write(self, sweep: Sweep) -> None:
+        """Replace sweep.json."""
+        write_record(self.sweep_file, sweep)
+
+    def update(self, number: int, point: SweepPoint) -> None:
+        """Replace one point."""
+        sweep = self.read()
+        points = list(sweep.points)
+        points[number] = point
+        self.write(replace(sweep, points=tuple(points)))
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether this folder holds a sweep."""
+    return (path / "sweep.json").is_file()
