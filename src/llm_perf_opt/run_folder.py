@@ -131,6 +131,47 @@ class RunFolder:
         """Telemetry as CSV."""
         return self.path / "nvml.csv"
 
+    @property
+    def kernels_file(self) -> Path:
+        """Kernels with their counters as a Markdown table."""
+        return self.path / "kernels.md"
+
+    @property
+    def regions_file(self) -> Path:
+        """The NVTX regions in Markdown."""
+        return self.path / "regions.md"
+
+    @property
+    def regions_json_file(self) -> Path:
+        """The NVTX regions for another program."""
+        return self.path / "regions.json"
+
+    @property
+    def selftest_file(self) -> Path:
+        """What the counter self-test ran."""
+        return self.raw("ncu_selftest") / "selftest.json"
+
+    def wrapped_file(self, name: str) -> Path:
+        """What the measured process itself timed below an outside tool."""
+        return self.raw(name) / "stages.json"
+
+    def timeline_file(self, name: str) -> Path:
+        """The timeline of an nsys pass, as a database."""
+        return self.raw(name) / "run.sqlite"
+
+    def counters_file(self, name: str) -> Path:
+        """The counters of an ncu pass, as a table."""
+        return self.raw(name) / "counters.csv"
+
+    def selection_file(self, name: str) -> Path:
+        """Which launches an ncu pass was told to count, and why those."""
+        return self.raw(name) / "selection.json"
+
+    @property
+    def torch_trace_file(self) -> Path:
+        """The timeline of the torch pass."""
+        return self.raw("torch") / "trace.json.gz"
+
     def raw(self, name: str) -> Path:
         """What one pass left, never edited afterwards."""
         return self.path / "raw" / name

@@ -1,0 +1,118 @@
+"""One pass of a run: its command is written down, it runs in a process of its own, and run.json says what became of it."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llm_perf_opt.errors import LlmPerfError
+from llm_perf_opt.listener import Listener
+from llm_perf_opt.profiling.vendor.child import told_error, verdict
+from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
+from llm_perf_opt.profiling.vendor.launch import Finished, run_child
+from llm_perf_opt.records import PassRecord
+from llm_perf_opt.run_folder import RunFolder, write_whole
+
+LABELS = {
+    "clean": "unprofiled reference",
+    "nvml": "telemetry",
+    "torch": "torch.profiler",
+    "nsys": "Nsight Systems",
+    "nsys_decode": "Nsight Systems, decode alone",
+    "ncu_selftest": "Nsight Compute: are its counters right?",
+    "ncu_prefill": "Nsight Compute, prefill",
+    "ncu_decode": "Nsight Compute, a decode step",
+    "program": "the program alone",
+    "ncu": "Nsight Compute",
+}
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """A pass about to be run."""
+
+    name: str
+    argv: Sequence[str]
+    timeout_s: float
+    tool_version: str = ""
+    watch: DiskWatch | None = None
+    grace_s: tuple[float, float, float] | None = None
+    """How long it may take to end after each signal; a tool that writes a report needs longer."""
+
+
+Check = Callable[[LlmPerfError | None], LlmPerfError | None]
+"""Told how a child ended, looks at what it left; returns what is wrong with the pass."""
+
+
+def begin_pass(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
+    """Make the pass's folder and write its command down."""
+    write_whole(folder.command_file(name), (shlex.join(argv) + "\n").encode())
+
+
+def run_pass(
+    folder: RunFolder,
+    plan: PassPlan,
+    listener: Listener,
+    *,
+    on_start: Callable[[int], None] = lambda _: None,
+    check: Check = lambda error: error,
+) -> None:
+    """Run it to its end and write down what became of it; raises what went wrong. The caller has announced it."""
+    begin_pass(folder, plan.name, plan.argv)
+    entry = PassRecord(plan.name, "started", tuple(plan.argv), tool_version=plan.tool_version)
+    folder.update_pass(entry)
+    said: list[LlmPerfError] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        error = told_error(message)
+        if error is not None:
+            said.append(error)
+        listener.pass_message(plan.name, message)
+
+    finished: Finished | None = None
+    try:
+        finished = run_child(
+            plan.argv,
+            log=folder.log_file(plan.name),
+            timeout_s=plan.timeout_s,
+            on_message=hear,
+            on_start=on_start,
+            watch=plan.watch,
+            grace_s=plan.grace_s,
+        )
+        error = check(_verdict(plan.name, finished, said, folder))
+    except LlmPerfError as raised:
+        error = raised
+    entry = replace(
+        entry,
+        status="complete" if error is None else "failed",
+        exit_code=finished.exit_code if finished else None,
+        seconds=round(finished.seconds, 3) if finished else None,
+        why=error.fact if error else "",
+        remedy=error.remedy if error else "",
+    )
+    folder.update_pass(entry)
+    listener.pass_ended(entry)
+    if error is not None:
+        raise error
+
+
+def skip_pass(folder: RunFolder, name: str, why: LlmPerfError, listener: Listener) -> None:
+    """Write down that a pass was not run."""
+    entry = PassRecord(name, "skipped", why=why.fact, remedy=why.remedy)
+    folder.update_pass(entry)
+    listener.pass_ended(entry)
+
+
+def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:
+    if finished.stopped is not None:
+        return finished.stopped
+    return verdict(
+        f"The {LABELS[name]} pass",
+        finished,
+        said,
+        folder.log_file(name),
+        limit="profiling.pass_timeout_s",
+        longer="Raise profiling.pass_timeout_s, or measure less.",
+        smaller="try a smaller model, batch or prompt.",
+    )
