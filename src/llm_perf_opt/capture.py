@@ -20,14 +20,15 @@ from llm_perf_opt.listener import Listener
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor import ncu, nsys
-from llm_perf_opt.profiling.vendor.checks import find_tool, tool_version
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
 from llm_perf_opt.profiling.vendor.launch import Companion, Finished, build_work_argv, run_child
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.probe import find_tool, tool_version
 from llm_perf_opt.provenance import environment, packages
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus, RunStatus
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.stages import Stage, ncu_range
 
 LABELS = {
     "clean": "unprofiled reference",
@@ -73,7 +74,8 @@ def _pass_argv(folder: RunFolder, config: RunConfig, name: str) -> list[str]:
     work = build_work_argv(folder.config_file, "plain", folder.raw(name))
     if name == "nsys":
         return build_nsys_cmd(tool, folder.tool_report(name), work)
-    return build_ncu_cmd(tool, folder.tool_report(name), work, launches=config.profiling.ncu.launches)
+    ranges = [ncu_range(Stage.DECODE_STEP)]
+    return build_ncu_cmd(tool, folder.tool_report(name), work, ranges=ranges, launch_count=config.profiling.ncu.launches)
 
 
 def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:
