@@ -1,13 +1,10 @@
 """Plans the passes of a run, launches each in a process of its own, and keeps what they leave."""
 
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -17,28 +14,14 @@ from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
+from llm_perf_opt.nsight_capture import check_metrics, run_ncu, run_nsys
+from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, run_pass
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
-from llm_perf_opt.profiling.vendor import ncu, nsys
-from llm_perf_opt.profiling.vendor.checks import find_tool, tool_version
-from llm_perf_opt.profiling.vendor.child import told_error, verdict
-from llm_perf_opt.profiling.vendor.launch import Companion, Finished, build_work_argv, run_child
-from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
-from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv
 from llm_perf_opt.provenance import environment, packages
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus, RunStatus
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
-
-LABELS = {
-    "clean": "unprofiled reference",
-    "nvml": "telemetry",
-    "torch": "torch.profiler",
-    "nsys": "Nsight Systems",
-    "ncu": "Nsight Compute",
-}
-
-_WRAPPED = {"nsys": nsys.REPORT_ENDING, "ncu": ncu.REPORT_ENDING}
-"""Passes in which an outside tool runs the measured process, with the ending of what it leaves."""
 
 
 def planned_passes(config: RunConfig) -> tuple[str, ...]:
@@ -50,34 +33,16 @@ def planned_passes(config: RunConfig) -> tuple[str, ...]:
         "ceilings": asked.ceilings and asked.clean,  # a limit is of use only beside a time
         "torch": asked.torch.enable,
         "nsys": asked.nsys.enable,
-        "ncu": asked.ncu.enable,
+        "ncu_selftest": asked.ncu.enable,
+        "ncu_prefill": asked.ncu.enable,
+        "ncu_decode": asked.ncu.enable and config.runtime.num_new_tokens > 1,
     }
     return tuple(name for name, wanted in passes.items() if wanted)
 
 
-def _pass_argv(folder: RunFolder, config: RunConfig, name: str) -> list[str]:
-    """The whole command of a pass; a ResourceError where its tool is not here."""
-    if name not in _WRAPPED:
-        return build_work_argv(folder.config_file, name, folder.raw(name))
-    tool = find_tool(name)
-    if tool is None:
-        raise ResourceError(
-            f"{LABELS[name]} was asked for, but there is no {name} on the PATH or in the usual folders.",
-            f"Install it, name the binary in the variable {name.upper()}, or choose profiling=minimal; see `llm-perf doctor`.",
-        )
-    gpus = gpu_count()
-    if name == "ncu" and (isinstance(gpus, Missing) or gpus == 0 or config.hardware.device == "cpu"):
-        raise ResourceError(
-            "Nsight Compute counts what GPU kernels do, and this run has no NVIDIA GPU.", "Choose profiling=nsys or minimal."
-        )
-    work = build_work_argv(folder.config_file, "plain", folder.raw(name))
-    if name == "nsys":
-        return build_nsys_cmd(tool, folder.tool_report(name), work)
-    return build_ncu_cmd(tool, folder.tool_report(name), work, launches=config.profiling.ncu.top)
-
-
 def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:
     """Fill a new run folder. Returns it with the error that ended the capture early, if one did."""
+    check_metrics(composed.config)
     folder = RunFolder.create(composed.run_dir)
     passes = tuple(PassRecord(name) for name in planned_passes(composed.config))
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -123,10 +88,15 @@ def _run_passes(folder: RunFolder, config: RunConfig, listener: Listener) -> Non
         failed = _run_clean(folder, config, listener, sampled="nvml" in wanted)
     if "ceilings" in wanted:
         failed = _run_ceilings(folder, config, listener) or failed
-    for name in wanted:
-        if name not in ("clean", "nvml", "ceilings"):
+    steps: dict[str, Callable[[], None]] = {
+        "torch": lambda: _run_measured(folder, config, "torch", listener),
+        "nsys": lambda: run_nsys(folder, config, listener),
+        "ncu_selftest": lambda: run_ncu(folder, config, listener, [name for name in wanted if name.startswith("ncu_")]),
+    }
+    for name, step in steps.items():
+        if name in wanted:
             try:
-                _run_pass(folder, config, name, listener)
+                step()
             except (CaptureError, ResourceError) as error:  # the other passes still stand
                 failed = failed or error
     if failed is not None:
@@ -140,8 +110,8 @@ def _run_ceilings(folder: RunFolder, config: RunConfig, listener: Listener) -> L
     argv = build_ceilings_argv(
         hardware.device, hardware.device_index, out, refresh=False, threads=hardware.cpu_threads, budget_s=None
     )
-    _prepare(folder, "ceilings", argv)
-    entry = PassRecord("ceilings", "started", tuple(argv), tool_version=_tool_version("ceilings", argv))
+    begin_pass(folder, "ceilings", argv)
+    entry = PassRecord("ceilings", "started", tuple(argv), tool_version=_framework())
     folder.update_pass(entry)
     begun = time.monotonic()
     try:
@@ -164,7 +134,7 @@ def _run_clean(folder: RunFolder, config: RunConfig, listener: Listener, sampled
     lost = sampler if isinstance(sampler, LlmPerfError) else None
     try:
         on_start: Callable[[int], None] = (lambda pid: watcher.tell(str(pid))) if watcher else (lambda _: None)
-        _run_pass(folder, config, "clean", listener, on_start)
+        _run_measured(folder, config, "clean", listener, on_start)
     finally:
         if watcher is not None:
             lost = _stop_sampler(folder, watcher, listener)
@@ -174,81 +144,21 @@ def _run_clean(folder: RunFolder, config: RunConfig, listener: Listener, sampled
     return lost
 
 
-def _run_pass(
+def _run_measured(
     folder: RunFolder,
     config: RunConfig,
     name: str,
     listener: Listener,
     on_start: Callable[[int], None] = lambda _: None,
 ) -> None:
+    """A pass in which the measured process runs by itself."""
     listener.pass_started(name, LABELS[name])
-    try:
-        argv = _pass_argv(folder, config, name)
-    except ResourceError as absent:
-        entry = PassRecord(name, "skipped", why=absent.fact, remedy=absent.remedy)
-        folder.update_pass(entry)
-        listener.pass_ended(entry)
-        raise
-    _prepare(folder, name, argv)
-    entry = PassRecord(name, "started", tuple(argv), tool_version=_tool_version(name, argv))
-    folder.update_pass(entry)
-    said: list[LlmPerfError] = []
-
-    def hear(message: dict[str, Any]) -> None:
-        error = told_error(message)
-        if error is not None:
-            said.append(error)
-        listener.pass_message(name, message)
-
-    try:
-        finished = run_child(
-            argv,
-            log=folder.log_file(name),
-            timeout_s=config.profiling.pass_timeout_s,
-            on_message=hear,
-            on_start=on_start,
-        )
-        error = _verdict(name, finished, said, folder)
-    except LlmPerfError as raised:
-        finished, error = None, raised
-    entry = replace(
-        entry,
-        status="complete" if error is None else "failed",
-        exit_code=finished.exit_code if finished else None,
-        seconds=round(finished.seconds, 3) if finished else None,
-        why=error.fact if error else "",
-        remedy=error.remedy if error else "",
-    )
-    folder.update_pass(entry)
-    listener.pass_ended(entry)
-    if error is not None:
-        raise error
+    argv = build_work_argv(folder.config_file, name, folder.raw(name))
+    run_pass(folder, PassPlan(name, argv, config.profiling.pass_timeout_s, _framework()), listener, on_start=on_start)
 
 
-def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:
-    """What a pass's end means."""
-    error = verdict(
-        f"The {LABELS[name]} pass",
-        finished,
-        said,
-        folder.log_file(name),
-        limit="profiling.pass_timeout_s",
-        longer="Raise profiling.pass_timeout_s, or measure less.",
-        smaller="try a smaller model, batch or prompt.",
-    )
-    return error or _missing_report(name, folder)
-
-
-def _tool_version(name: str, argv: Sequence[str]) -> str:
-    """Of the outside tool, or of the framework that the measured process uses."""
-    return tool_version(Path(argv[0])) or "" if name in _WRAPPED else f"torch {packages().get('torch', 'not installed')}"
-
-
-def _missing_report(name: str, folder: RunFolder) -> LlmPerfError | None:
-    """The Nsight tools can end well and leave nothing: a range that never came, a counter that may not be read."""
-    if name not in _WRAPPED or folder.tool_report(name).with_suffix(_WRAPPED[name]).exists():
-        return None
-    return CaptureError(f"{LABELS[name]} ended without an error and wrote no report.", f"See {folder.log_file(name)}.")
+def _framework() -> str:
+    return f"torch {packages().get('torch', 'not installed')}"
 
 
 def _start_sampler(folder: RunFolder, config: RunConfig, listener: Listener) -> Companion | LlmPerfError:
@@ -257,7 +167,7 @@ def _start_sampler(folder: RunFolder, config: RunConfig, listener: Listener) -> 
     gpu = "none" if isinstance(gpus, Missing) or gpus == 0 else str(config.hardware.device_index)
     argv = [sys.executable, "-m", nvml.__name__, "--out", str(folder.telemetry_file)]
     argv += ["--interval", str(config.profiling.nvml.interval_s), "--gpu", gpu]
-    _prepare(folder, "nvml", argv)
+    begin_pass(folder, "nvml", argv)
     entry = PassRecord("nvml", "started", tuple(argv))
     folder.update_pass(entry)
     try:
@@ -281,7 +191,3 @@ def _stop_sampler(folder: RunFolder, sampler: Companion, listener: Listener) -> 
     folder.update_pass(entry)
     listener.pass_ended(entry)
     return error
-
-
-def _prepare(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
-    write_whole(folder.command_file(name), (shlex.join(argv) + "\n").encode())

@@ -100,3 +100,14 @@ def _cgroup_limit() -> int | None:
         if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
             return int(limit) - int(used)
     return None
+
+
+def user_cache_folder(kind: str) -> Maybe[Path]:
+    """Where things that are costly to find out are kept for this user."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if given and Path(given).is_absolute():  # the XDG specification has a relative path ignored
+        return Path(given) / "llm-perf-opt" / kind
+    try:
+        return Path.home() / ".cache" / "llm-perf-opt" / kind
+    except RuntimeError:
+        return Missing("this user has no home folder; set XDG_CACHE_HOME")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llm_perf_opt.errors import CaptureError, LlmPerfError, ParseError
-from llm_perf_opt.host import cpu_name, last_level_cache_bytes
+from llm_perf_opt.host import cpu_name, last_level_cache_bytes, user_cache_folder
 from llm_perf_opt.profiling.ceiling_timing import Conditions, Quantity
 from llm_perf_opt.profiling.device import DeviceRequest, pick_device
 from llm_perf_opt.profiling.gpu import handle_of, nvml, read
@@ -185,13 +185,7 @@ def _driver() -> Maybe[str]:
 
 def cache_folder() -> Maybe[Path]:
     """Where ceilings are kept for this user."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if given and Path(given).is_absolute():  # the XDG specification has a relative path ignored
-        return Path(given) / "llm-perf-opt" / "ceilings"
-    try:
-        return Path.home() / ".cache" / "llm-perf-opt" / "ceilings"
-    except RuntimeError:
-        return Missing("this user has no home folder; set XDG_CACHE_HOME")
+    return user_cache_folder("ceilings")
 
 
 def _kept(file: Path, identity: Identity, notes: list[str]) -> Ceilings | None:

@@ -1,4 +1,4 @@
-"""The only place that starts processes. A child runs in a session of its own; it is ended by its recorded pid, never by name."""
+"""The only place that starts processes. A child and its descendants are ended by recorded pid, never by name."""
 
 import json
 import os
@@ -12,23 +12,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from llm_perf_opt.errors import CaptureError, Interrupted
+from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError
+from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, LineReader, OnMessage, pidfd
+from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
+from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
 from llm_perf_opt.run_folder import disk_error
 
-MESSAGE_PREFIX = "@llm-perf "
-"""A line of a child's output that begins so is a message to its parent; every other line is log."""
 GRACE_S = (10.0, 5.0, 5.0)
 """How long a child may take to end after SIGINT, SIGTERM and SIGKILL."""
-_MAX_LINE = 1 << 20
+REPORT_GRACE_S = (120.0, 20.0, 5.0)
+"""The same for a tool that writes its report when it is interrupted."""
+SETTLE_S = 3.0
+"""How long processes that outlive a child may take to end by themselves."""
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _PARENT = "LLM_PERF_PARENT_PID"
 """Tells a child, also one below another tool, whose end is its own."""
-
-OnMessage = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Finished:
     """Negative: the signal that ended it."""
     seconds: float
     timed_out: bool
+    stopped: LlmPerfError | None = None
+    """Why it was ended before its time, where neither time nor the user ended it."""
 
     @property
     def signal_name(self) -> str:
@@ -73,9 +77,16 @@ def run_child(
     on_message: OnMessage,
     on_start: Callable[[int], None] = lambda _: None,
     environment: Mapping[str, str] | None = None,
+    watch: DiskWatch | None = None,
+    grace_s: tuple[float, float, float] | None = None,
 ) -> Finished:
-    """Run a child to its end, sleeping meanwhile: everything it prints goes to `log`, its messages to `on_message`."""
+    """Run a child to its end, sleeping meanwhile: everything it prints goes to `log`, its messages to `on_message`.
+
+    It is ended when its time is over or when `watch` says so, with `grace_s` after each signal; so is everything it started
+    and left behind, whatever session that went to.
+    """
     begun = time.monotonic()
+    mark = new_mark()
     with log.open("ab", buffering=0) as file:
         try:
             child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
@@ -84,35 +95,64 @@ def run_child(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=dict(environment or child_environment()),
+                env={**(environment or child_environment()), MARK: mark},
+            )
+        except OSError as error:
+            raise CaptureError(
+                f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and may be run."
+            ) from error
+        running = _Running(child, Descendants(child.pid, mark), LineReader(file, on_message), grace_s or GRACE_S)
+        stopped: LlmPerfError | None = None
+        try:
+            on_start(child.pid)
+            outcome = running.follow(begun + timeout_s, watch)
+            stopped = outcome if isinstance(outcome, LlmPerfError) else None
+            if outcome != "ended":
+                running.end()
+            running.clear_away()
+        except KeyboardInterrupt:
+            running.end()
+            running.clear_away()
+            raise Interrupted("Interrupted.", "What was captured so far is kept.") from None
+        except OSError as error:  # the log cannot be written: the disk is full
+            running.end(heard=False)
+            raise disk_error(error, log) from error
+        except BaseException:
+            running.end(heard=False)
+            raise
+        finally:
+            running.close()
+    return Finished(child.wait(), time.monotonic() - begun, outcome == "late", stopped)
+
+
+def convert(argv: Sequence[str], *, log: Path, timeout_s: float, output: Path | None = None) -> Finished:
+    """Run a tool that makes one file of another: what it prints goes to `log`, or its standard output to `output`."""
+    begun = time.monotonic()
+    with log.open("ab") as said, (output or log).open("wb" if output else "ab") as out:
+        try:
+            child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
+                list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=said, start_new_session=True
             )
         except OSError as error:
             raise CaptureError(
                 f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and may be run."
             ) from error
         try:
-            on_start(child.pid)
-            timed_out = not _follow(child, file, begun + timeout_s, on_message)
-            if timed_out:
-                end(child)
+            child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            end(child)
+            return Finished(child.wait(), time.monotonic() - begun, True)
         except KeyboardInterrupt:
             end(child)
-            _drain(child, file, on_message)
             raise Interrupted("Interrupted.", "What was captured so far is kept.") from None
-        except OSError as error:  # the log cannot be written: the disk is full
-            end(child)
-            raise disk_error(error, log) from error
-        except BaseException:
-            end(child)
-            raise
-        finally:
-            if child.stdout:
-                child.stdout.close()
-    return Finished(child.wait(), time.monotonic() - begun, timed_out)
+    return Finished(child.wait(), time.monotonic() - begun, False)
 
 
-def ask(argv: Sequence[str], timeout_s: float = 15.0) -> str | None:
-    """The output of a short command, or None when it is not there, fails or hangs."""
+def ask(argv: Sequence[str], timeout_s: float = 15.0, *, whatever_code: bool = False) -> str | None:
+    """The output of a short command, or None when it is not there, fails or hangs.
+
+    `whatever_code`: its exit code says nothing (nsys lists its reports and ends with 1).
+    """
     try:
         done = subprocess.run(  # noqa: S603 - an argv list, never a shell
             list(argv),
@@ -125,12 +165,12 @@ def ask(argv: Sequence[str], timeout_s: float = 15.0) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.strip() if whatever_code or done.returncode == 0 else None
 
 
 def end(child: "subprocess.Popen[bytes]") -> None:
     """SIGINT, then SIGTERM, then SIGKILL to the child's own process group."""
-    for number, patience in zip((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), GRACE_S, strict=True):
+    for number, patience in zip(_SIGNALS, GRACE_S, strict=True):
         if child.poll() is not None:
             return
         with suppress(ProcessLookupError):
@@ -139,91 +179,99 @@ def end(child: "subprocess.Popen[bytes]") -> None:
             child.wait(patience)
 
 
-def _follow(child: "subprocess.Popen[bytes]", file: RawIOBase, deadline: float, on_message: OnMessage) -> bool:
-    """Copy output until the child ends; False when time ran out first. Sleeps in the kernel, never polls."""
-    assert child.stdout is not None  # noqa: S101 - opened with PIPE
-    reader = _LineReader(file, on_message)
-    pipe = child.stdout.fileno()
-    with selectors.DefaultSelector() as selector, _pidfd(child.pid) as ended:
-        selector.register(pipe, selectors.EVENT_READ)
-        if ended is not None:
-            selector.register(ended, selectors.EVENT_READ)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            ready = {key.fd for key, _ in selector.select(left)}
-            if pipe in ready:
-                chunk = os.read(pipe, 65536)
-                reader.feed(chunk)
-                if not chunk:
+class _Running:
+    """A child that runs: hearing it, ending it, and clearing away what it left."""
+
+    def __init__(
+        self,
+        child: "subprocess.Popen[bytes]",
+        descendants: Descendants,
+        reader: LineReader,
+        grace_s: tuple[float, float, float],
+    ) -> None:
+        self._child = child
+        self._descendants = descendants
+        self._reader = reader
+        self._grace_s = grace_s
+
+    def follow(self, deadline: float, watch: DiskWatch | None = None) -> Literal["ended", "late"] | LlmPerfError:
+        """Copy output until the child ends, time runs out or the watch finds a problem. Sleeps in the kernel, never spins."""
+        assert self._child.stdout is not None  # noqa: S101 - opened with PIPE
+        pipe = self._child.stdout.fileno()
+        with selectors.DefaultSelector() as selector, pidfd(self._child.pid) as ended:
+            selector.register(pipe, selectors.EVENT_READ)
+            if ended is not None:
+                selector.register(ended, selectors.EVENT_READ)
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return "late"
+                ready = {key.fd for key, _ in selector.select(min(left, watch.interval_s) if watch else left)}
+                if pipe in ready:
+                    chunk = os.read(pipe, 65536)
+                    self._reader.feed(chunk)
+                    if not chunk:
+                        break
+                elif ended in ready:  # a grandchild may still hold the pipe; what the child wrote has been read
                     break
-            elif ended in ready:  # a grandchild may still hold the pipe; what the child wrote has been read
-                break
-    reader.close()
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(max(0.1, deadline - time.monotonic()))
+                if watch and watch.due():
+                    self._descendants.look(child_is_known=self._child.returncode is None)
+                    problem = watch.problem()
+                    if problem is not None:
+                        return problem
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(max(0.1, deadline - time.monotonic()))
+            return "ended"
+        return "late"
+
+    def end(self, heard: bool = True) -> None:
+        """SIGINT to the child's group, so that a tool stops its program and writes its report; then SIGTERM and SIGKILL to all.
+
+        Its output is read meanwhile, or it might wait for room in the pipe for ever.
+        """
+        for number, patience in zip(_SIGNALS, self._grace_s, strict=True):
+            if self._child.poll() is not None:
+                return
+            self._descendants.look(child_is_known=True)
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)
+            if number is not signal.SIGINT:
+                self._descendants.send(number)
+            with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                if heard:
+                    self.follow(time.monotonic() + patience)
+                else:
+                    self._child.wait(patience)
+
+    def clear_away(self) -> None:
+        """End what outlived the child: an agent of nsys, a server that the program started. It disturbs what is measured next."""
+        self._descendants.look(child_is_known=self._child.returncode is None)
+        if not self._wait_for_all(SETTLE_S):
+            self._reader.note(f"ended processes that outlived {self._child.pid}: {self._descendants.alive()}")
+            for number, patience in ((signal.SIGTERM, self._grace_s[1]), (signal.SIGKILL, self._grace_s[2])):
+                self._descendants.look(child_is_known=False)
+                self._descendants.send(number)
+                if self._wait_for_all(patience):
+                    break
+
+    def _wait_for_all(self, patience_s: float) -> bool:
+        """Whether all of them ended within this time. They are not our children, so that nothing wakes us."""
+        deadline = time.monotonic() + patience_s
+        while self._descendants.alive():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
         return True
-    return False
-
-
-def _drain(child: "subprocess.Popen[bytes]", file: RawIOBase, on_message: OnMessage) -> None:
-    """What an ended child still said."""
-    assert child.stdout is not None  # noqa: S101 - opened with PIPE
-    os.set_blocking(child.stdout.fileno(), False)
-    reader = _LineReader(file, on_message)
-    with suppress(BlockingIOError):
-        while chunk := os.read(child.stdout.fileno(), 65536):
-            reader.feed(chunk)
-    reader.close()
-
-
-class _LineReader:
-    """Splits output into messages and log."""
-
-    def __init__(self, file: RawIOBase, on_message: OnMessage) -> None:
-        self._file = file
-        self._on_message = on_message
-        self._rest = b""
-
-    def feed(self, chunk: bytes) -> None:
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            self._line(line)
-        if len(self._rest) > _MAX_LINE:
-            self._line(self._rest)
-            self._rest = b""
 
     def close(self) -> None:
-        if self._rest:
-            self._line(self._rest)
-            self._rest = b""
-
-    def _line(self, line: bytes) -> None:
-        if line.startswith(MESSAGE_PREFIX.encode()):
-            with suppress(ValueError):
-                message = json.loads(line[len(MESSAGE_PREFIX) :])
-                if isinstance(message, dict):
-                    self._on_message(message)
-                    return
-        self._file.write(line + b"\n")
-
-
-class _pidfd:  # noqa: N801 - reads as a function at its call
-    """A descriptor that becomes readable when a process ends; None where the system has none."""
-
-    def __init__(self, pid: int) -> None:
-        self._fd: int | None = None
-        if hasattr(os, "pidfd_open"):
-            with suppress(OSError):  # an old kernel, or one that may not be asked: the end of the pipe tells as well
-                self._fd = os.pidfd_open(pid)
-
-    def __enter__(self) -> int | None:
-        return self._fd
-
-    def __exit__(self, *exception: object) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
+        """Read what is still in the pipe, without waiting for more."""
+        if self._child.stdout is not None:
+            os.set_blocking(self._child.stdout.fileno(), False)
+            with suppress(OSError):  # nothing there, or the log's disk is full, which has been told
+                while chunk := os.read(self._child.stdout.fileno(), 65536):
+                    self._reader.feed(chunk)
+                self._reader.close()
+            self._child.stdout.close()
 
 
 class Companion:
@@ -271,10 +319,11 @@ class Companion:
         return Finished(self._child.wait(), time.monotonic() - self._begun, False)
 
 
-def build_work_argv(config_file: Path, which: str, out: Path) -> list[str]:
+def build_work_argv(config_file: Path, which: str, out: Path, decode_steps: int | None = None) -> list[str]:
     """The command of the measured process: it gets the resolved configuration, not the overrides again."""
     module = "llm_perf_opt.runners.llm_profile_runner"
-    return [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
+    argv = [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
+    return argv if decode_steps is None else [*argv, "--decode-steps", str(decode_steps)]
 
 
 def die_with_parent() -> None:

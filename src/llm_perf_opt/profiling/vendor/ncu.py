@@ -1,19 +1,88 @@
-"""Nsight Compute: the command that reads counters of the decode step's kernels."""
+"""Nsight Compute: the command that reads hardware counters of single kernels."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from llm_perf_opt.stages import Stage, ncu_range
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, Gate, check_gate
 
 REPORT_ENDING = ".ncu-rep"
 
+Replay = Literal["kernel", "application", "range", "app-range"]
+
+_SPECIAL = re.compile(r"([.^$*+?()\[\]{}|\\])")
+
 
 def build_ncu_cmd(
-    ncu: Path, out_base: Path, work_argv: Sequence[str], *, launches: int, stage: Stage = Stage.DECODE_STEP
+    ncu: Path,
+    out_base: Path,
+    work_argv: Sequence[str],
+    *,
+    ranges: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    sections: Sequence[str] = (),
+    section_set: str | None = None,
+    kernels: Sequence[str] = (),
+    launch_skip: int = 0,
+    launch_count: int | None = None,
+    replay: Replay = "kernel",
+    gate: Gate = WHOLE_PROGRAM,
+    ours: bool = True,
+    substages: Sequence[str] = (),
 ) -> list[str]:
-    """`ncu` around `work_argv`, on at most `launches` kernels of one stage; clocks and caches are left as the run has them."""
-    return [
-        str(ncu), "--target-processes", "all", "--nvtx", "--nvtx-include", ncu_range(stage), "--set", "basic",
-        "--launch-count", str(launches), "--clock-control", "none", "--cache-control", "none",
-        "-o", str(out_base), *work_argv,
-    ]  # fmt: skip
+    """`ncu` around `work_argv`; writes `out_base` + REPORT_ENDING. Clocks and caches are left as the run has them.
+
+    `kernels` are function names without namespace and template arguments, as ncu's `--kernel-name-base function` has them.
+    Skip and count are of the launches that pass these filters. Without metrics, sections and set the tool's own default set is
+    collected. `ours=False`: ranges of a user's program. The names of metrics are checked elsewhere, per chip.
+    """
+    if gate.kind == "nvtx":
+        raise ConfigError("ncu has no NVTX gate as nsys has.", "Give the range, as ncu spells it, in `ranges`.")
+    for expression in ranges:
+        check_gate("ncu", expression, ours=ours, substages=substages)
+    argv = [str(ncu), "--target-processes", "all", "--replay-mode", replay]
+    argv += ["--clock-control", "none", "--cache-control", "none"]
+    argv += ["--profile-from-start", "off"] if gate.kind == "cudaProfilerApi" else []
+    argv += ["--nvtx"] if ranges else []
+    for expression in ranges:
+        argv += ["--nvtx-include", expression]
+    argv += ["--metrics", ",".join(_separate(metrics))] if metrics else []
+    argv += ["--set", section_set] if section_set else []
+    for section in sections:
+        argv += ["--section", section]
+    argv += ["--kernel-name-base", "function", "--kernel-name", kernel_filter(kernels)] if kernels else []
+    argv += _launches(launch_skip, launch_count)
+    return [*argv, "--force-overwrite", "--export", _literal(out_base), *work_argv]
+
+
+def kernel_filter(kernels: Sequence[str]) -> str:
+    """The argument of `--kernel-name` that matches exactly these names.
+
+    Only what a regular expression gives a meaning is escaped: `re.escape` also escapes characters that other dialects do not
+    allow to be.
+    """
+    names = "|".join(_SPECIAL.sub(r"\\\1", name) for name in dict.fromkeys(kernels))
+    return f"regex:^({names})$"
+
+
+def _separate(metrics: Sequence[str]) -> list[str]:
+    for name in metrics:
+        if not name or "," in name or any(character.isspace() for character in name):
+            raise ConfigError(f"{name!r} is no name of a metric.", "Give each name by itself, without commas and blanks.")
+    return list(dict.fromkeys(metrics))
+
+
+def _launches(skip: int, count: int | None) -> list[str]:
+    if skip < 0 or (count is not None and count < 1):
+        raise ConfigError(
+            f"ncu cannot skip {skip} launches and count {count}.", "Skip none or more launches, and count at least one."
+        )
+    argv = ["--launch-skip", str(skip)] if skip else []
+    return argv + (["--launch-count", str(count)] if count is not None else [])
+
+
+def _literal(path: Path) -> str:
+    """ncu replaces %h, %i, %p and %q{…} in an output name; a folder may be called so."""
+    return str(path).replace("%", "%%")

@@ -1,0 +1,74 @@
+"""Versions that do not go together, found before a pass rather than in its numbers."""
+
+import importlib.util
+import re
+from importlib import metadata
+from pathlib import Path
+
+from llm_perf_opt.errors import ResourceError
+from llm_perf_opt.profiling.vendor.probe import numbers, release_of
+from llm_perf_opt.records import Maybe, Missing
+
+NVTX_REMEDY = "pip install 'nvtx>=0.2.10,<0.2.12', or use Nsight Systems 2024 or newer."
+
+_SHIPPED_WITH_CUDA = {
+    (11, 8): (2022, 4), (12, 0): (2022, 4), (12, 1): (2023, 1), (12, 2): (2023, 2), (12, 3): (2023, 3), (12, 4): (2023, 4),
+    (12, 5): (2024, 2), (12, 6): (2024, 4), (12, 8): (2024, 6), (12, 9): (2025, 1), (13, 0): (2025, 3),
+}  # fmt: skip
+"""CUDA → the Nsight Systems in the same toolkit, after the component tables of the toolkits' release notes."""
+_BLIND_NVTX = (0, 2, 12)
+_BLIND_NSYS = (2023, 4)
+
+
+def cuda_runtime() -> Maybe[tuple[int, int]]:
+    """The CUDA version that torch was built for, read from its files: importing it takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return Missing("torch is not installed")
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text(errors="replace")
+    except OSError as error:
+        return Missing(f"torch does not tell its CUDA version: {error}")
+    named = re.search(r"^cuda\b.*?=\s*['\"](\d+)\.(\d+)", text, re.MULTILINE)
+    return (int(named.group(1)), int(named.group(2))) if named else Missing("torch was built without CUDA")
+
+
+def nvtx_version() -> Maybe[str]:
+    """Of the installed nvtx package."""
+    try:
+        return metadata.version("nvtx")
+    except metadata.PackageNotFoundError:
+        return Missing("not installed")
+
+
+def too_old_for(nsys_version: str, cuda: Maybe[tuple[int, int]]) -> str:
+    """What an nsys older than the program's CUDA costs; empty where it is new enough or one of the two is not known."""
+    if isinstance(cuda, Missing) or not release_of(nsys_version):
+        return ""
+    known = [shipped for toolkit, shipped in _SHIPPED_WITH_CUDA.items() if toolkit <= cuda]
+    if not known or release_of(nsys_version)[:2] >= known[-1]:
+        return ""
+    year, number = known[-1]
+    return (
+        f"nsys {nsys_version} is older than CUDA {cuda[0]}.{cuda[1]}, which torch uses and which came with nsys {year}.{number}: "
+        "its reports may break off half-way"
+    )
+
+
+def blind_to_ranges(nsys_version: str, nvtx: Maybe[str]) -> bool:
+    """Whether this nsys cannot see the ranges that this nvtx package pushes."""
+    if isinstance(nvtx, Missing) or not release_of(nsys_version):
+        return False
+    return numbers(nvtx)[:3] >= _BLIND_NVTX and release_of(nsys_version)[:2] <= _BLIND_NSYS
+
+
+def check_ranges_visible(nsys_version: str) -> None:
+    """A ResourceError where nsys would wait for our ranges in vain."""
+    nvtx = nvtx_version()
+    if isinstance(nvtx, Missing):
+        raise ResourceError("The nvtx package is not installed, so that nsys cannot see the stages.", NVTX_REMEDY)
+    if blind_to_ranges(nsys_version, nvtx):
+        raise ResourceError(
+            f"nsys {nsys_version} does not see the ranges of nvtx {nvtx}: it would record nothing and end with exit code 0.",
+            NVTX_REMEDY,
+        )

@@ -1,0 +1,261 @@
+"""What the Nsight tools of this machine can do: found, asked, and the answers kept per binary."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from llm_perf_opt.errors import LlmPerfError, ParseError
+from llm_perf_opt.host import user_cache_folder
+from llm_perf_opt.profiling.vendor.launch import ask
+from llm_perf_opt.records import Missing
+from llm_perf_opt.run_folder import read_record, write_record
+
+METHOD = 1
+"""Raised when the way of asking changes, so that older answers are not found."""
+ASKING_S = 60.0
+"""The longest a tool may take to describe itself."""
+
+_INSTALL_FOLDERS = {
+    "nsys": (
+        "/opt/nvidia/nsight-systems/*/bin/nsys",
+        "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
+        "/usr/local/cuda*/bin/nsys",
+    ),
+    "ncu": ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu"),
+}
+_IMPORTERS = (
+    "/opt/nvidia/nsight-systems/*/host-linux-*/QdstrmImporter",
+    "/usr/local/cuda*/nsight-systems-*/host-linux-*/QdstrmImporter",
+    "/usr/lib/nsight-systems/host-linux-*/QdstrmImporter",
+)
+_VERSION = re.compile(r"\d{4}\.\d+\.\d+[\w.-]*")
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a tool is, and what the user should know of the search."""
+
+    path: Path | None
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class NsysProbe:
+    """What one nsys can do."""
+
+    path: str
+    version: str
+    flags: tuple[str, ...] = ()
+    """Long options of `nsys profile`."""
+    trace_modules: tuple[str, ...] = ()
+    """What `--trace` takes."""
+    reports: tuple[str, ...] = ()
+    """Names that `nsys stats --report` takes; empty where the installation lacks the scripts."""
+    export_types: tuple[str, ...] = ()
+    importer: str | None = None
+    """QdstrmImporter, which makes a report of a .qdstrm."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """Year, number and patch as numbers."""
+        return release_of(self.version)
+
+    @property
+    def report_style(self) -> str:
+        """Which generation of report names it uses; empty where it has none."""
+        if "cuda_gpu_kern_sum" in self.reports:
+            return "cuda_gpu_kern_sum"
+        return "gpukernsum" if "gpukernsum" in self.reports else ""
+
+
+@dataclass(frozen=True)
+class NcuProbe:
+    """What one ncu can do."""
+
+    path: str
+    version: str
+    flags: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    chips: tuple[str, ...] = ()
+    """Chips whose metrics it can name without the chip (`--query-metrics --chips`)."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """Year, number and patch as numbers."""
+        return release_of(self.version)
+
+
+P = TypeVar("P", NsysProbe, NcuProbe)
+
+
+# --- finding ------------------------------------------------------------------------------------------------------------
+
+
+def locate(name: str) -> Located:
+    """nsys or ncu: its variable (NSYS, NCU), the PATH, then the usual folders, newest first."""
+    named = os.environ.get(name.upper(), "")
+    if named and Path(named).is_file() and os.access(named, os.X_OK):
+        return Located(Path(named))
+    found = _on_path_or_installed(name)
+    if not named:
+        return Located(found)
+    lies = "is a file that may not be run" if Path(named).is_file() else "is not a file"
+    instead = f"{found} is used instead" if found else f"and there is no other {name}"
+    return Located(found, f"the variable {name.upper()} names {named}, which {lies}; {instead}")
+
+
+def find_tool(name: str) -> Path | None:
+    """Where nsys or ncu is, if it is anywhere."""
+    return locate(name).path
+
+
+def _on_path_or_installed(name: str) -> Path | None:
+    on_path = shutil.which(name)
+    if on_path:
+        return Path(on_path)
+    return next((path for pattern in _INSTALL_FOLDERS[name] for path in newest_first(pattern)), None)
+
+
+def newest_first(pattern: str) -> list[Path]:
+    """Files that match, highest version first: 2023.10 comes before 2023.4."""
+    return sorted(Path("/").glob(pattern.lstrip("/")), key=lambda path: (numbers(str(path)), str(path)), reverse=True)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """All numbers in a text."""
+    return tuple(int(digits) for digits in re.findall(r"\d+", text))
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """Year, number and patch of a version such as 2023.4.4.54-234433681190v0."""
+    return numbers(version)[:3]
+
+
+def find_importer(nsys: Path, version: str = "") -> Path | None:
+    """QdstrmImporter of the same installation: beside the host libraries, up from the binary's real place.
+
+    Where that installation has none, that of another one of the same release, or else the newest: it reads older files.
+    """
+    real = nsys.resolve()
+    for folder in list(real.parents)[:4]:
+        for pattern in ("host-linux-*/QdstrmImporter", "nsight-systems-*/host-linux-*/QdstrmImporter"):
+            beside = [path for path in sorted(folder.glob(pattern), reverse=True) if os.access(path, os.X_OK)]
+            if beside:
+                return beside[0]
+    elsewhere = [path for pattern in _IMPORTERS for path in newest_first(pattern) if os.access(path, os.X_OK)]
+    release = ".".join(str(part) for part in release_of(version))
+    same = [path for path in elsewhere if release and release in str(path)]
+    return next(iter(same + elsewhere), None)
+
+
+# --- asking -------------------------------------------------------------------------------------------------------------
+
+
+def tool_version(path: Path) -> str | None:
+    """What nsys or ncu says of itself."""
+    version = _VERSION.search(ask([str(path), "--version"], timeout_s=ASKING_S) or "")
+    return version.group() if version else None
+
+
+def probe_nsys(path: Path) -> NsysProbe | Missing:
+    """What this nsys can do; Missing where it does not even tell its version."""
+    return _kept_or_asked(path, NsysProbe, _ask_nsys)
+
+
+def probe_ncu(path: Path) -> NcuProbe | Missing:
+    """What this ncu can do; Missing where it does not even tell its version."""
+    return _kept_or_asked(path, NcuProbe, _ask_ncu)
+
+
+def _ask_nsys(path: Path, version: str) -> NsysProbe:
+    usage = _answer(path, "profile", "--help")
+    export = _answer(path, "export", "--help")
+    importer = find_importer(path, version)
+    return NsysProbe(
+        path=str(path),
+        version=version,
+        flags=long_options(usage),
+        trace_modules=_trace_modules(usage),
+        reports=tuple(re.findall(r"^\s{2,}([a-z0-9_]+)(?:\[.*?\])* -- ", _answer(path, "stats", "--help-reports"), re.MULTILINE)),
+        export_types=tuple(re.findall(r"^\s+([a-z]+) \([._]\S+\) -- ", export, re.MULTILINE)),
+        importer=str(importer) if importer else None,
+    )
+
+
+def _ask_ncu(path: Path, version: str) -> NcuProbe:
+    return NcuProbe(
+        path=str(path),
+        version=version,
+        flags=long_options(_answer(path, "--help")),
+        sets=_first_column(_answer(path, "--list-sets")),
+        sections=_first_column(_answer(path, "--list-sections")),
+        chips=tuple(re.findall(r"\b[a-z]{2}\d{2}[0-9a-z]\b", _answer(path, "--list-chips"))),
+    )
+
+
+def _answer(path: Path, *argv: str) -> str:
+    return ask([str(path), *argv], timeout_s=ASKING_S, whatever_code=True) or ""
+
+
+def long_options(usage: str) -> tuple[str, ...]:
+    """Every `--option` that a help text introduces, in its order."""
+    introduced = re.findall(r"^\s*(?:\([A-Z]\w+\) )?(?:-\w(?:,| \[) )?(--[a-z0-9][a-z0-9-]*[a-z0-9])", usage, re.MULTILINE)
+    return tuple(dict.fromkeys(introduced))
+
+
+def _trace_modules(usage: str) -> tuple[str, ...]:
+    """The quoted words of the paragraph of `--trace`, up to its first sentence's end."""
+    paragraph = re.search(r"^\s*(?:-t, )?--trace=.*?\n\s*\n(.*?)Select the API", usage, re.MULTILINE | re.DOTALL)
+    return tuple(dict.fromkeys(re.findall(r"'([a-z0-9-]+)'", paragraph.group(1)))) if paragraph else ()
+
+
+def _first_column(table: str) -> tuple[str, ...]:
+    """Identifiers of a table that has a ruler, a heading, a ruler and rows; a row goes on in lines that begin with a blank."""
+    _, _, rows = table.rpartition("\n---")
+    return tuple(line.split()[0] for line in rows.splitlines()[1:] if line and not line[0].isspace())
+
+
+# --- keeping ------------------------------------------------------------------------------------------------------------
+
+
+def _kept_or_asked(path: Path, kind: type[P], asked: Callable[[Path, str], P]) -> P | Missing:
+    """The answers kept for this very binary, or new ones. The version is asked every time: a wrapper script hides its tool."""
+    version = tool_version(path)
+    if version is None:
+        return Missing(f"{path} does not tell its version")
+    file = _file_for(path, version)
+    note = ""
+    if isinstance(file, Path) and file.exists():
+        try:
+            kept = read_record(file, kind)
+            if (kept.path, kept.version) != (str(path), version) or not kept.flags:
+                raise ParseError(f"{file} holds the answers of another tool.")
+            if not isinstance(kept, NsysProbe) or kept.importer is None or Path(kept.importer).exists():
+                return kept
+        except ParseError as error:
+            note = f"what was known of it could not be used and was asked anew: {error.fact}"
+    found = asked(path, version)
+    if isinstance(file, Path) and found.flags:
+        try:
+            write_record(file, found)
+        except LlmPerfError as error:
+            note = f"what it said is not kept: {error.fact}"
+    return replace(found, notes=(note,)) if note else found
+
+
+def _file_for(path: Path, version: str) -> Path | Missing:
+    folder = user_cache_folder("tools")
+    if isinstance(folder, Missing):
+        return folder
+    state = path.stat()
+    key = [METHOD, str(path.resolve()), state.st_size, state.st_mtime_ns, version]
+    return folder / f"{path.name}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"

@@ -1,0 +1,102 @@
+"""What the tools make of their own reports: SQLite of an nsys report, a report of a .qdstrm, CSV of an ncu report.
+
+Each result is written beside its place and renamed, so that it is there whole or not at all.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from llm_perf_opt.errors import CaptureError, ResourceError
+from llm_perf_opt.profiling.vendor.launch import Finished, convert
+from llm_perf_opt.profiling.vendor.logs import LogProblem, log_error, ncu_log_problems, nsys_log_problems
+from llm_perf_opt.profiling.vendor.probe import find_importer
+from llm_perf_opt.run_folder import disk_error
+
+CONVERT_S = 1800.0
+"""The longest a conversion may take."""
+
+Page = Literal["raw", "details", "session"]
+
+
+def export_nsys(nsys: Path, report: Path, sqlite: Path, *, log: Path, timeout_s: float = CONVERT_S) -> None:
+    """An nsys report as SQLite."""
+    _must_exist(report)
+    with _beside(sqlite) as part:
+        argv = [str(nsys), "export", "--type=sqlite", "--force-overwrite=true", "--quiet=true", f"--output={part}", str(report)]
+        begun = _size(log)
+        finished = convert(argv, log=log, timeout_s=timeout_s)
+        _judge("Exporting the report of nsys", finished, part, log, begun, nsys_log_problems)
+
+
+def import_qdstrm(nsys: Path, stream: Path, report: Path, *, log: Path, timeout_s: float = CONVERT_S) -> None:
+    """A report of the .qdstrm that nsys left alone, by the importer of the same installation."""
+    _must_exist(stream)
+    importer = find_importer(nsys)
+    if importer is None:
+        raise ResourceError(
+            f"{stream} holds what nsys recorded, but there is no QdstrmImporter here to make a report of it.",
+            "Install the host part of Nsight Systems, or import the file on another machine: QdstrmImporter -i FILE.",
+        )
+    with _beside(report) as part:
+        begun = _size(log)
+        finished = convert([str(importer), "-i", str(stream), "-o", str(part)], log=log, timeout_s=timeout_s)
+        _judge("Importing what nsys recorded", finished, part, log, begun, nsys_log_problems)
+
+
+def import_ncu_csv(ncu: Path, report: Path, page: Page, out: Path, *, log: Path, timeout_s: float = CONVERT_S) -> None:
+    """A page of an ncu report as CSV in base units."""
+    _must_exist(report)
+    with _beside(out) as part:
+        argv = [str(ncu), "--import", str(report), "--page", page, "--csv", "--print-units", "base"]
+        begun = _size(log)
+        finished = convert(argv, log=log, timeout_s=timeout_s, output=part)
+        if finished.exit_code != 0 and part.exists():  # ncu complains on the same stream as it prints on
+            with log.open("ab") as file:
+                file.write(part.read_bytes()[:4096])
+        _judge("Reading the report of ncu", finished, part, log, begun, ncu_log_problems)
+
+
+def _must_exist(source: Path) -> None:
+    if not source.is_file() or source.stat().st_size == 0:
+        raise CaptureError(
+            f"{source} is {'empty' if source.is_file() else 'not there'}.", "Its pass wrote none; run.json says why."
+        )
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A hidden file to write to, which takes its place when all went well. It keeps its ending: the tools add theirs otherwise."""
+    part = target.with_name(f".part-{target.name}")
+    try:
+        part.unlink(missing_ok=True)
+        yield part
+        part.replace(target)
+    except OSError as error:
+        raise disk_error(error, target) from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _judge(
+    what: str, finished: Finished, part: Path, log: Path, begun: int, problems: Callable[[str], tuple[LogProblem, ...]]
+) -> None:
+    """A CaptureError unless the tool ended well and left something; its own words where it had any."""
+    if finished.timed_out:
+        raise CaptureError(f"{what} took longer than {finished.seconds:.0f} s and was ended.", f"See {log}.")
+    with log.open("rb") as file:
+        file.seek(begun)
+        said = file.read().decode(errors="replace")
+    error = log_error(problems(said))
+    if error is not None:
+        raise error
+    if finished.exit_code != 0 or not part.exists() or part.stat().st_size == 0:
+        how = f"ended with exit code {finished.exit_code}" if finished.exit_code else "left nothing"
+        last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+        raise CaptureError(f"{what} {how}{': ' + last[:300] if last else ''}.", f"See {log}.")
