@@ -170,7 +170,7 @@ def has(chip: str, name: str) -> bool:
 
 
 def near(chip: str, name: str, *, n: int = 3) -> tuple[str, ...]:
-    """The closest full names on this chip, best first; none when nothing is close."""
+    """The closest other full names on this chip, best first; none when nothing is close."""
     base, suffix = split_name(chip, name.removeprefix(_BREAKDOWN))
     if base in base_names(chip) or base in launch_names():
         return _nearest_suffixes(base, suffix, n)
@@ -188,9 +188,9 @@ def near(chip: str, name: str, *, n: int = 3) -> tuple[str, ...]:
 def _nearest_suffixes(base: str, suffix: str, n: int) -> tuple[str, ...]:
     choices = kind_of(base).suffixes
     if not choices:
-        return (base,)
+        return (base,) if suffix else ()
     close = difflib.get_close_matches(suffix, choices, n=n, cutoff=0.6) if suffix else []
-    return tuple(f"{base}.{one}" for one in close or choices[:1])
+    return tuple(f"{base}.{one}" for one in close or choices[:1] if one != suffix)
 
 
 def _with_suffix(base: str, suffix: str) -> str:

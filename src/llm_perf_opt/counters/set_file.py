@@ -13,9 +13,9 @@ ROLE = "role:"
 ROLES = tuple(field.name for field in fields(CounterRoles) if field.name not in ("chip", "note"))
 PRESETS: tuple[TorchPreset, ...] = get_args(TorchPreset)
 """From the least to the most that torch.profiler records."""
-TRACE_MODULES = frozenset(
-    "cuda nvtx cublas cublas-verbose cusparse cusparse-verbose cudnn mpi oshmem ucx osrt opengl opengl-annotations openacc "
-    "openmp nvvideo vulkan vulkan-annotations python-gil".split()
+TRACE_MODULES = (
+    *("cuda", "nvtx", "osrt", "cublas", "cublas-verbose", "cusparse", "cusparse-verbose", "cudnn", "mpi", "oshmem", "ucx"),
+    *("opengl", "opengl-annotations", "openacc", "openmp", "nvvideo", "vulkan", "vulkan-annotations", "python-gil"),
 )
 """What `nsys profile --help` offers for --trace."""
 _KEYS = ("description", "ncu", "sections", "trace", "gpu_metrics", "torch", "notes")
@@ -131,7 +131,7 @@ def _trace(where: str, body: dict[str, Any]) -> tuple[str, ...]:
             )
         if one not in TRACE_MODULES:
             raise ConfigError(
-                f"{where}: no trace module {one!r}.{nearest(one, TRACE_MODULES)}", f"Known: {', '.join(sorted(TRACE_MODULES))}."
+                f"{where}: no trace module {one!r}.{nearest(one, TRACE_MODULES)}", f"Known: {', '.join(TRACE_MODULES)}."
             )
     return found
 

@@ -29,7 +29,8 @@ def _sass_flops(letter: str) -> Callable[[CounterRoles], dict[str, int]]:
 
 
 def _half_flops(chip: CounterRoles) -> dict[str, int]:
-    return {**_sass_flops("h")(chip), **chip.tensor_flops}
+    tensor = {name: flops for name, flops in chip.tensor_flops.items() if "_src_bf16" in name or "_src_fp16" in name}
+    return {**_sass_flops("h")(chip), **tensor}
 
 
 def _one(name: str) -> Callable[[CounterRoles], dict[str, int]]:
@@ -46,7 +47,7 @@ _OLD: dict[str, tuple[Callable[[CounterRoles], dict[str, int]], str]] = {
     "flop_count_dp": (_sass_flops("d"), f"{_FMA_IS_TWO} Work of the tensor cores is not in it."),
     "flop_count_hp": (
         _half_flops,
-        "Half-precision instructions are packed, two lanes each; tensor counters are added because LLM GEMMs run there alone.",
+        "Half-precision instructions are packed, two lanes each; fp16 and bf16 work of the tensor cores is added.",
     ),
     "shared_load_sectors": (_one(_SHARED.format("ld")), _WAVEFRONTS),
     "shared_store_sectors": (_one(_SHARED.format("st")), _WAVEFRONTS),
