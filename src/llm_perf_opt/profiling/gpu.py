@@ -37,6 +37,18 @@ def gpu_count() -> Maybe[int]:
         return int(library.nvmlDeviceGetCount())
 
 
+def gpu_name(device_index: int = 0) -> Maybe[str]:
+    """What the driver calls cuda:`device_index`, or why that cannot be said."""
+    with nvml() as library:
+        if isinstance(library, Missing):
+            return library
+        handle = handle_of(library, device_index)
+        if isinstance(handle, Missing):
+            return handle
+        name = read(library, lambda: library.nvmlDeviceGetName(handle))
+        return name.decode() if isinstance(name, bytes) else name
+
+
 def handle_of(library: Any, device_index: int) -> Maybe[Any]:
     """The NVML handle of what torch calls cuda:`device_index`, CUDA_VISIBLE_DEVICES respected.
 

@@ -1,0 +1,219 @@
+"""From named sets to what the profilers are asked for, on one chip.
+
+Merge order: `base`, then the sets in the order given, then additions, then removals. A counter asked for more than once
+keeps its first place and knows everyone who asked. Nothing is started before every name has been checked.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from llm_perf_opt.config import TorchPreset
+from llm_perf_opt.counters.catalogue import near, problem
+from llm_perf_opt.counters.roles import roles
+from llm_perf_opt.counters.set_file import PRESETS, ROLE, MetricSet, shipped_sets
+from llm_perf_opt.counters.translate import translate
+from llm_perf_opt.errors import ConfigError, nearest
+
+ADDED = "added"
+"""The source of a counter that no set brought: somebody asked for it by name."""
+
+
+@dataclass(frozen=True)
+class ResolvedMetric:
+    """A counter as the tool is asked for it."""
+
+    name: str
+    sources: tuple[str, ...]
+    """The sets that asked for it, in merge order; `added` for a request by name."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class DroppedMetric:
+    """Something a set asks for that this chip, or the installed tool, cannot give."""
+
+    name: str
+    sources: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class ResolvedMetrics:
+    """Everything the profilers are asked for."""
+
+    chip: str
+    sets: tuple[str, ...]
+    metrics: tuple[ResolvedMetric, ...]
+    sections: tuple[str, ...]
+    trace_modules: tuple[str, ...]
+    gpu_metrics: bool
+    torch_preset: TorchPreset
+    dropped: tuple[DroppedMetric, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The counters alone, in order."""
+        return tuple(metric.name for metric in self.metrics)
+
+
+@dataclass
+class _Request:
+    """One counter while sets are merged."""
+
+    sources: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class _Merge:
+    """Counters in first-come order, each with its sources and notes."""
+
+    def __init__(self, chip: str, known: Collection[str] | None) -> None:
+        self.chip = chip
+        self.known = None if known is None else frozenset(known)
+        self.wanted: dict[str, _Request] = {}
+        self.dropped: dict[str, tuple[list[str], str]] = {}
+
+    def want(self, name: str, source: str, note: str = "") -> None:
+        request = self.wanted.setdefault(name, _Request())
+        _append_new(request.sources, source)
+        if note:
+            _append_new(request.notes, note)
+
+    def drop(self, name: str, source: str, why: str) -> None:
+        _append_new(self.dropped.setdefault(name, ([], why))[0], source)
+
+    def take(self, asked: str, source: str) -> str:
+        """Take one entry of a set or one addition; the reason when it cannot be had."""
+        translation = translate(self.chip, asked)
+        parts = {part.name: part.factor for part in translation.parts} if translation else {asked: 1}
+        faults = {name: why for name in parts if (why := problem(self.chip, name, self.known))}
+        if faults:
+            return "; ".join(why if name == asked else f"{name}: {why}" for name, why in faults.items())
+        for name, factor in parts.items():
+            self.want(name, source, _note(asked, factor, translation.note) if translation else "")
+        return ""
+
+
+def set_names() -> tuple[str, ...]:
+    """Every set of the manifest, `base` first."""
+    return tuple(shipped_sets())
+
+
+def resolve(
+    sets: Sequence[str],
+    *,
+    add: Sequence[str] = (),
+    remove: Sequence[str] = (),
+    chip: str,
+    known: Collection[str] | None = None,
+) -> ResolvedMetrics:
+    """Merge `base`, `sets`, `add` and `remove`, in that order, for one chip.
+
+    `known` holds the base names that the installed tool lists for the chip (`catalogue.names_listed`): what it lacks is
+    dropped from sets and refused as an addition. Unknown sets, additions and removals are a ConfigError.
+    """
+    chosen = _chosen(sets)
+    merge = _Merge(chip, known)
+    sections = _merge_sets(merge, chosen)
+    _add(merge, add)
+    _remove(merge, remove)
+    presets = [one.torch for one in chosen if one.torch is not None]
+    return ResolvedMetrics(
+        chip=chip,
+        sets=tuple(one.name for one in chosen),
+        metrics=tuple(
+            ResolvedMetric(name, tuple(request.sources), " ".join(request.notes)) for name, request in merge.wanted.items()
+        ),
+        sections=sections,
+        trace_modules=_unique(module for one in chosen for module in one.trace),
+        gpu_metrics=any(one.gpu_metrics for one in chosen),
+        torch_preset=max(presets, key=PRESETS.index, default=PRESETS[0]),
+        dropped=tuple(DroppedMetric(name, tuple(sources), why) for name, (sources, why) in merge.dropped.items()),
+        notes=_unique(note for one in chosen for note in one.notes),
+    )
+
+
+def _chosen(names: Sequence[str]) -> list[MetricSet]:
+    there = shipped_sets()
+    for name in names:
+        if name not in there:
+            raise ConfigError(f"No metric set is called {name!r}.{nearest(name, there)}", f"Known sets: {', '.join(there)}.")
+    return [there[name] for name in _unique(["base", *names])]
+
+
+def _merge_sets(merge: _Merge, chosen: list[MetricSet]) -> tuple[str, ...]:
+    sections: list[str] = []
+    for one in chosen:
+        for asked in one.ncu:
+            for name in _by_role(merge, asked, one.name):
+                if why := merge.take(name, one.name):
+                    merge.drop(name, one.name, why)
+        for section in one.sections:
+            if section.needs and (why := problem(merge.chip, section.needs, merge.known)):
+                merge.drop(f"section {section.name}", one.name, f"it needs {section.needs}: {why}")
+            else:
+                _append_new(sections, section.name)
+    return tuple(sections)
+
+
+def _by_role(merge: _Merge, asked: str, source: str) -> tuple[str, ...]:
+    if not asked.startswith(ROLE):
+        return (asked,)
+    chip_roles = roles(merge.chip)
+    found = getattr(chip_roles, asked.removeprefix(ROLE))
+    if not found:
+        merge.drop(asked, source, chip_roles.note or f"{merge.chip} has no counter for it")
+        return ()
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _add(merge: _Merge, names: Sequence[str]) -> None:
+    faults = {name: why for name in names if (why := merge.take(name, ADDED))}
+    if faults:
+        raise ConfigError(
+            " ".join(f"{name!r} cannot be collected on {merge.chip}: {why}." for name, why in faults.items()),
+            _near_hint(f for name in faults for f in near(merge.chip, name))
+            or f"`llm-perf metrics check NAME --chip {merge.chip}` checks a name.",
+        )
+
+
+def _remove(merge: _Merge, names: Sequence[str]) -> None:
+    for name in _unique(names):
+        translation = translate(merge.chip, name)
+        gone = [name] if name in merge.wanted else [part.name for part in translation.parts] if translation else []
+        if not gone or not all(one in merge.wanted for one in gone):
+            raise ConfigError(
+                f"{name!r} cannot be removed: it is not among the counters asked for.",
+                _near_hint(get_close_matches(name, merge.wanted, n=3, cutoff=0.5))
+                or f"Asked for: {', '.join(merge.wanted) or 'nothing'}.",
+            )
+        for one in gone:
+            del merge.wanted[one]
+
+
+def _note(asked: str, factor: int, note: str) -> str:
+    counted = f" (× {factor})" if factor != 1 else ""
+    return f"For {asked}{counted}: {note}" if note else f"For {asked}{counted}."
+
+
+def _near_hint(names: Iterable[str]) -> str:
+    found = _unique(names)
+    return f"Did you mean {', '.join(found)}?" if found else ""
+
+
+def _append_new(items: list[str], item: str) -> None:
+    if item not in items:
+        items.append(item)
+
+
+def _unique(items: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(items))
+
+
+_BASE = resolve((), chip="gh100")
+BASE_NCU_METRICS = _BASE.names
+"""The counters of `base`; they exist on every known chip."""
+BASE_NSYS_TRACE_MODULES = _BASE.trace_modules
+"""The trace modules of `base`."""

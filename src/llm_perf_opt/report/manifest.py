@@ -1,0 +1,135 @@
+"""Metric sets as text, and docs/metrics-manifest.md.
+
+python -m llm_perf_opt.report.manifest > docs/metrics-manifest.md
+"""
+
+import sys
+from collections.abc import Iterable
+from textwrap import indent
+
+from llm_perf_opt.counters.catalogue import DEFAULT_CHIP, LISTED_BY, Kind, base_names, chips
+from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
+from llm_perf_opt.counters.roles import roles
+from llm_perf_opt.counters.set_file import MetricSet, shipped_sets
+from llm_perf_opt.counters.translate import old_names, translate
+from llm_perf_opt.report.text import table
+
+
+def resolved_text(found: ResolvedMetrics) -> str:
+    """A resolved request for the terminal."""
+    lines = [f"{' + '.join(found.sets)} on {found.chip}", "", f"Nsight Compute, {len(found.metrics)} counters:"]
+    width = max((len(metric.name) for metric in found.metrics), default=0)
+    for metric in found.metrics:
+        lines.append(f"  {metric.name:<{width}}  {', '.join(metric.sources)}")
+        if metric.note:
+            lines.append(indent(metric.note, " " * 6))
+    lines += ["", f"sections       {', '.join(found.sections) or 'none'}"]
+    lines += [f"trace modules  {', '.join(found.trace_modules)}", f"GPU metrics    {'sampled' if found.gpu_metrics else 'off'}"]
+    lines += [f"torch preset   {found.torch_preset}"]
+    if found.dropped:
+        lines += ["", f"Not on {found.chip}:"]
+        lines += [f"  {one.name} ({', '.join(one.sources)}): {one.why}" for one in found.dropped]
+    if found.notes:
+        lines += ["", *found.notes]
+    return "\n".join(lines)
+
+
+def manifest_page() -> str:
+    """Every set with its counters, the counters by meaning, the old names."""
+    return "\n".join(
+        [
+            "# Metric sets",
+            "",
+            "Made from the code: `python -m llm_perf_opt.report.manifest > docs/metrics-manifest.md`. Do not edit.",
+            "",
+            "A set names what the profilers record. `base` is part of every request; then come the sets in the order asked for,",
+            "then counters added by name, then counters removed. A counter asked for twice keeps its first place and knows both",
+            "sources. Every name is checked against the chip before any process starts: an unknown one is refused with the",
+            "nearest that exist, an old one is translated, and what a set asks for in vain is listed with the reason.",
+            "",
+            "On the command line: `llm-perf metrics list`, `llm-perf metrics show roofline --chip gh100`,",
+            "`llm-perf metrics check NAME...`.",
+            "",
+            "## Chips",
+            "",
+            f"The names are those of {LISTED_BY}. An older tool lacks some: `--installed` asks the one on this machine.",
+            "",
+            table(["chip", "products", "counters"], _chip_rows(), "llr"),
+            "Suffixes follow from what a name stands for:",
+            "",
+            table(["name", "suffixes"], [[kind.value, _suffixes(kind)] for kind in Kind]),
+            "## Sets",
+            "",
+            f"Counters as they resolve on {DEFAULT_CHIP}, without those of `base`.",
+            "",
+            *(_set_text(one) for one in shipped_sets().values()),
+            "## Counters by meaning",
+            "",
+            _role_text(),
+            "## Old names",
+            "",
+            f"What they become on {DEFAULT_CHIP}. The old figure is the sum of factor × counter.",
+            "",
+            table(["old name", "counters", "note"], [_old_row(name) for name in old_names()]),
+        ]
+    )
+
+
+def _chip_rows() -> list[list[str]]:
+    return [[f"`{chip}`", products, f"{len(base_names(chip)):,}"] for chip, products in chips().items()]
+
+
+def _suffixes(kind: Kind) -> str:
+    if kind is Kind.COUNTER:
+        first = [one for one in kind.suffixes if "." not in one]
+        rest = [one.removeprefix(f"{first[0]}.") for one in kind.suffixes if one.startswith(f"{first[0]}.")]
+        return f"{_dotted(first)}, alone or followed by one of {_dotted(rest)}"
+    return _dotted(kind.suffixes) or "none"
+
+
+def _dotted(suffixes: Iterable[str]) -> str:
+    return " ".join(f"`.{suffix}`" for suffix in suffixes)
+
+
+def _set_text(one: MetricSet) -> str:
+    found = resolve([one.name], chip=DEFAULT_CHIP)
+    own = [metric for metric in found.metrics if one.name in metric.sources]
+    facts = [
+        ["Nsight Compute", "<br>".join(f"`{metric.name}`" for metric in own) or "as `base`"],
+        ["sections", ", ".join(f"`{section}`" for section in found.sections) or "none"],
+        ["Nsight Systems", f"`{','.join(found.trace_modules)}`{'; GPU metrics sampled' if found.gpu_metrics else ''}"],
+        ["torch.profiler", f"`{found.torch_preset}`"],
+    ]
+    lacking = [f"{chip} ({len(dropped)})" for chip in chips() if (dropped := resolve([one.name], chip=chip).dropped)]
+    if lacking:
+        facts.append(["lacking entries on", ", ".join(lacking)])
+    notes = "".join(f"- {note}\n" for note in found.notes)
+    return f"### {one.name}\n\n{one.description}\n\n{table(['', ''], facts)}" + (f"\n{notes}" if notes else "")
+
+
+def _role_text() -> str:
+    parts = []
+    for chip in chips():
+        of = roles(chip)
+        rows = [["time (ns)", of.time_ns], ["SM throughput", of.sm_pct], ["DRAM throughput", of.dram_pct]]
+        rows += [["occupancy", of.occupancy_pct], ["DRAM bytes read", of.dram_read_bytes]]
+        rows += [["DRAM bytes written", of.dram_write_bytes], ["L2 bytes", of.l2_bytes]]
+        rows += [["tensor cores busy", of.tensor_pct]] if of.tensor_pct else []
+        named = [[meaning, f"`{name}`", ""] for meaning, name in rows]
+        for meaning, counters in (("tensor FLOPs", of.tensor_flops), ("vector FLOPs", of.vector_flops)):
+            named += [[meaning, f"`{name}`", str(factor)] for name, factor in counters.items()]
+        named += [["tensor integer operations", f"`{name}`", str(factor)] for name, factor in of.tensor_int_ops.items()]
+        parts.append(f"### {chip}\n\n{of.note}\n\n{table(['meaning', 'counter', 'per count'], named, 'llr')}")
+    return "\n".join(parts)
+
+
+def _old_row(name: str) -> list[str]:
+    translation = translate(DEFAULT_CHIP, name)
+    if translation is None:
+        return [f"`{name}`", f"none on {DEFAULT_CHIP}", ""]
+    counters = [f"{f'{part.factor} × ' if part.factor != 1 else ''}`{part.name}`" for part in translation.parts]
+    return [f"`{name}`", "<br>".join(counters), translation.note]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(manifest_page())

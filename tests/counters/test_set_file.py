@@ -1,0 +1,67 @@
+"""A file of sets: what is understood, and how the rest is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_perf_opt.counters.set_file import Section, read_sets, shipped_sets
+from llm_perf_opt.errors import ConfigError
+
+BASE = "base: {description: everything}\n"
+
+
+def test_a_set_as_written() -> None:
+    found = read_sets(
+        BASE
+        + "mine:\n  description: a\n  ncu: [lts__t_bytes.sum, role:time_ns]\n  sections: [Occupancy, {section: Nvlink, needs: x.sum}]\n"
+        "  trace: [cuda]\n  gpu_metrics: true\n  torch: max\n  notes: [b]\n",
+        "mine.yaml",
+    )["mine"]
+    assert found.ncu == ("lts__t_bytes.sum", "role:time_ns")
+    assert found.sections == (Section("Occupancy"), Section("Nvlink", "x.sum"))
+    assert (found.trace, found.gpu_metrics, found.torch, found.notes) == (("cuda",), True, "max", ("b",))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("[", "is not YAML"),
+        ("", "no set called base"),
+        ("[]", "no set called base"),
+        ("other: {description: a}", "no set called base"),
+        (BASE + "mine: []", "mine is not a mapping"),
+        (BASE + "3: {description: a}", "no name for a set"),
+        (BASE + "a b: {description: a}", "no name for a set"),
+        (BASE + "mine: {}", "description is missing"),
+        (BASE + "mine: {description: a, sectoins: []}", "Did you mean 'sections'"),
+        (BASE + "mine: {description: a, ncu: lts__t_bytes.sum}", "ncu is not a list"),
+        (BASE + "mine: {description: a, ncu: [3]}", "not text"),
+        (BASE + "mine: {description: a, ncu: [role:time]}", "Did you mean 'time_ns'"),
+        (BASE + "mine: {description: a, sections: [{section: a}]}", "sections holds"),
+        (BASE + "mine: {description: a, trace: [nvlink]}", "no trace module of Nsight Systems"),
+        (BASE + "mine: {description: a, trace: [cudn]}", "no trace module"),
+        (BASE + "mine: {description: a, gpu_metrics: 1}", "gpu_metrics is 1"),
+        (BASE + "mine: {description: a, torch: full}", "no preset"),
+        ("base: !!python/object/apply:os.system [true]", "is not YAML"),
+    ],
+)
+def test_what_is_not_understood_is_refused(body: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_sets(body, "mine.yaml")
+    assert said in caught.value.fact
+    assert "mine.yaml" in caught.value.fact
+    assert caught.value.remedy
+
+
+@given(st.text())
+def test_any_text_is_sets_or_an_error(text: str) -> None:
+    try:
+        read_sets(text, "mine.yaml")
+    except ConfigError:
+        return
+    raise AssertionError("no text that hypothesis makes up describes sets")
+
+
+def test_the_shipped_sets_are_the_promised_ones() -> None:
+    promised = ["base", "roofline", "tensor", "memory", "occupancy", "shared_memory", "divergence", "nvlink"]
+    assert list(shipped_sets()) == [*promised, *(f"ch{number:02}" for number in range(1, 21))]
