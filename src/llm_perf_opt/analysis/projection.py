@@ -65,7 +65,7 @@ def stage_of_range(trace: Trace, projection: Projection, stages: Sequence[Stage]
 
     Only labels of this tool's NVTX domain, or of none (a torch trace has no domains), count as stages.
     """
-    own = _stage_names(trace, stages)
+    own = own_stage(trace, stages)
     marked = nearest_marked(projection.parent, own != NONE)
     return through(marked, own)
 
@@ -77,7 +77,7 @@ def stage_of_work(trace: Trace, projection: Projection, stages: Sequence[Stage])
 
 def step_of_work(trace: Trace, projection: Projection, stage: Stage = Stage.DECODE_STEP) -> Int64:
     """Per row of device work: the row of the range, among those labelled `stage`, that it was launched in, or -1."""
-    marked = nearest_marked(projection.parent, _stage_names(trace, (stage,)) != NONE)
+    marked = nearest_marked(projection.parent, own_stage(trace, (stage,)) != NONE)
     return through(projection.range_of_work, marked)
 
 
@@ -86,7 +86,7 @@ def launching_calls(trace: Trace) -> Int64:
     work, calls = trace.work, trace.calls
     if not len(work) or not len(calls):
         return np.full(len(work), NONE, np.int64)
-    call_key, work_key = _packed((calls.process, calls.correlation), (work.process, work.correlation))
+    call_key, work_key = packed_keys((calls.process, calls.correlation), (work.process, work.correlation))
     order = np.argsort(call_key, kind="stable")  # of several calls with one correlation the first, which encloses the others
     sorted_keys = call_key[order]
     place = np.minimum(np.searchsorted(sorted_keys, work_key), len(order) - 1)
@@ -113,7 +113,7 @@ def nearest_marked(parent: Int64, marked: Bool) -> Int64:
         found[unsettled] = found[found[unsettled]]
 
 
-def _stage_names(trace: Trace, stages: Sequence[Stage]) -> Int64:
+def own_stage(trace: Trace, stages: Sequence[Stage]) -> Int64:
     """Per range: which of `stages` its own label says, or -1."""
     place = {stage.value: index for index, stage in enumerate(stages)}
     of_name = np.array([place.get(name, NONE) for name in trace.names] + [NONE], np.int64)  # the last entry answers NO_NAME
@@ -121,7 +121,7 @@ def _stage_names(trace: Trace, stages: Sequence[Stage]) -> Int64:
     return np.where(ours[trace.ranges.domain], of_name[trace.ranges.name], NONE)
 
 
-def _packed(*tables: tuple[Int64, Int64]) -> list[Int64]:
+def packed_keys(*tables: tuple[Int64, Int64]) -> list[Int64]:
     """Two columns as one integer per row, comparable across tables."""
     high = np.concatenate([table[0] for table in tables])
     low = np.concatenate([table[1] for table in tables])
@@ -167,7 +167,7 @@ def _nesting(ranges: Ranges, calls: HostCalls) -> tuple[Int64, Int64]:
 
 def _threads(ranges: Ranges, nested: Int64, calls: HostCalls) -> tuple[Int64, Int64]:
     """A number per thread, the same in both tables. Thread ids repeat across processes."""
-    keys = _packed((ranges.process[nested], ranges.thread[nested]), (calls.process, calls.thread))
+    keys = packed_keys((ranges.process[nested], ranges.thread[nested]), (calls.process, calls.thread))
     numbers = _numbered(np.concatenate(keys))
     return numbers[: len(nested)], numbers[len(nested) :]
 
@@ -199,7 +199,7 @@ def _innermost(starts: Int64, ends: Int64, above: Int64, times: Int64) -> Int64:
 
 
 def _depths(parent: Int64) -> Int64:
-    depth = (parent != NONE).astype(np.int64)
+    depth: Int64 = (parent != NONE).astype(np.int64)
     pointer = parent.copy()
     while True:
         climbing = np.flatnonzero(pointer != NONE)
