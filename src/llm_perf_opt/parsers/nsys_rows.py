@@ -1,0 +1,61 @@
+"""Which rows of an export can be true, and what is said about those that cannot."""
+
+import numpy as np
+
+from llm_perf_opt.events import Int64, TraceProblem
+from llm_perf_opt.parsers.sqlite_tables import IntegerTable
+
+_LARGEST_TIME = 2**60
+"""36 years in nanoseconds: no clock of a trace shows more, and no difference of two overflows."""
+_LARGEST_DEVICE = 2**16
+_LARGEST_COUNT = 2**62
+LOST_SHARE = 0.01
+"""Up to this share of rows without a time the sums are still believed."""
+
+
+class RowChecks:
+    """Collects the problems of all tables."""
+
+    def __init__(self) -> None:
+        self.problems: list[TraceProblem] = []
+
+    def note(self, id: str, what: str, fatal: bool, remedy: str = "") -> None:
+        """Add a problem, once."""
+        problem = TraceProblem(id, what, fatal, remedy)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def sound(self, table: str, read: IntegerTable, work: bool = False) -> dict[str, Int64]:
+        """The columns without the rows that cannot be true; each kind of them is named. `work`: device work, which is summed."""
+        columns = read.columns
+        if read.dropped:
+            self.note("bad_rows", f"{read.dropped:,} rows of {table} hold values of a wrong type, and are left out", fatal=True)
+        start, end = columns["start"], columns["end"]
+        absurd = (np.abs(start) > _LARGEST_TIME) | (np.abs(end) > _LARGEST_TIME)
+        if "device" in columns:
+            absurd |= (columns["device"] < 0) | (columns["device"] > _LARGEST_DEVICE)
+        backward = ~absurd & (end < start)
+        untimed = ~absurd & (start == 0) & (end == 0) & work
+        if absurd.any():
+            what = f"{np.count_nonzero(absurd):,} rows of {table} hold times or devices that cannot be, and are left out"
+            self.note("absurd_value", what, fatal=True)
+        if backward.any():
+            what = f"{np.count_nonzero(backward):,} rows of {table} end before they start, and are left out"
+            self.note("negative_duration", what, fatal=work)
+        if untimed.any():
+            share = np.count_nonzero(untimed) / len(start)
+            what = (
+                f"{np.count_nonzero(untimed):,} of {len(start):,} rows of {table} were recorded without a time, and are left out"
+            )
+            self.note("untimed", what, fatal=bool(share > LOST_SHARE), remedy="Record a shorter stretch.")
+        wrong = absurd | backward | untimed
+        return {name: column[~wrong] for name, column in columns.items()} if wrong.any() else columns
+
+
+def product(checks: RowChecks, x: Int64, y: Int64, z: Int64) -> Int64:
+    """x·y·z, or 0 (not known) where a factor is not positive or the product is none that a GPU could launch."""
+    size = np.prod(np.stack([x, y, z]).astype(np.float64), axis=0)
+    possible = (x > 0) & (y > 0) & (z > 0) & (size < _LARGEST_COUNT)
+    if not possible.all() and ((x != 0) | (y != 0) | (z != 0))[~possible].any():
+        checks.note("absurd_value", "some kernels have a grid or block that cannot be; it is shown as not known", fatal=False)
+    return np.where(possible, np.where(possible, x, 1) * np.where(possible, y, 1) * np.where(possible, z, 1), 0)
