@@ -8,9 +8,9 @@ from typing import Literal
 from llm_perf_opt.errors import ResourceError
 
 REMEDY = (
-    "Either run as root or with the capability CAP_SYS_ADMIN (in a container: --cap-add=SYS_ADMIN; from driver 565 on CAP_PERFMON "
-    "is enough), or let every user read them: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in a file of /etc/modprobe.d, "
-    "rebuild the initramfs where the driver is in it, and reboot."
+    "Either run as root or with the capability CAP_SYS_ADMIN (in a container: --cap-add=SYS_ADMIN; from driver 565 on "
+    "CAP_PERFMON is enough), or let everyone read them: put `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in a file of "
+    "/etc/modprobe.d, rebuild the initramfs where the driver is in it, and reboot."
 )
 
 _CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38

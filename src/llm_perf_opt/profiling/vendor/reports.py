@@ -20,18 +20,18 @@ CONVERT_S = 1800.0
 Page = Literal["raw", "details", "session"]
 
 
-def export_nsys(nsys: Path, report: Path, sqlite: Path, *, log: Path, timeout_s: float = CONVERT_S) -> None:
-    """An nsys report as SQLite."""
+def export_nsys(nsys: Path, report: Path, sqlite: Path, *, log: Path, timeout_s: float = CONVERT_S) -> tuple[LogProblem, ...]:
+    """An nsys report as SQLite; returns what the tool complained of."""
     _must_exist(report)
     with _beside(sqlite) as part:
         argv = [str(nsys), "export", "--type=sqlite", "--force-overwrite=true", "--quiet=true", f"--output={part}", str(report)]
         begun = _size(log)
         finished = convert(argv, log=log, timeout_s=timeout_s)
-        _judge("Exporting the report of nsys", finished, part, log, begun, nsys_log_problems)
+        return _judge("Exporting the report of nsys", finished, part, log, begun, nsys_log_problems)
 
 
-def import_qdstrm(nsys: Path, stream: Path, report: Path, *, log: Path, timeout_s: float = CONVERT_S) -> None:
-    """A report of the .qdstrm that nsys left alone, by the importer of the same installation."""
+def import_qdstrm(nsys: Path, stream: Path, report: Path, *, log: Path, timeout_s: float = CONVERT_S) -> tuple[LogProblem, ...]:
+    """A report of the .qdstrm that nsys left alone, by the importer of the same installation; returns its complaints."""
     _must_exist(stream)
     importer = find_importer(nsys)
     if importer is None:
@@ -42,11 +42,13 @@ def import_qdstrm(nsys: Path, stream: Path, report: Path, *, log: Path, timeout_
     with _beside(report) as part:
         begun = _size(log)
         finished = convert([str(importer), "-i", str(stream), "-o", str(part)], log=log, timeout_s=timeout_s)
-        _judge("Importing what nsys recorded", finished, part, log, begun, nsys_log_problems)
+        return _judge("Importing what nsys recorded", finished, part, log, begun, nsys_log_problems)
 
 
-def import_ncu_csv(ncu: Path, report: Path, page: Page, out: Path, *, log: Path, timeout_s: float = CONVERT_S) -> None:
-    """A page of an ncu report as CSV in base units."""
+def import_ncu_csv(
+    ncu: Path, report: Path, page: Page, out: Path, *, log: Path, timeout_s: float = CONVERT_S
+) -> tuple[LogProblem, ...]:
+    """A page of an ncu report as CSV in base units; returns what the tool complained of."""
     _must_exist(report)
     with _beside(out) as part:
         argv = [str(ncu), "--import", str(report), "--page", page, "--csv", "--print-units", "base"]
@@ -55,14 +57,13 @@ def import_ncu_csv(ncu: Path, report: Path, page: Page, out: Path, *, log: Path,
         if finished.exit_code != 0 and part.exists():  # ncu complains on the same stream as it prints on
             with log.open("ab") as file:
                 file.write(part.read_bytes()[:4096])
-        _judge("Reading the report of ncu", finished, part, log, begun, ncu_log_problems)
+        return _judge("Reading the report of ncu", finished, part, log, begun, ncu_log_problems)
 
 
 def _must_exist(source: Path) -> None:
     if not source.is_file() or source.stat().st_size == 0:
-        raise CaptureError(
-            f"{source} is {'empty' if source.is_file() else 'not there'}.", "Its pass wrote none; run.json says why."
-        )
+        state = "empty" if source.is_file() else "not there"
+        raise CaptureError(f"{source} is {state}.", "Its pass did not end well; run.json says why.")
 
 
 def _size(log: Path) -> int:
@@ -71,7 +72,7 @@ def _size(log: Path) -> int:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A hidden file to write to, which takes its place when all went well. It keeps its ending: the tools add theirs otherwise."""
+    """A hidden file that takes its place when all went well. It keeps its ending: the tools add theirs otherwise."""
     part = target.with_name(f".part-{target.name}")
     try:
         part.unlink(missing_ok=True)
@@ -86,17 +87,19 @@ def _beside(target: Path) -> Iterator[Path]:
 
 def _judge(
     what: str, finished: Finished, part: Path, log: Path, begun: int, problems: Callable[[str], tuple[LogProblem, ...]]
-) -> None:
-    """A CaptureError unless the tool ended well and left something; its own words where it had any."""
+) -> tuple[LogProblem, ...]:
+    """What the tool complained of; a CaptureError with its own words where it did not end well or left nothing."""
     if finished.timed_out:
         raise CaptureError(f"{what} took longer than {finished.seconds:.0f} s and was ended.", f"See {log}.")
     with log.open("rb") as file:
         file.seek(begun)
         said = file.read().decode(errors="replace")
-    error = log_error(problems(said))
+    found = problems(said)
+    if finished.exit_code == 0 and part.exists() and part.stat().st_size:
+        return found
+    error = log_error(found)
     if error is not None:
         raise error
-    if finished.exit_code != 0 or not part.exists() or part.stat().st_size == 0:
-        how = f"ended with exit code {finished.exit_code}" if finished.exit_code else "left nothing"
-        last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
-        raise CaptureError(f"{what} {how}{': ' + last[:300] if last else ''}.", f"See {log}.")
+    how = f"ended with exit code {finished.exit_code}" if finished.exit_code else "left nothing"
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+    raise CaptureError(f"{what} {how}{': ' + last[:300] if last else ''}.", f"See {log}.")

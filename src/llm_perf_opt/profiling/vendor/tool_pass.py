@@ -1,0 +1,127 @@
+"""A pass below an Nsight tool: run it, keep what it wrote even when it was cut short, say what became of it."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.errors import Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.profiling.vendor import ncu, nsys
+from llm_perf_opt.profiling.vendor.child_output import OnMessage
+from llm_perf_opt.profiling.vendor.disk_watch import BYTES_PER_GB, DiskWatch
+from llm_perf_opt.profiling.vendor.gates import Tool
+from llm_perf_opt.profiling.vendor.launch import REPORT_GRACE_S, Finished, child_environment, run_child
+from llm_perf_opt.profiling.vendor.logs import LogProblem, ncu_log_problems, nsys_log_problems
+from llm_perf_opt.profiling.vendor.reports import import_qdstrm
+from llm_perf_opt.records import Maybe, Missing
+
+ENDINGS = {"nsys": nsys.REPORT_ENDING, "ncu": ncu.REPORT_ENDING}
+"""What each tool puts behind the base name of its report."""
+
+
+@dataclass(frozen=True)
+class ToolRun:
+    """How a tool ended and what it left."""
+
+    finished: Finished
+    report: Maybe[Path]
+    """Also of a run that was cut short, with what had been recorded until then; Missing says why there is none."""
+    problems: tuple[LogProblem, ...]
+    """What its log complains of."""
+
+
+def report_of(tool: Tool, out_base: Path) -> Path:
+    """Where the tool writes its report. The base name may hold dots, so that an ending is added, never replaced."""
+    return out_base.with_name(out_base.name + ENDINGS[tool])
+
+
+def run_tool(
+    tool: Tool,
+    argv: Sequence[str],
+    out_base: Path,
+    *,
+    log: Path,
+    timeout_s: float,
+    max_trace_gb: float,
+    on_message: OnMessage,
+    on_start: Callable[[int], None] = lambda _: None,
+    grace_s: tuple[float, float, float] = REPORT_GRACE_S,
+) -> ToolRun:
+    """Run what `build_nsys_cmd` or `build_ncu_cmd` made of `out_base`, within time and disk.
+
+    An interrupted run raises Interrupted as every pass does; its report is saved all the same.
+    """
+    begun = log.stat().st_size if log.exists() else 0
+    report_of(tool, out_base).unlink(missing_ok=True)  # that of an earlier run would pass for this one's
+    with _scratch(tool) as scratch:
+        folders = (out_base.parent, scratch) if scratch else (out_base.parent,)
+        environment = {**child_environment(), **({"TMPDIR": str(scratch)} if scratch else {})}
+        watch = DiskWatch(folders, int(max_trace_gb * BYTES_PER_GB))
+        try:
+            finished = run_child(
+                argv,
+                log=log,
+                timeout_s=timeout_s,
+                on_message=on_message,
+                on_start=on_start,
+                environment=environment,
+                watch=watch,
+                grace_s=grace_s,
+            )
+        except Interrupted:
+            _salvage(tool, Path(argv[0]), out_base, scratch, log)
+            raise
+        report = _salvage(tool, Path(argv[0]), out_base, scratch, log)
+    with log.open("rb") as file:
+        file.seek(begun)
+        said = file.read().decode(errors="replace")
+    return ToolRun(finished, report, nsys_log_problems(said) if tool == "nsys" else ncu_log_problems(said))
+
+
+@contextmanager
+def _scratch(tool: Tool) -> Iterator[Path | None]:
+    """A folder for what nsys writes before its report is made: in the common one it is out of the watch's sight.
+
+    Its path is short, because nsys makes sockets in it. ncu is left with the common one: a lock in it keeps two of them from
+    using the counters at the same time.
+    """
+    if tool == "ncu":
+        yield None
+        return
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="llm-perf-"))
+    except OSError as error:
+        raise ResourceError(
+            f"nsys has no place for its temporary files: {error.strerror}.",
+            "Set TMPDIR to a folder that can be written to.",
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _salvage(tool: Tool, binary: Path, out_base: Path, scratch: Path | None, log: Path) -> Maybe[Path]:
+    """The report; made of the .qdstrm where nsys left only that."""
+    report = report_of(tool, out_base)
+    if report.is_file() and report.stat().st_size:
+        return report
+    streams = _streams(out_base, scratch)
+    if tool == "ncu" or not streams:
+        return Missing(f"{tool} wrote no report")
+    kept = out_base.with_name(out_base.name + nsys.STREAM_ENDING)
+    if streams[0] != kept:
+        shutil.move(streams[0], kept)
+    try:
+        import_qdstrm(binary, kept, report, log=log)
+    except LlmPerfError as error:
+        return Missing(f"nsys left only {kept.name}, of which no report could be made: {error.fact}")
+    return report
+
+
+def _streams(out_base: Path, scratch: Path | None) -> list[Path]:
+    """What nsys recorded and did not turn into a report, the largest first."""
+    found = [out_base.with_name(out_base.name + nsys.STREAM_ENDING), *(scratch.glob(f"*{nsys.STREAM_ENDING}") if scratch else ())]
+    return sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_size, reverse=True)
