@@ -20,6 +20,8 @@ FLOORS = [
     {"commands"},
     {"progress"},
     {"capture", "analyse", "ceilings", "costing", "sweep"},
+    {"nsight_capture", "selftest_capture"},
+    {"nsight_passes", "passes", "timelines"},
     {"provenance"},
     {"runners"},
     {"profiling"},

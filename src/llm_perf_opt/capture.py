@@ -15,7 +15,7 @@ from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
 from llm_perf_opt.nsight_capture import check_metrics, run_ncu, run_nsys
-from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, run_pass
+from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, plain_run, run_pass
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv
@@ -154,7 +154,7 @@ def _run_measured(
     """A pass in which the measured process runs by itself."""
     listener.pass_started(name, LABELS[name])
     argv = build_work_argv(folder.config_file, name, folder.raw(name))
-    run_pass(folder, PassPlan(name, argv, config.profiling.pass_timeout_s, _framework()), listener, on_start=on_start)
+    run_pass(folder, PassPlan(name, argv, config.profiling.pass_timeout_s, _framework()), listener, run=plain_run(on_start))
 
 
 def _framework() -> str:

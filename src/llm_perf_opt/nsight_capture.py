@@ -4,40 +4,244 @@ Both end with exit code 0 after recording nothing, so each pass is judged by wha
 its numbers be believed. A pass that cannot is marked failed with the reason, and nothing is added up from it.
 """
 
-import sys
-import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.analysis.counter_selftest import judge
 from llm_perf_opt.analysis.kernel_selection import Selection, expected_passes, select
 from llm_perf_opt.analysis.projection import project
 from llm_perf_opt.analysis.stage_launches import stage_launches
-from llm_perf_opt.analysis.trace_health import Expected, examined
+from llm_perf_opt.analysis.trace_health import Expected
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.counters.catalogue import chip_of_device, names_listed
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
-from llm_perf_opt.counters.roles import roles
-from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.events import Trace
+from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
-from llm_perf_opt.parsers.ncu_csv import read_ncu
-from llm_perf_opt.parsers.nsys_sqlite import read_nsys
-from llm_perf_opt.passes import LABELS, PassPlan, run_pass, skip_pass
+from llm_perf_opt.nsight_passes import NcuAsked, NsysAsked, ncu_pass, nsys_pass
+from llm_perf_opt.passes import LABELS, PassPlan, skip_pass
 from llm_perf_opt.profiling.gpu import describe, gpu_count, handle_of, nvml
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
-from llm_perf_opt.profiling.vendor.disk_watch import BYTES_PER_GB, DiskWatch
-from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, Gate, on_stage
-from llm_perf_opt.profiling.vendor.launch import REPORT_GRACE_S, ask, build_work_argv
-from llm_perf_opt.profiling.vendor.logs import log_error, ncu_log_problems, nsys_log_problems
-from llm_perf_opt.profiling.vendor.ncu import REPORT_ENDING as NCU_ENDING
+from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, on_stage
+from llm_perf_opt.profiling.vendor.launch import ask, build_work_argv
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
-from llm_perf_opt.profiling.vendor.nsys import REPORT_ENDING as NSYS_ENDING
-from llm_perf_opt.profiling.vendor.nsys import STREAM_ENDING, build_nsys_cmd
+from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
-from llm_perf_opt.profiling.vendor.probe import NcuProbe, NsysProbe, find_tool, probe_ncu, probe_nsys
-from llm_perf_opt.profiling.vendor.reports import export_nsys, import_ncu_csv, import_qdstrm
+from llm_perf_opt.profiling.vendor.probe import NsysProbe, locate, probe_nsys, tool_version
 from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.run_folder import RunFolder, write_record
+from llm_perf_opt.selftest_capture import run_selftest
 from llm_perf_opt.stages import Stage, ncu_range
+from llm_perf_opt.timelines import Timeline, timelines
 
+_STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
+_CHIP_OF_TRACE_MODULES = "gh100"
+"""Without counters the chip does not matter: a set's trace modules are the same on every one."""
+
+
+def check_metrics(config: RunConfig) -> ResolvedMetrics | None:
+    """Refuse unknown sets and counters before anything starts; None where no pass of these tools is asked for."""
+    if not (config.profiling.nsys.enable or config.profiling.ncu.enable):
+        return None
+    chip = _chip(config) if config.profiling.ncu.enable else Missing("no counters are asked for")
+    return _resolved(config, _CHIP_OF_TRACE_MODULES if isinstance(chip, Missing) else chip)
+
+
+def _resolved(config: RunConfig, chip: str, known: frozenset[str] | None = None) -> ResolvedMetrics:
+    asked = config.profiling.metrics
+    return resolve(asked.sets, add=asked.add, remove=asked.remove, chip=chip, known=known)
+
+
+def _on_gpu(config: RunConfig) -> bool:
+    gpus = gpu_count()
+    return config.hardware.device != "cpu" and not isinstance(gpus, Missing) and gpus > 0
+
+
+def _chip(config: RunConfig) -> Maybe[str]:
+    """The chip of the device that the run is on."""
+    with nvml() as library:
+        if isinstance(library, Missing):
+            return library
+        handle = handle_of(library, config.hardware.device_index)
+        if isinstance(handle, Missing):
+            return handle
+        name = describe(library, handle)["name"]
+    return chip_of_device(name) if isinstance(name, str) else Missing("the GPU does not tell its name")
+
+
+def _tool(name: str, label: str) -> Path:
+    located = locate(name)
+    if located.path is None:
+        raise ResourceError(
+            f"{label} was asked for, but there is no {name} on the PATH or in the usual folders.",
+            f"Install it, name the binary in the variable {name.upper()}, or choose profiling=minimal; see `llm-perf doctor`.",
+        )
+    return located.path
+
+
+# --- Nsight Systems ---------------------------------------------------------------------------------------------------
+
+
+def run_nsys(folder: RunFolder, config: RunConfig, listener: Listener) -> None:
+    """The timeline of the measured iteration; of decode alone where the tool cannot read what prefill calls."""
+    listener.pass_started("nsys", LABELS["nsys"])
+    try:
+        nsys = _tool("nsys", LABELS["nsys"])
+        probe = probe_nsys(nsys)
+        if isinstance(probe, Missing):
+            raise ResourceError(f"{probe.why}.", "Install Nsight Systems anew, or name another in the variable NSYS.")
+        check_ranges_visible(probe.version)
+    except ResourceError as absent:
+        skip_pass(folder, "nsys", absent, listener)
+        raise
+    try:
+        _nsys_stage(folder, config, listener, nsys, probe, "nsys", Stage.PROFILE)
+    except CaptureError as error:
+        recorded = folder.tool_report("nsys").with_suffix(".nsys-rep").exists()
+        if not (recorded and _on_gpu(config) and config.runtime.num_new_tokens > 1 and config.profiling.nsys.capture == "nvtx"):
+            raise
+        listener.pass_started("nsys_decode", LABELS["nsys_decode"])
+        try:
+            _nsys_stage(folder, config, listener, nsys, probe, "nsys_decode", Stage.DECODE)
+        except LlmPerfError as again:
+            raise error from again
+
+
+def _nsys_stage(
+    folder: RunFolder, config: RunConfig, listener: Listener, nsys: Path, probe: NsysProbe, name: str, stage: Stage
+) -> None:
+    metrics = _resolved(config, _CHIP_OF_TRACE_MODULES)
+    work = build_work_argv(folder.config_file, "plain", folder.raw(name), config.profiling.nsys.decode_steps)
+    on_gpu = _on_gpu(config)
+    argv = build_nsys_cmd(
+        nsys,
+        folder.tool_report(name),
+        work,
+        probe=probe,
+        gate=CUDA_PROFILER_API if config.profiling.nsys.capture == "cudaProfilerApi" and on_gpu else on_stage(stage),
+        trace=[module for module in metrics.trace_modules if module in probe.trace_modules or not probe.trace_modules],
+        gpu_metrics=metrics.gpu_metrics and on_gpu,
+    )
+    expected = Expected(gpu=on_gpu, ranges=_expected_ranges(stage, config), command="llm_profile_runner")
+    plan = PassPlan(name, argv, config.profiling.pass_timeout_s, f"nsys {probe.version}")
+    nsys_pass(folder, plan, listener, NsysAsked(nsys, expected, config.profiling.max_trace_gb))
+
+
+def _expected_ranges(stage: Stage, config: RunConfig) -> tuple[str, ...]:
+    """What must be in the report. The range that opens the capture may itself be cut off at its start."""
+    decode = (Stage.DECODE_STEP.value,) if config.runtime.num_new_tokens > 1 else ()
+    return decode if stage is Stage.DECODE else (Stage.PREFILL.value, *decode)
+
+
+# --- Nsight Compute ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """What the passes of Nsight Compute share."""
+
+    ncu: Path
+    version: str
+    metrics: ResolvedMetrics
+
+
+def run_ncu(folder: RunFolder, config: RunConfig, listener: Listener, names: Sequence[str]) -> None:
+    """The self-test of the counters, then each stage's kernels; what stands in the way is told once."""
+    try:
+        counting = _counting(config)
+    except (ResourceError, ConfigError) as absent:
+        for name in names:
+            listener.pass_started(name, LABELS[name])
+            skip_pass(folder, name, absent, listener)
+        raise
+    try:
+        run_selftest(folder, config, listener, counting.ncu, counting.version, counting.metrics.chip)
+    except LlmPerfError as error:
+        doubt = CaptureError(f"The counters were not read: {error.fact}", error.remedy)
+        for name in names:
+            if name in _STAGES:
+                listener.pass_started(name, LABELS[name])
+                skip_pass(folder, name, doubt, listener)
+        raise
+    failed: LlmPerfError | None = None
+    left_s = config.profiling.ncu.budget_s
+    for name in [name for name in names if name in _STAGES]:
+        share_s = left_s / 2 if name == "ncu_prefill" and "ncu_decode" in names else left_s
+        try:
+            left_s -= _count_stage(folder, config, listener, counting, name, share_s)
+        except (CaptureError, ResourceError) as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _counting(config: RunConfig) -> _Counting:
+    label = "Nsight Compute"
+    ncu = _tool("ncu", label)
+    if not _on_gpu(config):
+        raise ResourceError(
+            "Nsight Compute counts what GPU kernels do, and this run has no NVIDIA GPU.", "Choose profiling=nsys or minimal."
+        )
+    permission = counter_permission()
+    if permission.status == "denied":
+        raise permission_error(permission.why)
+    chip = _chip(config)
+    if isinstance(chip, Missing):
+        raise ResourceError(f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips.")
+    listed = ask([str(ncu), "--query-metrics", "--chips", chip], timeout_s=120)
+    if not listed:
+        raise ResourceError(f"{ncu} does not list the counters of {chip}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
+    return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", _resolved(config, chip, names_listed(listed)))
+
+
+def _count_stage(
+    folder: RunFolder, config: RunConfig, listener: Listener, counting: _Counting, name: str, budget_s: float
+) -> float:
+    """Count one stage's kernels; returns the seconds it was expected to take."""
+    listener.pass_started(name, LABELS[name])
+    chosen = _choose(folder, config, counting, _STAGES[name], budget_s)
+    if isinstance(chosen, str):
+        why = CaptureError(f"No launch of {_STAGES[name]} was chosen: {chosen}.", "See the passes that record a timeline.")
+        skip_pass(folder, name, why, listener)
+        raise why
+    write_record(folder.selection_file(name), chosen)
+    words = (
+        f"{len(chosen.kernels)} kernels, {chosen.launch_count} launches × {chosen.passes} passes, "
+        f"about {chosen.seconds:.0f} s of {budget_s:.0f}; {chosen.coverage:.0%} of {_STAGES[name]}'s kernel time"
+    )
+    listener.pass_message(name, {"event": "phase", "text": words})
+    steps = chosen.steps_needed if _STAGES[name] is Stage.DECODE_STEP else 0
+    work = build_work_argv(folder.config_file, "plain", folder.raw(name), steps)
+    argv = build_ncu_cmd(
+        counting.ncu,
+        folder.tool_report(name),
+        work,
+        ranges=[ncu_range(_STAGES[name])],
+        metrics=counting.metrics.names,
+        sections=counting.metrics.sections,
+        kernels=[kernel.function for kernel in chosen.kernels],
+        launch_skip=chosen.launch_skip,
+        launch_count=chosen.launch_count,
+    )
+    plan = PassPlan(name, argv, config.profiling.pass_timeout_s, counting.version)
+    ncu_pass(folder, plan, listener, NcuAsked(counting.ncu, config.profiling.max_trace_gb))
+    return chosen.seconds
+
+
+def _choose(
+    folder: RunFolder, config: RunConfig, counting: _Counting, stage: Stage, budget_s: float
+) -> Selection | str:
+    asked = config.profiling.ncu
+    passes = expected_passes(counting.metrics.names, counting.metrics.sections)
+    reasons = []
+    for timeline in timelines(folder):
+        if isinstance(timeline, Timeline):
+            launches = stage_launches(timeline.trace, project(timeline.trace), stage)
+            found = select(
+                stage, launches, source=timeline.source, top=asked.top, coverage=asked.coverage, passes=passes, budget_s=budget_s
+            )
+            if isinstance(found, Selection):
+                return found
+            reasons.append(f"{timeline.source}: {found}")
+        else:
+            reasons.append(timeline.why)
+    return "; ".join(reasons) or "no pass recorded a timeline"

@@ -8,7 +8,7 @@ from typing import Any
 from llm_perf_opt.errors import LlmPerfError
 from llm_perf_opt.listener import Listener
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
-from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
+from llm_perf_opt.profiling.vendor.child_output import OnMessage
 from llm_perf_opt.profiling.vendor.launch import Finished, run_child
 from llm_perf_opt.records import PassRecord
 from llm_perf_opt.run_folder import RunFolder, write_whole
@@ -35,13 +35,12 @@ class PassPlan:
     argv: Sequence[str]
     timeout_s: float
     tool_version: str = ""
-    watch: DiskWatch | None = None
-    grace_s: tuple[float, float, float] | None = None
-    """How long it may take to end after each signal; a tool that writes a report needs longer."""
 
 
+Run = Callable[[PassPlan, RunFolder, OnMessage], Finished]
+"""Runs a pass's command to its end."""
 Check = Callable[[LlmPerfError | None], LlmPerfError | None]
-"""Told how a child ended, looks at what it left; returns what is wrong with the pass."""
+"""Told what a child's end means, looks at what it left; returns what is wrong with the pass."""
 
 
 def begin_pass(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
@@ -49,13 +48,18 @@ def begin_pass(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
     write_whole(folder.command_file(name), (shlex.join(argv) + "\n").encode())
 
 
+def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:
+    """A child by itself."""
+
+    def run(plan: PassPlan, folder: RunFolder, on_message: OnMessage) -> Finished:
+        log = folder.log_file(plan.name)
+        return run_child(plan.argv, log=log, timeout_s=plan.timeout_s, on_message=on_message, on_start=on_start)
+
+    return run
+
+
 def run_pass(
-    folder: RunFolder,
-    plan: PassPlan,
-    listener: Listener,
-    *,
-    on_start: Callable[[int], None] = lambda _: None,
-    check: Check = lambda error: error,
+    folder: RunFolder, plan: PassPlan, listener: Listener, *, run: Run | None = None, check: Check = lambda error: error
 ) -> None:
     """Run it to its end and write down what became of it; raises what went wrong. The caller has announced it."""
     begin_pass(folder, plan.name, plan.argv)
@@ -71,15 +75,7 @@ def run_pass(
 
     finished: Finished | None = None
     try:
-        finished = run_child(
-            plan.argv,
-            log=folder.log_file(plan.name),
-            timeout_s=plan.timeout_s,
-            on_message=hear,
-            on_start=on_start,
-            watch=plan.watch,
-            grace_s=plan.grace_s,
-        )
+        finished = (run or plain_run())(plan, folder, hear)
         error = check(_verdict(plan.name, finished, said, folder))
     except LlmPerfError as raised:
         error = raised
