@@ -17,7 +17,8 @@ class CountedKernel:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     ranges: tuple[str, ...]
-    """The NVTX push/pop ranges it was launched in, outermost first, as `DOMAIN@name`."""
+    """The NVTX ranges it was launched in, outermost first, as `DOMAIN@name`; start/end ranges, which do not nest, before the
+    push/pop ones. Of the default domain the name alone."""
     counters: dict[str, Maybe[float]] = field(default_factory=dict)
     """Counter → value in base units (bytes, ns, FLOP, %)."""
 
@@ -40,6 +41,8 @@ class CounterReport:
     units: dict[str, str]
     """Counter → its base unit, as the tool names it."""
     problems: tuple[CounterProblem, ...] = ()
+    facts: dict[str, str] = field(default_factory=dict)
+    """What it says of the machine, where it does: device_name, compute_capability, process."""
 
     @property
     def complete(self) -> bool:
