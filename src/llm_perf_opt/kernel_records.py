@@ -48,3 +48,18 @@ class CounterReport:
     def complete(self) -> bool:
         """Whether its figures may be believed."""
         return not any(problem.fatal for problem in self.problems)
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """One kernel in one launch size, as a trace saw it in a stage."""
+
+    stage: str
+    name: str
+    """As the trace spells it."""
+    grid: int
+    """Blocks in all (x·y·z); 0: not known."""
+    block: int
+    """Threads of a block; 0: not known."""
+    calls: int
+    total_ns: int
