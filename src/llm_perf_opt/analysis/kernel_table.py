@@ -1,0 +1,392 @@
+"""Kernels of every stage from a trace, joined with what hardware counters said of some of their launches.
+
+Calls and time are the trace's: Nsight Compute replays a kernel alone, often with other clocks and caches. Work per call
+(FLOPs, bytes) is the counters'. A row is one kernel; its launch sizes are joined one by one, so that a mean over them is
+weighted by how often each ran.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from llm_perf_opt.analysis.kernel_names import function_name, has_arguments, normal_name
+from llm_perf_opt.counters.roles import CounterRoles
+from llm_perf_opt.kernel_records import CountedKernel, CounterReport, KernelUse
+from llm_perf_opt.records import Maybe, Missing
+
+TIME_DIFFERS = 0.25
+"""Share by which Nsight Compute's duration may differ from the trace's before it is said."""
+NOT_SAMPLED = Missing("no launch of it was sampled")
+NOT_COLLECTED = Missing("the counter was not collected")
+
+
+@dataclass(frozen=True)
+class PerCall:
+    """What counters said, per call: a mean over the sampled launch sizes."""
+
+    tensor_flops: Maybe[float]
+    vector_flops: Maybe[float]
+    dram_read_bytes: Maybe[float]
+    dram_write_bytes: Maybe[float]
+    time_ns: Maybe[float]
+    """Nsight Compute's own duration."""
+    sm_pct: Maybe[float]
+    dram_pct: Maybe[float]
+    occupancy_pct: Maybe[float]
+
+    @property
+    def flops(self) -> Maybe[float]:
+        """On the tensor cores and beside them; of one kind alone where the other was not collected."""
+        known = [value for value in (self.tensor_flops, self.vector_flops) if not isinstance(value, Missing)]
+        return sum(known) if known else self.tensor_flops
+
+    @property
+    def dram_bytes(self) -> Maybe[float]:
+        """Read and written."""
+        for value in (self.dram_read_bytes, self.dram_write_bytes):
+            if isinstance(value, Missing):
+                return value
+        return _known(self.dram_read_bytes) + _known(self.dram_write_bytes)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel in one launch size."""
+
+    grid: int
+    block: int
+    calls: int
+    total_ns: int
+    sampled: int
+    """Launches whose counters stand for it."""
+    by_name: bool
+    """Whether those launches had another grid."""
+    per_call: Maybe[PerCall]
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel of a stage."""
+
+    stage: str
+    name: str
+    """In normal form."""
+    spelled: str
+    """As the trace has it."""
+    calls: int
+    total_ns: int
+    share: float
+    """Of the stage's kernel time."""
+    variants: tuple[Variant, ...]
+    per_call: Maybe[PerCall]
+    """Over the launch sizes that have counters, weighted by their calls (percentages: by their time)."""
+
+    @property
+    def mean_ns(self) -> float:
+        """Of a call, in the trace."""
+        return self.total_ns / self.calls
+
+    @property
+    def counted_ns(self) -> int:
+        """The part of its time whose launch sizes have counters."""
+        return sum(variant.total_ns for variant in self.variants if not isinstance(variant.per_call, Missing))
+
+    @property
+    def by_name(self) -> bool:
+        """Whether some of its counters are of launches with another grid."""
+        return any(variant.by_name for variant in self.variants)
+
+    @property
+    def flops_per_s(self) -> Maybe[float]:
+        """Counted FLOPs over the trace's time of the same launch sizes."""
+        return self._rate("flops")
+
+    @property
+    def bytes_per_s(self) -> Maybe[float]:
+        """Counted DRAM bytes over the trace's time of the same launch sizes."""
+        return self._rate("dram_bytes")
+
+    @property
+    def flops_per_byte(self) -> Maybe[float]:
+        """Executed FLOPs per byte of DRAM traffic."""
+        if isinstance(self.per_call, Missing):
+            return self.per_call
+        flops, moved = self.per_call.flops, self.per_call.dram_bytes
+        for value in (flops, moved):
+            if isinstance(value, Missing):
+                return value
+        return _known(flops) / _known(moved) if moved else Missing("it moved no byte of DRAM")
+
+    @property
+    def time_ratio(self) -> Maybe[float]:
+        """Nsight Compute's duration over the trace's, of the same launch sizes."""
+        own = self._sum("time_ns")
+        return own if isinstance(own, Missing) else own / max(self.counted_ns, 1)
+
+    @property
+    def time_differs(self) -> bool:
+        """Whether the two durations are so far apart that the kernel ran under other conditions."""
+        ratio = self.time_ratio
+        return not isinstance(ratio, Missing) and abs(ratio - 1) > TIME_DIFFERS
+
+    def _rate(self, amount: str) -> Maybe[float]:
+        total = self._sum(amount)
+        return total if isinstance(total, Missing) else total / (max(self.counted_ns, 1) / 1e9)
+
+    def _sum(self, amount: str) -> Maybe[float]:
+        return _total(self.variants, amount)
+
+
+@dataclass(frozen=True)
+class StageKernels:
+    """All kernels of a stage, the longest first."""
+
+    stage: str
+    rows: tuple[KernelRow, ...]
+    total_ns: int
+    calls: int
+    counters: Maybe[float]
+    """Share of its kernel time that has counters."""
+    by_name: float
+    """Share of its kernel time whose counters are of launches with another grid."""
+    flops: Maybe[float]
+    """Executed, over all calls that have counters."""
+    tensor_flops: Maybe[float]
+    dram_bytes: Maybe[float]
+    unused: int
+    """Sampled launches of kernels that the trace did not see in this stage."""
+    not_collected: tuple[str, ...]
+    """FLOP counters of the chip that were not asked for: their work is not in the figures."""
+    notes: tuple[str, ...] = ()
+
+
+def kernel_table(
+    uses: Iterable[KernelUse],
+    reports: Mapping[str, Maybe[CounterReport]],
+    roles: Maybe[CounterRoles],
+    *,
+    no_counters: str = "no counters were read in this stage",
+) -> tuple[StageKernels, ...]:
+    """Stages in the order their kernels come in; `reports` holds what was counted in a stage, or why nothing was."""
+    stages: dict[str, list[KernelUse]] = defaultdict(list)
+    for use in uses:
+        if use.calls > 0:
+            stages[use.stage].append(use)
+    return tuple(_stage(stage, members, reports.get(stage, Missing(no_counters)), roles) for stage, members in stages.items())
+
+
+def _stage(stage: str, uses: Sequence[KernelUse], report: Maybe[CounterReport], roles: Maybe[CounterRoles]) -> StageKernels:
+    why = _unusable(report, roles)
+    samples: dict[str, list[CountedKernel]] = {}
+    unused = 0
+    if why is None and not isinstance(report, Missing):
+        samples, unused = _by_name(report.kernels, uses)
+    total = sum(use.total_ns for use in uses)
+    groups: dict[str, list[KernelUse]] = defaultdict(list)
+    for use in uses:
+        groups[normal_name(use.name)].append(use)
+    rows = [_row(stage, name, group, total, samples.get(name, []), roles, why) for name, group in groups.items()]
+    rows.sort(key=lambda row: (-row.total_ns, row.name))
+    variants = [variant for row in rows for variant in row.variants]
+    return StageKernels(
+        stage=stage,
+        rows=tuple(rows),
+        total_ns=total,
+        calls=sum(use.calls for use in uses),
+        counters=why or sum(row.counted_ns for row in rows) / max(total, 1),
+        by_name=sum(variant.total_ns for variant in variants if variant.by_name) / max(total, 1),
+        flops=why or _total(variants, "flops"),
+        tensor_flops=why or _total(variants, "tensor_flops"),
+        dram_bytes=why or _total(variants, "dram_bytes"),
+        unused=unused,
+        not_collected=() if why else _not_collected(samples, roles),
+        notes=() if isinstance(report, Missing) else tuple(problem.what for problem in report.problems),
+    )
+
+
+def _unusable(report: Maybe[CounterReport], roles: Maybe[CounterRoles]) -> Missing | None:
+    if isinstance(report, Missing):
+        return report
+    fatal = next((problem for problem in report.problems if problem.fatal), None)
+    if fatal:
+        return Missing(f"the counters of this stage cannot be believed: {fatal.what}")
+    return roles if isinstance(roles, Missing) else None
+
+
+# --- joining ----------------------------------------------------------------------------------------------------------
+
+
+def _by_name(kernels: Sequence[CountedKernel], uses: Sequence[KernelUse]) -> tuple[dict[str, list[CountedKernel]], int]:
+    """Sampled launches under the normal names of the trace, and how many found none.
+
+    A name without its template arguments, as the tool prints on demand, is taken for the one kernel of the stage it can be.
+    """
+    names = {normal_name(use.name) for use in uses}
+    instances: dict[tuple[str, int, int], set[str]] = defaultdict(set)
+    for use in uses:
+        instances[(function_name(use.name), use.grid, use.block)].add(normal_name(use.name))
+    found: dict[str, list[CountedKernel]] = defaultdict(list)
+    unused = 0
+    for kernel in kernels:
+        name = normal_name(kernel.name)
+        if name not in names and not has_arguments(kernel.name):
+            possible = instances.get((name, prod(kernel.grid), prod(kernel.block)), set())
+            name = next(iter(possible)) if len(possible) == 1 else ""
+        if name in names:
+            found[name].append(kernel)
+        else:
+            unused += 1
+    return found, unused
+
+
+def _row(
+    stage: str,
+    name: str,
+    uses: Sequence[KernelUse],
+    stage_ns: int,
+    samples: Sequence[CountedKernel],
+    roles: Maybe[CounterRoles],
+    why: Missing | None,
+) -> KernelRow:
+    sizes: dict[tuple[int, int], list[KernelUse]] = defaultdict(list)
+    for use in uses:
+        sizes[(use.grid, use.block)].append(use)
+    calls = {size: sum(use.calls for use in group) for size, group in sizes.items()}
+    variants = []
+    for (grid, block), group in sizes.items():
+        chosen, by_name = _samples_for(grid, block, samples)
+        counted: Maybe[PerCall] = NOT_SAMPLED if why is None else why
+        if chosen and not isinstance(roles, Missing):
+            counted = _mean_call(chosen, calls, roles)
+        total = sum(use.total_ns for use in group)
+        variants.append(Variant(grid, block, calls[(grid, block)], total, len(chosen), by_name, counted))
+    variants.sort(key=lambda variant: -variant.total_ns)
+    total = sum(variant.total_ns for variant in variants)
+    return KernelRow(
+        stage=stage,
+        name=name,
+        spelled=uses[0].name,
+        calls=sum(calls.values()),
+        total_ns=total,
+        share=total / max(stage_ns, 1),
+        variants=tuple(variants),
+        per_call=_over_variants(variants, why or NOT_SAMPLED),
+    )
+
+
+def _samples_for(grid: int, block: int, samples: Sequence[CountedKernel]) -> tuple[list[CountedKernel], bool]:
+    """Launches of the same size; failing those, of the same block with another grid. A size that is not known fits any."""
+    same_block = [sample for sample in samples if _fits(block, prod(sample.block))]
+    exact = [sample for sample in same_block if grid and grid == prod(sample.grid)]
+    return (exact, False) if exact else (same_block, bool(same_block))
+
+
+def _fits(one: int, other: int) -> bool:
+    return one == other or not one or not other
+
+
+# --- counters ---------------------------------------------------------------------------------------------------------
+
+
+def _mean_call(samples: Sequence[CountedKernel], calls: Mapping[tuple[int, int], int], roles: CounterRoles) -> PerCall:
+    """Of launches of one size their mean; of several sizes weighted by how often the trace saw each."""
+    sizes: dict[tuple[int, int], int] = defaultdict(int)
+    for sample in samples:
+        sizes[_size(sample)] += 1
+    weights = [calls.get(_size(sample), 0) / sizes[_size(sample)] for sample in samples]
+    if not any(weights):  # none of the sampled sizes is in the trace: no weight is better than another
+        weights = [1.0] * len(samples)
+
+    def mean(name: str) -> Maybe[float]:
+        return _weighted([sample.counters.get(name, NOT_COLLECTED) for sample in samples], weights)
+
+    def work(counters: Mapping[str, int]) -> Maybe[float]:
+        return _weighted([_flops(sample, counters) for sample in samples], weights)
+
+    return PerCall(
+        tensor_flops=work(roles.tensor_flops),
+        vector_flops=work(roles.vector_flops),
+        dram_read_bytes=mean(roles.dram_read_bytes),
+        dram_write_bytes=mean(roles.dram_write_bytes),
+        time_ns=mean(roles.time_ns),
+        sm_pct=mean(roles.sm_pct),
+        dram_pct=mean(roles.dram_pct),
+        occupancy_pct=mean(roles.occupancy_pct),
+    )
+
+
+def _size(sample: CountedKernel) -> tuple[int, int]:
+    return prod(sample.grid), prod(sample.block)
+
+
+def _flops(sample: CountedKernel, counters: Mapping[str, int]) -> Maybe[float]:
+    """The sum over the counters that were collected; one of them without a value leaves none."""
+    total, any_of_them = 0.0, False
+    for name, flops in counters.items():
+        value = sample.counters.get(name)
+        if isinstance(value, Missing):
+            return value
+        if value is not None:
+            total, any_of_them = total + value * flops, True
+    return total if any_of_them else NOT_COLLECTED
+
+
+def _weighted(values: Sequence[Maybe[float]], weights: Sequence[float]) -> Maybe[float]:
+    total = 0.0
+    for value, weight in zip(values, weights, strict=True):
+        if isinstance(value, Missing):
+            if weight:
+                return value
+        else:
+            total += value * weight
+    return total / sum(weights)
+
+
+def _over_variants(variants: Sequence[Variant], none: Missing) -> Maybe[PerCall]:
+    known = [(variant, variant.per_call) for variant in variants if not isinstance(variant.per_call, Missing)]
+    if not known:
+        return none
+
+    def mean(amount: str, *, by_time: bool = False) -> Maybe[float]:
+        weights = [float(variant.total_ns if by_time else variant.calls) for variant, _ in known]
+        return _weighted([getattr(counted, amount) for _, counted in known], weights if any(weights) else [1.0] * len(known))
+
+    return PerCall(
+        tensor_flops=mean("tensor_flops"),
+        vector_flops=mean("vector_flops"),
+        dram_read_bytes=mean("dram_read_bytes"),
+        dram_write_bytes=mean("dram_write_bytes"),
+        time_ns=mean("time_ns"),
+        sm_pct=mean("sm_pct", by_time=True),
+        dram_pct=mean("dram_pct", by_time=True),
+        occupancy_pct=mean("occupancy_pct", by_time=True),
+    )
+
+
+def _total(variants: Iterable[Variant], amount: str) -> Maybe[float]:
+    """Over all calls of the launch sizes that have counters."""
+    total, why = 0.0, NOT_SAMPLED
+    counted = False
+    for variant in variants:
+        if isinstance(variant.per_call, Missing):
+            why = variant.per_call
+            continue
+        value = getattr(variant.per_call, amount)
+        if isinstance(value, Missing):
+            return value
+        total, counted = total + value * variant.calls, True
+    return total if counted else why
+
+
+def _not_collected(samples: Mapping[str, Sequence[CountedKernel]], roles: Maybe[CounterRoles]) -> tuple[str, ...]:
+    if isinstance(roles, Missing) or not samples:
+        return ()
+    seen = {name for group in samples.values() for sample in group for name in sample.counters}
+    return tuple(name for name in (*roles.tensor_flops, *roles.vector_flops) if name not in seen)
+
+
+def _known(value: Maybe[float]) -> float:
+    if isinstance(value, Missing):
+        raise TypeError(value.why)
+    return value
