@@ -21,10 +21,13 @@ from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor import ncu, nsys
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
+from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
 from llm_perf_opt.profiling.vendor.launch import Companion, Finished, build_work_argv, run_child
+from llm_perf_opt.profiling.vendor.logs import log_error
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
-from llm_perf_opt.profiling.vendor.probe import find_tool, tool_version
+from llm_perf_opt.profiling.vendor.probe import find_tool, probe_nsys, tool_version
+from llm_perf_opt.profiling.vendor.tool_pass import run_tool
 from llm_perf_opt.provenance import environment, packages
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus, RunStatus
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
@@ -73,7 +76,11 @@ def _pass_argv(folder: RunFolder, config: RunConfig, name: str) -> list[str]:
         )
     work = build_work_argv(folder.config_file, "plain", folder.raw(name))
     if name == "nsys":
-        return build_nsys_cmd(tool, folder.tool_report(name), work)
+        probe = probe_nsys(tool)
+        if isinstance(probe, Missing):
+            raise ResourceError(f"Nsight Systems cannot be used: {probe.why}.", "See `llm-perf doctor`.")
+        check_ranges_visible(probe.version)
+        return build_nsys_cmd(tool, folder.tool_report(name), work, probe=probe)
     ranges = [ncu_range(Stage.DECODE_STEP)]
     return build_ncu_cmd(tool, folder.tool_report(name), work, ranges=ranges, launch_count=config.profiling.ncu.launches)
 
@@ -203,14 +210,22 @@ def _run_pass(
         listener.pass_message(name, message)
 
     try:
-        finished = run_child(
-            argv,
-            log=folder.log_file(name),
-            timeout_s=config.profiling.pass_timeout_s,
-            on_message=hear,
-            on_start=on_start,
-        )
-        error = _verdict(name, finished, said, folder)
+        log, timeout_s, complaint = folder.log_file(name), config.profiling.pass_timeout_s, None
+        if name in _WRAPPED:
+            run = run_tool(
+                "nsys" if name == "nsys" else "ncu",
+                argv,
+                folder.tool_report(name),
+                log=log,
+                timeout_s=timeout_s,
+                max_trace_gb=config.profiling.max_trace_gb,
+                on_message=hear,
+                on_start=on_start,
+            )
+            finished, complaint = run.finished, log_error(run.problems)
+        else:
+            finished = run_child(argv, log=log, timeout_s=timeout_s, on_message=hear, on_start=on_start)
+        error = _verdict(name, finished, said, folder, complaint)
     except LlmPerfError as raised:
         finished, error = None, raised
     entry = replace(
@@ -227,7 +242,9 @@ def _run_pass(
         raise error
 
 
-def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:
+def _verdict(
+    name: str, finished: Finished, said: list[LlmPerfError], folder: RunFolder, complaint: LlmPerfError | None
+) -> LlmPerfError | None:
     """What a pass's end means."""
     error = verdict(
         f"The {LABELS[name]} pass",
@@ -238,7 +255,9 @@ def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: Ru
         longer="Raise profiling.pass_timeout_s, or measure less.",
         smaller="try a smaller model, batch or prompt.",
     )
-    return error or _missing_report(name, folder)
+    if error is not None and (said or finished.stopped or finished.timed_out):
+        return error
+    return complaint or error or _missing_report(name, folder)  # a tool's own words say more than its exit code
 
 
 def _tool_version(name: str, argv: Sequence[str]) -> str:

@@ -135,6 +135,8 @@ class ProfilingConfig:
     ncu: NcuConfig
     pass_timeout_s: float
     """A pass that takes longer is ended and the run is partial."""
+    max_trace_gb: float
+    """The most disk space, in GB of 10⁹ bytes, that nsys or ncu may take while it records; then its pass is stopped."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "profiling.nvml.interval_s": (0.005, 3600),
     "profiling.ncu.launches": (1, 100_000),
     "profiling.pass_timeout_s": (1, 1_000_000),
+    "profiling.max_trace_gb": (0.01, 100_000),
 }
 
 
