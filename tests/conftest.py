@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _real_tool(name: str) -> Path:
-    from llm_perf_opt.profiling.vendor.checks import find_tool
+    from llm_perf_opt.profiling.vendor.probe import find_tool
 
     found = find_tool(name)
     if found is None:

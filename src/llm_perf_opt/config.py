@@ -166,10 +166,10 @@ class ProfilingConfig:
     ncu: NcuConfig
     metrics: MetricsConfig
     regions: RegionsConfig
-    max_trace_gb: float
-    """The most disk space that one pass of the Nsight tools may take; above it the pass is stopped."""
     pass_timeout_s: float
     """A pass that takes longer is ended and the run is partial."""
+    max_trace_gb: float
+    """The most disk space, in GB of 10⁹ bytes, that nsys or ncu may take while it records; then its pass is stopped."""
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "profiling.ncu.top": (1, 10_000),
     "profiling.ncu.coverage": (0.01, 1.0),
     "profiling.ncu.budget_s": (0.1, 1_000_000),
-    "profiling.max_trace_gb": (0.001, 1_000_000),
     "profiling.pass_timeout_s": (1, 1_000_000),
+    "profiling.max_trace_gb": (0.01, 100_000),
 }
 
 

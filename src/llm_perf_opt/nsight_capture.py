@@ -227,9 +227,7 @@ def _count_stage(
     return chosen.seconds
 
 
-def _choose(
-    folder: RunFolder, config: RunConfig, counting: _Counting, stage: Stage, budget_s: float
-) -> Selection | str:
+def _choose(folder: RunFolder, config: RunConfig, counting: _Counting, stage: Stage, budget_s: float) -> Selection | str:
     asked = config.profiling.ncu
     passes = expected_passes(counting.metrics.names, counting.metrics.sections)
     reasons = []

@@ -1,8 +1,6 @@
 """What is on this machine, what is missing, what that costs, and how to get it."""
 
-import os
 import platform
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,18 +10,21 @@ from typing import Literal
 
 from llm_perf_opt.host import available_memory_bytes, cpu_has_native_bf16, cpu_name, usable_cpus
 from llm_perf_opt.profiling.gpu import describe, handle_of, nvml
-from llm_perf_opt.profiling.vendor.launch import ask
+from llm_perf_opt.profiling.vendor.compatibility import NVTX_REMEDY, blind_to_ranges, cuda_runtime, nvtx_version, too_old_for
+from llm_perf_opt.profiling.vendor.permission import REMEDY, counter_permission
+from llm_perf_opt.profiling.vendor.probe import (
+    Located,
+    find_importer,
+    find_tool,
+    locate,
+    probe_ncu,
+    probe_nsys,
+    tool_version,
+)
 from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import LEAST_FREE_BYTES
 
-_INSTALL_FOLDERS = {
-    "nsys": (
-        "/opt/nvidia/nsight-systems/*/bin/nsys",
-        "/usr/local/cuda*/bin/nsys",
-        "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
-    ),
-    "ncu": ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu"),
-}
+_LAST_BLIND_NSYS = "2023.4.4"
 
 
 @dataclass(frozen=True)
@@ -41,30 +42,10 @@ class Check:
 def check_machine() -> list[Check]:
     """Every check, in the order a reader wants them."""
     checks: tuple[Callable[[], Check], ...] = (
-        _python, _processor, _memory, _disk, _torch, _transformers, _gpu, _nvtx, _nsys, _ncu, _compiler,
+        _python, _processor, _memory, _disk, _torch, _transformers, _gpu, _nvtx, _nsys, _importer, _ncu, _counters,
+        _compiler,
     )  # fmt: skip
     return [check() for check in checks]
-
-
-def find_tool(name: str) -> Path | None:
-    """nsys or ncu: its variable (NSYS, NCU), the PATH, then the usual folders, newest first."""
-    named = os.environ.get(name.upper())
-    if named and Path(named).is_file():
-        return Path(named)
-    on_path = shutil.which(name)
-    if on_path:
-        return Path(on_path)
-    for pattern in _INSTALL_FOLDERS[name]:
-        found = sorted(Path("/").glob(pattern.lstrip("/")), reverse=True)
-        if found:
-            return found[0]
-    return None
-
-
-def tool_version(path: Path) -> str | None:
-    """What nsys or ncu says of itself."""
-    version = re.search(r"\d{4}\.\d+\.\d+[\w.-]*", ask([str(path), "--version"], timeout_s=30) or "")
-    return version.group() if version else None
 
 
 def _python() -> Check:
@@ -126,25 +107,79 @@ def _gpu() -> Check:
 
 
 def _nvtx() -> Check:
-    check = _package("nvtx", "Nsight tools cannot see the stages.")
-    version = re.match(r"(\d+)\.(\d+)\.(\d+)", check.found)
-    if check.status == "ok" and version and tuple(map(int, version.groups())) >= (0, 2, 12):
-        return Check(
-            "nvtx",
-            "warning",
-            check.found,
-            "Nsight Systems up to 2023.4 does not see its ranges.",
-            "pip install 'nvtx<0.2.12'",
-        )
-    return check
+    costs = "Nsight tools cannot see the stages."
+    version = nvtx_version()
+    if isinstance(version, Missing):
+        return Check("nvtx", "missing", str(version.why), costs, "pip install 'nvtx>=0.2.10,<0.2.12'")
+    nsys = find_tool("nsys")
+    release = tool_version(nsys) if nsys else None
+    if release and blind_to_ranges(release, version):
+        return Check("nvtx", "missing", f"{version}, whose ranges nsys {release} does not see", "No nsys pass.", NVTX_REMEDY)
+    if blind_to_ranges(_LAST_BLIND_NSYS, version):
+        return Check("nvtx", "warning", version, "Nsight Systems up to 2023.4 does not see its ranges.", NVTX_REMEDY)
+    return Check("nvtx", "ok", version)
 
 
 def _nsys() -> Check:
-    return _tool("nsys", "Nsight Systems", "No kernel timeline from outside the process.")
+    title, costs = "Nsight Systems", "No kernel timeline from outside the process."
+    place = locate("nsys")
+    if place.path is None:
+        return _absent("nsys", title, costs, place)
+    found = probe_nsys(place.path)
+    if isinstance(found, Missing):
+        return Check(title, "warning", found.why, costs, _where("nsys", title))
+    said = f"{found.version} at {found.path}"
+    said += f", {len(found.trace_modules)} traceable APIs, "
+    said += f"reports named as {found.report_style}" if found.report_style else "no report scripts (not needed)"
+    doubts = [*found.notes, *filter(None, (place.warning, too_old_for(found.version, cuda_runtime())))]
+    if "sqlite" not in found.export_types:
+        doubts.append("it does not offer the export to SQLite")
+    if doubts:
+        return Check(
+            title, "warning", f"{said}; {'; '.join(doubts)}", "Its report may be missing or incomplete.", _where("nsys", title)
+        )
+    return Check(title, "ok", said)
+
+
+def _importer() -> Check:
+    title = "nsys importer"
+    path = find_tool("nsys")
+    if path is None:
+        return Check(title, "missing", "there is no nsys", "No reports of nsys.", _where("nsys", "Nsight Systems"))
+    importer = find_importer(path, tool_version(path) or "")
+    if importer is not None:
+        return Check(title, "ok", str(importer))
+    return Check(
+        title, "warning", f"no QdstrmImporter near {path}",
+        "nsys may leave a .qdstrm of which no report can be made here.",
+        "Install the whole of Nsight Systems (target and host part), not the target part alone.",
+    )  # fmt: skip
 
 
 def _ncu() -> Check:
-    return _tool("ncu", "Nsight Compute", "No hardware counters per kernel.")
+    title, costs = "Nsight Compute", "No hardware counters per kernel."
+    place = locate("ncu")
+    if place.path is None:
+        return _absent("ncu", title, costs, place)
+    found = probe_ncu(place.path)
+    if isinstance(found, Missing):
+        return Check(title, "warning", found.why, costs, _where("ncu", title))
+    said = f"{found.version} at {found.path}, sets {', '.join(found.sets) or 'none'}, {len(found.sections)} sections"
+    doubts = [*found.notes, *filter(None, (place.warning, "" if found.sets else "it lists no sets"))]
+    if doubts:
+        return Check(title, "warning", f"{said}; {'; '.join(doubts)}", "Counters may be incomplete.", _where("ncu", title))
+    return Check(title, "ok", said)
+
+
+def _counters() -> Check:
+    permission = counter_permission()
+    if permission.status == "ok":
+        return Check("GPU counters", "ok", permission.why)
+    costs = "Nsight Compute and GPU metrics sampling are refused (ERR_NVGPUCTRPERM)."
+    if permission.status == "denied":
+        return Check("GPU counters", "missing", permission.why, costs, REMEDY)
+    found = f"not known whether they may be read: {permission.why}"
+    return Check("GPU counters", "warning", found, "Nsight Compute may be refused.", "Try a run with profiling=ncu: it says so.")
 
 
 def _compiler() -> Check:
@@ -161,12 +196,10 @@ def _package(name: str, costs: str) -> Check:
         return Check(name, "missing", "not installed", costs, f"pip install {name}")
 
 
-def _tool(name: str, title: str, costs: str) -> Check:
-    path = find_tool(name)
-    where = f"Install {title} from NVIDIA or the CUDA toolkit, or name the binary in the variable {name.upper()}."
-    if path is None:
-        return Check(title, "missing", f"no {name} on the PATH or in the usual folders", costs, where)
-    version = tool_version(path)
-    if version is None:
-        return Check(title, "warning", f"{path} does not tell its version", costs, where)
-    return Check(title, "ok", f"{version} at {path}")
+def _where(name: str, title: str) -> str:
+    return f"Install {title} from NVIDIA or with the CUDA toolkit, or name the binary in the variable {name.upper()}."
+
+
+def _absent(name: str, title: str, costs: str, place: Located) -> Check:
+    found = place.warning or f"no {name} on the PATH or in the usual folders"
+    return Check(title, "missing", found, costs, _where(name, title))

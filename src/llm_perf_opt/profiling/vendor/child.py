@@ -50,10 +50,12 @@ def told_error(message: dict[str, Any]) -> LlmPerfError | None:
 def verdict(
     what: str, finished: Finished, said: Sequence[LlmPerfError], log: Path, *, limit: str, longer: str, smaller: str
 ) -> LlmPerfError | None:
-    """What a child's end means: its own words first, then its exit code. None: it ended well.
+    """What a child's end means: why we stopped it, then its own words, then its exit code. None: it ended well.
 
     `limit` names the time it had, `longer` and `smaller` say what to do when it ran out of time or memory.
     """
+    if finished.stopped is not None:
+        return finished.stopped
     if said:
         return said[0]
     if finished.timed_out:

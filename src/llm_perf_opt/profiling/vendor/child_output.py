@@ -8,7 +8,7 @@ from io import RawIOBase
 from typing import Any
 
 MESSAGE_PREFIX = "@llm-perf "
-"""A line of a child's output that begins so is a message to its parent; every other line is log."""
+"""What follows this in a line of a child's output is a message to its parent; everything else is log."""
 _MAX_LINE = 1 << 20
 
 OnMessage = Callable[[dict[str, Any]], None]
@@ -42,12 +42,15 @@ class LineReader:
         self._file.write(f"llm-perf: {text}\n".encode())
 
     def _line(self, line: bytes) -> None:
-        if line.startswith(MESSAGE_PREFIX.encode()):
+        before, prefix, rest = line.partition(MESSAGE_PREFIX.encode())
+        if prefix:  # not always at the beginning: nsys prints its progress without ending the line
             with suppress(ValueError):
-                message = json.loads(line[len(MESSAGE_PREFIX) :])
+                message = json.loads(rest)
                 if isinstance(message, dict):
                     self._on_message(message)
-                    return
+                    line = before
+                    if not before:
+                        return
         self._file.write(line + b"\n")
 
 

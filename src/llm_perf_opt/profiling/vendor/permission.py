@@ -30,7 +30,7 @@ def counter_permission(driver: Path = Path("/proc/driver/nvidia"), process: Path
     try:
         restricted = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", (driver / "params").read_text(errors="replace"), re.MULTILINE)
     except OSError:
-        return Permission("unknown", "no NVIDIA driver is loaded here")
+        return Permission("unknown", f"there is no {driver}")
     if restricted is None:
         return Permission("unknown", "the driver does not say whether counters are restricted")
     if restricted.group(1) == "0":
