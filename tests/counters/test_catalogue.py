@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.counters import catalogue
@@ -109,6 +109,7 @@ def test_a_name_the_installed_tool_lacks_is_a_problem_of_that_tool() -> None:
     assert problem("gh100", "launch__registers_per_thread", known) == ""  # no tool lists facts of a launch
 
 
+@settings(deadline=None)
 @given(st.sampled_from(CHIPS), st.data())
 def test_every_suffix_of_its_kind_is_accepted_and_no_other(chip: str, data: st.DataObject) -> None:
     base = data.draw(st.sampled_from(sorted(base_names(chip))))
@@ -117,12 +118,14 @@ def test_every_suffix_of_its_kind_is_accepted_and_no_other(chip: str, data: st.D
     assert split_name(chip, f"{base}.{suffix}") == (base, suffix)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(CHIPS), st.text(max_size=80))
 def test_any_text_is_answered(chip: str, text: str) -> None:
     assert has(chip, text) or problem(chip, text)
     assert all(has(chip, one) for one in near(chip, text))
 
 
+@settings(deadline=None)
 @given(st.sampled_from(CHIPS), st.data())
 def test_a_slip_of_one_letter_is_found(chip: str, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([one for one in EVERYWHERE if not one.startswith("launch")]))
