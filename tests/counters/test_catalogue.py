@@ -1,5 +1,6 @@
 """The lists of names, their suffixes, and what is near a name that does not exist."""
 
+import gzip
 import re
 import time
 from pathlib import Path
@@ -45,6 +46,11 @@ EVERYWHERE = (
 def test_a_list_holds_thousands_of_clean_names(chip: str) -> None:
     assert len(base_names(chip)) > 3000
     assert not [name for name in base_names(chip) if not re.fullmatch(r"(\w+\.)*[a-z0-9]+__\w+", name)]
+
+
+def test_every_list_says_which_tool_made_it() -> None:
+    for file in (Path(catalogue.__file__).parent / "names").iterdir():
+        assert gzip.decompress(file.read_bytes()).decode().startswith(f"# {catalogue.LISTED_BY}: "), file.name
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -236,4 +242,3 @@ def test_the_tool_agrees_on_suffixes(real_ncu: Path) -> None:
 def test_facts_of_a_launch_are_no_counters() -> None:
     assert len(launch_names()) > 200
     assert all(not (launch_names() & base_names(chip)) for chip in CHIPS)
-    assert catalogue.LISTED_BY.startswith("Nsight Compute 20")

@@ -12,8 +12,8 @@ BASE = "base: {description: everything}\n"
 
 def test_a_set_as_written() -> None:
     found = read_sets(
-        BASE
-        + "mine:\n  description: a\n  ncu: [lts__t_bytes.sum, role:time_ns]\n  sections: [Occupancy, {section: Nvlink, needs: x.sum}]\n"
+        BASE + "mine:\n  description: a\n  ncu: [lts__t_bytes.sum, role:time_ns]\n"
+        "  sections: [Occupancy, {section: Nvlink, needs: x.sum}]\n"
         "  trace: [cuda]\n  gpu_metrics: true\n  torch: max\n  notes: [b]\n",
         "mine.yaml",
     )["mine"]
