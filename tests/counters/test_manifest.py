@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.counters.catalogue import base_names, chips, has, launch_names, names_listed, split_name
@@ -147,22 +147,23 @@ def test_what_the_installed_tool_lacks_is_dropped_from_sets_and_refused_as_addit
         resolve([], add=["lts__t_bytes.sum"], chip="gh100", known=known)
 
 
+@settings(deadline=None)
 @given(SETS, st.sampled_from(CHIPS))
 def test_repeating_a_set_changes_nothing(sets: Sequence[str], chip: str) -> None:
     assert resolve([*sets, *sets, "base"], chip=chip) == resolve(sets, chip=chip)
 
 
-@given(SETS, st.randoms(), st.sampled_from(CHIPS))
-def test_order_decides_the_place_and_nothing_else(sets: list[str], random: object, chip: str) -> None:
-    shuffled = list(sets)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    one, other = resolve(sets, chip=chip), resolve(shuffled, chip=chip)
+@settings(deadline=None)
+@given(SETS, st.sampled_from(CHIPS), st.data())
+def test_order_decides_the_place_and_nothing_else(sets: list[str], chip: str, data: st.DataObject) -> None:
+    one, other = resolve(sets, chip=chip), resolve(data.draw(st.permutations(sets)), chip=chip)
     assert set(one.names) == set(other.names)
     assert {name: set(of) for name, of in sources(one).items()} == {name: set(of) for name, of in sources(other).items()}
     assert (one.gpu_metrics, one.torch_preset) == (other.gpu_metrics, other.torch_preset)
     assert set(one.trace_modules) == set(other.trace_modules)
 
 
+@settings(deadline=None)
 @given(SETS, st.lists(st.sampled_from(EXTRA)), st.sampled_from(CHIPS))
 def test_no_counter_appears_twice_and_each_has_a_source(sets: list[str], add: list[str], chip: str) -> None:
     found = resolve(sets, add=add, chip=chip)
@@ -170,6 +171,7 @@ def test_no_counter_appears_twice_and_each_has_a_source(sets: list[str], add: li
     assert all(metric.sources and len(set(metric.sources)) == len(metric.sources) for metric in found.metrics)
 
 
+@settings(deadline=None)
 @given(SETS, st.lists(st.sampled_from(EXTRA), unique=True), st.sampled_from(CHIPS), st.data())
 def test_removal_takes_out_exactly_what_is_named(sets: list[str], add: list[str], chip: str, data: st.DataObject) -> None:
     whole = resolve(sets, add=add, chip=chip)
@@ -178,6 +180,7 @@ def test_removal_takes_out_exactly_what_is_named(sets: list[str], add: list[str]
     assert left.names == tuple(name for name in whole.names if name not in gone)
 
 
+@settings(deadline=None)
 @given(SETS, st.sampled_from(CHIPS))
 def test_adding_then_removing_what_is_new_changes_nothing(sets: list[str], chip: str) -> None:
     new = "sm__cycles_elapsed.max"

@@ -60,7 +60,7 @@ def manifest_page() -> str:
             table(["name", "suffixes"], [[kind.value, _suffixes(kind)] for kind in Kind]),
             "## Sets",
             "",
-            f"Counters as they resolve on {DEFAULT_CHIP}, without those of `base`.",
+            f"What each names itself, as it resolves on {DEFAULT_CHIP}; what `base` records comes with every one of them.",
             "",
             *(_set_text(one) for one in shipped_sets().values()),
             "## Counters by meaning",
@@ -93,18 +93,24 @@ def _dotted(suffixes: Iterable[str]) -> str:
 
 def _set_text(one: MetricSet) -> str:
     found = resolve([one.name], chip=DEFAULT_CHIP)
-    own = [metric for metric in found.metrics if one.name in metric.sources]
+    own = [f"`{metric.name}`" for metric in found.metrics if one.name in metric.sources]
+    sampled = ["GPU metrics sampled"] if one.gpu_metrics else []
     facts = [
-        ["Nsight Compute", "<br>".join(f"`{metric.name}`" for metric in own) or "as `base`"],
-        ["sections", ", ".join(f"`{section}`" for section in found.sections) or "none"],
-        ["Nsight Systems", f"`{','.join(found.trace_modules)}`{'; GPU metrics sampled' if found.gpu_metrics else ''}"],
-        ["torch.profiler", f"`{found.torch_preset}`"],
+        ["Nsight Compute", "<br>".join(own)],
+        ["sections", ", ".join(f"`{section}`" for section in found.sections)],
+        ["Nsight Systems", "; ".join([f"`{','.join(one.trace)}`", *sampled] if one.trace else sampled)],
+        ["torch.profiler", f"`{one.torch}`" if one.torch else ""],
+        ["not to be had", ", ".join(_lacking(one.name))],
     ]
-    lacking = [f"{chip} ({len(dropped)})" for chip in chips() if (dropped := resolve([one.name], chip=chip).dropped)]
-    if lacking:
-        facts.append(["lacking entries on", ", ".join(lacking)])
+    rows = [fact for fact in facts if fact[1]]
     notes = "".join(f"- {note}\n" for note in found.notes)
-    return f"### {one.name}\n\n{one.description}\n\n{table(['', ''], facts)}" + (f"\n{notes}" if notes else "")
+    parts = [f"### {one.name}\n", f"{one.description}\n", table(["", ""], rows) if rows else "", notes]
+    return "\n".join(part for part in parts if part)
+
+
+def _lacking(name: str) -> list[str]:
+    dropped = {chip: resolve([name], chip=chip).dropped for chip in chips()}
+    return [f"{len(entries)} of these on {chip}" for chip, entries in dropped.items() if entries]
 
 
 def _role_text() -> str:

@@ -1,0 +1,35 @@
+"""Write the shipped list of counter names anew, from an installed Nsight Compute.
+
+python scripts/counter_names.py gh100 gb100
+
+A chip that was not known before also needs its roles (counters/roles.py) and its products (counters/catalogue.py), and a
+newer tool the constant LISTED_BY; the tests say what is missing.
+"""
+
+import gzip
+import sys
+from pathlib import Path
+
+from llm_perf_opt.profiling.vendor.checks import find_tool, tool_version
+from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
+from llm_perf_opt.records import Missing
+
+FOLDER = Path(__file__).parents[1] / "src" / "llm_perf_opt" / "counters" / "names"
+
+
+def main(chips: list[str]) -> None:
+    """One file per chip; the same names give the same bytes."""
+    ncu = find_tool("ncu")
+    if ncu is None or not chips:
+        sys.exit("usage: counter_names.py CHIP... (and ncu must be on the PATH or in the variable NCU)")
+    for chip in chips:
+        names = names_known_to(ncu, chip)
+        if isinstance(names, Missing):
+            sys.exit(names.why)
+        lines = [f"# Nsight Compute {tool_version(ncu)}: ncu --query-metrics --chips {chip}", *sorted(names)]
+        (FOLDER / f"{chip}.txt.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0))
+        print(f"{chip}: {len(names):,} names")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
