@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.projection import project
 from llm_perf_opt.analysis.stage_launches import stage_launches
 from llm_perf_opt.analysis.trace_health import Expected
 from llm_perf_opt.config import RunConfig
-from llm_perf_opt.counters.catalogue import chip_of_device, names_listed
+from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
@@ -22,8 +22,9 @@ from llm_perf_opt.passes import LABELS, PassPlan, skip_pass
 from llm_perf_opt.profiling.gpu import describe, gpu_count, handle_of, nvml
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, on_stage
-from llm_perf_opt.profiling.vendor.launch import ask, build_work_argv
+from llm_perf_opt.profiling.vendor.launch import build_work_argv
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
+from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, locate, probe_nsys, tool_version
@@ -187,10 +188,10 @@ def _counting(config: RunConfig) -> _Counting:
     chip = _chip(config)
     if isinstance(chip, Missing):
         raise ResourceError(f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips.")
-    listed = ask([str(ncu), "--query-metrics", "--chips", chip], timeout_s=120)
-    if not listed:
-        raise ResourceError(f"{ncu} does not list the counters of {chip}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
-    return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", _resolved(config, chip, names_listed(listed)))
+    known = names_known_to(ncu, chip)
+    if isinstance(known, Missing):
+        raise ResourceError(f"{known.why}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
+    return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", _resolved(config, chip, known))
 
 
 def _count_stage(

@@ -1,12 +1,70 @@
-"""The counters' self-test: a GEMM and a copy of known size, counted before any other figure is believed."""
+"""The counters' self-test: products and a copy of known size, counted before any other figure is believed."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from llm_perf_opt.analysis.counter_selftest import SelfTest, judge, told_work
 from llm_perf_opt.config import RunConfig
+from llm_perf_opt.counters.roles import roles
+from llm_perf_opt.errors import CaptureError
 from llm_perf_opt.listener import Listener
-from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.nsight_passes import NcuAsked, ncu_pass
+from llm_perf_opt.parsers.ncu_csv import read_ncu
+from llm_perf_opt.passes import LABELS, PassPlan
+from llm_perf_opt.profiling import counter_selftest
+from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
+from llm_perf_opt.records import Missing, PassRecord
+from llm_perf_opt.run_folder import RunFolder, write_record
+
+NAME = "ncu_selftest"
+
+
+class _Heard:
+    """Passes messages on and keeps the one that says what was run."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.ran: dict[str, Any] = {}
+
+    def pass_started(self, name: str, label: str) -> None:
+        self._listener.pass_started(name, label)
+
+    def pass_message(self, name: str, message: dict[str, Any]) -> None:
+        if message.get("event") == counter_selftest.EVENT:
+            self.ran = {key: value for key, value in message.items() if key != "event"}
+        self._listener.pass_message(name, message)
+
+    def pass_ended(self, entry: PassRecord) -> None:
+        self._listener.pass_ended(entry)
 
 
 def run_selftest(folder: RunFolder, config: RunConfig, listener: Listener, ncu: Path, version: str, chip: str) -> None:
-    """Count what is known."""
-    raise NotImplementedError
+    """Count work of known size; a CaptureError where the counts are wrong. Leaves the verdict in the run folder."""
+    asked = roles(chip)
+    argv = build_ncu_cmd(
+        ncu,
+        folder.tool_report(NAME),
+        [sys.executable, "-m", counter_selftest.__name__, "--device-index", str(config.hardware.device_index)],
+        ranges=[counter_selftest.SELFTEST_RANGE],
+        metrics=[*asked.tensor_flops, asked.dram_read_bytes, asked.dram_write_bytes, asked.time_ns],
+        ours=False,
+    )
+    heard = _Heard(listener)
+    heard.pass_started(NAME, LABELS[NAME])
+    plan = PassPlan(NAME, argv, config.profiling.pass_timeout_s, version)
+    ncu_pass(folder, plan, heard, NcuAsked(ncu, config.profiling.max_trace_gb))
+    found = judge(read_ncu(folder.counters_file(NAME)), told_work(heard.ran), asked)
+    if isinstance(found, Missing):
+        return
+    write_record(folder.selftest_file, found)
+    if not found.passed:
+        _mark_failed(folder, found)
+        raise CaptureError(f"The counter self-test failed: {found.why}.", "See kernels.md; another tool may hold the counters.")
+
+
+def _mark_failed(folder: RunFolder, found: SelfTest) -> None:
+    entry = folder.manifest().pass_named(NAME)
+    if entry is not None:
+        folder.update_pass(replace(entry, status="failed", why=found.why))
