@@ -52,7 +52,7 @@ class _Fed:
     """The piece ends inside an event."""
 
 
-Decode = Callable[[bytes], int]
+Decode = Callable[[bytes | memoryview], int]
 """Takes a JSON array of events and keeps them, all or none; returns how many. Raises one of DECODE_FAILURES."""
 
 
@@ -112,34 +112,40 @@ class EventChunks:
 
     # --- the events -----------------------------------------------------------------------------------------------
 
-    def _events(self, buffer: bytes) -> bytes:
+    def _events(self, first: bytes) -> bytes:
         """Feed every event; returns what stands behind the array."""
+        window = _Window(first)
         wanted = CHUNK_BYTES
         ended = False
         while True:
-            cut = len(buffer) if ended else _last_boundary(buffer)
-            if cut:
-                fed = self._feed(buffer[:cut], last=ended)
+            cut = window.end if ended else window.last_boundary()
+            if cut is not None and cut > 1:
+                fed = self._feed(window, cut, last=ended)
                 if fed.after is not None:
-                    return fed.after + buffer[cut:] + self._rest()
+                    return fed.after + window.between(cut, window.end) + self._rest()
                 if fed.used:
-                    buffer = buffer[cut:].lstrip(b", \t\r\n")
+                    window.drop(cut)
                     wanted = CHUNK_BYTES
             if ended:
                 self.cut_short = True
                 return b""
-            if len(buffer) > 2 * LARGEST_EVENT_BYTES:
+            if window.end > 2 * LARGEST_EVENT_BYTES:
                 raise ParseError(
-                    f"{self.name} is damaged: no event ends in the {len(buffer):,} bytes before byte {self._seen:,}.", NOT_A_TRACE
+                    f"{self.name} is damaged: no event ends in the {window.end:,} bytes before byte {self._seen:,}.", NOT_A_TRACE
                 )
-            if len(buffer) > wanted // 2:  # what was cut inside an event is read on in growing pieces, not again and again
-                wanted = 2 * len(buffer)
+            if window.end > wanted // 2:  # what was cut inside an event is read on in growing pieces, not again and again
+                wanted = 2 * window.end
             data = self._more(wanted)
             ended = not data
-            buffer += data
+            window.add(data)
 
-    def _feed(self, piece: bytes, last: bool) -> _Fed:
+    def _feed(self, window: "_Window", cut: int, last: bool) -> _Fed:
         """Give a piece to the decoder: as it is, else mended, else event by event, so that one bad event costs one event."""
+        try:
+            self.events += window.decode(self._decode, cut)
+            return _Fed(True)
+        except DECODE_FAILURES:
+            piece = window.between(1, cut)
         fed = self._attempt(piece)
         if fed.used or (fed.cut_inside and not last and len(piece) <= LARGEST_EVENT_BYTES):
             return fed
@@ -198,19 +204,52 @@ class EventChunks:
         return Surroundings(head or {}, tail or {}, head is not None and tail is not None)
 
 
-def _last_boundary(buffer: bytes) -> int | None:
-    """Where the last whole event of the buffer ends."""
-    window = 1 << 14
-    while True:
-        start = max(0, len(buffer) - window)
-        last = None
-        for last in _BOUNDARY.finditer(buffer, start):  # noqa: B007 - the last one is wanted
-            pass
-        if last is not None:
-            return last.start() + 1
-        if start == 0:
-            return None
-        window *= 8
+class _Window:
+    """The bytes at hand, behind a `[`. They stay in one piece of memory: fresh megabytes for every chunk cost as much as decoding it."""
+
+    def __init__(self, first: bytes) -> None:
+        self._room = bytearray(b"[" + first + bytes(2 * CHUNK_BYTES))
+        self.end = 1 + len(first)
+
+    def add(self, data: bytes) -> None:
+        """More bytes at the end."""
+        if self.end + len(data) >= len(self._room):  # one byte is kept free for a closing bracket
+            self._room = self._room[: self.end] + bytes(2 * len(data) + self.end)
+        self._room[self.end : self.end + len(data)] = data
+        self.end += len(data)
+
+    def last_boundary(self) -> int | None:
+        """Where the last whole event ends."""
+        width = 1 << 13
+        while True:
+            start = max(0, self.end - width)
+            last = None
+            for last in _BOUNDARY.finditer(self._room, start, self.end):  # noqa: B007 - the last one is wanted
+                pass
+            if last is not None:
+                return last.start() + 1
+            if start == 0:
+                return None
+            width *= 8
+
+    def decode(self, decode: Decode, cut: int) -> int:
+        """Give the bytes up to the cut to a decoder as a closed array, where they lie."""
+        behind = self._room[cut]
+        self._room[cut] = ord("]")
+        try:
+            return decode(memoryview(self._room)[: cut + 1])
+        finally:
+            self._room[cut] = behind
+
+    def between(self, start: int, end: int) -> bytes:
+        """A copy of some bytes."""
+        return bytes(self._room[start:end])
+
+    def drop(self, cut: int) -> None:
+        """Forget what lies before the cut, and the comma behind it."""
+        rest = bytes(self._room[cut : self.end]).lstrip(b", \t\r\n")
+        self._room[1 : 1 + len(rest)] = rest
+        self.end = 1 + len(rest)
 
 
 def _single_events(piece: bytes) -> Iterator[bytes]:

@@ -75,7 +75,7 @@ class EventDecoder:
         self.not_events = 0
         """Members of the array that were no objects."""
 
-    def __call__(self, text: bytes) -> int:
+    def __call__(self, text: bytes | memoryview) -> int:
         """Decode a whole array and keep its events; nothing is kept when this raises."""
         for decoder in (self._exact,) if self._digits_needed else (self._fast, self._exact):
             try:
