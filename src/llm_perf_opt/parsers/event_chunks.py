@@ -1,0 +1,291 @@
+"""The big array of a trace file, cut into chunks of whole events by looking at the bytes, so that a file of any size is read in little
+memory.
+
+Where one event ends and the next begins, `}, {"word":` stands. Inside a JSON string that text cannot stand, because its quotes would be
+escaped, and after a string's closing quote no word can follow. It may still stand inside an event, between objects of an array among
+its arguments; a chunk cut there does not decode, and is then read further.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from llm_perf_opt.errors import ParseError
+
+CHUNK_BYTES = 1 << 20
+"""Small enough for the processor's cache, which makes decoding a third faster than in one piece."""
+LARGEST_EVENT_BYTES = 16 << 20
+"""A longer stretch that does not decode is damaged, not one event."""
+LARGEST_HEAD_BYTES = 64 << 20
+LARGEST_TAIL_BYTES = 64 << 20
+
+_BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"\w+"\s*:)')
+_ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_AFTER_ARRAY = re.compile(rb'\s*(?:,\s*"|\}|\Z)')
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+
+NOT_A_TRACE = "Give a trace that torch.profiler exported: .json, .json.gz or a zip of one."
+DECODE_FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a trace file holds around its events."""
+
+    before: dict[str, Any]
+    after: dict[str, Any]
+    readable: bool
+    """Whether both could be read."""
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """What became of a piece."""
+
+    used: bool
+    after: bytes | None = None
+    """What follows the array, if it ended in the piece."""
+    cut_inside: bool = False
+    """The piece ends inside an event."""
+
+
+Decode = Callable[[bytes | memoryview], int]
+"""Takes a JSON array of events and keeps them, all or none; returns how many. Raises one of DECODE_FAILURES."""
+
+
+class EventChunks:
+    """Feeds the events of a file to a decoder, chunk by chunk."""
+
+    def __init__(self, name: str, read: Callable[[int], bytes], decode: Decode, repair: Callable[[bytes], bytes]) -> None:
+        self.name = name
+        self.events = 0
+        self.cut_short = False
+        """The file ends before its events do."""
+        self.unreadable = 0
+        """Events that no decoder could read."""
+        self.repaired = 0
+        """Chunks that were no JSON until they were mended."""
+        self._read = read
+        self._decode = decode
+        self._repair = repair
+        self._seen = 0
+
+    def run(self) -> Surroundings:
+        """Read it all."""
+        before, buffer = self._head()
+        after = self._events(buffer)
+        return self._surroundings(before, after)
+
+    # --- before the events ----------------------------------------------------------------------------------------
+
+    def _more(self, size: int) -> bytes:
+        data = self._read(size)
+        self._seen += len(data)
+        return data
+
+    def _head(self) -> tuple[bytes, bytes]:
+        """What stands before the array, and the first bytes of the array's inside."""
+        buffer = self._more(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf")
+        start = buffer.lstrip()[:1]
+        if start == b"[":  # the array alone is a Chrome trace too
+            return b"", buffer.lstrip()[1:]
+        if start != b"{":
+            raise ParseError(f"{self.name} is not a torch trace: {_first_bytes(buffer)}.", NOT_A_TRACE)
+        searched = 0
+        while True:
+            for match in _ARRAY_BEGINS.finditer(buffer, searched):
+                if _object(buffer[: match.start()] + b'"":0}') is not None:
+                    return buffer[: match.start()], buffer[match.end() :]
+            first = _ARRAY_BEGINS.search(buffer)
+            if first and len(buffer) - first.end() > CHUNK_BYTES:  # what stands before it cannot be read, the events perhaps can
+                return buffer[: first.start()], buffer[first.end() :]
+            searched = max(0, len(buffer) - 64)
+            data = self._more(max(CHUNK_BYTES, len(buffer)))
+            if not data or len(buffer) > LARGEST_HEAD_BYTES:
+                if first:
+                    return buffer[: first.start()], buffer[first.end() :]
+                raise ParseError(f"{self.name} is not a torch trace: {_why_no_events(buffer, self._seen)}.", NOT_A_TRACE)
+            buffer += data
+
+    # --- the events -----------------------------------------------------------------------------------------------
+
+    def _events(self, first: bytes) -> bytes:
+        """Feed every event; returns what stands behind the array."""
+        window = _Window(first)
+        wanted = CHUNK_BYTES
+        ended = False
+        while True:
+            cut = window.end if ended else window.last_boundary()
+            if cut is not None and cut > 1:
+                fed = self._feed(window, cut, last=ended)
+                if fed.after is not None:
+                    return fed.after + window.between(cut, window.end) + self._rest()
+                if fed.used:
+                    window.drop(cut)
+                    wanted = CHUNK_BYTES
+            if ended:
+                self.cut_short = True
+                return b""
+            if window.end > 2 * LARGEST_EVENT_BYTES:
+                raise ParseError(
+                    f"{self.name} is damaged: no event ends in the {window.end:,} bytes before byte {self._seen:,}.", NOT_A_TRACE
+                )
+            if window.end > wanted // 2:  # what was cut inside an event is read on in growing pieces, not again and again
+                wanted = 2 * window.end
+            data = self._more(wanted)
+            ended = not data
+            window.add(data)
+
+    def _feed(self, window: "_Window", cut: int, last: bool) -> _Fed:
+        """Give a piece to the decoder: as it is, else mended, else event by event, so that one bad event costs one event."""
+        try:
+            self.events += window.decode(self._decode, cut)
+            return _Fed(True)
+        except DECODE_FAILURES:
+            piece = window.between(1, cut)
+        fed = self._attempt(piece)
+        if fed.used or (fed.cut_inside and not last and len(piece) <= LARGEST_EVENT_BYTES):
+            return fed
+        mended = self._repair(piece)
+        fed = self._attempt(mended)
+        if fed.used:
+            self.repaired += 1
+            return fed
+        return self._one_by_one(mended, last)
+
+    def _attempt(self, piece: bytes) -> _Fed:
+        """All events of the piece, or all up to the end of the array if that lies in it."""
+        text = b"[" + piece + b"]"
+        try:
+            self.events += self._decode(text)
+            return _Fed(True)
+        except DECODE_FAILURES as error:
+            failure: BaseException = error
+        end = _array_end(text, failure)
+        if end is not None and _AFTER_ARRAY.match(text, end, len(text) - 1):
+            try:
+                self.events += self._decode(text[:end])
+                return _Fed(True, text[end:-1])
+            except DECODE_FAILURES as error:
+                failure = error
+        return _Fed(False, cut_inside="truncated" in str(failure))
+
+    def _one_by_one(self, piece: bytes, last: bool) -> _Fed:
+        lost = 0
+        fed = _Fed(True)
+        for event in _single_events(piece):
+            fed = self._attempt(event)
+            if fed.after is not None:
+                break
+            lost += not fed.used
+        if last and not fed.used:
+            lost -= 1  # the file's end cut this one in two
+        self.unreadable += lost
+        return _Fed(True, fed.after)
+
+    # --- behind the events ----------------------------------------------------------------------------------------
+
+    def _rest(self) -> bytes:
+        parts = []
+        size = 0
+        while size < LARGEST_TAIL_BYTES and (data := self._more(CHUNK_BYTES)):
+            parts.append(data)
+            size += len(data)
+        return b"".join(parts)
+
+    def _surroundings(self, before: bytes, after: bytes) -> Surroundings:
+        head = _object(before + b'"":0}') if before else {}
+        tail = _object(b'{"":0' + after) if before and not self.cut_short else {}
+        if before and tail is None:
+            tail = _object(self._repair(b'{"":0' + after))
+        return Surroundings(head or {}, tail or {}, head is not None and tail is not None)
+
+
+class _Window:
+    """The bytes at hand, behind a `[`. They stay in one piece of memory: fresh megabytes for every chunk cost as much as decoding it."""
+
+    def __init__(self, first: bytes) -> None:
+        self._room = bytearray(b"[" + first + bytes(2 * CHUNK_BYTES))
+        self.end = 1 + len(first)
+
+    def add(self, data: bytes) -> None:
+        """More bytes at the end."""
+        if self.end + len(data) >= len(self._room):  # one byte is kept free for a closing bracket
+            self._room = self._room[: self.end] + bytes(2 * len(data) + self.end)
+        self._room[self.end : self.end + len(data)] = data
+        self.end += len(data)
+
+    def last_boundary(self) -> int | None:
+        """Where the last whole event ends."""
+        width = 1 << 13
+        while True:
+            start = max(0, self.end - width)
+            last = None
+            for last in _BOUNDARY.finditer(self._room, start, self.end):  # noqa: B007 - the last one is wanted
+                pass
+            if last is not None:
+                return last.start() + 1
+            if start == 0:
+                return None
+            width *= 8
+
+    def decode(self, decode: Decode, cut: int) -> int:
+        """Give the bytes up to the cut to a decoder as a closed array, where they lie."""
+        behind = self._room[cut]
+        self._room[cut] = ord("]")
+        try:
+            return decode(memoryview(self._room)[: cut + 1])
+        finally:
+            self._room[cut] = behind
+
+    def between(self, start: int, end: int) -> bytes:
+        """A copy of some bytes."""
+        return bytes(self._room[start:end])
+
+    def drop(self, cut: int) -> None:
+        """Forget what lies before the cut, and the comma behind it."""
+        rest = bytes(self._room[cut : self.end]).lstrip(b", \t\r\n")
+        self._room[1 : 1 + len(rest)] = rest
+        self.end = 1 + len(rest)
+
+
+def _single_events(piece: bytes) -> Iterator[bytes]:
+    start = 0
+    for match in _BOUNDARY.finditer(piece):
+        yield piece[start : match.start() + 1]
+        start = match.end()
+    yield piece[start:]
+
+
+def _array_end(text: bytes, error: BaseException) -> int | None:
+    """Where the array was closed, if the text goes on behind it: the decoder names a byte at or just behind the first that follows."""
+    found = _TRAILING.search(str(error))
+    if not found:
+        return None
+    for follows in (int(found.group(1)) - 1, int(found.group(1))):
+        end = text.rfind(b"]", 0, follows) + 1
+        if end and not text[end:follows].strip():
+            return end
+    return None
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        found = msgspec.json.decode(text)
+    except DECODE_FAILURES:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _first_bytes(buffer: bytes) -> str:
+    return f"it begins with {buffer[:12]!r}" if buffer.strip() else "it is empty"
+
+
+def _why_no_events(buffer: bytes, seen: int) -> str:
+    found = _object(buffer)
+    if found is None:
+        return f"its first {seen:,} bytes have no list of traceEvents"
+    return f"it is JSON without a list of traceEvents; its keys are {', '.join(list(found)[:8]) or 'none'}"

@@ -1,0 +1,34 @@
+"""Any profiler's trace by its content: a torch trace or an nsys export."""
+
+from pathlib import Path
+
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.events import Trace
+
+_SQLITE = b"SQLite format 3\x00"
+_PREVIEW_BYTES = 64
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a file, whatever its name: torch.profiler's JSON or nsys's SQLite, plain or packed; or a ParseError."""
+    if is_nsys(path):
+        from llm_perf_opt.parsers.nsys_sqlite import read_nsys
+
+        return read_nsys(path)
+    from llm_perf_opt.parsers.torch_trace import read_torch_trace
+
+    return read_torch_trace(path)
+
+
+def is_nsys(path: Path) -> bool:
+    """Whether a file is an nsys SQLite export, by its first bytes."""
+    from llm_perf_opt.parsers.packed import PackedFile
+
+    if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
+        raise ParseError(
+            f"{path} is nsys's own format, which only nsys reads.", f"nsys export --type sqlite -o {path.stem}.sqlite {path.name}"
+        )
+    if path.is_dir():
+        raise ParseError(f"{path} is a folder.", "Give a trace file, or a run folder that `llm-perf run` printed.")
+    with PackedFile(path) as file:
+        return file.read(_PREVIEW_BYTES).startswith(_SQLITE)

@@ -1,0 +1,128 @@
+"""A trace file's bytes, plain, gzipped or in a zip, unpacked piece by piece. What the file is, its first bytes say, not its name.
+
+A small file that unpacks to something enormous is refused: by ratio, and by a size that `LLM_PERF_MAX_TRACE_GB` raises.
+"""
+
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+from llm_perf_opt.errors import ConfigError, ParseError
+
+LIMIT_VARIABLE = "LLM_PERF_MAX_TRACE_GB"
+DEFAULT_LIMIT_GB = 32.0
+HIGHEST_RATIO = 200
+"""Unpacked to packed. Real traces reach about 30; deflate cannot exceed 1,032."""
+RATIO_COUNTS_FROM_BYTES = 64 << 20
+_READ_BYTES = 1 << 18
+
+
+class PackedFile:
+    """A file opened for reading its unpacked bytes once, from the front."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cut_short = False
+        """Whether the packed data ended before its own end mark."""
+        self._produced = 0
+        self._limit = _limit_bytes()
+        try:
+            self._file = path.open("rb")
+            self.packed_bytes = os.fstat(self._file.fileno()).st_size
+            magic = self._file.read(4)
+            self._file.seek(0)
+        except OSError as error:
+            raise ParseError(f"{path} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
+        self._member: IO[bytes] | None = None
+        self._inflater: "zlib._Decompress | None" = None
+        self._pending = b""
+        if magic[:2] == b"\x1f\x8b":
+            self._inflater = zlib.decompressobj(31)
+        elif magic == b"PK\x03\x04":
+            self._member = self._only_member()
+
+    def __enter__(self) -> "PackedFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._member is not None:
+            self._member.close()
+        self._file.close()
+
+    def read(self, size: int) -> bytes:
+        """About `size` bytes more, never more than that; none at the end."""
+        try:
+            if self._inflater is not None:
+                data = self._inflate(size)
+            elif self._member is not None:
+                data = self._member.read(size)
+            else:
+                return self._file.read(size)
+        except (zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+            raise ParseError(
+                f"{self.path} is damaged: it cannot be unpacked beyond its first {self._produced:,} bytes ({error}).",
+                "Copy it again from where it was made.",
+            ) from error
+        except OSError as error:
+            raise ParseError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+        self._produced += len(data)
+        self._check_size()
+        return data
+
+    def _inflate(self, size: int) -> bytes:
+        """The next piece of a gzip file, which may hold several members one after another."""
+        while self._inflater is not None:
+            if self._inflater.eof:
+                self._pending = self._inflater.unused_data or self._file.read(_READ_BYTES)
+                if not self._pending.startswith(b"\x1f\x8b"):  # the end, or padding after it
+                    return b""
+                self._inflater = zlib.decompressobj(31)
+            packed = self._pending or self._file.read(_READ_BYTES)
+            if not packed:
+                self.cut_short = True
+                return self._inflater.flush()[:size]
+            data = self._inflater.decompress(packed, size)
+            self._pending = self._inflater.unconsumed_tail
+            if data:
+                return data
+        return b""
+
+    def _only_member(self) -> IO[bytes]:
+        remedy = "Unpack it and give the trace itself."
+        try:
+            archive = zipfile.ZipFile(self._file)
+            files = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
+            if len(files) != 1:
+                raise ParseError(f"{self.path} holds {len(files)} files; one trace was expected.", remedy)
+            return archive.open(files[0])
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, zlib.error) as error:
+            raise ParseError(f"{self.path} is a zip file that cannot be opened: {error}.", remedy) from error
+
+    def _check_size(self) -> None:
+        ratio = self._produced / max(self.packed_bytes, 1)
+        if self._produced > self._limit:
+            raise ParseError(
+                f"{self.path} unpacks to more than {self._limit / 1e9:.0f} GB.", f"Set {LIMIT_VARIABLE} if it is a true trace."
+            )
+        if self._produced > RATIO_COUNTS_FROM_BYTES and ratio > HIGHEST_RATIO and LIMIT_VARIABLE not in os.environ:
+            raise ParseError(
+                f"{self.path} unpacks to more than {HIGHEST_RATIO} times its size: no trace does that.",
+                f"Set {LIMIT_VARIABLE} to the gigabytes it may have if it is a true trace.",
+            )
+
+
+def _limit_bytes() -> float:
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    try:
+        gigabytes = float(text) if text else DEFAULT_LIMIT_GB
+    except ValueError:
+        gigabytes = -1.0
+    if not gigabytes > 0:
+        raise ConfigError(f"{LIMIT_VARIABLE}={text} is no size.", "Give gigabytes, as in 64.")
+    return gigabytes * 1e9

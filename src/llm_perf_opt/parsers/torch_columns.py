@@ -1,0 +1,230 @@
+"""Events of a torch trace → columns, chunk by chunk. The objects of a chunk are gone before the next is decoded."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from llm_perf_opt.events import NO_NAME, Columns, DeviceWork, HostCalls, Int64, Operators, RangeKind, Ranges, WorkKind
+from llm_perf_opt.parsers.torch_events import EXACT_BELOW_US, AnyEvent, NeedsDigits
+
+# Category → where it goes. The second spellings are those of torch < 1.12 and of other devices' profilers.
+_WORK = {
+    "kernel": WorkKind.KERNEL,
+    "Kernel": WorkKind.KERNEL,
+    "gpu_memcpy": WorkKind.MEMCPY,
+    "Memcpy": WorkKind.MEMCPY,
+    "gpu_memset": WorkKind.MEMSET,
+    "Memset": WorkKind.MEMSET,
+}
+_CALLS = (
+    "cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver",
+    "privateuse1_runtime", "privateuse1_driver", "mtia_runtime",
+)  # fmt: skip
+_OPERATORS = ("cpu_op", "Operator")
+_RANGES = ("user_annotation",)
+_PYTHON = "python_function"
+_MODULE = "nn.Module: "
+MODULE_DOMAIN = "nn.Module"
+"""The domain of ranges made of the profiler's module frames (with_modules and with_stack)."""
+_LARGEST_NS = 2**62
+
+Table = TypeVar("Table", bound=Columns)
+
+
+class _Codes(dict[str, int]):
+    """Name → its index, growing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __missing__(self, name: str) -> int:
+        self[name] = code = len(self.names)
+        self.names.append(name)
+        return code
+
+
+class _ShapeCodes(dict[bytes, int]):
+    """Shapes as the file spells them → the index of that text among the names."""
+
+    def __init__(self, names: _Codes) -> None:
+        super().__init__({b"": NO_NAME})
+        self._names = names
+
+    def __missing__(self, spelled: bytes) -> int:
+        self[spelled] = code = self._names[spelled.decode("utf-8", "replace")]
+        return code
+
+
+class _Identities(dict[int | str, int]):
+    """Process and thread numbers; those that are words get numbers below zero."""
+
+    def __missing__(self, identity: int | str) -> int:
+        if isinstance(identity, str):
+            identity_number = int(identity) if identity.isdecimal() and len(identity) < 19 else None
+        else:
+            identity_number = identity if abs(identity) < _LARGEST_NS else None
+        number = -len(self) - 2 if identity_number is None else identity_number
+        self[identity] = number
+        return number
+
+
+class _Buckets(dict[str, Callable[[AnyEvent], None]]):
+    """Category → where its events are put; others are dropped, and their names kept to say what a foreign trace holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists: dict[str, list[AnyEvent]] = {}
+        self.others: set[str] = set()
+        self._dropped: list[AnyEvent] = []
+
+    def want(self, category: str) -> None:
+        self.lists[category] = []
+        self[category] = self.lists[category].append
+
+    def __missing__(self, category: str) -> Callable[[AnyEvent], None]:
+        if len(self.others) < 1000:
+            self.others.add(category)
+            self[category] = self._dropped.append
+        return self._dropped.append
+
+    def clear_events(self) -> None:
+        self._dropped.clear()
+        for events in self.lists.values():
+            events.clear()
+
+
+class TorchColumns:
+    """Takes chunks of events; gives columns at the end."""
+
+    def __init__(self) -> None:
+        self._codes = _Codes()
+        self._shape_codes = _ShapeCodes(self._codes)
+        self._identities = _Identities()
+        self._buckets = _Buckets()
+        for category in (*_WORK, *_CALLS, *_OPERATORS, *_RANGES, _PYTHON):
+            self._buckets.want(category)
+        self._parts: dict[type[Columns], list[Columns]] = {DeviceWork: [], HostCalls: [], Operators: [], Ranges: []}
+        self.unplaced_work = 0
+        """Device work without a start."""
+        self.negative_work = 0
+        self.negative_host = 0
+
+    @property
+    def names(self) -> list[str]:
+        """All names, in the order of their first use."""
+        return self._codes.names
+
+    @property
+    def other_categories(self) -> list[str]:
+        """Categories that were passed over."""
+        return sorted(self._buckets.others)
+
+    def take(self, events: Sequence[AnyEvent]) -> None:
+        """Add a chunk, all of it or, when this raises, none."""
+        try:
+            put = self._buckets
+            for event in events:
+                put[event.cat](event)
+            made = [self._columns(category, bucket) for category, bucket in put.lists.items() if bucket]
+        finally:
+            self._buckets.clear_events()
+        for part, unplaced, negative in made:
+            self._parts[type(part)].append(part)
+            if isinstance(part, DeviceWork):
+                self.unplaced_work += unplaced
+                self.negative_work += negative
+            else:
+                self.negative_host += negative
+
+    def table(self, kind: type[Table]) -> Table:
+        """All rows of a kind, in the order of their start, the outer first."""
+        parts = self._parts[kind]
+        if not parts:
+            return kind.none()
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0].columns()}
+        self._parts[kind] = []
+        start, end = columns["start_ns"], columns["end_ns"]
+        order = np.argsort(start, kind="stable")
+        in_order = start[order]
+        if (in_order[1:] == in_order[:-1]).any():  # the outer of two that begin together comes first
+            order = np.lexsort((-end, start))
+        return kind(**{name: column[order] for name, column in columns.items()})
+
+    # --- one chunk ------------------------------------------------------------------------------------------------
+
+    def _columns(self, category: str, bucket: list[AnyEvent]) -> tuple[Columns, int, int]:
+        events = [event for event in bucket if event.ph == "X" and event.ts is not None]
+        if category == _PYTHON:
+            events = [event for event in events if event.name.startswith(_MODULE)]
+        start = _nanoseconds([event.ts for event in events])
+        duration = _nanoseconds([event.dur for event in events])
+        negative = int((duration < 0).sum())
+        end = start + np.maximum(duration, 0)
+        code = self._codes
+        name = np.array([code[event.name] for event in events], np.int32)
+        if category in _WORK:
+            unplaced = sum(event.ph == "X" and event.ts is None for event in bucket)
+            return self._work(events, _WORK[category], start, end, name), unplaced, negative
+        number = self._identities
+        process = np.array([number[event.pid] for event in events], np.int64)
+        thread = np.array([number[event.tid] for event in events], np.int64)
+        if category in _CALLS:
+            correlation = np.array([event.args.correlation for event in events], np.int64)
+            return HostCalls(start, end, name, process, thread, correlation), 0, negative
+        if category in _OPERATORS:
+            shape = self._shape_codes
+            shapes = np.array([shape[bytes(event.args.shapes)] for event in events], np.int32)
+            return Operators(start, end, name, process, thread, shapes), 0, negative
+        domain = np.full(len(events), code[MODULE_DOMAIN] if category == _PYTHON else NO_NAME, np.int32)
+        kind = np.full(len(events), RangeKind.PUSH_POP, np.uint8)
+        return Ranges(start, end, name, domain, kind, process, thread), 0, negative
+
+    def _work(self, events: list[AnyEvent], kind: WorkKind, start: Int64, end: Int64, name: npt.NDArray[np.int32]) -> DeviceWork:
+        given = [event.args for event in events]
+        if kind is WorkKind.KERNEL:
+            grid = np.array([x * y * z for x, y, z in [one.grid for one in given]], np.int64)
+            block = np.array([x * y * z for x, y, z in [one.block for one in given]], np.int64)
+            size = np.full(len(events), -1, np.int64)
+        else:
+            grid = block = np.zeros(len(events), np.int64)
+            size = np.array([one.bytes for one in given], np.int64)
+        device = np.array([one.device for one in given], np.int64)
+        stream = np.array([one.stream for one in given], np.int64)
+        number = self._identities
+        for column, identities in ((device, [event.pid for event in events]), (stream, [event.tid for event in events])):
+            for row in np.flatnonzero(column < 0):  # older traces say it by process and thread alone
+                column[row] = number[identities[row]]
+        return DeviceWork(
+            start_ns=start,
+            end_ns=end,
+            kind=np.full(len(events), kind, np.uint8),
+            name=name,
+            process=np.zeros(len(events), np.int64),  # known once all calls are
+            device=np.clip(device, -(2**31), 2**31 - 1).astype(np.int32),
+            stream=stream,
+            correlation=np.array([one.correlation for one in given], np.int64),
+            graph_node=np.array([one.graph_node for one in given], np.int64),
+            size_bytes=size,
+            grid=grid,
+            block=block,
+        )
+
+
+def _nanoseconds(microseconds: Sequence[Any]) -> Int64:
+    """Exact integer ns of times in µs, floats or decimals."""
+    if not microseconds:
+        return np.empty(0, np.int64)
+    if isinstance(microseconds[0], float):
+        values = np.array(microseconds, np.float64)
+        if not (np.abs(values) < EXACT_BELOW_US).all():
+            raise NeedsDigits
+        whole_us = np.floor(values)  # apart, or the product would be rounded once more than the file's digits bear
+        return whole_us.astype(np.int64) * 1000 + np.rint((values - whole_us) * 1000.0).astype(np.int64)
+    whole = [int((value * 1000).to_integral_value()) for value in microseconds]
+    if any(abs(value) >= _LARGEST_NS for value in whole):
+        raise msgspec.ValidationError("a time beyond all clocks")
+    return np.array(whole, np.int64)

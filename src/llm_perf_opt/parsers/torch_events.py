@@ -1,0 +1,184 @@
+"""One event of a torch trace as msgspec decodes it, and chunks of them: fast where the file is as torch writes it, exact where its
+times need more digits than a float has, forgiving where its values have odd types.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+EXACT_BELOW_US = float(2**43)
+"""Below this many µs (101 days) neighbouring floats are less than 1 ns apart, so that rounding to ns gives back the digits of the file.
+torch ≥ 2.3 counts from a base no older than three months to stay below it; earlier versions count from 1970."""
+
+
+class Arguments(msgspec.Struct, frozen=True, gc=False):
+    """What is read of `args`; the rest is skipped."""
+
+    correlation: int = 0
+    device: int = -1
+    stream: int = -1
+    bytes: int = -1
+    grid: tuple[int, int, int] = (0, 0, 0)
+    block: tuple[int, int, int] = (0, 0, 0)
+    graph_node: int = msgspec.field(default=0, name="graph node id")
+    shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
+
+
+NO_ARGUMENTS = Arguments()
+
+
+class Event(msgspec.Struct, gc=False):
+    """An event whose times a float holds exactly. Freed by reference counts alone: it refers to nothing that refers back."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: float | None = None
+    dur: float = 0.0
+    args: Arguments = NO_ARGUMENTS
+
+
+class ExactEvent(msgspec.Struct, gc=False):
+    """The same with times read from their decimal text, as numbers or as strings; an eighth as fast."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: Decimal | None = None
+    dur: Decimal = Decimal(0)
+    args: Arguments = NO_ARGUMENTS
+
+
+AnyEvent = Event | ExactEvent
+
+
+class NeedsDigits(Exception):  # noqa: N818 - a signal between decoder and columns
+    """A time in this chunk has more digits than a float."""
+
+
+class EventDecoder:
+    """Decodes arrays of events and hands them on; remembers which way of decoding the file needs."""
+
+    def __init__(self, take: Callable[[list[Any]], None]) -> None:
+        self._take = take
+        self._fast = msgspec.json.Decoder(list[Event])
+        self._exact = msgspec.json.Decoder(list[ExactEvent])
+        self._any = msgspec.json.Decoder(float_hook=Decimal)
+        self._digits_needed = False
+        self.not_events = 0
+        """Members of the array that were no objects."""
+
+    def __call__(self, text: bytes | memoryview) -> int:
+        """Decode a whole array and keep its events; nothing is kept when this raises."""
+        for decoder in (self._exact,) if self._digits_needed else (self._fast, self._exact):
+            try:
+                return self._keep(decoder.decode(text))
+            except (NeedsDigits, msgspec.ValidationError, OverflowError):
+                self._digits_needed = True
+        return self._keep(list(self._coerced(self._any.decode(text))))
+
+    def _keep(self, events: list[Any]) -> int:
+        self._take(events)
+        return len(events)
+
+    def _coerced(self, values: Any) -> Iterator[ExactEvent]:
+        for value in values:
+            if isinstance(value, dict):
+                yield _coerce(value)
+            else:
+                self.not_events += 1
+
+
+def _coerce(value: dict[str, Any]) -> ExactEvent:
+    """An event from whatever stands in it: a value of the wrong kind counts as not given."""
+    given = value.get("args")
+    given = given if isinstance(given, dict) else {}
+    shapes = given.get("Input Dims")
+    return ExactEvent(
+        ph=_text(value.get("ph")),
+        cat=_text(value.get("cat")),
+        name=_text(value.get("name")),
+        pid=_identity(value.get("pid")),
+        tid=_identity(value.get("tid")),
+        ts=_decimal(value.get("ts")),
+        dur=_decimal(value.get("dur")) or Decimal(0),
+        args=Arguments(
+            correlation=_whole(given.get("correlation"), 0),
+            device=_whole(given.get("device"), -1),
+            stream=_whole(given.get("stream"), -1),
+            bytes=_whole(given.get("bytes"), -1),
+            grid=_triple(given.get("grid")),
+            block=_triple(given.get("block")),
+            graph_node=_whole(given.get("graph node id"), 0),
+            shapes=msgspec.Raw(b"" if shapes is None else msgspec.json.encode(shapes)),
+        ),
+    )
+
+
+_LARGEST = 2**62
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _identity(value: Any) -> int | str:
+    return value if isinstance(value, str) else _whole(value, 0)
+
+
+def _whole(value: Any, default: int) -> int:
+    number = _decimal(value)
+    if number is None or abs(number) >= _LARGEST:
+        return default
+    return int(number)
+
+
+def _decimal(value: Any) -> Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        return None
+    try:
+        number = Decimal(value)
+    except (InvalidOperation, ValueError):
+        return None
+    return number if number.is_finite() and abs(number) < _LARGEST else None
+
+
+def _triple(value: Any) -> tuple[int, int, int]:
+    if not isinstance(value, list) or len(value) != 3:
+        return (0, 0, 0)
+    x, y, z = (_whole(one, 0) for one in value)
+    return (x, y, z) if abs(x * y * z) < _LARGEST else (0, 0, 0)
+
+
+# torch writes names into its JSON as they are, so that a label with a quote in it breaks the file; other tools write NaN and Infinity.
+_NAME = re.compile(rb'("name"\s*:\s*")([^\n]*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|s|id)"\s*:)')
+_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\b(?:nan|NaN|inf|Infinity)\b')
+_BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_CONTROL = re.compile(rb"[\x00-\x1f]")
+
+
+def repaired(piece: bytes) -> bytes:
+    """The piece with what writers are known to get wrong put right: bare quotes, wrong escapes, control characters, non-numbers,
+    text that is not UTF-8."""
+    text = piece.decode("utf-8", "replace").encode()
+    text = _NAME.sub(lambda found: found[1] + _plain(found[2]) + found[3], text)
+    return _STRING_OR_NUMBER.sub(_mended_value, text)
+
+
+def _plain(name: bytes) -> bytes:
+    """The inside of a string, with every quote escaped exactly once."""
+    return name.replace(b'\\"', b'"').replace(b'"', b'\\"')
+
+
+def _mended_value(found: "re.Match[bytes]") -> bytes:
+    value = found[0]
+    if not value.startswith(b'"'):
+        return b"null"
+    return _CONTROL.sub(lambda char: b"\\u%04x" % char[0][0], _BAD_ESCAPE.sub(rb"\\\\", value))

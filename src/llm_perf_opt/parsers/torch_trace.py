@@ -1,0 +1,121 @@
+"""A trace of torch.profiler (Chrome JSON) → `Trace`. Any version of torch, any size, in the memory of its columns."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llm_perf_opt.events import DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
+from llm_perf_opt.parsers import torch_problems
+from llm_perf_opt.parsers.event_chunks import EventChunks, Surroundings
+from llm_perf_opt.parsers.packed import PackedFile
+from llm_perf_opt.parsers.torch_columns import TorchColumns
+from llm_perf_opt.parsers.torch_events import EventDecoder, repaired
+
+
+def read_torch_trace(path: Path) -> Trace:
+    """Everything the trace says, or a ParseError. Times are µs in the file, whatever its displayTimeUnit, and exact integer ns here.
+
+    Device work comes from kernels, copies and memsets; ranges from user annotations and, in the domain `nn.Module`, from the frames of
+    modules. The copies of annotations on the device (gpu_user_annotation), flow arrows and Python frames are passed over.
+    """
+    columns = TorchColumns()
+    decoder = EventDecoder(columns.take)
+    with PackedFile(path) as file, _without_collector():
+        chunks = EventChunks(str(path), file.read, decoder, repaired)
+        around = chunks.run()
+        chunks.cut_short = chunks.cut_short or file.cut_short
+    work, calls = columns.table(DeviceWork), columns.table(HostCalls)
+    operators, ranges = columns.table(Operators), columns.table(Ranges)
+    work = replace(work, process=_processes(work, calls))
+    problems = [
+        *_file_problems(chunks, decoder.not_events, around),
+        *_content_problems(chunks.events, columns, work, calls, operators, ranges),
+        *torch_problems.notices(around.after),
+    ]
+    return Trace("torch", columns.names, work, calls, ranges, operators, tuple(problems), _facts(chunks.events, around))
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Decoded events hold no cycles; looking for cycles among a million of them costs more than decoding them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _processes(work: DeviceWork, calls: HostCalls) -> Any:
+    """The host process of each piece of device work: that of its launch, else the one with most calls."""
+    if not len(calls):
+        return np.zeros(len(work), np.int64)
+    processes, counts = np.unique(calls.process, return_counts=True)
+    most = processes[np.argmax(counts)]
+    if len(processes) == 1:
+        return np.full(len(work), most, np.int64)
+    rows = torch_problems.launch_rows(work, calls)
+    return np.where(rows >= 0, calls.process[rows], most)
+
+
+def _file_problems(chunks: EventChunks, not_events: int, around: Surroundings) -> list[TraceProblem]:
+    found = []
+    again = "Copy it again, or profile again and let the export finish."
+    if chunks.cut_short:
+        what = f"the file ends in the middle of its events; the {chunks.events:,} whole ones before that are read"
+        found.append(TraceProblem("truncated", what, True, again))
+    elif not around.readable:
+        what = "what stands before or behind the events cannot be read: the device and the profiler's own notices are not known"
+        found.append(TraceProblem("damaged_edges", what, False, again))
+    lost = chunks.unreadable + not_events
+    if lost:
+        found.append(TraceProblem("unreadable_events", f"{lost:,} events cannot be read and are left out", True, again))
+    if chunks.repaired:
+        what = f"{chunks.repaired:,} stretches of the file were no JSON (a name with a quote in it, as torch writes it) and were mended"
+        found.append(TraceProblem("repaired", what, False, "Names in mended stretches may differ from the label that was set."))
+    return found
+
+
+def _content_problems(
+    events: int, columns: TorchColumns, work: DeviceWork, calls: HostCalls, operators: Operators, ranges: Ranges
+) -> list[TraceProblem]:
+    if not events:
+        return [TraceProblem("empty", "the trace has no events", True, "Let the profiler run around the work, then export.")]
+    if not (len(work) or len(calls) or len(operators) or len(ranges)):
+        kinds = ", ".join(repr(name) for name in columns.other_categories[:6]) or "none"
+        what = f"none of its {events:,} events is of a kind that torch.profiler writes; their categories: {kinds}"
+        return [TraceProblem("foreign", what, True, "Give a trace that torch.profiler exported.")]
+    return [
+        *torch_problems.count_problems(columns.negative_work, columns.negative_host, columns.unplaced_work),
+        *torch_problems.work_problems(work, calls, columns.names),
+        *torch_problems.process_problem(len(np.unique(calls.process))),
+        *torch_problems.shape_problem(operators),
+    ]
+
+
+_FACTS = (
+    "trace_id", "host_name", "displayTimeUnit", "baseTimeNanoseconds", "record_shapes", "with_stack", "with_modules", "profile_memory",
+    "cupti_version", "cuda_driver_version", "cuda_runtime_version", "hip_driver_version", "hip_runtime_version", "traceName",
+)  # fmt: skip
+
+
+def _facts(events: int, around: Surroundings) -> dict[str, str]:
+    """What the file says of its making."""
+    said = {**around.after, **around.before}
+    facts = {"tool": "torch.profiler", "events": str(events)}
+    facts.update({key: str(said[key])[:500] for key in _FACTS if isinstance(said.get(key), str | int | float)})
+    devices = said.get("deviceProperties")
+    if isinstance(devices, list):
+        names = [str(device["name"]) for device in devices if isinstance(device, dict) and "name" in device]
+        if names:
+            facts["devices"] = ", ".join(names)[:500]
+    distributed = said.get("distributedInfo")
+    if isinstance(distributed, dict):
+        facts.update({f"distributed_{key}": str(distributed[key])[:100] for key in ("rank", "world_size") if key in distributed})
+    return facts
