@@ -7,6 +7,7 @@ from llm_perf_opt.analysis.trace_health import examined
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
+from llm_perf_opt.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import RunFolder
 
@@ -35,3 +36,8 @@ def timelines(folder: RunFolder) -> Iterator[Timeline | Missing]:
             yield Timeline(f"Nsight Systems ({name})", examined(read_nsys(folder.timeline_file(name))))
         except ParseError as error:
             yield Missing(f"{name}: {error.fact}")
+    if folder.torch_trace_file.exists():
+        try:
+            yield Timeline("torch.profiler", examined(read_torch_trace(folder.torch_trace_file)))
+        except ParseError as error:
+            yield Missing(f"torch: {error.fact}")

@@ -6,7 +6,7 @@ names (no namespace, template or parameters), which is what the tool matches and
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from llm_perf_opt.stages import Stage
@@ -31,6 +31,15 @@ class Launch:
     block: int
     duration_ns: int
 
+    @property
+    def variant(self) -> tuple[str, int, int]:
+        """What it is joined by: the kernel and its launch size."""
+        return self.name, self.grid, self.block
+
+
+Ranked = tuple[str, int, int]
+"""Function, calls, nanoseconds."""
+
 
 @dataclass(frozen=True)
 class SelectedKernel:
@@ -54,7 +63,7 @@ class Selection:
     step: int
     kernels: tuple[SelectedKernel, ...]
     coverage: float
-    """Share of the sampled step's kernel time that the chosen functions carry."""
+    """Share of the sampled step's kernel time that the counted kernels and launch sizes carry."""
     launch_skip: int
     """Matching launches before the first one counted."""
     launch_count: int
@@ -87,9 +96,9 @@ def select(
 ) -> Selection | str:
     """The launches to count, or why there are none.
 
-    At least `top` functions, and as many as it takes to carry `coverage` of the kernel time; the whole steady step where
-    the budget allows, else the shortest stretch of it that holds every variant; functions are given up, least first, when
-    even that does not fit.
+    At least `top` functions, and as many as it takes to carry `coverage` of the kernel time; the whole steady step where the
+    budget allows. Where it does not, the stretch of launches within the budget whose kernels and launch sizes carry the most
+    time, and of the functions so many that this is most.
     """
     if not launches:
         return f"the timeline holds no kernel of {stage}"
@@ -97,34 +106,48 @@ def select(
     sampled = [launch for launch in launches if launch.step == step]
     if not sampled:
         return f"the timeline holds no kernel of step {step} of {stage}"
-    whole_ns = sum(launch.duration_ns for launch in sampled)
+    whole_ns = max(1, sum(launch.duration_ns for launch in sampled))
     ranked = _ranked(sampled)
     replayable = [entry for entry in ranked if not _collective(entry[0])]
-    notes = []
-    if len(replayable) < len(ranked):
-        left = ", ".join(sorted(name for name, _, _ in ranked if _collective(name)))
-        notes.append(f"Collectives are not replayed: {left}.")
-    chosen = _enough(replayable, top, coverage * whole_ns)
+    if not replayable:
+        return f"{stage} ran nothing but collectives, which are never replayed"
     allowed = int(budget_s / (passes * SECONDS_PER_PASS))
-    while chosen:
-        names = {name for name, _, _ in chosen}
-        matching = [launch for launch in sampled if launch.function in names]
-        first, count = _stretch(matching, allowed)
-        if count <= allowed:
-            break
-        notes.append(f"{chosen[-1][0]} is left out: it does not fit in {budget_s:g} s.")
-        chosen = chosen[:-1]
-    if not chosen:
-        return f"not one launch of {stage} fits in {budget_s:g} s at {passes} passes" if replayable else "only collectives ran"
-    before = sum(launch.function in names for launch in launches if launch.step < step)
-    covered = sum(total for _, _, total in chosen) / whole_ns if whole_ns else 0.0
-    if covered < coverage:
-        notes.append(f"The chosen kernels carry {covered:.0%} of the kernel time, less than the {coverage:.0%} asked for.")
-    kernels = tuple(SelectedKernel(name, calls, total, total / whole_ns if whole_ns else 0.0) for name, calls, total in chosen)
+    if not allowed:
+        return f"not one launch of {stage} fits in {budget_s:g} s at {passes} passes"
+    asked = _enough(replayable, top, coverage * whole_ns)
+    stretches = [_stretch(sampled, {name for name, _, _ in asked[:count]}, allowed) for count in range(len(asked), 0, -1)]
+    best = max(stretches, key=lambda found: found.covered_ns)  # the first of equals has the most functions
+    chosen = asked[: len(best.functions)]
+    before = sum(launch.function in best.functions for launch in launches if launch.step < step)
+    covered = best.covered_ns / whole_ns
     return Selection(
-        stage, source, step, kernels, covered, before + first, count, step + 1, passes,
-        round(count * passes * SECONDS_PER_PASS, 1), tuple(notes),
-    )  # fmt: skip
+        stage=stage,
+        source=source,
+        step=step,
+        kernels=tuple(SelectedKernel(name, calls, total, total / whole_ns) for name, calls, total in chosen),
+        coverage=covered,
+        launch_skip=before + best.first,
+        launch_count=best.count,
+        steps_needed=step + 1,
+        passes=passes,
+        seconds=round(best.count * passes * SECONDS_PER_PASS, 1),
+        notes=tuple(_notes(ranked, asked, chosen, covered, coverage, budget_s)),
+    )
+
+
+def _notes(
+    ranked: Sequence[Ranked], asked: Sequence[Ranked], chosen: Sequence[Ranked], covered: float, coverage: float, budget_s: float
+) -> Iterator[str]:
+    collectives = sorted(name for name, _, _ in ranked if _collective(name))
+    if collectives:
+        yield f"Collectives are not replayed: {', '.join(collectives)}."
+    if len(chosen) < len(asked):
+        yield f"Left out to stay within {budget_s:g} s: {', '.join(name for name, _, _ in asked[len(chosen) :])}."
+    if covered < coverage:
+        yield (
+            f"What is counted stands for {covered:.0%} of the kernel time, less than the {coverage:.0%} asked for; "
+            "raise profiling.ncu.budget_s or ask for fewer counters."
+        )
 
 
 def _collective(function: str) -> bool:
@@ -132,7 +155,7 @@ def _collective(function: str) -> bool:
     return any(word in lowered for word in COLLECTIVES)
 
 
-def _ranked(launches: Sequence[Launch]) -> list[tuple[str, int, int]]:
+def _ranked(launches: Sequence[Launch]) -> list[Ranked]:
     """(function, calls, total ns), most time first."""
     totals: dict[str, tuple[int, int]] = {}
     for launch in launches:
@@ -141,8 +164,8 @@ def _ranked(launches: Sequence[Launch]) -> list[tuple[str, int, int]]:
     return sorted(((name, calls, total) for name, (calls, total) in totals.items()), key=lambda row: (-row[2], row[0]))
 
 
-def _enough(ranked: Sequence[tuple[str, int, int]], top: int, wanted_ns: float) -> list[tuple[str, int, int]]:
-    chosen: list[tuple[str, int, int]] = []
+def _enough(ranked: Sequence[Ranked], top: int, wanted_ns: float) -> list[Ranked]:
+    chosen: list[Ranked] = []
     covered = 0
     for entry in ranked:
         if len(chosen) >= top and covered >= wanted_ns:
@@ -152,26 +175,34 @@ def _enough(ranked: Sequence[tuple[str, int, int]], top: int, wanted_ns: float) 
     return chosen
 
 
-def _stretch(matching: Sequence[Launch], allowed: int) -> tuple[int, int]:
-    """First launch and number of launches: all of them, or the shortest run that holds every variant, widened to the budget."""
+@dataclass(frozen=True)
+class _Stretch:
+    """A run of matching launches, and the time its kernels and launch sizes carry in the whole step."""
+
+    functions: frozenset[str]
+    first: int
+    count: int
+    covered_ns: int
+
+
+def _stretch(sampled: Sequence[Launch], functions: Set[str], allowed: int) -> _Stretch:
+    """All launches of these functions, or the `allowed` in a row that stand for the most time; of equals the latest."""
+    matching = [launch for launch in sampled if launch.function in functions]
+    worth: dict[tuple[str, int, int], int] = {}
+    for launch in matching:
+        worth[launch.variant] = worth.get(launch.variant, 0) + launch.duration_ns
     if len(matching) <= allowed:
-        return 0, len(matching)
-    variants = {(launch.name, launch.grid, launch.block) for launch in matching}
-    seen: dict[tuple[str, int, int], int] = {}
-    best_first, best_count = 0, len(matching)
-    left = 0
+        return _Stretch(frozenset(functions), 0, len(matching), sum(worth.values()))
+    inside: dict[tuple[str, int, int], int] = {}
+    covered = best_ns = best_first = 0
     for right, launch in enumerate(matching):
-        variant = (launch.name, launch.grid, launch.block)
-        seen[variant] = seen.get(variant, 0) + 1
-        while len(seen) == len(variants):
-            if right - left + 1 < best_count:
-                best_first, best_count = left, right - left + 1
-            gone = (matching[left].name, matching[left].grid, matching[left].block)
-            seen[gone] -= 1
-            if not seen[gone]:
-                del seen[gone]
-            left += 1
-    if best_count > allowed:
-        return best_first, best_count
-    first = max(0, min(best_first, best_first + best_count - allowed))
-    return first, min(allowed, len(matching) - first)
+        covered += worth[launch.variant] if not inside.get(launch.variant) else 0
+        inside[launch.variant] = inside.get(launch.variant, 0) + 1
+        left = right - allowed
+        if left >= 0:
+            gone = matching[left].variant
+            inside[gone] -= 1
+            covered -= worth[gone] if not inside[gone] else 0
+        if covered >= best_ns:
+            best_ns, best_first = covered, max(0, left + 1)
+    return _Stretch(frozenset(functions), best_first, allowed, best_ns)
