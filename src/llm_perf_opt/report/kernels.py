@@ -89,8 +89,8 @@ def _notes(stage: StageKernels) -> list[str]:
         share = sum(row.share for row in differing)
         notes.append(
             f"{_DIFFERS} of {len(differing)} kernels ({percent(share)} of the time) the duration under Nsight Compute differs by "
-            f"more than {TIME_DIFFERS:.0%} from the trace's: it ran alone, with other clocks or a colder cache. Its DRAM bytes "
-            "and percentages may differ from the real run's as well; FLOPs do not."
+            f"more than {TIME_DIFFERS * 100:.0f} % from the trace's: it ran alone, with other clocks or a colder cache. "
+            "Its DRAM bytes and percentages may differ from the real run's as well; FLOPs do not."
         )
     if stage.unused:
         notes.append(
