@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llm_perf_opt.kernel_records import CountedKernel, CounterReport, KernelUse
 from llm_perf_opt.parsers.ncu_csv import read_ncu
+from llm_perf_opt.records import Maybe
 
 H200 = Path(__file__).parent / "fixtures" / "h200"
 
@@ -56,7 +57,7 @@ def launch(name: str, grid: int, block: int = 128, **counters: float) -> Counted
         "time": "gpu__time_duration.sum",
         "sm": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     }
-    values = {names[short]: float(value) for short, value in counters.items()}
+    values: dict[str, Maybe[float]] = {names[short]: float(value) for short, value in counters.items()}
     return CountedKernel(name, 1, 0, 7, (grid, 1, 1), (block, 1, 1), (), values)
 
 
