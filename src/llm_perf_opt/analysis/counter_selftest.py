@@ -112,14 +112,19 @@ def _gemm(report: CounterReport, gemm: KnownGemm, roles: CounterRoles) -> SelfTe
     counted = _sum(_within(report, gemm.range), roles.tensor_flops)
     passed = not isinstance(counted, Missing) and gemm.flops <= counted <= gemm.flops * (1 + PADDING)
     return SelfTestRow(
-        f"GEMM {gemm.m}×{gemm.n}×{gemm.k}", "FLOP", gemm.flops, counted, f"exact, or up to {PADDING:.0%} more by padding", passed
+        f"GEMM {gemm.m}×{gemm.n}×{gemm.k}",
+        "FLOP",
+        gemm.flops,
+        counted,
+        f"exact, or up to {PADDING * 100:.0f} % more by padding",
+        passed,
     )
 
 
 def _copy(report: CounterReport, copy: KnownCopy, what: str, counter: str) -> SelfTestRow:
     counted = _sum(_within(report, copy.range), {counter: 1})
     passed = not isinstance(counted, Missing) and abs(counted - copy.size_bytes) <= COPY_TOLERANCE * copy.size_bytes
-    return SelfTestRow(f"copy, {what}", "byte", copy.size_bytes, counted, f"± {COPY_TOLERANCE:.0%}", passed)
+    return SelfTestRow(f"copy, {what}", "byte", copy.size_bytes, counted, f"± {COPY_TOLERANCE * 100:.0f} %", passed)
 
 
 def _within(report: CounterReport, name: str) -> list[CountedKernel]:

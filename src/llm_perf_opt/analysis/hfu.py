@@ -1,9 +1,10 @@
 """Hardware FLOPs utilisation of a stage, from counters: executed FLOPs over unprofiled time and peak."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.efficiency import MEASURED_MARGIN
+from llm_perf_opt.analysis.efficiency import MEASURED_MARGIN, Roof
 from llm_perf_opt.analysis.kernel_table import StageKernels
 from llm_perf_opt.errors import ImplausibleError
 from llm_perf_opt.records import Maybe, Missing
@@ -42,6 +43,22 @@ class AgainstModel:
     def ratio(self) -> float:
         """Executed over needed."""
         return self.tensor_flops / self.model_flops
+
+
+@dataclass(frozen=True)
+class StageHfu:
+    """A stage against every limit, and beside the cost model."""
+
+    stage: str
+    against: tuple[tuple[str, Maybe[Hfu]], ...]
+    """Name of the limits → HFU."""
+    model: Maybe[AgainstModel]
+
+
+def stage_hfu(stage: StageKernels, roofs: Sequence[Roof], seconds: Maybe[float], model_flops: Maybe[float]) -> StageHfu:
+    """`seconds` (unprofiled) and `model_flops` are of as many steps as the trace holds that the calls were counted in."""
+    against = tuple((roof.name, hfu(stage, roof.name, seconds, roof.peak_flops_per_s)) for roof in roofs)
+    return StageHfu(stage.stage, against, against_model(stage, model_flops))
 
 
 def hfu(stage: StageKernels, roof: str, seconds: Maybe[float], peak_flops_per_s: Maybe[float]) -> Maybe[Hfu]:

@@ -25,8 +25,8 @@ SELFTEST_RANGE = f"{DOMAIN}@{SELFTEST}/"
 EVENT = "selftest"
 """The message that says what was run."""
 
-# Unequal, so that a counter of the wrong dimension shows; multiples of 128, so that common tiles divide them.
-_SHAPES = ((4096, 4096, 2048), (4096, 2048, 1024), (2048, 4096, 4096))
+# Multiples of 128, so that common tiles divide them, and most unequal, so that a count by the wrong dimension shows.
+_SHAPES = ((4096, 4096, 4096), (4096, 4096, 2048), (4096, 2048, 1024))
 WORK = KnownWork(
     gemms=tuple(KnownGemm(f"gemm_{m}x{n}x{k}", m, n, k) for m, n, k in _SHAPES),
     copy=KnownCopy("copy", 1 << 30),  # several times any cache there is

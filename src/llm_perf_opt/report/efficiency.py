@@ -3,35 +3,15 @@
 from llm_perf_opt.analysis.efficiency import Against, Efficiency, PartEfficiency, StageEfficiency
 from llm_perf_opt.analysis.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.reasons import Reasons
 from llm_perf_opt.report.text import escape, interval, milliseconds, percent, significant, table
-
-
-class _Reasons:
-    """Why values are missing, said once below the tables: a cell shows n/a with a letter."""
-
-    def __init__(self) -> None:
-        self._known: list[str] = []
-
-    def cell(self, value: Maybe[str]) -> str:
-        if not isinstance(value, Missing):
-            return value
-        if value.why not in self._known:
-            self._known.append(value.why)
-        return f"n/a ({_letter(self._known.index(value.why))})"
-
-    def lines(self) -> list[str]:
-        return [f"- n/a ({_letter(index)}): {escape(why)}" for index, why in enumerate(self._known)]
-
-
-def _letter(index: int) -> str:
-    return chr(ord("a") + index) if index < 26 else str(index)
 
 
 def efficiency_section(found: Maybe[Efficiency]) -> str:
     """How far each stage is from the limit."""
     if isinstance(found, Missing):
         return f"## MFU and distance from the limit\n\n{escape(str(found))}\n"
-    reasons = _Reasons()
+    reasons = Reasons()
     parts = ["## MFU and distance from the limit\n"]
     parts += [f"- **{stage.stage} is {stage.verdict}**: {stage.because}." for stage in found.stages]
     parts += ["", _roofs(found, reasons), *[_stage(stage, reasons) for stage in found.stages]]
@@ -55,7 +35,7 @@ def efficiency_sentences(found: Maybe[Efficiency]) -> list[str]:
     ]
 
 
-def _roofs(found: Efficiency, reasons: _Reasons) -> str:
+def _roofs(found: Efficiency, reasons: Reasons) -> str:
     rows = [
         [
             roof.name,
@@ -69,7 +49,7 @@ def _roofs(found: Efficiency, reasons: _Reasons) -> str:
     return table(["limits", f"peak, {found.dtype}", "memory bandwidth", "ridge", "source"], rows, "lrrrl")
 
 
-def _stage(stage: StageEfficiency, reasons: _Reasons) -> str:
+def _stage(stage: StageEfficiency, reasons: Reasons) -> str:
     header = [stage.stage, *[f"against {entry.roof.name}" for entry in stage.against]]
     rows: list[list[Maybe[str]]] = [
         ["MFU (causal)", *[_percent(entry.mfu) for entry in stage.against]],
@@ -95,7 +75,7 @@ def _launches(stage: StageEfficiency) -> str:
     return "" if isinstance(stage.launches, Missing) else f", {stage.launches:,} launches in the profiled steps"
 
 
-def _parts(stage: StageEfficiency, reasons: _Reasons) -> str:
+def _parts(stage: StageEfficiency, reasons: Reasons) -> str:
     """Every part in the profiled steps: its own time, and how that compares with its own floor."""
     if isinstance(stage.parts, Missing):
         rows = [[part.name, significant(part.flops / 1e9), significant(part.bytes / 1e6)] for part in stage.cost.parts]
@@ -123,7 +103,7 @@ def _parts(stage: StageEfficiency, reasons: _Reasons) -> str:
     return table(header, rows, "lrrrrrrrrrl")
 
 
-def _part_cells(part: PartEfficiency, reasons: _Reasons) -> list[str]:
+def _part_cells(part: PartEfficiency, reasons: Reasons) -> list[str]:
     if part.floor is None:
         return [reasons.cell(_percent(part.mfu))] * 8
     floor, time = part.floor, part.time_ns

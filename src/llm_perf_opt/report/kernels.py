@@ -1,0 +1,230 @@
+"""kernels.md and the report's section on kernels: time from the trace, work from counters where they were read."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.counter_selftest import SelfTest
+from llm_perf_opt.analysis.hfu import Hfu, StageHfu
+from llm_perf_opt.analysis.kernel_names import short_name
+from llm_perf_opt.analysis.kernel_table import TIME_DIFFERS, KernelRow, PerCall, StageKernels
+from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.reasons import Reasons
+from llm_perf_opt.report.text import escape, milliseconds, percent, reason, significant, table
+
+NAME_WIDTH = 72
+TOP = 10
+_DIFFERS = "†"
+
+_HEADER = [
+    *("#", "kernel", "calls", "total", "mean, µs", "share", "MFLOP per call", "DRAM, kB per call", "TFLOP/s", "GB/s"),
+    *("FLOP/byte", "SM, % of peak", "DRAM, % of peak", "occupancy, %", "mean under ncu, µs", "sampled"),
+]
+
+
+def kernels_page(
+    stages: Maybe[Sequence[StageKernels]],
+    hfus: Sequence[StageHfu] = (),
+    selftest: Maybe[SelfTest] = Missing("no counters were read, so there was nothing to test"),  # noqa: B008 - frozen
+) -> str:
+    """Every kernel of every stage. `stages` is Missing where no trace has kernels."""
+    parts = ["# Kernels\n"]
+    if isinstance(stages, Missing):
+        return "\n".join([*parts, reason(stages), ""])
+    reasons = Reasons()
+    parts += [
+        "Calls and time are the trace's. FLOPs and bytes are hardware counters of sampled launches, replayed alone by Nsight "
+        "Compute; rates are those counts over the trace's time. A mean over launch sizes is weighted by calls, percentages "
+        "by time.\n",
+        _selftest(selftest),
+    ]
+    numbered = 0
+    cut: list[tuple[int, KernelRow]] = []
+    for stage in stages:
+        rows = []
+        for row in stage.rows:
+            numbered += 1
+            rows.append([str(numbered), *_cells(row, reasons)])
+            if short_name(row.name, NAME_WIDTH) != row.spelled:
+                cut.append((numbered, row))
+        parts += [f"## {stage.stage}\n", _coverage(stage), "", table(_HEADER, rows, "rl" + "r" * (len(_HEADER) - 3) + "l")]
+        parts += [f"- {note}" for note in _notes(stage)]
+        parts.append("")
+    parts += [_hfu_section(hfus, reasons)] if hfus else []
+    parts += [*reasons.lines(), "", "## Names in full\n"]
+    parts += [f"- {number}: {escape(row.spelled)}" for number, row in cut] or ["No name was shortened."]
+    return "\n".join(parts) + "\n"
+
+
+def top_kernels_section(stages: Maybe[Sequence[StageKernels]], hfus: Sequence[StageHfu] = (), top: int = TOP) -> str:
+    """For the report: the longest kernels of each stage, what the counters cover, HFU."""
+    if isinstance(stages, Missing):
+        return f"## Top kernels\n\n{reason(stages)}\n"
+    reasons = Reasons()
+    parts = ["## Top kernels\n"]
+    header = ["kernel", "calls", "total", "share", "TFLOP/s", "GB/s", "SM, % of peak", "DRAM, % of peak"]
+    for stage in stages:
+        rows = [_top_cells(row, reasons) for row in stage.rows[:top]]
+        rest = stage.rows[top:]
+        if rest:
+            time = sum(row.total_ns for row in rest)
+            calls = sum(row.calls for row in rest)
+            share = percent(time / max(stage.total_ns, 1))
+            rows.append([f"{len(rest)} others", f"{calls:,}", milliseconds(time), share, "", "", "", ""])
+        parts += [f"{_coverage(stage)}\n", table([f"{stage.stage}: {header[0]}", *header[1:]], rows, "l" + "r" * 7)]
+    parts += [_hfu_section(hfus, reasons, level="###")] if hfus else []
+    return "\n".join([*parts, *reasons.lines(), "", "All of them, with what was counted: kernels.md."]) + "\n"
+
+
+def _coverage(stage: StageKernels) -> str:
+    whole = f"{stage.stage}: {stage.calls:,} kernel launches, {milliseconds(stage.total_ns)} of kernel time"
+    if isinstance(stage.counters, Missing):
+        return f"{whole}; counters {reason(stage.counters)}."
+    by_name = f", {percent(stage.by_name)} of it by name, from launches with another grid" if stage.by_name else ""
+    return f"{whole}; counters for {percent(stage.counters)} of it{by_name}."
+
+
+def _notes(stage: StageKernels) -> list[str]:
+    notes = [escape(note) for note in stage.notes]
+    differing = [row for row in stage.rows if row.time_differs]
+    if differing:
+        share = sum(row.share for row in differing)
+        notes.append(
+            f"{_DIFFERS} of {len(differing)} kernels ({percent(share)} of the time) the duration under Nsight Compute differs by "
+            f"more than {TIME_DIFFERS * 100:.0f} % from the trace's: it ran alone, with other clocks or a colder cache. "
+            "Its DRAM bytes and percentages may differ from the real run's as well; FLOPs do not."
+        )
+    if stage.unused:
+        notes.append(
+            f"{stage.unused} sampled launches are of kernels that the trace did not see in this stage; they are not used."
+        )
+    if stage.not_collected:
+        names = ", ".join(f"`{name}`" for name in stage.not_collected)
+        notes.append(f"FLOPs of these kinds were not collected and are not in the figures: {names}.")
+    return notes
+
+
+def _cells(row: KernelRow, reasons: Reasons) -> list[str]:
+    counted = row.per_call
+    cells: list[Maybe[str]] = [
+        _scaled(_of(counted, "flops"), 1e-6),
+        _scaled(_of(counted, "dram_bytes"), 1e-3),
+        _scaled(row.flops_per_s, 1e-12),
+        _scaled(row.bytes_per_s, 1e-9),
+        _scaled(row.flops_per_byte, 1),
+        _scaled(_of(counted, "sm_pct"), 1, 3),
+        _scaled(_of(counted, "dram_pct"), 1, 3),
+        _scaled(_of(counted, "occupancy_pct"), 1, 3),
+        _own_time(row),
+        _sampled(row),
+    ]
+    return [
+        escape(short_name(row.name, NAME_WIDTH)),
+        f"{row.calls:,}",
+        milliseconds(row.total_ns),
+        significant(row.mean_ns / 1e3),
+        percent(row.share),
+        *[reasons.cell(cell) for cell in cells],
+    ]
+
+
+def _top_cells(row: KernelRow, reasons: Reasons) -> list[str]:
+    cells = [
+        _scaled(row.flops_per_s, 1e-12),
+        _scaled(row.bytes_per_s, 1e-9),
+        _scaled(_of(row.per_call, "sm_pct"), 1, 3),
+        _scaled(_of(row.per_call, "dram_pct"), 1, 3),
+    ]
+    return [
+        escape(short_name(row.name, NAME_WIDTH)),
+        f"{row.calls:,}",
+        milliseconds(row.total_ns),
+        percent(row.share),
+        *[reasons.cell(cell) for cell in cells],
+    ]
+
+
+def _own_time(row: KernelRow) -> Maybe[str]:
+    own = _of(row.per_call, "time_ns")
+    if isinstance(own, Missing):
+        return own
+    return significant(own / 1e3) + (f" {_DIFFERS}" if row.time_differs else "")
+
+
+def _sampled(row: KernelRow) -> Maybe[str]:
+    """How many launches, and of how many of its launch sizes they are."""
+    if isinstance(row.per_call, Missing):
+        return row.per_call
+    exact = [variant for variant in row.variants if variant.sampled and not variant.by_name]
+    launches = sum(variant.sampled for variant in exact)
+    told = f"{launches} of {len(exact)}/{len(row.variants)} sizes" if exact else ""
+    return told if not row.by_name else f"{told}, rest by name" if told else "by name"
+
+
+def _hfu_section(hfus: Sequence[StageHfu], reasons: Reasons, level: str = "##") -> str:
+    roofs = list(dict.fromkeys(name for stage in hfus for name, _ in stage.against))
+    rows = []
+    for stage in hfus:
+        known = dict(stage.against)
+        first = next((value for _, value in stage.against if not isinstance(value, Missing)), None)
+        model = stage.model
+        cells: list[Maybe[str]] = [_hfu(known.get(name, Missing("no such limit"))) for name in roofs]
+        why = next((value for _, value in stage.against if isinstance(value, Missing)), Missing("no limit is known"))
+        cells += [
+            f"{significant(first.executed_flops / 1e9)}" if first else why,
+            model if isinstance(model, Missing) else significant(model.tensor_flops / 1e9),
+            model if isinstance(model, Missing) else significant(model.model_flops / 1e9),
+            model if isinstance(model, Missing) else f"× {significant(model.ratio)}",
+            percent(first.coverage) if first else why,
+        ]
+        rows.append([stage.stage, *[reasons.cell(cell) for cell in cells]])
+    header = [
+        "stage",
+        *[f"HFU against {name}" for name in roofs],
+        "GFLOP executed",
+        "on tensor cores",
+        "cost model",
+        "ratio",
+        "counted",
+    ]
+    return "\n".join(
+        [
+            f"{level} HFU\n",
+            table(header, rows, "l" + "r" * (len(header) - 1)),
+            "Executed FLOPs of the counted kernels over unprofiled time and peak. ≥: kernels or kinds of FLOPs that were not "
+            "counted are not in it. ≈: for some launches the counters of another grid stand in. Ratio: tensor-core FLOPs over "
+            "the cost model's of the same steps; above 1 where tiles pad the matrices or attention is computed whole, below 1 "
+            "where matrix products run outside the tensor cores or were not counted.\n",
+        ]
+    )
+
+
+def _hfu(value: Maybe[Hfu]) -> Maybe[str]:
+    return value if isinstance(value, Missing) else f"{value.sign} {significant(value.share * 100, 3)} %".strip()
+
+
+def _selftest(found: Maybe[SelfTest]) -> str:
+    if isinstance(found, Missing):
+        return f"Counter self-test: {reason(found)}\n"
+    verdict = "passed" if found.passed else "**failed**, so no counter below is used"
+    rows = [
+        [
+            row.what,
+            f"{row.expected:,.0f} {row.unit}",
+            reason(row.counted) if isinstance(row.counted, Missing) else f"{row.counted:,.0f} {row.unit}",
+            row.allowed,
+            "yes" if row.passed else "**no**",
+        ]
+        for row in found.rows
+    ]
+    told = f"Counter self-test {verdict}: {escape(found.why)}.\n"
+    return f"{told}\n{table(['known work', 'run', 'counted', 'allowed', 'right'], rows, 'lrrll')}" if rows else told
+
+
+def _of(counted: Maybe[PerCall], amount: str) -> Maybe[float]:
+    if isinstance(counted, Missing):
+        return counted
+    value: Maybe[float] = getattr(counted, amount)
+    return value
+
+
+def _scaled(value: Maybe[float], factor: float, digits: int = 4) -> Maybe[str]:
+    return value if isinstance(value, Missing) else significant(value * factor, digits)

@@ -1,0 +1,91 @@
+"""kernels.md and the report's section."""
+
+import pytest
+
+from kernel_fixtures import H200, counted, launch, report_of, traced_uses
+from llm_perf_opt.analysis.counter_selftest import KnownCopy, KnownGemm, KnownWork, judge
+from llm_perf_opt.analysis.efficiency import Roof
+from llm_perf_opt.analysis.hfu import stage_hfu
+from llm_perf_opt.analysis.kernel_table import StageKernels, kernel_table
+from llm_perf_opt.counters.roles import roles
+from llm_perf_opt.kernel_records import KernelUse
+from llm_perf_opt.parsers.ncu_csv import read_ncu
+from llm_perf_opt.records import Missing
+from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
+
+HOPPER = roles("gh100")
+ROOFS = (Roof("datasheet", "", 989e12, 4.8e12), Roof("measured", "", Missing("not measured"), Missing("not measured")))
+
+
+@pytest.fixture(scope="module")
+def stages() -> tuple[StageKernels, ...]:
+    return kernel_table(traced_uses(), counted(), HOPPER)
+
+
+def tables(page: str) -> list[list[str]]:
+    return [line.strip("|").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+
+
+def test_the_page_shows_every_kernel_with_its_counters(stages: tuple[StageKernels, ...]) -> None:
+    work = KnownWork((KnownGemm("gemm", 4096, 4096, 4096),), KnownCopy("copy", 1 << 30))
+    selftest = judge(read_ncu(H200 / "ncu_gemm_copy_gemv_raw.csv"), work, HOPPER)
+    hfus = [
+        stage_hfu(stages[0], ROOFS, 4.73e-3, 1.92e11),
+        stage_hfu(stages[1], ROOFS, Missing("no clean pass"), Missing("no model")),
+    ]
+    page = kernels_page(stages, hfus, selftest)
+    rows = [row for row in tables(page) if row[0].strip().isdigit()]
+    assert len(rows) == sum(len(stage.rows) for stage in stages)
+    assert "Counter self-test passed" in page
+    assert "137,438,953,472 FLOP | 137,438,953,472 FLOP" in page
+    assert "counters for 100.0 % of it." in page
+    assert "of it by name, from launches with another grid" in page
+    assert "| prefill | ≥ 4.31 % | n/a" in page
+    assert "× 1.048" in page
+    assert "n/a (b): no clean pass" in page
+    head = next(row for row in rows if "384x8" in row[1] and row[2] == "8")
+    assert head[8:10] == ["34.94", "4,449"]
+    assert "† of " in page
+    assert "`sm__ops_path_tensor_src_fp8.sum`" in page
+    widths = {len(row) for row in rows}
+    assert widths == {16}
+
+
+def test_names_are_data(stages: tuple[StageKernels, ...]) -> None:
+    nasty = KernelUse("decode", "<script>alert(1)</script>|`x`\n# big", 1, 32, 1, 10)
+    page = kernels_page(kernel_table([nasty], {}, HOPPER))
+    assert "<script>" not in page.replace("\\<script", "")
+    assert "\n# big" not in page
+    assert {len(row) for row in tables(page) if row[0].strip().isdigit()} == {16}
+    assert all("<" not in line.replace("\\<", "") for line in kernels_page(stages).splitlines())
+
+
+def test_without_counters_the_page_says_why() -> None:
+    page = kernels_page(kernel_table(traced_uses(), {"decode": Missing("ncu is not on this machine")}, HOPPER))
+    assert "counters n/a: ncu is not on this machine." in page
+    assert "n/a (b): ncu is not on this machine" in page
+    assert "Counter self-test: n/a: no counters were read" in page
+    assert "HFU" not in page
+
+
+def test_without_a_trace() -> None:
+    assert kernels_page(Missing("no pass saw kernels")) == "# Kernels\n\nn/a: no pass saw kernels\n"
+    assert top_kernels_section(Missing("no pass saw kernels")) == "## Top kernels\n\nn/a: no pass saw kernels\n"
+
+
+def test_the_section_holds_the_longest_and_the_rest(stages: tuple[StageKernels, ...]) -> None:
+    section = top_kernels_section(stages, [stage_hfu(stages[0], ROOFS, 4.73e-3, 1.92e11)], top=3)
+    rows = tables(section)
+    assert sum("others" in row[0] for row in rows) == 2
+    for stage in stages:
+        assert f"{len(stage.rows) - 3} others" in section
+    assert "### HFU" in section
+    assert "kernels.md" in section
+
+
+def test_a_failed_self_test_is_loud() -> None:
+    failed = judge(report_of(launch("x", 1)), KnownWork((KnownGemm("gemm", 128, 128, 128),), KnownCopy("copy", 100)), HOPPER)
+    assert not isinstance(failed, Missing)
+    page = kernels_page(kernel_table(traced_uses(), {"decode": failed.doubt or Missing("")}, HOPPER), (), failed)
+    assert "self-test **failed**, so no counter below is used" in page
+    assert "the counter self-test failed" in page
