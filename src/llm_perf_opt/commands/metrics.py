@@ -41,7 +41,7 @@ def list_sets(as_json: Json = False, debug: Debug = False) -> None:
 
 @app.command()
 def show(
-    sets: Annotated[list[str], typer.Argument(metavar="SET...", help="Names of sets, merged in this order after base.")],
+    sets: Annotated[list[str], typer.Argument(metavar="SET", help="Names of sets, merged in this order after base.")],
     chip: Chip = None,
     add: Annotated[list[str] | None, typer.Option(help="One more counter; may be given several times.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="A counter to leave out; may be given several times.")] = None,
@@ -64,7 +64,7 @@ def show(
 
 @app.command()
 def check(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Counters, with their suffix.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Counters, with their suffix.")],
     chip: Chip = None,
     installed: Installed = False,
     as_json: Json = False,
