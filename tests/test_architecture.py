@@ -20,7 +20,7 @@ FLOORS = [
     {"commands"},
     {"progress"},
     {"capture", "analyse", "ceilings", "costing", "sweep"},
-    {"nsight_capture", "selftest_capture"},
+    {"nsight_capture", "selftest_capture", "kernel_reading"},
     {"nsight_passes", "passes", "timelines"},
     {"provenance"},
     {"runners"},

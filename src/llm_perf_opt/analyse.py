@@ -8,13 +8,17 @@ import yaml
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.hardware import Hardware, given_hardware, hardware_of_device
+from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
+from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
 from llm_perf_opt.errors import ImplausibleError, ParseError
+from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.parsers.telemetry import read_telemetry
-from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass
+from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
+from llm_perf_opt.report.kernel_evidence import kernels_md
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
 from llm_perf_opt.run_folder import RunFolder, read_record, write_whole
 from llm_perf_opt.stored_ceilings import read_ceilings
@@ -34,6 +38,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None) -> RunAna
     telemetry = _telemetry(folder, manifest)
     stages = stage_timings(measured, torch) if measured else ()
     found, impossible, limit_warnings = _efficiency(folder, manifest, measured, torch, limits)
+    kernels, impossible_count = _kernels(folder, measured, found)
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else Missing("no iteration was measured")
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
@@ -49,9 +54,11 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None) -> RunAna
         efficiency=found,
         torch=torch,
         telemetry=summary,
-        warnings=(*_warnings(manifest, timings, stages, summary), *limit_warnings),
+        kernels=kernels,
+        overheads=overheads(measured, torch, _wrapped(folder, manifest)),
+        warnings=(*_warnings(manifest, timings, stages, summary), *limit_warnings, *_counter_warnings(kernels, impossible_count)),
         assumptions=_assumptions(timings),
-        impossible=impossible,
+        impossible=impossible or impossible_count,
     )
 
 
@@ -60,6 +67,7 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
     write_whole(folder.report_file, report(analysis).encode())
     write_whole(folder.summary_file, stakeholder_summary(analysis).encode())
     write_whole(folder.operators_file, operators_page(analysis).encode())
+    write_whole(folder.kernels_file, kernels_md(analysis.kernels).encode())
     if not isinstance(analysis.torch, Missing):
         write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
     if not isinstance(analysis.telemetry, Missing):
@@ -96,6 +104,36 @@ def _efficiency(
         return efficiency(timings, torch, _datasheet(folder, timings, limits), ceilings), None, warnings
     except ImplausibleError as error:
         return Missing(f"{error.fact} {error.remedy}"), error, [*warnings, f"{error.fact} {error.remedy}"]
+
+
+def _kernels(
+    folder: RunFolder, timings: CleanTimings | None, efficiency: Maybe[Efficiency]
+) -> tuple[Maybe[KernelEvidence], ImplausibleError | None]:
+    """Kernels and counters; without the share of the peak where that cannot be."""
+    try:
+        return read_kernels(folder, timings, efficiency), None
+    except ImplausibleError as error:
+        return read_kernels(folder, None, efficiency), error
+
+
+def _counter_warnings(kernels: Maybe[KernelEvidence], impossible: ImplausibleError | None) -> list[str]:
+    found = [f"{impossible.fact} {impossible.remedy}"] if impossible else []
+    if not isinstance(kernels, Missing) and not isinstance(kernels.selftest, Missing) and not kernels.selftest.passed:
+        found.append(f"The counters are not believed: {kernels.selftest.why}.")
+    return found
+
+
+def _wrapped(folder: RunFolder, manifest: Manifest) -> dict[str, WrappedPass]:
+    """What the measured process timed below each outside tool."""
+    found = {}
+    for entry in manifest.passes:
+        path = folder.wrapped_file(entry.name)
+        if path.exists():
+            try:
+                found[entry.name] = read_record(path, WrappedPass)
+            except ParseError:  # damaged: its overhead is not told, its pass's own record still stands
+                continue
+    return found
 
 
 def _datasheet(folder: RunFolder, timings: CleanTimings, limits: dict[str, float] | None) -> Maybe[Hardware]:

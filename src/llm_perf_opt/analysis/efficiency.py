@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.architecture import Mla
+from llm_perf_opt.analysis.architecture import Architecture, Mla
 from llm_perf_opt.analysis.ceiling_peaks import bandwidth, peak_flops
 from llm_perf_opt.analysis.cost import Formats, StageCost, combined, step_cost
 from llm_perf_opt.analysis.dtypes import compute_dtype
@@ -84,7 +84,6 @@ class StageEfficiency:
     busy: Maybe[float]
     """Share of the unprofiled time that its kernels take, their durations from the torch pass."""
     launches: Maybe[int]
-    hfu: Maybe[float]
     verdict: str
     because: str
 
@@ -115,6 +114,52 @@ class Efficiency:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class RequestCost:
+    """What one request must compute and move."""
+
+    architecture: Architecture
+    formats: Formats
+    prefill: StageCost
+    steps: tuple[StageCost, ...]
+    """Each decode step, its context one token longer than the last."""
+
+    def stage(self, stage: Stage, steps: int) -> Maybe[StageCost]:
+        """Prefill, or the first decode steps together."""
+        if stage is Stage.PREFILL:
+            return self.prefill
+        return combined(self.steps[:steps]) if self.steps[:steps] else Missing("the request has no decode step")
+
+
+def request_cost(timings: CleanTimings) -> Maybe[RequestCost]:
+    """The cost of the request that was timed; an unknown architecture has none."""
+    try:
+        architecture = architecture_of(timings.model.architecture)
+    except ConfigError as error:
+        return Missing(f"no cost model: {error.fact}")
+    work = timings.workload
+    formats = Formats(timings.model.dtype, timings.model.dtype)
+    logits: Logits = "last" if timings.model.logits == "last token" else "all"
+    prompt = Step(work.batch_size, work.padded_tokens, 0, logits)
+    steps = decode_steps(work.batch_size, work.padded_tokens, work.decode_steps) if work.decode_steps else []
+    return RequestCost(
+        architecture,
+        formats,
+        step_cost(architecture, prompt, replace(formats, mla=Mla.EXPAND_ONCE)),
+        tuple(step_cost(architecture, step, replace(formats, mla=Mla.ABSORB)) for step in steps),
+    )
+
+
+def stage_seconds(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[float]:
+    """The median unprofiled time of prefill, or of the first decode steps together."""
+    if stage is not Stage.PREFILL and not 0 < steps <= timings.workload.decode_steps:
+        return Missing(f"the unprofiled pass has {timings.workload.decode_steps} decode steps, not {steps}")
+    return (
+        percentile([it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations], 0.5)
+        / 1e9
+    )
+
+
 def efficiency(
     timings: CleanTimings,
     torch: Maybe[TorchPass],
@@ -122,23 +167,18 @@ def efficiency(
     measured: Maybe[Ceilings],
 ) -> Maybe[Efficiency]:
     """Compare prefill and decode with the datasheet's and the measured limits; an unknown architecture has none of it."""
-    try:
-        architecture = architecture_of(timings.model.architecture)
-    except ConfigError as error:
-        return Missing(f"no cost model: {error.fact}")
-    work = timings.workload
-    formats = Formats(timings.model.dtype, timings.model.dtype)
+    request = request_cost(timings)
+    if isinstance(request, Missing):
+        return request
+    architecture, formats, work = request.architecture, request.formats, timings.workload
     numbers = compute_dtype(formats.weights)
     in_cache = _in_cache(timings)
     roofs = (_datasheet_roof(datasheet, numbers, in_cache), _measured_roof(measured, numbers, in_cache))
-    logits: Logits = "last" if timings.model.logits == "last token" else "all"
-    prefill = step_cost(architecture, Step(work.batch_size, work.padded_tokens, 0, logits), replace(formats, mla=Mla.EXPAND_ONCE))
-    stages = [_stage(Stage.PREFILL, prefill, prefill, timings, torch, roofs)]
-    if work.decode_steps:
-        steps = decode_steps(work.batch_size, work.padded_tokens, work.decode_steps)
-        costs = [step_cost(architecture, step, replace(formats, mla=Mla.ABSORB)) for step in steps]
-        profiled = len(costs) if isinstance(torch, Missing) else torch.decode_steps
-        stages.append(_stage(Stage.DECODE, combined(costs), combined(costs[:profiled]), timings, torch, roofs))
+    stages = [_stage(Stage.PREFILL, request.prefill, request.prefill, timings, torch, roofs)]
+    if request.steps:
+        profiled = len(request.steps) if isinstance(torch, Missing) else torch.decode_steps
+        whole, seen = combined(request.steps), combined(request.steps[:profiled])
+        stages.append(_stage(Stage.DECODE, whole, seen, timings, torch, roofs))
     notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
     if architecture.has_latent_attention:
         notes.append(
@@ -199,7 +239,6 @@ def _stage(
         parts=_parts(stage, profiled_cost, torch, roofs),
         busy=busy,
         launches=launches,
-        hfu=Missing("no hardware counters were read"),
         verdict=verdict,
         because=because,
     )
@@ -300,9 +339,8 @@ def _activity(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> t
     if found is None:
         why = Missing("the torch pass did not see this stage")
         return why, why
-    steps = torch.decode_steps
-    walls = [it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations]
-    return found.kernel_ns / percentile(walls, 0.5), found.launches
+    seconds = stage_seconds(timings, stage, torch.decode_steps)
+    return seconds if isinstance(seconds, Missing) else found.kernel_ns / (seconds * 1e9), found.launches
 
 
 def _verdict(against: tuple[Against, ...], busy: Maybe[float]) -> tuple[str, str]:

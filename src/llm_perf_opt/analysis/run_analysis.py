@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.analysis.efficiency import Efficiency
+from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
+from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.errors import ImplausibleError
 from llm_perf_opt.records import CleanTimings, Drift, Manifest, Maybe, Metric, StageTiming, TorchPass
@@ -24,6 +26,8 @@ class RunAnalysis:
     efficiency: Maybe[Efficiency]
     torch: Maybe[TorchPass]
     telemetry: Maybe[TelemetrySummary]
+    kernels: Maybe[KernelEvidence]
+    overheads: tuple[PassOverhead, ...]
     warnings: tuple[str, ...]
     assumptions: tuple[str, ...]
     impossible: ImplausibleError | None = None

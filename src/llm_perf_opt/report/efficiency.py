@@ -1,20 +1,23 @@
 """The section on limits: MFU, MBU, floor and roofline, per stage and per part."""
 
+from collections.abc import Sequence
+
 from llm_perf_opt.analysis.efficiency import Against, Efficiency, PartEfficiency, StageEfficiency
 from llm_perf_opt.analysis.efficiency_metrics import EFFICIENCY_METRICS
+from llm_perf_opt.analysis.hfu import Hfu, StageHfu
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.reasons import Reasons
 from llm_perf_opt.report.text import escape, interval, milliseconds, percent, significant, table
 
 
-def efficiency_section(found: Maybe[Efficiency]) -> str:
-    """How far each stage is from the limit."""
+def efficiency_section(found: Maybe[Efficiency], hfus: Sequence[StageHfu] = ()) -> str:
+    """How far each stage is from the limit; `hfus` where counters were read."""
     if isinstance(found, Missing):
         return f"## MFU and distance from the limit\n\n{escape(str(found))}\n"
     reasons = Reasons()
     parts = ["## MFU and distance from the limit\n"]
     parts += [f"- **{stage.stage} is {stage.verdict}**: {stage.because}." for stage in found.stages]
-    parts += ["", _roofs(found, reasons), *[_stage(stage, reasons) for stage in found.stages]]
+    parts += ["", _roofs(found, reasons), *[_stage(stage, _hfu_of(stage, hfus), reasons) for stage in found.stages]]
     parts += [
         "Parts: time under the profiler (of kernels, which it does not change; of the host on a CPU) in prefill and in the "
         "profiled decode steps, against the floor of as many steps on the best limits known. Reading the cache counts with "
@@ -49,12 +52,25 @@ def _roofs(found: Efficiency, reasons: Reasons) -> str:
     return table(["limits", f"peak, {found.dtype}", "memory bandwidth", "ridge", "source"], rows, "lrrrl")
 
 
-def _stage(stage: StageEfficiency, reasons: Reasons) -> str:
+def _hfu_of(stage: StageEfficiency, hfus: Sequence[StageHfu]) -> list[Maybe[str]]:
+    """One cell per limit."""
+    found = next((entry for entry in hfus if entry.stage == stage.stage), None)
+    if found is None:
+        return [Missing("no hardware counters were read")] * len(stage.against)
+    of_roof = dict(found.against)
+    return [_executed(of_roof.get(entry.roof.name, Missing("it was not compared with this limit"))) for entry in stage.against]
+
+
+def _executed(value: Maybe[Hfu]) -> Maybe[str]:
+    return value if isinstance(value, Missing) else f"{value.sign} {significant(value.share * 100, 3)} %".strip()
+
+
+def _stage(stage: StageEfficiency, hfu: list[Maybe[str]], reasons: Reasons) -> str:
     header = [stage.stage, *[f"against {entry.roof.name}" for entry in stage.against]]
     rows: list[list[Maybe[str]]] = [
         ["MFU (causal)", *[_percent(entry.mfu) for entry in stage.against]],
         ["MFU (whole attention)", *[_percent(entry.mfu_full_attention) for entry in stage.against]],
-        ["HFU", *[_percent(stage.hfu) for _ in stage.against]],
+        ["HFU", *hfu],
         ["MBU", *[_percent(entry.mbu) for entry in stage.against]],
         ["floor", *[_floor(entry) for entry in stage.against]],
         ["times off the floor", *[_times(entry.times_floor, stage) for entry in stage.against]],

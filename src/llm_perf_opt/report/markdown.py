@@ -9,6 +9,8 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.records import CleanTimings, Distribution, Missing, OperatorRow, StageTiming
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
+from llm_perf_opt.report.kernel_evidence import kernels_section
+from llm_perf_opt.report.passes import passes_section
 from llm_perf_opt.report.text import (
     count,
     escape,
@@ -34,11 +36,12 @@ def report(analysis: RunAnalysis) -> str:
         _environment(analysis),
         _aggregates(analysis),
         _stages(analysis),
-        efficiency_section(analysis.efficiency),
+        efficiency_section(analysis.efficiency, () if isinstance(analysis.kernels, Missing) else analysis.kernels.hfus),
         _operators(analysis),
+        kernels_section(analysis.kernels),
         _telemetry(analysis),
         _assumptions(analysis),
-        _passes(analysis),
+        passes_section(analysis),
         _repeat(analysis),
     ]
     return "\n".join(section for section in sections if section)
@@ -354,14 +357,6 @@ def _energy_table(telemetry: TelemetrySummary) -> str:
 
 def _assumptions(analysis: RunAnalysis) -> str:
     return "## Assumptions\n\n" + "".join(f"- {escape(text)}\n" for text in analysis.assumptions)
-
-
-def _passes(analysis: RunAnalysis) -> str:
-    rows = []
-    for entry in analysis.manifest.passes:
-        seconds = f"{entry.seconds:.1f} s" if entry.seconds is not None else f"n/a: {entry.status}"
-        rows.append([entry.name, entry.status, seconds, escape(f"{entry.why} {entry.remedy}".strip())])
-    return "## Passes\n\n" + table(["pass", "status", "took", "note"], rows, "llrl")
 
 
 def _repeat(analysis: RunAnalysis) -> str:

@@ -1,0 +1,110 @@
+"""Reads what a run holds of its kernels: timelines, counters, the counters' self-test. Works on any machine."""
+
+from llm_perf_opt.analysis.counter_selftest import SelfTest
+from llm_perf_opt.analysis.efficiency import Efficiency
+from llm_perf_opt.analysis.kernel_evidence import STAGES, KernelEvidence, hfus_of, uses_of
+from llm_perf_opt.analysis.kernel_selection import Launch, Selection
+from llm_perf_opt.analysis.kernel_table import kernel_table
+from llm_perf_opt.analysis.projection import project
+from llm_perf_opt.analysis.stage_launches import stage_launches
+from llm_perf_opt.counters.catalogue import chip_of_device
+from llm_perf_opt.counters.roles import CounterRoles, roles
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.kernel_records import CounterReport
+from llm_perf_opt.parsers.ncu_csv import read_ncu
+from llm_perf_opt.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.run_folder import RunFolder, read_record
+from llm_perf_opt.timelines import Timeline, timelines
+
+_SELFTEST = "ncu_selftest"
+
+
+def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Maybe[Efficiency]) -> Maybe[KernelEvidence]:
+    """Kernels by stage with their counters, or why the run has none."""
+    launches, sources, why = _launches(folder)
+    if not launches:
+        return Missing("; ".join(why) or "the run was asked for without a pass that records kernels")
+    selftest = _selftest(folder)
+    reports = {stage: _counters(folder, stage, selftest) for stage in launches}
+    uses = [use for stage, members in launches.items() for use in uses_of(stage, members)]
+    stages = kernel_table(uses, reports, _roles(reports, timings))
+    steps = len({launch.step for launch in launches.get("decode", [])})
+    notes = [*why, *(note for stage in launches for note in _selection_notes(folder, stage))]
+    return KernelEvidence(sources, steps, stages, hfus_of(stages, steps, timings, efficiency), selftest, tuple(notes))
+
+
+def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str], list[str]]:
+    """Per stage the launches of the first timeline that has any; where they are from; what could not be used."""
+    found: dict[str, list[Launch]] = {}
+    sources: dict[str, str] = {}
+    why: list[str] = []
+    for timeline in timelines(folder):
+        if not isinstance(timeline, Timeline):
+            why.append(timeline.why)
+            continue
+        if not timeline.trace.complete:
+            fatal = next(problem.what for problem in timeline.trace.problems if problem.fatal)
+            why.append(f"the trace of {timeline.source} is not used: {fatal}")
+            continue
+        projection = project(timeline.trace)
+        for name, stage in STAGES.items():
+            if name not in found and (launches := stage_launches(timeline.trace, projection, stage)):
+                found[name], sources[name] = launches, timeline.source
+        if len(found) == len(STAGES):
+            break
+        if not len(timeline.trace.work):
+            why.append(f"{timeline.source} recorded no work of a GPU: the run is on the CPU")
+    return {name: found[name] for name in STAGES if name in found}, sources, why
+
+
+def _selftest(folder: RunFolder) -> Maybe[SelfTest]:
+    entry = folder.manifest().pass_named(_SELFTEST)
+    if entry is None:
+        return Missing("no counters were read, so there was nothing to test")
+    if not folder.selftest_file.exists():
+        return Missing(f"the self-test is {entry.status}: {entry.why or 'it left no verdict'}")
+    try:
+        return read_record(folder.selftest_file, SelfTest)
+    except ParseError as error:
+        return Missing(error.fact)
+
+
+def _counters(folder: RunFolder, stage: str, selftest: Maybe[SelfTest]) -> Maybe[CounterReport]:
+    """What was counted in a stage. A pass that was cut short still counted what it counted."""
+    name = f"ncu_{stage}"
+    entry = folder.manifest().pass_named(name)
+    if entry is None:
+        return Missing("the run was asked for without Nsight Compute")
+    if isinstance(selftest, SelfTest) and selftest.doubt is not None:
+        return selftest.doubt
+    if not folder.counters_file(name).exists():
+        return Missing(f"{name} is {entry.status}: {entry.why or 'it left no counters'}")
+    try:
+        return read_ncu(folder.counters_file(name))
+    except ParseError as error:
+        return Missing(error.fact)
+
+
+def _roles(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | None) -> Maybe[CounterRoles]:
+    """What the counters of the chip mean that they were read on."""
+    for report in reports.values():
+        if not isinstance(report, Missing):
+            name = report.facts.get("device_name") or (timings.model.device_name if timings else "")
+            chip = chip_of_device(name) if name else Missing("the counters do not say which GPU they are of")
+            return chip if isinstance(chip, Missing) else roles(chip)
+    return Missing("no counters were read")
+
+
+def _selection_notes(folder: RunFolder, stage: str) -> list[str]:
+    path = folder.selection_file(f"ncu_{stage}")
+    if not path.exists():
+        return []
+    try:
+        chosen = read_record(path, Selection)
+    except ParseError as error:
+        return [error.fact]
+    words = (
+        f"Counters of {stage}: {len(chosen.kernels)} kernel functions, chosen from {chosen.source}; {chosen.launch_count} launches "
+        f"of step {chosen.step}, which stand for {chosen.coverage:.0%} of its kernel time."
+    )
+    return [words, *chosen.notes]

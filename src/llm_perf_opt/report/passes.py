@@ -1,0 +1,44 @@
+"""What became of each pass, and what it cost the program it watched."""
+
+from llm_perf_opt.analysis.overhead import PassOverhead
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.reasons import Reasons
+from llm_perf_opt.report.text import escape, significant, table
+
+_BESIDE = {"nvml", "clean", "ceilings", "ncu_selftest"}
+"""Passes that are the reference, run beside it, or run none of the model."""
+
+
+def passes_section(analysis: RunAnalysis) -> str:
+    """Status, time taken, and overhead: the stages' time in the pass over their unprofiled time."""
+    reasons = Reasons()
+    measured = {entry.name: entry for entry in analysis.overheads}
+    rows = []
+    for entry in analysis.manifest.passes:
+        seconds = f"{entry.seconds:.1f} s" if entry.seconds is not None else f"n/a: {entry.status}"
+        tool = escape(entry.tool_version)
+        note = escape(f"{entry.why} {entry.remedy}".strip())
+        rows.append([entry.name, entry.status, tool, seconds, *_cells(entry.name, measured.get(entry.name), reasons), note])
+    header = ["pass", "status", "tool", "took", "prefill, × unprofiled", "decode, × unprofiled", "note"]
+    notes = [
+        "",
+        "Times are the unprofiled pass's. Another pass's overhead says how far its own clock is from them: kernels keep their "
+        "duration under torch.profiler and Nsight Systems, the gaps between them do not; Nsight Compute replays every kernel "
+        "it counts.\n",
+        *reasons.lines(),
+    ]
+    return "## Passes\n\n" + table(header, rows, "lllrrrl") + "\n".join(notes) + "\n"
+
+
+def _cells(name: str, found: PassOverhead | None, reasons: Reasons) -> list[str]:
+    if name in _BESIDE:
+        return ["", ""]
+    if found is None:
+        missing = Missing("the pass did not time its stages")
+        return [reasons.cell(missing), reasons.cell(missing)]
+    return [reasons.cell(_times(value)) for value in (found.prefill, found.decode)]
+
+
+def _times(value: Maybe[float]) -> Maybe[str]:
+    return value if isinstance(value, Missing) else f"× {significant(value, 3)}"
