@@ -144,7 +144,8 @@ class Database:
             with closing(self._connection.execute(query)) as cursor:
                 yield cursor
         except (sqlite3.Error, UnicodeError, OverflowError, MemoryError) as error:
-            raise ParseError(f"{self._path} cannot be read: {error or type(error).__name__}.", _DAMAGED) from error
+            what = error if self._checks_left >= 0 else "its pages lead in circles"
+            raise ParseError(f"{self._path} cannot be read: {what or type(error).__name__}.", _DAMAGED) from error
 
     def _text(self, raw: bytes) -> str:
         try:
