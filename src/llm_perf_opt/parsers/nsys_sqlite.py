@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from llm_perf_opt.analysis.launches import is_kernel_launch
 from llm_perf_opt.analysis.tool_messages import message_problems
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import (
@@ -160,7 +161,7 @@ class _Reader:
         joined = {name: np.concatenate([table[name] for table in tables]) for name in _CALL}
         names = self._named(joined["name"])
         failed = (joined["failed"] != 0) & np.isin(
-            names, [index for index, text in enumerate(self._names.texts) if "Launch" in text and "Kernel" in text]
+            names, [index for index, text in enumerate(self._names.texts) if is_kernel_launch(text)]
         )
         if failed.any():
             self._checks.note(
