@@ -8,10 +8,15 @@ from llm_perf_opt.analysis.projection import Bool
 from llm_perf_opt.events import Int64, Trace
 
 # `cudaLaunchKernel_v7000`, `cuLaunchKernelEx`, `cudaLaunchCooperativeKernel_ptsz`; `cudaLaunchHostFunc` runs on the host.
-_KERNEL_LAUNCH = re.compile(r"cu(da)?Launch(?!HostFunc)\w*")
-_GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch(_\w+)?")
+_KERNEL_LAUNCH = re.compile(r"(cu|cuda|hip)(Ext|Module)?Launch(?!HostFunc)\w*")
+_GRAPH_LAUNCH = re.compile(r"(cu|cuda|hip)GraphLaunch(_\w+)?")
 _CAPTURE_BEGINS = re.compile(r"cu(da)?StreamBeginCapture\w*")
 _CAPTURE_ENDS = re.compile(r"cu(da)?StreamEndCapture\w*")
+
+
+def is_kernel_launch(call: str) -> bool:
+    """Whether a call of this name launches one kernel."""
+    return _KERNEL_LAUNCH.fullmatch(call) is not None
 
 
 def kernel_launches(trace: Trace) -> Bool:

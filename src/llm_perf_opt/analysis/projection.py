@@ -125,6 +125,8 @@ def packed_keys(*tables: tuple[Int64, Int64]) -> list[Int64]:
     """Two columns as one integer per row, comparable across tables."""
     high = np.concatenate([table[0] for table in tables])
     low = np.concatenate([table[1] for table in tables])
+    if not len(low):
+        return [table[1] for table in tables]
     number = _numbered(high)
     if low.min() < 0 or low.max() >= 2**62 // (int(number.max()) + 1):
         low = _numbered(low)  # too wide to pack as it is

@@ -8,7 +8,6 @@ from llm_perf_opt.parsers.sqlite_tables import IntegerTable
 _LARGEST_TIME = 2**60
 """36 years in nanoseconds: no clock of a trace shows more, and no difference of two overflows."""
 _LARGEST_DEVICE = 2**16
-_LARGEST_COUNT = 2**62
 LOST_SHARE = 0.01
 """Up to this share of rows without a time the sums are still believed."""
 
@@ -31,7 +30,9 @@ class RowChecks:
         if read.dropped:
             self.note("bad_rows", f"{read.dropped:,} rows of {table} hold values of a wrong type, and are left out", fatal=True)
         start, end = columns["start"], columns["end"]
-        absurd = (np.abs(start) > _LARGEST_TIME) | (np.abs(end) > _LARGEST_TIME)
+        absurd = np.zeros(len(start), np.bool_)
+        for times in (start, end):  # no abs(): the least integer has none
+            absurd |= (times < -_LARGEST_TIME) | (times > _LARGEST_TIME)
         if "device" in columns:
             absurd |= (columns["device"] < 0) | (columns["device"] > _LARGEST_DEVICE)
         backward = ~absurd & (end < start)
@@ -48,14 +49,13 @@ class RowChecks:
                 f"{np.count_nonzero(untimed):,} of {len(start):,} rows of {table} were recorded without a time, and are left out"
             )
             self.note("untimed", what, fatal=bool(share > LOST_SHARE), remedy="Record a shorter stretch.")
+        self._extents(columns)
         wrong = absurd | backward | untimed
         return {name: column[~wrong] for name, column in columns.items()} if wrong.any() else columns
 
-
-def product(checks: RowChecks, x: Int64, y: Int64, z: Int64) -> Int64:
-    """x·y·z, or 0 (not known) where a factor is not positive or the product is none that a GPU could launch."""
-    size = np.prod(np.stack([x, y, z]).astype(np.float64), axis=0)
-    possible = (x > 0) & (y > 0) & (z > 0) & (size < _LARGEST_COUNT)
-    if not possible.all() and ((x != 0) | (y != 0) | (z != 0))[~possible].any():
-        checks.note("absurd_value", "some kernels have a grid or block that cannot be; it is shown as not known", fatal=False)
-    return np.where(possible, np.where(possible, x, 1) * np.where(possible, y, 1) * np.where(possible, z, 1), 0)
+    def _extents(self, columns: dict[str, Int64]) -> None:
+        for extent in columns.keys() & {"grid", "block"}:
+            if (columns[extent] < 0).any():
+                what = f"some kernels have a {extent} that cannot be; it is shown as not known"
+                self.note("absurd_value", what, fatal=False)
+                columns[extent] = columns[extent].clip(0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from llm_perf_opt.analysis.launches import is_kernel_launch
 from llm_perf_opt.analysis.tool_messages import message_problems
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import (
@@ -25,8 +26,8 @@ from llm_perf_opt.events import (
     WorkKind,
 )
 from llm_perf_opt.parsers.nsys_facts import read_facts
-from llm_perf_opt.parsers.nsys_rows import RowChecks, product
-from llm_perf_opt.parsers.sqlite_tables import Database, Integer, open_database
+from llm_perf_opt.parsers.nsys_rows import RowChecks
+from llm_perf_opt.parsers.sqlite_tables import Database, Integer, Product, open_database
 
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
 _KNOWN_TABLES = ("StringIds", "NVTX_EVENTS", f"{_CUPTI}KERNEL", f"{_CUPTI}RUNTIME")
@@ -45,10 +46,11 @@ _ON_DEVICE = {
     "correlation": Integer(("correlationId",), 0),
     "graph_node": Integer(("graphNodeId",), 0),
 }
-_KERNEL = {
+_KERNEL: dict[str, Integer | Product] = {
     **_ON_DEVICE,
     "name": Integer(("demangledName", "shortName", "mangledName", "nameId"), NO_NAME),
-    **{f"{what}{axis}": Integer((f"{what}{axis}",), 0) for what in ("grid", "block") for axis in "XYZ"},
+    "grid": Product(("gridX", "gridY", "gridZ")),
+    "block": Product(("blockX", "blockY", "blockZ")),
 }
 _COPY = {**_ON_DEVICE, "bytes": Integer(("bytes",), -1), "kind": Integer(("copyKind",), 0)}
 _SET = {**_ON_DEVICE, "bytes": Integer(("bytes",), -1)}
@@ -139,10 +141,9 @@ class _Reader:
         copy_kinds, which = np.unique(copies["kind"], return_inverse=True)
         copy_names = np.array([self._names.add(_copy_name(kind)) for kind in copy_kinds.tolist()], np.int32)
         set_name = self._names.add("[CUDA memset]") if len(sets["start"]) else NO_NAME
-        grid, block = (product(self._checks, *[kernels[f"{what}{axis}"] for axis in "XYZ"]) for what in ("grid", "block"))
         unknown = np.full(len(kernels["start"]), -1, np.int64)
         parts = [
-            _device_work(kernels, WorkKind.KERNEL, self._named(kernels["name"]), unknown, grid, block),
+            _device_work(kernels, WorkKind.KERNEL, self._named(kernels["name"]), unknown, kernels["grid"], kernels["block"]),
             _device_work(copies, WorkKind.MEMCPY, copy_names[which.reshape(-1)], copies["bytes"]),
             _device_work(sets, WorkKind.MEMSET, np.full(len(sets["start"]), set_name, np.int32), sets["bytes"]),
         ]
@@ -160,7 +161,7 @@ class _Reader:
         joined = {name: np.concatenate([table[name] for table in tables]) for name in _CALL}
         names = self._named(joined["name"])
         failed = (joined["failed"] != 0) & np.isin(
-            names, [index for index, text in enumerate(self._names.texts) if "Launch" in text and "Kernel" in text]
+            names, [index for index, text in enumerate(self._names.texts) if is_kernel_launch(text)]
         )
         if failed.any():
             self._checks.note(

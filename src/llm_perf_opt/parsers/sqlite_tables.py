@@ -39,6 +39,13 @@ class Integer:
 
 
 @dataclass(frozen=True)
+class Product:
+    """A column of products of integer columns, multiplied by SQLite: 0 where one is missing, -1 where it is too large to hold."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class IntegerTable:
     """What was read of a table."""
 
@@ -70,7 +77,7 @@ class Database:
         known = self.tables.get(table.lower())
         return known is not None and all(column == "rowid" or column.lower() in known for column in columns)
 
-    def integers(self, table: str, wanted: Mapping[str, Integer], where: str = "") -> IntegerTable:
+    def integers(self, table: str, wanted: Mapping[str, Integer | Product], where: str = "") -> IntegerTable:
         """Columns of integers under the names of `wanted`; a table that is not there has no rows."""
         if not self.has(table):
             return IntegerTable({name: np.empty(0, np.int64) for name in wanted}, 0)
@@ -79,12 +86,15 @@ class Database:
             f"{self._expression(table, column)} AS {name}" for name, column in zip(names, wanted.values(), strict=True)
         ]
         sound = " AND ".join(f"typeof({name}) = 'integer'" for name in names)
-        filtered = f'SELECT {", ".join(expressions)} FROM "{table}"' + (f" WHERE {where}" if where else "")  # noqa: S608
-        cells = np.fromiter(
-            chain.from_iterable(self._rows(f"SELECT {', '.join(names)} FROM ({filtered}) WHERE {sound}")),  # noqa: S608
-            np.int64,
-        ).reshape(-1, len(names))
-        dropped = next(self._rows(f"SELECT count(*) FROM ({filtered}) WHERE NOT ({sound})"))[0]  # noqa: S608
+        chosen = f'FROM "{table}"' + (f" WHERE {where}" if where else "")
+        query = f"SELECT {', '.join(names)} FROM (SELECT {', '.join(expressions)} {chosen}) WHERE {sound}"  # noqa: S608
+        with self._running(f"{query} LIMIT {self._most_rows + 1}") as cursor:
+            cells = np.fromiter(chain.from_iterable(cursor), np.int64).reshape(-1, len(names))
+        # Not count(*): SQLite counts that by itself, uninterrupted, and a damaged tree of pages may have no end.
+        with self._running(f"SELECT count(1) {chosen}") as cursor:
+            dropped = cursor.fetchone()[0] - len(cells)
+        if len(cells) > self._most_rows:
+            raise ParseError(f"{self._path}: {table} has more rows than the size of the file allows.", _DAMAGED)
         return IntegerTable({name: np.ascontiguousarray(cells[:, place]) for place, name in enumerate(wanted)}, dropped)
 
     def rows(self, table: str, columns: Sequence[str], where: str = "", longest: int = 4096) -> Iterator[tuple[Any, ...]]:
@@ -96,7 +106,12 @@ class Database:
         query = f'SELECT {", ".join(cells)} FROM "{table}" WHERE {blobless}'  # noqa: S608
         return self._rows(query + (f" AND ({where})" if where else ""))
 
-    def _expression(self, table: str, column: Integer) -> str:
+    def _expression(self, table: str, column: Integer | Product) -> str:
+        if isinstance(column, Product):
+            if not self.has(table, *column.names):
+                return "0"
+            product = " * ".join(f'"{name}"' for name in column.names)
+            return f"CASE typeof({product}) WHEN 'integer' THEN {product} WHEN 'null' THEN 0 ELSE -1 END"
         present = [f'"{name}"' for name in column.names if self.has(table, name)]
         if column.default is not None:
             present.append(str(column.default))
@@ -117,15 +132,20 @@ class Database:
         return tables
 
     def _rows(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """Run a query that was put together from checked names only."""
+        with self._running(query) as cursor:
+            for count, row in enumerate(cursor):
+                if count > self._most_rows:
+                    raise ParseError(f"{self._path} has a table with more rows than its size allows.", _DAMAGED)
+                yield row
+
+    @contextmanager
+    def _running(self, query: str) -> Iterator[sqlite3.Cursor]:
         try:
             with closing(self._connection.execute(query)) as cursor:
-                for count, row in enumerate(cursor):
-                    if count > self._most_rows:
-                        raise ParseError(f"{self._path} has a table with more rows than its size allows.", _DAMAGED)
-                    yield row
+                yield cursor
         except (sqlite3.Error, UnicodeError, OverflowError, MemoryError) as error:
-            raise ParseError(f"{self._path} cannot be read: {error or type(error).__name__}.", _DAMAGED) from error
+            what = error if self._checks_left >= 0 else "its pages lead in circles"
+            raise ParseError(f"{self._path} cannot be read: {what or type(error).__name__}.", _DAMAGED) from error
 
     def _text(self, raw: bytes) -> str:
         try:
