@@ -8,6 +8,7 @@ from typing import Any
 from llm_perf_opt.analysis.efficiency import efficiency
 from llm_perf_opt.analysis.hardware import hardware_named
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
+from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarise_telemetry
 from llm_perf_opt.composition import compose
@@ -246,6 +247,8 @@ def run_analysis(**changes: Any) -> RunAnalysis:
         efficiency=efficiency(timings, torch_pass(), hardware_named("h100_sxm"), Missing("no ceilings were measured")),
         torch=torch_pass(),
         telemetry=summarise_telemetry(readings, timings),
+        kernels=Missing("the run was asked for without a pass that records kernels"),
+        overheads=overheads(timings, torch_pass(), {}),
         warnings=(),
         assumptions=("Decoding is greedy.",),
     )
@@ -267,6 +270,8 @@ def empty_analysis(why: str = "The unprofiled reference pass was killed (SIGKILL
         efficiency=nothing,
         torch=nothing,
         telemetry=nothing,
+        kernels=nothing,
+        overheads=(),
         warnings=(),
         assumptions=(),
     )

@@ -17,10 +17,12 @@ from llm_perf_opt.errors import ImplausibleError, ParseError
 from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
+from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
 from llm_perf_opt.report.kernel_evidence import kernels_md
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
-from llm_perf_opt.run_folder import RunFolder, read_record, write_whole
+from llm_perf_opt.report.regions import regions_page
+from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
 from llm_perf_opt.stored_ceilings import read_ceilings
 
 SMALL_INFLATION = 0.9
@@ -68,6 +70,10 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
     write_whole(folder.summary_file, stakeholder_summary(analysis).encode())
     write_whole(folder.operators_file, operators_page(analysis).encode())
     write_whole(folder.kernels_file, kernels_md(analysis.kernels).encode())
+    found = read_regions(folder, analysis.config)
+    if not isinstance(found, Missing):
+        write_whole(folder.regions_file, regions_page(found).encode())
+        write_record(folder.regions_json_file, found)
     if not isinstance(analysis.torch, Missing):
         write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
     if not isinstance(analysis.telemetry, Missing):

@@ -19,7 +19,7 @@ from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, Resourc
 from llm_perf_opt.listener import Listener
 from llm_perf_opt.nsight_passes import NcuAsked, NsysAsked, ncu_pass, nsys_pass
 from llm_perf_opt.passes import LABELS, PassPlan, skip_pass
-from llm_perf_opt.profiling.gpu import describe, gpu_count, handle_of, nvml
+from llm_perf_opt.profiling.gpu import gpu_count, gpu_name
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, on_stage
 from llm_perf_opt.profiling.vendor.launch import build_work_argv
@@ -28,6 +28,7 @@ from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, locate, probe_nsys, tool_version
+from llm_perf_opt.profiling.vendor.tool_pass import report_of
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.selftest_capture import run_selftest
@@ -35,7 +36,7 @@ from llm_perf_opt.stages import Stage, ncu_range
 from llm_perf_opt.timelines import Timeline, timelines
 
 _STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
-_CHIP_OF_TRACE_MODULES = "gh100"
+CHIP_OF_TRACE_MODULES = "gh100"
 """Without counters the chip does not matter: a set's trace modules are the same on every one."""
 
 
@@ -43,8 +44,8 @@ def check_metrics(config: RunConfig) -> ResolvedMetrics | None:
     """Refuse unknown sets and counters before anything starts; None where no pass of these tools is asked for."""
     if not (config.profiling.nsys.enable or config.profiling.ncu.enable):
         return None
-    chip = _chip(config) if config.profiling.ncu.enable else Missing("no counters are asked for")
-    return _resolved(config, _CHIP_OF_TRACE_MODULES if isinstance(chip, Missing) else chip)
+    chip = chip_of(config.hardware.device_index) if config.profiling.ncu.enable else Missing("no counters are asked for")
+    return _resolved(config, CHIP_OF_TRACE_MODULES if isinstance(chip, Missing) else chip)
 
 
 def _resolved(config: RunConfig, chip: str, known: frozenset[str] | None = None) -> ResolvedMetrics:
@@ -52,24 +53,20 @@ def _resolved(config: RunConfig, chip: str, known: frozenset[str] | None = None)
     return resolve(asked.sets, add=asked.add, remove=asked.remove, chip=chip, known=known)
 
 
-def _on_gpu(config: RunConfig) -> bool:
+def on_gpu(device: str = "auto") -> bool:
+    """Whether the program has an NVIDIA GPU to run on."""
     gpus = gpu_count()
-    return config.hardware.device != "cpu" and not isinstance(gpus, Missing) and gpus > 0
+    return device != "cpu" and not isinstance(gpus, Missing) and gpus > 0
 
 
-def _chip(config: RunConfig) -> Maybe[str]:
-    """The chip of the device that the run is on."""
-    with nvml() as library:
-        if isinstance(library, Missing):
-            return library
-        handle = handle_of(library, config.hardware.device_index)
-        if isinstance(handle, Missing):
-            return handle
-        name = describe(library, handle)["name"]
-    return chip_of_device(name) if isinstance(name, str) else Missing("the GPU does not tell its name")
+def chip_of(device_index: int) -> Maybe[str]:
+    """The chip of a GPU of this machine."""
+    name = gpu_name(device_index)
+    return name if isinstance(name, Missing) else chip_of_device(name)
 
 
-def _tool(name: str, label: str) -> Path:
+def find_or_refuse(name: str, label: str) -> Path:
+    """Where nsys or ncu is; a ResourceError where it is nowhere."""
     located = locate(name)
     if located.path is None:
         raise ResourceError(
@@ -79,6 +76,23 @@ def _tool(name: str, label: str) -> Path:
     return located.path
 
 
+def readable_counters(gpu: bool, otherwise: str = "Choose profiling=nsys or minimal.") -> None:
+    """A ResourceError where there are no counters, or none that this user may read."""
+    if not gpu:
+        raise ResourceError("Nsight Compute counts what GPU kernels do, and this run has no NVIDIA GPU.", otherwise)
+    permission = counter_permission()
+    if permission.status == "denied":
+        raise permission_error(permission.why)
+
+
+def names_of(ncu: Path, chip: str) -> frozenset[str]:
+    """What this ncu calls the counters of a chip."""
+    known = names_known_to(ncu, chip)
+    if isinstance(known, Missing):
+        raise ResourceError(f"{known.why}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
+    return known
+
+
 # --- Nsight Systems ---------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +100,7 @@ def run_nsys(folder: RunFolder, config: RunConfig, listener: Listener) -> None:
     """The timeline of the measured iteration; of decode alone where the tool cannot read what prefill calls."""
     listener.pass_started("nsys", LABELS["nsys"])
     try:
-        nsys = _tool("nsys", LABELS["nsys"])
+        nsys = find_or_refuse("nsys", LABELS["nsys"])
         probe = probe_nsys(nsys)
         if isinstance(probe, Missing):
             raise ResourceError(f"{probe.why}.", "Install Nsight Systems anew, or name another in the variable NSYS.")
@@ -98,7 +112,12 @@ def run_nsys(folder: RunFolder, config: RunConfig, listener: Listener) -> None:
         _nsys_stage(folder, config, listener, nsys, probe, "nsys", Stage.PROFILE)
     except CaptureError as error:
         recorded = folder.tool_report("nsys").with_suffix(".nsys-rep").exists()
-        if not (recorded and _on_gpu(config) and config.runtime.num_new_tokens > 1 and config.profiling.nsys.capture == "nvtx"):
+        if not (
+            recorded
+            and on_gpu(config.hardware.device)
+            and config.runtime.num_new_tokens > 1
+            and config.profiling.nsys.capture == "nvtx"
+        ):
             raise
         listener.pass_started("nsys_decode", LABELS["nsys_decode"])
         try:
@@ -107,22 +126,29 @@ def run_nsys(folder: RunFolder, config: RunConfig, listener: Listener) -> None:
             raise error from again
 
 
+def _decode_alone_may_work(folder: RunFolder, config: RunConfig) -> bool:
+    """A tool older than the CUDA runtime gives up over a call of prefill that decode does not make."""
+    recorded = report_of("nsys", folder.tool_report("nsys")).exists()
+    gated = config.profiling.nsys.capture == "nvtx" and config.runtime.num_new_tokens > 1
+    return recorded and gated and on_gpu(config.hardware.device)
+
+
 def _nsys_stage(
     folder: RunFolder, config: RunConfig, listener: Listener, nsys: Path, probe: NsysProbe, name: str, stage: Stage
 ) -> None:
-    metrics = _resolved(config, _CHIP_OF_TRACE_MODULES)
+    metrics = _resolved(config, CHIP_OF_TRACE_MODULES)
     work = build_work_argv(folder.config_file, "plain", folder.raw(name), config.profiling.nsys.decode_steps)
-    on_gpu = _on_gpu(config)
+    gpu = on_gpu(config.hardware.device)
     argv = build_nsys_cmd(
         nsys,
         folder.tool_report(name),
         work,
         probe=probe,
-        gate=CUDA_PROFILER_API if config.profiling.nsys.capture == "cudaProfilerApi" and on_gpu else on_stage(stage),
+        gate=CUDA_PROFILER_API if config.profiling.nsys.capture == "cudaProfilerApi" and gpu else on_stage(stage),
         trace=[module for module in metrics.trace_modules if module in probe.trace_modules or not probe.trace_modules],
-        gpu_metrics=metrics.gpu_metrics and on_gpu,
+        gpu_metrics=metrics.gpu_metrics and gpu,
     )
-    expected = Expected(gpu=on_gpu, ranges=_expected_ranges(stage, config), command="llm_profile_runner")
+    expected = Expected(gpu=gpu, ranges=_expected_ranges(stage, config), command="llm_profile_runner")
     plan = PassPlan(name, argv, config.profiling.pass_timeout_s, f"nsys {probe.version}")
     nsys_pass(folder, plan, listener, NsysAsked(nsys, expected, config.profiling.max_trace_gb))
 
@@ -176,22 +202,12 @@ def run_ncu(folder: RunFolder, config: RunConfig, listener: Listener, names: Seq
 
 
 def _counting(config: RunConfig) -> _Counting:
-    label = "Nsight Compute"
-    ncu = _tool("ncu", label)
-    if not _on_gpu(config):
-        raise ResourceError(
-            "Nsight Compute counts what GPU kernels do, and this run has no NVIDIA GPU.", "Choose profiling=nsys or minimal."
-        )
-    permission = counter_permission()
-    if permission.status == "denied":
-        raise permission_error(permission.why)
-    chip = _chip(config)
+    ncu = find_or_refuse("ncu", "Nsight Compute")
+    readable_counters(on_gpu(config.hardware.device))
+    chip = chip_of(config.hardware.device_index)
     if isinstance(chip, Missing):
         raise ResourceError(f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips.")
-    known = names_known_to(ncu, chip)
-    if isinstance(known, Missing):
-        raise ResourceError(f"{known.why}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
-    return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", _resolved(config, chip, known))
+    return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", _resolved(config, chip, names_of(ncu, chip)))
 
 
 def _count_stage(

@@ -37,6 +37,7 @@ SECTIONS = [
     "Per-stage timings",
     "MFU and distance from the limit",
     "Top operators",
+    "Top kernels",
     "Power, clocks and load",
     "Assumptions",
     "Passes",
@@ -215,7 +216,7 @@ def test_the_environment_of_a_gpu_machine() -> None:
 def test_a_failed_run_shows_every_section_with_its_reason() -> None:
     page, summary, operators = read_all(empty_analysis())
     assert sections(page) == SECTIONS
-    assert page.text.count("n/a: the clean pass is failed: The unprofiled reference pass was killed (SIGKILL).") == 4
+    assert page.text.count("n/a: the clean pass is failed: The unprofiled reference pass was killed (SIGKILL).") == 5
     assert "This run failed: The unprofiled reference pass was killed (SIGKILL)." in page.text
     assert "n/a: env.json was not written before the run ended, or is damaged" in page.text
     assert "n/a: no iteration was measured" in page.text

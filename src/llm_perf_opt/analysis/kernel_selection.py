@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from llm_perf_opt.stages import Stage
-
 SECONDS_PER_PASS = 0.03
 """Of one replay with its save and restore of memory, H200 (0.4 s per kernel at 14 passes)."""
 STEADY_STEP = 2
@@ -57,7 +55,7 @@ class SelectedKernel:
 class Selection:
     """What Nsight Compute is told to count in one stage."""
 
-    stage: Stage
+    stage: str
     source: str
     """The timeline it was chosen from."""
     step: int
@@ -85,7 +83,7 @@ def expected_passes(metrics: Sequence[str], sections: Sequence[str] = ()) -> int
 
 
 def select(
-    stage: Stage,
+    stage: str,
     launches: Sequence[Launch],
     *,
     source: str,
@@ -121,7 +119,7 @@ def select(
     before = sum(launch.function in best.functions for launch in launches if launch.step < step)
     covered = best.covered_ns / whole_ns
     return Selection(
-        stage=stage,
+        stage=str(stage),
         source=source,
         step=step,
         kernels=tuple(SelectedKernel(name, calls, total, total / whole_ns) for name, calls, total in chosen),

@@ -4,15 +4,31 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernel_names import function_name
 from llm_perf_opt.analysis.kernel_selection import Launch
-from llm_perf_opt.analysis.projection import NONE, Projection, step_of_work
-from llm_perf_opt.events import Trace, WorkKind
+from llm_perf_opt.analysis.projection import NONE, Projection, nearest_marked, step_of_work, through
+from llm_perf_opt.events import Int64, Trace, WorkKind
 from llm_perf_opt.stages import Stage
 
 
 def stage_launches(trace: Trace, projection: Projection, stage: Stage) -> list[Launch]:
     """Every kernel launched inside a range of this stage; `step` counts the stage's instances from 0."""
+    return _launches(trace, projection, step_of_work(trace, projection, stage))
+
+
+def range_launches(trace: Trace, projection: Projection, name: str, domain: str) -> list[Launch]:
+    """The same of any range; an empty domain, or `*`, is any."""
+    names = np.array([text == name for text in trace.names] + [False])
+    domains = np.array([domain in ("", "*", text) for text in trace.names] + [domain in ("", "*")])
+    marked = nearest_marked(projection.parent, names[trace.ranges.name] & domains[trace.ranges.domain])
+    return _launches(trace, projection, through(projection.range_of_work, marked))
+
+
+def all_launches(trace: Trace, projection: Projection) -> list[Launch]:
+    """Every kernel whose launch is known, as one step."""
+    return _launches(trace, projection, np.where(projection.call_of_work != NONE, 0, NONE))
+
+
+def _launches(trace: Trace, projection: Projection, instance: Int64) -> list[Launch]:
     work = trace.work
-    instance = step_of_work(trace, projection, stage)
     rows = np.flatnonzero((instance != NONE) & (work.kind == WorkKind.KERNEL))
     call_start = trace.calls.start_ns[projection.call_of_work[rows]]
     rows = rows[np.lexsort((work.start_ns[rows], call_start))]

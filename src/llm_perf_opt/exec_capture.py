@@ -1,0 +1,200 @@
+"""Any program under the same care: alone, then below Nsight Systems, then the kernels that carry its time below Nsight Compute.
+
+The program is run once per pass, so it must do the same each time. It is given its arguments as they are, never through a shell.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from llm_perf_opt import __version__
+from llm_perf_opt.analysis.kernel_selection import Launch, Selection, expected_passes, select
+from llm_perf_opt.analysis.projection import project
+from llm_perf_opt.analysis.stage_launches import all_launches, range_launches
+from llm_perf_opt.analysis.trace_health import Expected
+from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
+from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.listener import Listener
+from llm_perf_opt.nsight_capture import CHIP_OF_TRACE_MODULES, chip_of, find_or_refuse, names_of, on_gpu, readable_counters
+from llm_perf_opt.nsight_passes import NcuAsked, NsysAsked, ncu_pass, nsys_pass
+from llm_perf_opt.passes import LABELS, PassPlan, run_pass, skip_pass
+from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, check_gate, on_range
+from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
+from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.probe import probe_nsys, tool_version
+from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, RunStatus
+from llm_perf_opt.run_folder import RunFolder, write_record
+from llm_perf_opt.timelines import Timeline, timelines
+
+PASSES = ("program", "nsys", "ncu")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to run, and how closely to look."""
+
+    argv: tuple[str, ...]
+    passes: tuple[str, ...] = PASSES
+    range: str = ""
+    """An NVTX range of the program, as nsys spells it: NAME@DOMAIN. Empty: the whole program."""
+    sets: tuple[str, ...] = ("roofline",)
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    top: int = 10
+    coverage: float = 0.8
+    budget_s: float = 180.0
+    timeout_s: float = 3600.0
+    max_trace_gb: float = 2.0
+    device_index: int = 0
+
+
+def check_asked(asked: Asked) -> None:
+    """Refuse what cannot work before anything is started."""
+    if not asked.argv:
+        raise ConfigError("There is no program to run.", "Write it behind two dashes: llm-perf exec -- python my_script.py")
+    for name in asked.passes:
+        if name not in PASSES:
+            raise ConfigError(f"There is no pass '{name}'.", f"Known: {', '.join(PASSES)}.")
+    if asked.range:
+        check_gate("nsys", asked.range, ours=False)
+    _metrics(asked, None)
+
+
+def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], listener: Listener) -> LlmPerfError | None:
+    """Fill the folder; returns what went wrong first. A pass that fails leaves the others standing."""
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    entries = tuple(PassRecord(name) for name in asked.passes)
+    folder.write_manifest(Manifest(SCHEMA, __version__, "partial", created, tuple(command), entries, why="It has not ended."))
+    first: LlmPerfError | None = None
+    steps = {"program": _run_program, "nsys": _run_nsys, "ncu": _run_ncu}
+    for name in asked.passes:
+        try:
+            listener.pass_started(name, LABELS[name])
+            steps[name](asked, folder, listener)
+        except Interrupted as error:
+            first = error
+            break
+        except LlmPerfError as error:
+            first = first or error
+            if name == "program":  # it fails by itself: below a tool it would fail as well
+                break
+    _close(folder, first)
+    return first
+
+
+def _close(folder: RunFolder, error: LlmPerfError | None) -> None:
+    manifest = folder.manifest()
+    entries = tuple(
+        replace(entry, status="skipped", why="The run ended before this pass.") if entry.status == "pending" else entry
+        for entry in manifest.passes
+    )
+    kept = any(entry.status == "complete" for entry in entries)
+    status: RunStatus = "complete" if error is None else "partial" if kept else "failed"
+    why, remedy = (error.fact, error.remedy) if error else ("", "")
+    folder.write_manifest(replace(manifest, status=status, passes=entries, why=why, remedy=remedy))
+
+
+def _run_program(asked: Asked, folder: RunFolder, listener: Listener) -> None:
+    run_pass(folder, PassPlan("program", asked.argv, asked.timeout_s), listener)
+
+
+def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
+    try:
+        nsys = find_or_refuse("nsys", LABELS["nsys"])
+        probe = probe_nsys(nsys)
+        if isinstance(probe, Missing):
+            raise ResourceError(f"{probe.why}.", "Install Nsight Systems anew, or name another in the variable NSYS.")
+    except ResourceError as absent:
+        skip_pass(folder, "nsys", absent, listener)
+        raise
+    metrics = _metrics(asked, None)
+    argv = build_nsys_cmd(
+        nsys,
+        folder.tool_report("nsys"),
+        asked.argv,
+        probe=probe,
+        gate=on_range(asked.range) if asked.range else WHOLE_PROGRAM,
+        trace=[module for module in metrics.trace_modules if module in probe.trace_modules or not probe.trace_modules],
+        gpu_metrics=metrics.gpu_metrics and on_gpu(),
+    )
+    plan = PassPlan("nsys", argv, asked.timeout_s, f"nsys {probe.version}")
+    nsys_pass(folder, plan, listener, NsysAsked(nsys, Expected(), asked.max_trace_gb))
+
+
+def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
+    try:
+        ncu = find_or_refuse("ncu", LABELS["ncu"])
+        readable_counters(on_gpu(), "Leave it out: --passes program,nsys.")
+        metrics = _metrics(asked, ncu)
+        chosen = _choose(asked, folder, metrics)
+        if isinstance(chosen, str):
+            raise CaptureError(f"No launch was chosen: {chosen}.", "The nsys pass must record kernels first.")
+    except (ResourceError, ConfigError, CaptureError) as absent:
+        skip_pass(folder, "ncu", absent, listener)
+        raise
+    write_record(folder.selection_file("ncu"), chosen)
+    words = (
+        f"{len(chosen.kernels)} kernels, {chosen.launch_count} launches × {chosen.passes} passes, about {chosen.seconds:.0f} s; "
+        f"{chosen.coverage:.0%} of the kernel time"
+    )
+    listener.pass_message("ncu", {"event": "phase", "text": words})
+    argv = build_ncu_cmd(
+        ncu,
+        folder.tool_report("ncu"),
+        asked.argv,
+        ranges=[_ncu_spelling(asked.range)] if asked.range else [],
+        metrics=metrics.names,
+        sections=metrics.sections,
+        kernels=[kernel.function for kernel in chosen.kernels],
+        launch_skip=chosen.launch_skip,
+        launch_count=chosen.launch_count,
+        ours=False,
+    )
+    plan = PassPlan("ncu", argv, asked.timeout_s, f"ncu {tool_version(ncu) or ''}".strip())
+    ncu_pass(folder, plan, listener, NcuAsked(ncu, asked.max_trace_gb))
+
+
+def _ncu_spelling(expression: str) -> str:
+    """NAME@DOMAIN as nsys has it → DOMAIN@NAME/ as ncu has it."""
+    name, _, domain = expression.partition("@")
+    return f"{domain}@{name}/" if domain and domain != "*" else f"{name}/"
+
+
+def _metrics(asked: Asked, ncu: Path | None) -> ResolvedMetrics:
+    """What is collected; with an ncu, of the chip that is here and as far as that tool knows it."""
+    chip = chip_of(asked.device_index) if on_gpu() else CHIP_OF_TRACE_MODULES
+    if isinstance(chip, Missing):
+        if ncu is not None:
+            raise ResourceError(
+                f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips."
+            )
+        chip = CHIP_OF_TRACE_MODULES
+    known = names_of(ncu, chip) if ncu is not None else None
+    return resolve(asked.sets, add=asked.add, remove=asked.remove, chip=chip, known=known)
+
+
+def _choose(asked: Asked, folder: RunFolder, metrics: ResolvedMetrics) -> Selection | str:
+    passes = expected_passes(metrics.names, metrics.sections)
+    reasons = []
+    for timeline in timelines(folder):
+        if isinstance(timeline, Timeline):
+            return select(
+                asked.range or "the program",
+                _launches(asked, timeline),
+                source=timeline.source,
+                top=asked.top,
+                coverage=asked.coverage,
+                passes=passes,
+                budget_s=asked.budget_s,
+            )
+        reasons.append(timeline.why)
+    return "; ".join(reasons) or "there is no timeline to choose from"
+
+
+def _launches(asked: Asked, timeline: Timeline) -> list[Launch]:
+    projection = project(timeline.trace)
+    if not asked.range:
+        return all_launches(timeline.trace, projection)
+    name, _, domain = asked.range.partition("@")
+    return range_launches(timeline.trace, projection, name, domain)

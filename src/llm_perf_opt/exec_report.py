@@ -1,0 +1,100 @@
+"""What is said of a user's own program: how it ran, its kernels with their counters, its NVTX regions."""
+
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.kernel_evidence import uses_of
+from llm_perf_opt.analysis.kernel_selection import Launch
+from llm_perf_opt.analysis.kernel_table import StageKernels, kernel_table
+from llm_perf_opt.analysis.projection import project
+from llm_perf_opt.analysis.region_records import RegionReport
+from llm_perf_opt.analysis.stage_launches import all_launches
+from llm_perf_opt.counters.catalogue import chip_of_device
+from llm_perf_opt.counters.roles import CounterRoles, roles
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.kernel_records import CounterReport
+from llm_perf_opt.parsers.ncu_csv import read_ncu
+from llm_perf_opt.records import Manifest, Maybe, Missing
+from llm_perf_opt.region_reading import read_regions
+from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
+from llm_perf_opt.report.regions import regions_page
+from llm_perf_opt.report.text import escape, table
+from llm_perf_opt.run_folder import RunFolder, write_record, write_whole
+from llm_perf_opt.timelines import Timeline, timelines
+
+PROGRAM = "program"
+"""The one stage of a program that has none."""
+
+
+@dataclass(frozen=True)
+class ProgramAnalysis:
+    """Everything that can be said of the program."""
+
+    manifest: Manifest
+    kernels: Maybe[tuple[StageKernels, ...]]
+    regions: Maybe[RegionReport]
+
+
+def analyse_program(folder: RunFolder) -> ProgramAnalysis:
+    """From what the passes left."""
+    return ProgramAnalysis(folder.manifest(), _kernels(folder), read_regions(folder, {}))
+
+
+def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
+    """report.md, kernels.md, regions.md and regions.json."""
+    write_whole(folder.kernels_file, kernels_page(found.kernels).encode())
+    if not isinstance(found.regions, Missing):
+        write_whole(folder.regions_file, regions_page(found.regions).encode())
+        write_record(folder.regions_json_file, found.regions)
+    write_whole(folder.report_file, program_page(found).encode())
+
+
+def program_page(found: ProgramAnalysis) -> str:
+    """The report."""
+    rows = []
+    for entry in found.manifest.passes:
+        took = f"{entry.seconds:.2f} s" if entry.seconds is not None else f"n/a: {entry.status}"
+        rows.append([entry.name, entry.status, escape(entry.tool_version), took, escape(f"{entry.why} {entry.remedy}".strip())])
+    regions = found.regions
+    words = f"n/a: {escape(regions.why)}" if isinstance(regions, Missing) else "See regions.md."
+    return "\n".join(
+        [
+            f"# {escape(' '.join(found.manifest.command))}\n",
+            table(["pass", "status", "tool", "took", "note"], rows, "lllrl"),
+            "The time of `program` is the program's own, start and end of its process included. Below a tool it takes longer.\n",
+            top_kernels_section(found.kernels),
+            f"## NVTX regions\n\n{words}\n",
+        ]
+    )
+
+
+def _kernels(folder: RunFolder) -> Maybe[tuple[StageKernels, ...]]:
+    reasons = []
+    for timeline in timelines(folder):
+        if isinstance(timeline, Timeline):
+            if not timeline.trace.complete:
+                reasons.append(next(problem.what for problem in timeline.trace.problems if problem.fatal))
+                continue
+            launches = all_launches(timeline.trace, project(timeline.trace))
+            if launches:
+                return _joined(folder, launches)
+            reasons.append(f"{timeline.source} recorded no kernel")
+        else:
+            reasons.append(timeline.why)
+    return Missing("; ".join(reasons) or "no pass recorded a timeline")
+
+
+def _joined(folder: RunFolder, launches: list[Launch]) -> tuple[StageKernels, ...]:
+    report: Maybe[CounterReport] = Missing("no counters were read")
+    if folder.counters_file("ncu").exists():
+        try:
+            report = read_ncu(folder.counters_file("ncu"))
+        except ParseError as error:
+            report = Missing(error.fact)
+    return kernel_table(uses_of(PROGRAM, launches), {PROGRAM: report}, _roles(report))
+
+
+def _roles(report: Maybe[CounterReport]) -> Maybe[CounterRoles]:
+    if isinstance(report, Missing):
+        return report
+    chip = chip_of_device(report.facts.get("device_name", ""))
+    return chip if isinstance(chip, Missing) else roles(chip)
