@@ -1,6 +1,7 @@
 """A pass below a tool: its report is kept, or its absence explained, and nothing runs on afterwards."""
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -13,6 +14,8 @@ import pytest
 from llm_perf_opt.errors import CaptureError, Interrupted
 from llm_perf_opt.profiling.vendor import tool_pass
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.probe import find_importer
+from llm_perf_opt.profiling.vendor.reports import export_nsys, import_qdstrm
 from llm_perf_opt.profiling.vendor.tool_pass import ToolRun, report_of, run_tool
 from llm_perf_opt.records import Missing
 
@@ -167,3 +170,32 @@ def test_only_what_this_run_said_counts(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("ERR_NVGPUCTRPERM\n")
     run = run_stand_in(stand_in(tmp_path / "nsys", "echo fine"), tmp_path)
     assert run.problems == ()
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another disk
+        shutil.copy2(source, target)
+
+
+def test_a_real_stream_without_an_importer_is_kept_and_can_be_imported_later(real_pass: Pass, real_nsys: Path) -> None:
+    """The target part of nsys alone, as a container may have it."""
+    importer = find_importer(real_nsys)
+    assert importer is not None
+    (target,) = importer.parents[1].glob("target-linux-*")
+    alone = real_pass.folder / "alone"
+    shutil.copytree(target, alone / target.name, copy_function=_link)
+    script = f'export LD_LIBRARY_PATH="{alone / target.name}/inject"; exec "{alone / target.name}/nsys" "$@"'
+    (nsys,) = stand_in(alone / "nsys", script)
+    if find_importer(Path(nsys)) is not None:
+        pytest.skip("another installation of nsys lends its importer")
+    run = Pass(Path(nsys), real_pass.folder).run(timeout_s=8)
+    assert isinstance(run.report, Missing)
+    assert "no QdstrmImporter" in run.report.why
+    assert "importer_missing" in [problem.id for problem in run.problems]
+    real_pass.assert_nothing_runs()
+    report = report_of("nsys", real_pass.out)
+    import_qdstrm(real_nsys, real_pass.folder / "run.qdstrm", report, log=real_pass.log)
+    export_nsys(real_nsys, report, real_pass.folder / "run.sqlite", log=real_pass.log)
+    assert (real_pass.folder / "run.sqlite").stat().st_size > 0
