@@ -26,6 +26,7 @@ from llm_perf_opt.profiling.vendor.launch import Companion, Finished, build_work
 from llm_perf_opt.profiling.vendor.logs import log_error
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
 from llm_perf_opt.profiling.vendor.probe import find_tool, probe_nsys, tool_version
 from llm_perf_opt.profiling.vendor.tool_pass import run_tool
 from llm_perf_opt.provenance import environment, packages
@@ -74,6 +75,9 @@ def _pass_argv(folder: RunFolder, config: RunConfig, name: str) -> list[str]:
         raise ResourceError(
             "Nsight Compute counts what GPU kernels do, and this run has no NVIDIA GPU.", "Choose profiling=nsys or minimal."
         )
+    allowed = counter_permission()
+    if name == "ncu" and allowed.status == "denied":
+        raise permission_error(allowed.why)
     work = build_work_argv(folder.config_file, "plain", folder.raw(name))
     if name == "nsys":
         probe = probe_nsys(tool)
