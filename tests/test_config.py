@@ -45,6 +45,8 @@ def test_what_is_sound_comes_back_unchanged() -> None:
         ("profiling.torch.decode_steps", 0, 1),
         ("profiling.nvml.interval_s", 0.0, 0.005),
         ("profiling.pass_timeout_s", 0.5, 1.0),
+        ("profiling.max_trace_gb", 0.0, 0.01),
+        ("profiling.max_trace_gb", 100_001, 100_000),
         ("model.seed", -1, 0),
         ("model.seed", 2**63, 2**63 - 1),
         ("dataset.seed", -1, 0),
@@ -64,7 +66,14 @@ def test_repeats_begin_at_one(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["runtime.ci_target", "runtime.time_limit_s", "profiling.nvml.interval_s", "profiling.pass_timeout_s"]
+    "key",
+    [
+        "runtime.ci_target",
+        "runtime.time_limit_s",
+        "profiling.nvml.interval_s",
+        "profiling.pass_timeout_s",
+        "profiling.max_trace_gb",
+    ],
 )
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_no_number_that_is_none(key: str, value: float) -> None:

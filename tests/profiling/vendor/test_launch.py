@@ -13,6 +13,8 @@ import pytest
 
 from llm_perf_opt.errors import CaptureError, Interrupted
 from llm_perf_opt.profiling.vendor import launch
+from llm_perf_opt.profiling.vendor.child import verdict
+from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
 from llm_perf_opt.profiling.vendor.launch import Companion, ask, run_child
 
 
@@ -79,7 +81,8 @@ time.sleep(60)
     assert not any(alive(int(pid)) for pid in pids.read_text().split())
 
 
-def test_a_grandchild_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path) -> None:
+def test_a_grandchild_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "SETTLE_S", 0.3)
     pid_file = tmp_path / "pid"
     code = f"""
 import subprocess, sys
@@ -87,13 +90,87 @@ other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"], 
 open({str(pid_file)!r}, "w").write(str(other.pid))
 print("done", flush=True)
 """
+    finished, _, log = run(code, tmp_path)
+    assert (finished.exit_code, finished.timed_out) == (0, False)
+    assert finished.seconds < 15
+    left = int(pid_file.read_text())
+    assert log.splitlines()[0] == "done"
+    assert f"[{left}]" in log.splitlines()[1], "it is said that it was ended"
+    assert not alive(left)
+
+
+def test_what_hides_in_a_session_of_its_own_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the agent of nsys does: a daemon below init, here deaf to SIGTERM. A stranger of the same kind is left alone."""
+    monkeypatch.setattr(launch, "SETTLE_S", 0.1)
+    monkeypatch.setattr(launch, "GRACE_S", (2.0, 0.5, 5.0))
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    middle = (
+        "import subprocess, sys; "
+        f"daemon = subprocess.Popen([sys.executable, '-c', {deaf!r}], start_new_session=True, stdout=subprocess.PIPE); "
+        f"daemon.stdout.readline(); open({str(tmp_path / 'pid')!r}, 'w').write(str(daemon.pid))"
+    )
+    code = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {middle!r}]); time.sleep(60)"
+    stranger = subprocess.Popen(python(deaf), start_new_session=True, stdout=subprocess.DEVNULL)
     try:
-        finished, _, log = run(code, tmp_path)
-        assert (finished.exit_code, finished.timed_out) == (0, False)
-        assert finished.seconds < 15
-        assert log == "done\n"
+        finished, _, log = run(code, tmp_path, timeout_s=5.0)
+        assert finished.timed_out
+        daemon = int((tmp_path / "pid").read_text())
+        assert str(daemon) in log
+        assert not alive(daemon)
+        assert stranger.poll() is None
     finally:
-        os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_child_that_talks_while_it_ends_is_heard_to_its_end(tmp_path: Path) -> None:
+    """More than a pipe holds: it must be read while the child is given its time to end."""
+    code = """
+import time
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("y" * 1_000_000)
+    print("report written", flush=True)
+"""
+    finished, _, log = run(code, tmp_path, timeout_s=2.0)
+    assert finished.timed_out
+    assert finished.exit_code == 0, "not killed while it waited for room in the pipe"
+    assert log.endswith("report written\n")
+
+
+def test_a_message_behind_a_progress_bar_is_heard(tmp_path: Path) -> None:
+    code = """
+import sys
+from llm_perf_opt.profiling.vendor.launch import send
+sys.stdout.write("\\r[1/1] 97% run.nsys-rep"); send("phase", text="decode"); print("a line that quotes @llm-perf and goes on")
+"""
+    _, heard, log = run(code, tmp_path)
+    assert heard == [{"event": "phase", "text": "decode"}]
+    assert "97% run.nsys-rep\n" in log
+    assert "a line that quotes @llm-perf and goes on" in log
+
+
+def test_a_child_that_fills_the_disk_is_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    code = f"""
+import time
+with open({str(folder / "trace")!r}, "wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(b"x" * 100_000); time.sleep(0.01)
+    except KeyboardInterrupt:
+        print("report written", flush=True)
+"""
+    log = tmp_path / "log.txt"
+    watch = DiskWatch([folder], 1_000_000, interval_s=0.05)
+    finished = run_child(python(code), log=log, timeout_s=60, on_message=lambda _: None, watch=watch)
+    assert isinstance(finished.stopped, CaptureError)
+    assert "profiling.max_trace_gb" in finished.stopped.remedy
+    assert not finished.timed_out
+    assert log.read_text() == "report written\n", "it was interrupted, not killed"
+    assert verdict("The pass", finished, [], log, limit="x", longer="x", smaller="x") is finished.stopped
 
 
 def test_interrupting_us_interrupts_the_child_and_keeps_its_last_words(tmp_path: Path) -> None:
@@ -175,3 +252,4 @@ def test_ask() -> None:
     assert ask(python("raise SystemExit(1)")) is None
     assert ask(["/no/such/program"]) is None
     assert ask(python("import time; time.sleep(10)"), timeout_s=0.2) is None
+    assert ask(python("print('all the same'); raise SystemExit(1)"), whatever_code=True) == "all the same"

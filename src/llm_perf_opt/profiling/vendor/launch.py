@@ -116,9 +116,11 @@ def run_child(
             raise Interrupted("Interrupted.", "What was captured so far is kept.") from None
         except OSError as error:  # the log cannot be written: the disk is full
             running.end(heard=False)
+            running.clear_away()
             raise disk_error(error, log) from error
         except BaseException:
             running.end(heard=False)
+            running.clear_away()
             raise
         finally:
             running.close()
@@ -247,7 +249,8 @@ class _Running:
         """End what outlived the child: an agent of nsys, a server that the program started. It disturbs what is measured next."""
         self._descendants.look(child_is_known=self._child.returncode is None)
         if not self._wait_for_all(SETTLE_S):
-            self._reader.note(f"ended processes that outlived {self._child.pid}: {self._descendants.alive()}")
+            with suppress(OSError):  # the log's disk may be full, which has been told
+                self._reader.note(f"ended processes that outlived {self._child.pid}: {self._descendants.alive()}")
             for number, patience in ((signal.SIGTERM, self._grace_s[1]), (signal.SIGKILL, self._grace_s[2])):
                 self._descendants.look(child_is_known=False)
                 self._descendants.send(number)

@@ -185,7 +185,7 @@ def _ask_nsys(path: Path, version: str) -> NsysProbe:
         version=version,
         flags=long_options(usage),
         trace_modules=_trace_modules(usage),
-        reports=tuple(re.findall(r"^\s{2,}([a-z0-9_]+)(?:\[.*?\])* -- ", _answer(path, "stats", "--help-reports"), re.MULTILINE)),
+        reports=tuple(re.findall(r"^\s*([a-z0-9_]+)(?:\[.*?\])* -- ", _answer(path, "stats", "--help-reports"), re.MULTILINE)),
         export_types=tuple(re.findall(r"^\s+([a-z]+) \([._]\S+\) -- ", export, re.MULTILINE)),
         importer=str(importer) if importer else None,
     )

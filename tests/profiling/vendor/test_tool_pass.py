@@ -1,0 +1,201 @@
+"""A pass below a tool: its report is kept, or its absence explained, and nothing runs on afterwards."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.errors import CaptureError, Interrupted
+from llm_perf_opt.profiling.vendor import tool_pass
+from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.probe import find_importer
+from llm_perf_opt.profiling.vendor.reports import export_nsys, import_qdstrm
+from llm_perf_opt.profiling.vendor.tool_pass import ToolRun, report_of, run_tool
+from llm_perf_opt.records import Missing
+
+PROGRAM = """
+import os, sys, time, nvtx
+open(sys.argv[1], "w").write(str(os.getpid()))
+with nvtx.annotate("profile", domain="LLM"):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for _ in range(int(sys.argv[2])):
+            with nvtx.annotate("decode", domain="LLM"):
+                pass
+        time.sleep(0.01)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def agents_in(scratch: str) -> list[str]:
+    """Processes of nsys that use a scratch folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"TMPDIR={scratch}".encode() in environment and alive(int(entry.name)):
+                found.append((entry / "cmdline").read_text())
+    return found
+
+
+class Pass:
+    """One pass of the real nsys over a program that would take a minute."""
+
+    def __init__(self, nsys: Path, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "run"
+        self.log = folder / "log.txt"
+        self._nsys = nsys
+        (folder / "program.py").write_text(PROGRAM)
+
+    def run(
+        self, timeout_s: float, *, events: int = 1, max_trace_gb: float = 1, grace_s: tuple[float, float, float] = (60, 10, 10)
+    ) -> ToolRun:
+        work = [sys.executable, str(self.folder / "program.py"), str(self.folder / "pid"), str(events)]
+        argv = build_nsys_cmd(self._nsys, self.out, work, trace=["nvtx"])
+        return run_tool(
+            "nsys", argv, self.out, log=self.log, timeout_s=timeout_s, max_trace_gb=max_trace_gb,
+            on_message=lambda _: None, grace_s=grace_s,
+        )  # fmt: skip
+
+    def begun(self) -> bool:
+        return (self.folder / "pid").exists() and (self.folder / "pid").read_text() != ""
+
+    def assert_nothing_runs(self) -> None:
+        assert not alive(int((self.folder / "pid").read_text()))
+        assert agents_in(str(self.folder / "tmp")) == []
+        assert list((self.folder / "tmp").iterdir()) == [], "and its scratch folder is gone"
+
+
+@pytest.fixture
+def real_pass(real_nsys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pass:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return Pass(real_nsys, tmp_path)
+
+
+def test_a_time_limit_leaves_a_report_and_no_process(real_pass: Pass) -> None:
+    run = real_pass.run(timeout_s=8)
+    assert run.finished.timed_out
+    assert run.report == report_of("nsys", real_pass.out)
+    real_pass.assert_nothing_runs()
+
+
+def test_an_interrupt_leaves_a_report_and_no_process(real_pass: Pass) -> None:
+    def interrupt() -> None:
+        while not real_pass.begun():
+            time.sleep(0.05)
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Interrupted):
+        real_pass.run(timeout_s=60)
+    thread.join()
+    assert report_of("nsys", real_pass.out).stat().st_size > 0
+    real_pass.assert_nothing_runs()
+
+
+def test_a_tool_that_gets_no_time_leaves_an_honest_absence_and_no_process(real_pass: Pass) -> None:
+    """Killed outright: its agent and the program would go on below init, and what was recorded is not whole."""
+    run = real_pass.run(timeout_s=8, grace_s=(0, 0, 10))
+    assert run.finished.timed_out
+    if isinstance(run.report, Missing):
+        assert "no report" in run.report.why
+    else:
+        assert run.report.stat().st_size > 0, "it was quicker than the signals"
+    real_pass.assert_nothing_runs()
+
+
+def test_the_budget_sees_what_nsys_writes_outside_the_run(real_pass: Pass) -> None:
+    run = real_pass.run(timeout_s=60, events=2000, max_trace_gb=0.03)
+    assert isinstance(run.finished.stopped, CaptureError)
+    assert "profiling.max_trace_gb" in run.finished.stopped.fact
+    assert not run.finished.timed_out
+    real_pass.assert_nothing_runs()
+
+
+# --- without the tools --------------------------------------------------------------------------------------------------
+
+
+def stand_in(path: Path, body: str) -> list[str]:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return [str(path)]
+
+
+def run_stand_in(argv: list[str], folder: Path) -> ToolRun:
+    return run_tool("nsys", argv, folder / "a.b", log=folder / "log", timeout_s=30, max_trace_gb=1, on_message=lambda _: None)
+
+
+def test_a_report_of_an_earlier_run_does_not_pass_for_this_ones(tmp_path: Path) -> None:
+    report_of("nsys", tmp_path / "a.b").write_text("of another run")
+    run = run_stand_in(stand_in(tmp_path / "nsys", "exit 0"), tmp_path)
+    assert run.report == Missing("nsys wrote no report")
+
+
+def test_a_stream_left_alone_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[tuple[Path, Path]] = []
+
+    def importing(nsys: Path, stream: Path, report: Path, *, log: Path) -> tuple[()]:
+        imported.append((stream, report))
+        report.write_bytes(stream.read_bytes())
+        return ()
+
+    monkeypatch.setattr(tool_pass, "import_qdstrm", importing)
+    body = 'echo small > "$TMPDIR/nsys-report-1.qdstrm"; echo recorded > "$TMPDIR/nsys-report-2.qdstrm"'
+    run = run_stand_in(stand_in(tmp_path / "nsys", body), tmp_path)
+    assert imported == [(tmp_path / "a.b.qdstrm", tmp_path / "a.b.nsys-rep")]
+    assert run.report == tmp_path / "a.b.nsys-rep"
+    assert (tmp_path / "a.b.nsys-rep").read_text() == "recorded\n"
+
+
+def test_only_what_this_run_said_counts(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("ERR_NVGPUCTRPERM\n")
+    run = run_stand_in(stand_in(tmp_path / "nsys", "echo fine"), tmp_path)
+    assert run.problems == ()
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another disk
+        shutil.copy2(source, target)
+
+
+def test_a_real_stream_without_an_importer_is_kept_and_can_be_imported_later(real_pass: Pass, real_nsys: Path) -> None:
+    """The target part of nsys alone, as a container may have it."""
+    importer = find_importer(real_nsys)
+    assert importer is not None
+    (target,) = importer.parents[1].glob("target-linux-*")
+    alone = real_pass.folder / "alone"
+    shutil.copytree(target, alone / target.name, copy_function=_link)
+    script = f'export LD_LIBRARY_PATH="{alone / target.name}/inject"; exec "{alone / target.name}/nsys" "$@"'
+    (nsys,) = stand_in(alone / "nsys", script)
+    if find_importer(Path(nsys)) is not None:
+        pytest.skip("another installation of nsys lends its importer")
+    run = Pass(Path(nsys), real_pass.folder).run(timeout_s=8)
+    assert isinstance(run.report, Missing)
+    assert "no QdstrmImporter" in run.report.why
+    assert "importer_missing" in [problem.id for problem in run.problems]
+    real_pass.assert_nothing_runs()
+    report = report_of("nsys", real_pass.out)
+    import_qdstrm(real_nsys, real_pass.folder / "run.qdstrm", report, log=real_pass.log)
+    export_nsys(real_nsys, report, real_pass.folder / "run.sqlite", log=real_pass.log)
+    assert (real_pass.folder / "run.sqlite").stat().st_size > 0
