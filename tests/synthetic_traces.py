@@ -341,4 +341,4 @@ def kinds(seed: int) -> Iterator[Recipe]:
     yield Recipe(steps=200, kernels_per_step=24, graph=True, seed=seed)
     yield Recipe(steps=35, kernels_per_step=40, streams=4, seed=seed)
     yield Recipe(steps=400, kernels_per_step=3, copies=True, seed=seed)
-    yield Recipe(steps=30, kernels_per_step=40, streams=3, copies=True, graph=True, shapes=False, seed=seed)
+    yield Recipe(steps=110, kernels_per_step=40, streams=3, copies=True, graph=True, shapes=False, seed=seed)
