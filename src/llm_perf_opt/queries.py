@@ -1,6 +1,7 @@
 """SQL over the tables of a run or of a trace: reading only, with no file, network or setting within its reach."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,62 +38,74 @@ class Answer:
 
 
 class Queries:
-    """The tables of one source, closed off before the first query."""
+    """The tables of one source. Each question gets a database of its own in memory, closed off before it is asked."""
 
     def __init__(self, source: Path) -> None:
-        from llm_perf_opt.tables import TABLE_NAMES, connect
+        from llm_perf_opt.tables import TABLE_NAMES
 
         self.opened = open_source(source)
-        self._tables = TABLE_NAMES
-        self._connection = connect()
-        _load(self._connection, self.opened)
+        self._names = TABLE_NAMES
 
     def tables(self) -> list[TableInfo]:
         """What there is to ask."""
-        self._close_off(self._tables)
         found = []
-        for table in self._tables:
-            columns = self._connection.execute(f"describe {table}").fetchall()
-            (rows,) = self._connection.execute(f"select count(*) from {table}").fetchone() or (0,)  # noqa: S608 - own names
-            found.append(TableInfo(table, rows, tuple((name, kind) for name, kind, *_ in columns)))
+        with self.closed_off(self._names) as connection:
+            for table in self._names:
+                columns = connection.execute(f"describe {table}").fetchall()
+                (rows,) = connection.execute(f"select count(*) from {table}").fetchone() or (0,)  # noqa: S608 - own names
+                found.append(TableInfo(table, rows, tuple((name, kind) for name, kind, *_ in columns)))
         return found
 
     def ask(self, sql: str, limit: int = 0) -> Answer:
         """The rows of a query, at most `limit` where that is not zero; a ConfigError says in a line what is wrong with it."""
         import duckdb
 
-        try:
-            self._check(sql)
-            self._close_off([table for table in self._tables if table in sql.casefold()])  # one too many costs only time
-            self._connection.execute(sql)
-            columns = tuple(column[0] for column in self._connection.description or ())
-            rows = self._connection.fetchmany(limit + 1) if limit else self._connection.fetchall()
-        except duckdb.PermissionException as error:
-            raise ConfigError(
-                "A query reaches the tables only: no files, no network, no settings.", _remedy(self._tables)
-            ) from error
-        except duckdb.Error as error:
-            raise ConfigError(f"SQL: {_one_line(str(error))}", _remedy(self._tables)) from error
+        named = [table for table in self._names if table in sql.casefold()]  # one too many costs only time
+        remedy = f"The tables are {', '.join(self._names)}; without a query their columns are listed."
+        with self.closed_off(named) as connection:
+            try:
+                _check(connection, sql)
+                connection.execute(sql)
+                columns = tuple(column[0] for column in connection.description or ())
+                rows = connection.fetchmany(limit + 1) if limit else connection.fetchall()
+            except duckdb.PermissionException as error:
+                raise ConfigError("A query reaches the tables only: no files, no network, no settings.", remedy) from error
+            except duckdb.Error as error:
+                raise ConfigError(f"SQL: {_one_line(str(error))}", remedy) from error
         return Answer(_distinct(columns), rows[:limit] if limit else rows, bool(limit) and len(rows) > limit)
 
-    def _check(self, sql: str) -> None:
-        import duckdb
+    @contextmanager
+    def closed_off(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
+        """A database that holds these tables in memory, from which nothing else can be reached."""
+        from llm_perf_opt.tables import connect, load_trace, open_tables
 
-        statements = self._connection.extract_statements(sql)
-        if len(statements) != 1:
-            raise ConfigError(f"One query was expected; here are {len(statements)}.", "Give one SELECT.")
-        kind = statements[0].type
-        if kind not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-            raise ConfigError(f"{kind.name} is not a query: the tables are read, never changed.", "Give a SELECT.")
+        connection = connect()
+        try:
+            if self.opened.tables is not None:
+                open_tables(connection, self.opened.tables)
+            else:
+                load_trace(connection, self.opened.trace)
+            for table in tables:
+                connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
+            for table in (*self._names, "names"):
+                connection.execute(f"drop view temp.{table}")
+            for setting in ("enable_external_access = false", "lock_configuration = true"):
+                connection.execute(f"set {setting}")
+            yield connection
+        finally:
+            connection.close()
 
-    def _close_off(self, tables: Sequence[str]) -> None:
-        """Take the tables a query names into memory, then shut out everything else for good."""
-        for table in tables:
-            self._connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
-        for table in (*self._tables, "names"):
-            self._connection.execute(f"drop view if exists temp.{table}")
-        for setting in ("enable_external_access = false", "lock_configuration = true"):
-            self._connection.execute(f"set {setting}")
+
+def _check(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
+    """One statement, and one that only reads."""
+    import duckdb
+
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
+        raise ConfigError(f"One query was expected; here are {len(statements)}.", "Give one SELECT.")
+    kind = statements[0].type
+    if kind not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
+        raise ConfigError(f"{kind.name} is not a query: the tables are read, never changed.", "Give a SELECT.")
 
 
 def open_source(source: Path) -> "CachedTrace":
@@ -110,23 +123,10 @@ def open_source(source: Path) -> "CachedTrace":
     raise ParseError(f"{source} holds no trace: neither its torch pass nor its nsys pass left one.", "run.json says why.")
 
 
-def _load(connection: "duckdb.DuckDBPyConnection", opened: "CachedTrace") -> None:
-    from llm_perf_opt.tables import load_trace, open_tables
-
-    if opened.tables is not None:
-        open_tables(connection, opened.tables)
-    else:
-        load_trace(connection, opened.trace)
-
-
 def _one_line(message: str) -> str:
     """The first line of DuckDB's message with what it suggests, without the drawing of the place."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith("LINE ")]
     return " ".join(line for line in lines if set(line) != {"^"})[:_LINE]
-
-
-def _remedy(tables: Sequence[str]) -> str:
-    return f"The tables are {', '.join(tables)}; without a query their columns are listed."
 
 
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def load_trace(connection: "duckdb.DuckDBPyConnection", trace: Trace, extra: Ext
     names[:] = trace.names
     connection.register("_names", {"id": np.arange(len(names), dtype=np.int32), "name": names})
     connection.execute("create temp table _texts as select coalesce(list(name order by id), []) as names from _names")
-    connection.execute("create temp table names as select id, name from _names order by id")
+    connection.execute("create temp view names as select id, name from _names")
     for table, (made, _) in _TABLES.items():
         more = dict((extra or {}).get(table, {}))
         columns = {**_columns_of(trace, table).columns(), **{f"extra_{name}": column for name, column in more.items()}}

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_traces import ORIGIN_NS, PROCESS, THREAD, Recipe, Truth, kinds, write_trace
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import NO_NAME, Trace, WorkKind
@@ -19,6 +18,7 @@ from llm_perf_opt.parsers import event_chunks
 from llm_perf_opt.parsers.torch_columns import MODULE_DOMAIN, TorchColumns
 from llm_perf_opt.parsers.torch_events import EXACT_BELOW_US, EventDecoder
 from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from synthetic_traces import ORIGIN_NS, PROCESS, THREAD, Recipe, Truth, kinds, write_trace
 
 REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
 
@@ -81,7 +81,7 @@ def test_the_real_trace_against_a_plain_reading_of_it() -> None:
     """Every time of every event, with the decimal text of the file as the judge."""
     from decimal import Decimal
 
-    events = json.loads(gzip.open(REAL).read(), parse_float=Decimal)["traceEvents"]
+    events = json.loads(gzip.decompress(REAL.read_bytes()), parse_float=Decimal)["traceEvents"]
     tables = {"work": ("kernel", "gpu_memcpy", "gpu_memset"), "calls": ("cuda_runtime", "cuda_driver"), "operators": ("cpu_op",)}
     trace = read_torch_trace(REAL)
     for table, categories in tables.items():
@@ -114,7 +114,9 @@ def assert_true(trace: Trace, truth: Truth) -> None:
     launched = dict(zip(trace.calls.correlation.tolist(), trace.calls.start_ns.tolist(), strict=True))
     rows = zip(work.start_ns.tolist(), work.end_ns.tolist(), work.correlation.tolist(), strict=True)
     assert sorted((start, end, launched[correlation]) for start, end, correlation in rows) == sorted(truth.work)
-    walls = sorted(zip((trace.names[name] for name in trace.ranges.name), trace.ranges.end_ns - trace.ranges.start_ns, strict=True))
+    walls = sorted(
+        zip((trace.names[name] for name in trace.ranges.name), trace.ranges.end_ns - trace.ranges.start_ns, strict=True)
+    )
     assert [pair for pair in walls if pair[0] != "profile"] == sorted((stage.name, stage.wall_ns) for stage in truth.stages)
 
 
@@ -206,7 +208,9 @@ def test_categories_of_old_and_other_makers(tmp_path: Path) -> None:
 
 
 def nanoseconds(tmp_path: Path, *texts: str) -> list[int]:
-    events = ",".join(f'{{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": {text}, "dur": 0}}' for text in texts)
+    events = ",".join(
+        f'{{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": {text}, "dur": 0}}' for text in texts
+    )
     path = tmp_path / "times.json"
     path.write_text(f'{{"traceEvents": [{events}]}}')
     return [int(ns) for ns in read_torch_trace(path).operators.start_ns]
