@@ -18,10 +18,11 @@ from synthetic_traces import Recipe, write_trace
 
 TRIES = int(os.environ.get("LLM_PERF_FUZZ_TRIES", "2000"))
 TOKENS = [
-    b"null", b"true", b"NaN", b"-Infinity", b"1e999", b"-1e-999", b"9" * 400, b"0x10", b"1_000", b"+1", b".5", b"\x00", b"\xff\xfe",
-    b'"', b'\\"', b"\\u12", b"[", b"]", b"{", b"}", b",", b":", b"[]", b"{}", b"\xf0\x28\x8c\xbc", b"[" * 3000, b'{"a":' * 3000,
-    b'"traceEvents": [', b'}, {"ph":', b'"ts": "x"', b'"dur": -5', b'"args": 5', b'"args": [{}]', b'"grid": [1e30, -1, 2]',
-    b'"correlation": -1', b'"pid": {"a": 1}', b'"cat": 3', b'"name": null', b'"graph node id": 18446744073709551615', b'"bytes": 1.5',
+    b"null", b"true", b"NaN", b"-Infinity", b"1e999", b"-1e-999", b"9" * 400, b"0x10", b"1_000", b"+1", b".5", b"\x00",
+    b"\xff\xfe", b'"', b'\\"', b"\\u12", b"[", b"]", b"{", b"}", b",", b":", b"[]", b"{}", b"\xf0\x28\x8c\xbc", b"[" * 3000,
+    b'{"a":' * 3000, b'"traceEvents": [', b'}, {"ph":', b'"ts": "x"', b'"dur": -5', b'"args": 5', b'"args": [{}]',
+    b'"grid": [1e30, -1, 2]', b'"correlation": -1', b'"pid": {"a": 1}', b'"cat": 3', b'"name": null',
+    b'"graph node id": 18446744073709551615', b'"bytes": 1.5',
 ]  # fmt: skip
 
 Mutator = Callable[[bytearray, random.Random], bytes]
