@@ -1,7 +1,7 @@
 """A trace as tables: Parquet files that any DuckDB opens, names as text, times as integer ns; and the way back.
 
-`kernels` (all device work, with its kind), `calls`, `ranges` and `operators` have a row per event; `names` numbers the names. Columns
-that end in `_id` are those numbers and let a trace be read back without its text. An unknown value is NULL.
+`kernels` (all device work, with its kind), `calls`, `ranges` and `operators` have a row per event; `names` numbers the names.
+Columns that end in `_id` are those numbers and let a trace be read back without its text. An unknown value is NULL.
 `meta.json` holds the rest: problems, facts, and the size and checksum of every file, so that a damaged folder is noticed.
 """
 
@@ -33,31 +33,28 @@ _WORK_KINDS = "['kernel', 'memcpy', 'memset']"
 _RANGE_KINDS = "['push_pop', 'start_end']"
 _TIMES = "start_ns, end_ns, end_ns - start_ns as dur_ns"
 
-# Table → (what it holds, its columns as made from the arrays, its columns as read back to arrays). `names` is a list.
-_TABLES: dict[str, tuple[type[Columns], str, str]] = {
+# Table → (its columns as made from the arrays, its columns as read back to arrays). `names` is the list of all names.
+_TABLES: dict[str, tuple[str, str]] = {
     "kernels": (
-        DeviceWork,
         f"""names[name + 1] as name, {_WORK_KINDS}[kind + 1] as kind, {_TIMES}, device, stream, process,
         nullif(correlation, 0) as correlation, nullif(graph_node, 0) as graph_node,
         nullif(size_bytes, -1) as size_bytes, nullif(grid, 0) as grid, nullif(block, 0) as block, name as name_id""",
-        f"""start_ns, end_ns, (list_position({_WORK_KINDS}, kind) - 1)::utinyint as kind, name_id as name, process, device, stream,
+        f"""start_ns, end_ns, (list_position({_WORK_KINDS}, kind) - 1)::utinyint as kind, name_id as name, process, device,
+        stream,
         coalesce(correlation, 0) as correlation, coalesce(graph_node, 0) as graph_node,
         coalesce(size_bytes, -1) as size_bytes, coalesce(grid, 0) as grid, coalesce(block, 0) as block""",
     ),
     "calls": (
-        HostCalls,
         f"names[name + 1] as name, {_TIMES}, process, thread, nullif(correlation, 0) as correlation, name as name_id",
         "start_ns, end_ns, name_id as name, process, thread, coalesce(correlation, 0) as correlation",
     ),
     "ranges": (
-        Ranges,
         f"""names[name + 1] as name, names[nullif(domain, -1) + 1] as domain, {_RANGE_KINDS}[kind + 1] as kind, {_TIMES},
         process, thread, name as name_id, domain as domain_id""",
         f"""start_ns, end_ns, name_id as name, domain_id as domain, (list_position({_RANGE_KINDS}, kind) - 1)::utinyint as kind,
         process, thread""",
     ),
     "operators": (
-        Operators,
         f"""names[name + 1] as name, names[nullif(shapes, -1) + 1] as shapes, {_TIMES}, process, thread,
         name as name_id, shapes as shapes_id""",
         "start_ns, end_ns, name_id as name, process, thread, shapes_id as shapes",
@@ -99,8 +96,8 @@ def load_trace(connection: "duckdb.DuckDBPyConnection", trace: Trace, extra: Ext
     names[:] = trace.names
     connection.register("_names", {"id": np.arange(len(names), dtype=np.int32), "name": names})
     connection.execute("create temp table _texts as select coalesce(list(name order by id), []) as names from _names")
-    connection.execute("create temp table names as select id, name from _names order by id")
-    for table, (_, made, _) in _TABLES.items():
+    connection.execute("create temp view names as select id, name from _names")
+    for table, (made, _) in _TABLES.items():
         more = dict((extra or {}).get(table, {}))
         columns = {**_columns_of(trace, table).columns(), **{f"extra_{name}": column for name, column in more.items()}}
         connection.register(f"_{table}", columns)
@@ -196,7 +193,7 @@ def open_tables(connection: "duckdb.DuckDBPyConnection", folder: Path) -> None:
     """Make a view of each Parquet file in the folder."""
     for table in (*_TABLES, "names"):
         quoted = str(folder / f"{table}.parquet").replace("'", "''")
-        connection.execute(f"create temp view {table} as select * from read_parquet('{quoted}')")
+        connection.execute(f"create temp view {table} as select * from read_parquet('{quoted}')")  # noqa: S608 - quoted
 
 
 def read_tables(folder: Path) -> Trace:
@@ -208,20 +205,18 @@ def read_tables(folder: Path) -> Trace:
 
     try:
         open_tables(connection, folder)
-        columns = {table: _read(connection, table, kind) for table, (kind, _, _) in _TABLES.items()}
+        work, calls = _read(connection, "kernels", DeviceWork), _read(connection, "calls", HostCalls)
+        ranges, operators = _read(connection, "ranges", Ranges), _read(connection, "operators", Operators)
         names = [row[0] for row in connection.execute("select name from names order by id").fetchall()]
     except (duckdb.Error, KeyError, ValueError) as error:
         raise ParseError(f"The tables in {folder} cannot be read: {error}", "Remove the folder.") from error
     finally:
         connection.close()
-    work, calls, ranges, operators = (columns[table] for table in _TABLES)
-    assert isinstance(work, DeviceWork) and isinstance(calls, HostCalls)  # noqa: S101 - what _TABLES says
-    assert isinstance(ranges, Ranges) and isinstance(operators, Operators)  # noqa: S101
     return Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts)
 
 
 def _read(connection: "duckdb.DuckDBPyConnection", table: str, kind: type[Table]) -> Table:
-    _, _, read = _TABLES[table]
+    _, read = _TABLES[table]
     found = connection.execute(f"select {read} from {table}").fetchnumpy()  # noqa: S608 - own names
     wanted = kind.none().columns()
     return kind(**{name: np.ascontiguousarray(found[name], like.dtype) for name, like in wanted.items()})

@@ -1,9 +1,8 @@
-"""The big array of a trace file, cut into chunks of whole events by looking at the bytes, so that a file of any size is read in little
-memory.
+"""The big array of a trace file, cut into chunks of whole events by looking at the bytes: a file of any size in little memory.
 
-Where one event ends and the next begins, `}, {"word":` stands. Inside a JSON string that text cannot stand, because its quotes would be
-escaped, and after a string's closing quote no word can follow. It may still stand inside an event, between objects of an array among
-its arguments; a chunk cut there does not decode, and is then read further.
+Where one event ends and the next begins, `}, {"word":` stands. Inside a JSON string that text cannot stand, because its quotes
+would be escaped, and after a string's closing quote no word can follow. It may still stand inside an event, between objects of an
+array among its arguments; a chunk cut there does not decode, and is then read further.
 """
 
 import re
@@ -205,7 +204,7 @@ class EventChunks:
 
 
 class _Window:
-    """The bytes at hand, behind a `[`. They stay in one piece of memory: fresh megabytes for every chunk cost as much as decoding it."""
+    """The bytes at hand, behind a `[`, in one piece of memory: fresh megabytes for every chunk cost as much as decoding it."""
 
     def __init__(self, first: bytes) -> None:
         self._room = bytearray(b"[" + first + bytes(2 * CHUNK_BYTES))
@@ -261,7 +260,7 @@ def _single_events(piece: bytes) -> Iterator[bytes]:
 
 
 def _array_end(text: bytes, error: BaseException) -> int | None:
-    """Where the array was closed, if the text goes on behind it: the decoder names a byte at or just behind the first that follows."""
+    """Where the array was closed, if the text goes on behind it; the decoder names about the first byte that follows."""
     found = _TRAILING.search(str(error))
     if not found:
         return None

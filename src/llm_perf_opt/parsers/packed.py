@@ -36,7 +36,7 @@ class PackedFile:
         except OSError as error:
             raise ParseError(f"{path} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
         self._member: IO[bytes] | None = None
-        self._inflater: "zlib._Decompress | None" = None
+        self._inflater: zlib._Decompress | None = None
         self._pending = b""
         if magic[:2] == b"\x1f\x8b":
             self._inflater = zlib.decompressobj(31)

@@ -169,9 +169,8 @@ class TorchColumns:
         if category in _WORK:
             unplaced = sum(event.ph == "X" and event.ts is None for event in bucket)
             return self._work(events, _WORK[category], start, end, name), unplaced, negative
-        number = self._identities
-        process = np.array([number[event.pid] for event in events], np.int64)
-        thread = np.array([number[event.tid] for event in events], np.int64)
+        process = self._numbers([event.pid for event in events])
+        thread = self._numbers([event.tid for event in events])
         if category in _CALLS:
             correlation = np.array([event.args.correlation for event in events], np.int64)
             return HostCalls(start, end, name, process, thread, correlation), 0, negative
@@ -182,6 +181,12 @@ class TorchColumns:
         domain = np.full(len(events), code[MODULE_DOMAIN] if category == _PYTHON else NO_NAME, np.int32)
         kind = np.full(len(events), RangeKind.PUSH_POP, np.uint8)
         return Ranges(start, end, name, domain, kind, process, thread), 0, negative
+
+    def _numbers(self, identities: list[int | str]) -> Int64:
+        number = self._identities
+        if len(set(identities)) == 1:  # the rule: one thread of one process does the work
+            return np.full(len(identities), number[identities[0]], np.int64)
+        return np.array([number[identity] for identity in identities], np.int64)
 
     def _work(self, events: list[AnyEvent], kind: WorkKind, start: Int64, end: Int64, name: npt.NDArray[np.int32]) -> DeviceWork:
         given = [event.args for event in events]

@@ -1,5 +1,5 @@
-"""One event of a torch trace as msgspec decodes it, and chunks of them: fast where the file is as torch writes it, exact where its
-times need more digits than a float has, forgiving where its values have odd types.
+"""Events of a torch trace, decoded: fast where the file is as torch writes it, exact where its times have more digits than a
+float, forgiving where its values have odd types.
 """
 
 import re
@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 EXACT_BELOW_US = float(2**43)
-"""Below this many µs (101 days) neighbouring floats are less than 1 ns apart, so that rounding to ns gives back the digits of the file.
-torch ≥ 2.3 counts from a base no older than three months to stay below it; earlier versions count from 1970."""
+"""Below this many µs (101 days) neighbouring floats are less than 1 ns apart: rounding to ns gives back the digits of the file.
+torch counts from a base (baseTimeNanoseconds) of at most three months ago to stay below it; before it had one, from 1970."""
 
 
 class Arguments(msgspec.Struct, frozen=True, gc=False):
@@ -157,7 +157,7 @@ def _triple(value: Any) -> tuple[int, int, int]:
     return (x, y, z) if abs(x * y * z) < _LARGEST else (0, 0, 0)
 
 
-# torch writes names into its JSON as they are, so that a label with a quote in it breaks the file; other tools write NaN and Infinity.
+# torch writes names into its JSON as they are: a label with a quote in it breaks the file. Other tools write NaN and Infinity.
 _NAME = re.compile(rb'("name"\s*:\s*")([^\n]*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|s|id)"\s*:)')
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\b(?:nan|NaN|inf|Infinity)\b')
 _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')

@@ -11,7 +11,7 @@ from llm_perf_opt.events import DeviceWork, HostCalls, Int64, Operators, TracePr
 _LAUNCH = re.compile(r"^(?:cu|cuda|hip)(?:Ext|Module)?(?:Launch(?:Cooperative)?Kernel|GraphLaunch)")
 _LOSS = re.compile(r"dropped|overflow|exceeded max|terminating tracing|out of memory|failed to", re.IGNORECASE)
 LOST_LAUNCHES_SHARE = 0.02
-"""Above this share of launches without a kernel, kernels are missing; below it, the window closed before the device got to them."""
+"""Above this share of launches without a kernel, kernels are missing; below it, the window closed before they ran."""
 
 _PROFILE_SHORTER = "Profile fewer steps at a time: torch.profiler.schedule(active=1)."
 
@@ -60,8 +60,8 @@ def _skew(work: DeviceWork, calls: HostCalls) -> list[TraceProblem]:
     count = int((early > 0).sum())
     if not count:
         return []
-    what = f"{count:,} kernels begin before their launch, by up to {int(early.max()):,} ns: the clocks of host and device disagree"
-    return [TraceProblem("clock_skew", what, False, "Times on the device stand; what lies between host and device is off by that.")]
+    what = f"{count:,} kernels begin before their launch, by up to {int(early.max()):,} ns: host and device clocks disagree"
+    return [TraceProblem("clock_skew", what, False, "Times on the device stand; those between host and device are off by that.")]
 
 
 def _twice(work: DeviceWork) -> list[TraceProblem]:
@@ -71,7 +71,9 @@ def _twice(work: DeviceWork) -> list[TraceProblem]:
     same = (work.start_ns[1:] == work.start_ns[:-1]) & (work.end_ns[1:] == work.end_ns[:-1])
     if not same.any():
         return []
-    fields = np.stack([work.start_ns, work.end_ns, work.stream, work.device, work.name, work.correlation, work.graph_node], axis=1)
+    fields = np.stack(
+        [work.start_ns, work.end_ns, work.stream, work.device, work.name, work.correlation, work.graph_node], axis=1
+    )
     twice = len(work) - len(np.unique(fields, axis=0))
     if not twice:
         return []
@@ -97,12 +99,8 @@ def shape_problem(operators: Operators) -> list[TraceProblem]:
 
 def notices(after: dict[str, Any]) -> list[TraceProblem]:
     """What the profiler itself wrote behind the events about records that it lost."""
-    said = [
-        str(line)
-        for level in ("WARNING", "ERROR")
-        for line in (after.get(level) if isinstance(after.get(level), list) else [])
-        if _LOSS.search(str(line))
-    ]
+    lists = [after.get(level) for level in ("WARNING", "ERROR")]
+    said = [str(line) for lines in lists if isinstance(lines, list) for line in lines if _LOSS.search(str(line))]
     if not said:
         return []
     what = f"the profiler says that it lost records: {'; '.join(said)[:300]}"

@@ -18,10 +18,10 @@ from llm_perf_opt.parsers.torch_events import EventDecoder, repaired
 
 
 def read_torch_trace(path: Path) -> Trace:
-    """Everything the trace says, or a ParseError. Times are µs in the file, whatever its displayTimeUnit, and exact integer ns here.
+    """Everything the trace says, or a ParseError. Times are µs in the file, whatever its displayTimeUnit; exact integer ns here.
 
-    Device work comes from kernels, copies and memsets; ranges from user annotations and, in the domain `nn.Module`, from the frames of
-    modules. The copies of annotations on the device (gpu_user_annotation), flow arrows and Python frames are passed over.
+    Device work comes from kernels, copies and memsets; ranges from user annotations and, in the domain `nn.Module`, from the
+    frames of modules. Copies of annotations on the device (gpu_user_annotation), flow arrows and Python frames are passed over.
     """
     columns = TorchColumns()
     decoder = EventDecoder(columns.take)
@@ -77,7 +77,7 @@ def _file_problems(chunks: EventChunks, not_events: int, around: Surroundings) -
     if lost:
         found.append(TraceProblem("unreadable_events", f"{lost:,} events cannot be read and are left out", True, again))
     if chunks.repaired:
-        what = f"{chunks.repaired:,} stretches of the file were no JSON (a name with a quote in it, as torch writes it) and were mended"
+        what = f"{chunks.repaired:,} stretches of the file were no JSON (torch writes a quote in a name as it is) and were mended"
         found.append(TraceProblem("repaired", what, False, "Names in mended stretches may differ from the label that was set."))
     return found
 
@@ -100,8 +100,9 @@ def _content_problems(
 
 
 _FACTS = (
-    "trace_id", "host_name", "displayTimeUnit", "baseTimeNanoseconds", "record_shapes", "with_stack", "with_modules", "profile_memory",
-    "cupti_version", "cuda_driver_version", "cuda_runtime_version", "hip_driver_version", "hip_runtime_version", "traceName",
+    "trace_id", "traceName", "host_name", "displayTimeUnit", "baseTimeNanoseconds",
+    "record_shapes", "with_stack", "with_modules", "profile_memory",
+    "cupti_version", "cuda_driver_version", "cuda_runtime_version", "hip_driver_version", "hip_runtime_version",
 )  # fmt: skip
 
 

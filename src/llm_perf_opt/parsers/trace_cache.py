@@ -1,4 +1,4 @@
-"""A trace is parsed once. Its tables lie beside it under a name that holds a fingerprint of its bytes, and are read from then on."""
+"""A trace is parsed once: its tables lie beside it under a name with a fingerprint of its bytes, and are read from then on."""
 
 import shutil
 import time
@@ -68,13 +68,14 @@ def _seen(source: Path) -> str:
         stat = source.stat()
     except OSError as error:
         raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
-    if not 0.1 < time.time() - stat.st_ctime:
+    age = time.time() - stat.st_ctime
+    if age < 0.1:
         return ""
     return f"{stat.st_dev:x}-{stat.st_ino:x}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ctime_ns:x}"
 
 
 def fingerprint(source: Path) -> str:
-    """The schema's version, the size of the file and the CRC-32 of all its bytes, the fastest check that misses no single change."""
+    """The schema's version, the file's size and the CRC-32 of all its bytes: the fastest check that misses no single change."""
     checksum = size = 0
     buffer = bytearray(1 << 20)
     view = memoryview(buffer)

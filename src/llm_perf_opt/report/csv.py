@@ -25,6 +25,11 @@ def telemetry_csv(telemetry: Telemetry) -> str:
     return _csv(["at_ns", *gpu, *cpu], rows)
 
 
+def rows_csv(header: list[str], rows: list[list[Any]]) -> str:
+    """Any rows, as a query gives them."""
+    return _csv([str(_cell(name)) for name in header], rows)
+
+
 def _csv(header: list[str], rows: list[list[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

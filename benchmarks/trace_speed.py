@@ -1,0 +1,160 @@
+"""How fast a torch trace is read: generated traces of known truth, each reading in a process of its own, peers beside it.
+
+    python benchmarks/trace_speed.py [--events 100000 1000000 3000000] [--peer PYTHON]
+
+Cold: parse, write the tables, add up. Warm: the same from the tables. CPU seconds of all threads after imports,
+which stand apart. Fails when a target is missed: at 10⁶ events cold ≤ 3 s and ≤ 1 GB, warm ≤ 0.2 s; growth linear; and
+15 times faster than HolisticTraceAnalysis where PYTHON (this one by default) has it installed (`pip install traceinsight`).
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent.parent / "tests"
+COLD_S, COLD_MB, WARM_S, PEER_RATIO, TARGET_EVENTS = 3.0, 1000, 0.2, 15, 1_000_000
+WARM_TRIES = 5
+PEER = """
+import os, resource, sys
+from hta.trace_analysis import TraceAnalysis
+begun = os.times()
+analysis = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir=os.path.dirname(sys.argv[1]))
+analysis.get_temporal_breakdown(visualize=False)
+analysis.get_gpu_kernel_breakdown(visualize=False)
+ended = os.times()
+print(ended.user + ended.system - begun.user - begun.system, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def _cpu() -> float:
+    used = os.times()
+    return used.user + used.system
+
+
+def measure(path: Path) -> dict[str, Any]:
+    """Read one trace in this process and add it up, as an analysis must."""
+    import duckdb  # noqa: F401 - imports are not what is measured here
+    import numpy as np
+
+    from llm_perf_opt.events import WorkKind
+    from llm_perf_opt.parsers.torch_trace import read_torch_trace  # noqa: F401
+    from llm_perf_opt.parsers.trace_cache import cached_trace
+
+    imported = _cpu()
+    wall = time.perf_counter()
+    found = cached_trace(path)
+    work = found.trace.work
+    reached = np.maximum.accumulate(work.end_ns)
+    gaps = np.maximum(work.start_ns[1:] - reached[:-1], 0)
+    kernels = work.kind == WorkKind.KERNEL
+    return {
+        "imports_s": imported,
+        "cpu_s": _cpu() - imported,
+        "wall_s": time.perf_counter() - wall,
+        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "parsed": found.parsed,
+        "kernels": int(kernels.sum()),
+        "kernel_ns": int((work.end_ns - work.start_ns)[kernels].sum()),
+        "idle_ns": int(gaps.sum()),
+    }
+
+
+def _child(path: Path) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, __file__, "--measure", str(path)], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _peer(python: str, path: Path) -> dict[str, float] | None:
+    if subprocess.run([python, "-c", "import hta"], capture_output=True, check=False).returncode:
+        return None
+    done = subprocess.run([python, "-c", PEER, str(path)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"the peer failed: {done.stderr.strip().splitlines()[-1][:200]}", file=sys.stderr)
+        return None
+    cpu, rss = done.stdout.split()[-2:]
+    return {"cpu_s": float(cpu), "rss_mb": float(rss) / 1024}
+
+
+def _one(events: int, peer: str | None) -> dict[str, Any]:
+    from synthetic_traces import sized, write_trace
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        truth = write_trace(path, sized(events))
+        time.sleep(0.2)  # a file so young is fingerprinted anew each time
+        cold = _child(path)
+        warm = [_child(path) for _ in range(WARM_TRIES)]
+        for found in (cold, *warm):
+            said = (found["kernels"], found["kernel_ns"], found["idle_ns"])
+            assert said == (truth.kernels, truth.kernel_ns, truth.idle_ns), "the trace was not read exactly"
+        assert cold["parsed"]
+        assert not any(found["parsed"] for found in warm)
+        row = {"events": truth.events, "megabytes": path.stat().st_size / 1e6, "cold": cold}
+        row["warm"] = min(warm, key=lambda found: found["cpu_s"])
+        row["peer"] = _peer(peer, path) if peer else None
+        return row
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    print("| events | file | cold, CPU | cold, memory | warm, CPU | imports, CPU | HolisticTraceAnalysis | ratio |")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for row in rows:
+        cold, warm, peer = row["cold"], row["warm"], row["peer"]
+        beside = f"{peer['cpu_s']:.1f} s, {peer['rss_mb']:.0f} MB | × {peer['cpu_s'] / cold['cpu_s']:.0f}" if peer else "n/a |"
+        print(
+            f"| {row['events']:,} | {row['megabytes']:.0f} MB | {cold['cpu_s']:.2f} s | {cold['rss_mb']:.0f} MB "
+            f"| {warm['cpu_s']:.2f} s | {warm['imports_s']:.2f} s | {beside} |"
+        )
+
+
+def _verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, bool]]:
+    found = []
+    for row in rows:
+        if abs(row["events"] - TARGET_EVENTS) < TARGET_EVENTS / 100:
+            found.append((f"cold ≤ {COLD_S} s", row["cold"]["cpu_s"] <= COLD_S))
+            found.append((f"cold ≤ {COLD_MB} MB", row["cold"]["rss_mb"] <= COLD_MB))
+            found.append((f"warm ≤ {WARM_S} s", row["warm"]["cpu_s"] <= WARM_S))
+        if row["peer"]:
+            ratio = row["peer"]["cpu_s"] / row["cold"]["cpu_s"]
+            found.append((f"≥ {PEER_RATIO} times faster than the peer at {row['events']:,} events", ratio >= PEER_RATIO))
+    if len(rows) > 1:
+        rates = [row["cold"]["cpu_s"] / row["events"] for row in rows]
+        found.append(
+            (
+                "growth is linear: the largest costs at most 1.5 times as much per event as the one before",
+                rates[-1] <= 1.5 * rates[-2],
+            )
+        )
+    return found
+
+
+def main() -> None:
+    """Command line of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, nargs="+", default=[100_000, 1_000_000, 3_000_000])
+    parser.add_argument("--peer", default=sys.executable, help="a Python that has traceinsight installed")
+    parser.add_argument("--peer-events", type=int, default=TARGET_EVENTS, help="the largest trace that the peer is given")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.measure)))
+        return
+    sys.path.insert(0, str(TESTS))
+    rows = [_one(events, arguments.peer if events <= arguments.peer_events else None) for events in sorted(arguments.events)]
+    _print(rows)
+    verdicts = _verdicts(rows)
+    for what, holds in verdicts:
+        print(f"{'holds ' if holds else 'MISSED'}  {what}")
+    sys.exit(0 if all(holds for _, holds in verdicts) else 1)
+
+
+if __name__ == "__main__":
+    main()

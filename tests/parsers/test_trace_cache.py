@@ -1,0 +1,134 @@
+"""A trace is parsed once; never is an old or damaged table taken for it."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.parsers.trace_cache import cached_trace, fingerprint
+from llm_perf_opt.tables import META_FILE, made_of
+from synthetic_traces import Recipe, write_trace
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "folder" / "trace.json"
+    path.parent.mkdir()
+    write_trace(path, Recipe(steps=2, kernels_per_step=3))
+    return path
+
+
+def aged(path: Path) -> None:
+    """Wait until the file's change time is certainly past."""
+    while time.time() - path.stat().st_ctime < 0.15:
+        time.sleep(0.05)
+
+
+def test_the_second_reading_comes_from_the_tables(source: Path) -> None:
+    first = cached_trace(source)
+    assert first.parsed
+    assert first.tables is not None
+    assert first.tables.parent == source.parent
+    assert first.tables.name == f"trace.json.tables-{fingerprint(source)}"
+    second = cached_trace(source)
+    assert not second.parsed
+    assert second.tables == first.tables
+    assert second.trace.names == first.trace.names
+    assert (second.trace.work.start_ns == first.trace.work.start_ns).all()
+
+
+def test_an_untouched_file_is_not_even_read(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aged(source)
+    cached_trace(source)
+
+    def unwanted(_: Path) -> str:
+        raise AssertionError("the file was read")
+
+    monkeypatch.setattr("llm_perf_opt.parsers.trace_cache.fingerprint", unwanted)
+    assert not cached_trace(source).parsed
+
+
+def test_a_change_is_noticed_though_size_and_time_are_put_back(source: Path) -> None:
+    aged(source)
+    first = cached_trace(source)
+    before = source.stat()
+    text = source.read_bytes()
+    assert b'"prefill"' in text
+    source.write_bytes(text.replace(b'"prefill"', b'"PREFILL"'))
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    second = cached_trace(source)
+    assert second.parsed
+    assert "PREFILL" in second.trace.names
+    assert second.tables != first.tables
+    assert [path for path in source.parent.iterdir() if path != source] == [second.tables]  # the old ones are gone
+
+
+def test_a_moved_trace_finds_its_tables_by_its_bytes(source: Path, tmp_path: Path) -> None:
+    cached_trace(source)
+    moved = source.parent.rename(tmp_path / "elsewhere") / source.name
+    content = moved.read_bytes()
+    moved.unlink()
+    moved.write_bytes(content)  # another file of the same bytes
+    assert not cached_trace(moved).parsed
+
+
+def test_damaged_tables_are_made_anew(source: Path) -> None:
+    tables = cached_trace(source).tables
+    assert tables is not None
+    (tables / "kernels.parquet").write_bytes(b"PAR1")
+    assert cached_trace(source).parsed
+    assert not cached_trace(source).parsed
+    (tables / META_FILE).unlink()
+    assert cached_trace(source).parsed
+
+
+def test_a_folder_can_be_given(source: Path, tmp_path: Path) -> None:
+    wanted = tmp_path / "run" / "tables" / "torch"
+    assert cached_trace(source, wanted).tables == wanted
+    assert not cached_trace(source, wanted).parsed
+    assert list(source.parent.iterdir()) == [source]
+    source.write_bytes(source.read_bytes().replace(b'"prefill"', b'"PREFILL"'))
+    assert cached_trace(source, wanted).parsed
+    assert made_of(wanted)[0] == fingerprint(source)
+
+
+def test_where_nothing_can_be_written_the_trace_comes_all_the_same(source: Path) -> None:
+    wanted = source / "below a file"
+    found = cached_trace(source, wanted)
+    assert found.tables is None
+    assert found.parsed
+    assert "not kept" in found.note
+    assert len(found.trace.work) == 9
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder(source: Path) -> None:
+    source.parent.chmod(0o555)
+    try:
+        assert cached_trace(source).tables is None
+    finally:
+        source.parent.chmod(0o755)
+
+
+def test_without_duckdb_nothing_is_kept(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    found = cached_trace(source)
+    assert found.tables is None
+    assert "duckdb" in found.note
+    assert len(found.trace.work) == 9
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ParseError, match="cannot be read"):
+        cached_trace(tmp_path / "none.json")
+
+
+def test_other_files_beside_the_trace_stay(source: Path) -> None:
+    keep = source.parent / "trace.json.tables-v1-mine"
+    keep.mkdir()
+    (keep / "notes.txt").write_text("not a table")
+    cached_trace(source)
+    assert (keep / "notes.txt").exists()
