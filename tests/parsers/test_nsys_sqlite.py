@@ -194,6 +194,8 @@ def test_graph_nodes_and_free_ranges(tmp_path: Path) -> None:
         (f"UPDATE {KERNELS} SET demangledName = 123456 WHERE rowid = 3", "unnamed", False),
         ("UPDATE StringIds SET value = CAST(x'41ff42' AS TEXT) WHERE id = 238", "invalid_text", False),
         ("UPDATE NVTX_EVENTS SET end = NULL WHERE start = 8089479", "open_ranges", False),
+        ("UPDATE NVTX_EVENTS SET textId = NULL WHERE start = 8089479", "unnamed", False),
+        ("UPDATE NVTX_EVENTS SET text = CASE WHEN start <> 8089479 THEN 'x' END, textId = 5 WHERE end > 0", "unnamed", False),
         (f"UPDATE {CALLS} SET returnValue = 700 WHERE correlationId = 373", "failed_launches", False),
     ],
 )

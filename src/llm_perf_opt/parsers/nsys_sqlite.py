@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from llm_perf_opt.analysis.launches import is_kernel_launch
+from llm_perf_opt.analysis.projection import Bool
 from llm_perf_opt.analysis.tool_messages import message_problems
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import (
@@ -196,10 +197,8 @@ class _Reader:
                 _LONGEST_NAME,
             )
         }
-        names = self._named(rows["text_id"], count=not inline)
-        if inline:
-            own = np.array([inline.get(row, NO_NAME) for row in rows["row"].tolist()], np.int32)
-            names = np.where(own != NO_NAME, own, names).astype(np.int32)
+        own = np.array([inline.get(row, NO_NAME) for row in rows["row"].tolist()], np.int32)
+        names = np.where(own != NO_NAME, own, self._named(rows["text_id"], besides=own != NO_NAME)).astype(np.int32)
         process = rows["thread"] & ~np.int64(_THREAD_BITS)
         kind = np.where(rows["kind"] == _PUSH_POP, RangeKind.PUSH_POP, RangeKind.START_END).astype(np.uint8)
         ranges = Ranges(rows["start"], rows["end"], names, self._domains(process, rows["domain"]), kind, process, rows["thread"])
@@ -238,13 +237,15 @@ class _Reader:
         rows = self._database.rows("StringIds", ("id", "value"), longest=_LONGEST_NAME)
         return {number: text for number, text in rows if number in wanted and isinstance(text, str)}
 
-    def _named(self, ids: Int64, count: bool = True) -> Int32:
-        """Indices of names for ids of strings; an id the report does not explain is shown as that."""
+    def _named(self, ids: Int64, besides: Bool | None = None) -> Int32:
+        """Indices of names for ids of strings; an id the report does not explain is shown as that. `besides`: named otherwise."""
         distinct, which = np.unique(ids, return_inverse=True)
-        unexplained = [number for number in distinct.tolist() if number not in self._strings]
-        if unexplained and count:
-            rows = int(np.isin(ids, unexplained).sum())
-            self._checks.note("unnamed", f"{rows:,} events have a name that the report does not hold", fatal=False)
+        unexplained = np.isin(ids, [number for number in distinct.tolist() if number not in self._strings])
+        if besides is not None:
+            unexplained &= ~besides
+        if unexplained.any():
+            what = f"{np.count_nonzero(unexplained):,} events have a name that the report does not hold"
+            self._checks.note("unnamed", what, fatal=False)
         indices = [
             self._names.add(
                 self._strings.get(number, "[no name]" if number == NO_NAME else f"[name {number} is not in the report]")
