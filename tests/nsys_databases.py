@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parent / "fixtures" / "h200"
 DECODE = FIXTURES / "nsys_decode.sqlite.gz"
 TRUNCATED = FIXTURES / "nsys_truncated.sqlite.gz"
 

@@ -104,7 +104,7 @@ def _selection_notes(folder: RunFolder, stage: str) -> list[str]:
     except ParseError as error:
         return [error.fact]
     words = (
-        f"Counters of {stage}: {len(chosen.kernels)} kernel functions, chosen from {chosen.source}; {chosen.launch_count} launches "
+        f"Counters of {stage}: {len(chosen.kernels)} functions, chosen from {chosen.source}; {chosen.launch_count} launches "
         f"of step {chosen.step}, which stand for {chosen.coverage:.0%} of its kernel time."
     )
     return [words, *chosen.notes]

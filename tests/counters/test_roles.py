@@ -11,7 +11,7 @@ from llm_perf_opt.counters.roles import CounterRoles, roles
 from llm_perf_opt.errors import ConfigError
 
 CHIPS = tuple(chips())
-MEASURED = Path(__file__).parents[1] / "fixtures" / "ncu_gemm_copy_gemv_raw.csv"
+MEASURED = Path(__file__).parents[1] / "fixtures" / "h200" / "ncu_gemm_copy_gemv_raw.csv"
 
 
 def names_of(of: CounterRoles) -> list[str]:
