@@ -9,6 +9,9 @@ from enum import Enum
 DOMAIN = "LLM"
 """The NVTX domain all ranges are pushed in."""
 
+PART_LABEL = "part:"
+"""How the label of a part of the model (`part:mlp`) begins in a trace."""
+
 
 class Stage(str, Enum):
     """A stage; its value is the range's name in NVTX, in record_function and in every table."""

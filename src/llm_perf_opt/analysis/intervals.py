@@ -1,14 +1,92 @@
-"""Time covered by intervals that may overlap."""
+"""Half-open stretches of integer time, many at once: what their union covers, and which of them opens and closes each block.
+
+Everything is sorted, never searched pairwise: a million stretches cost a few sorts.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from llm_perf_opt.events import Int64
 
 
-def union_ns(start: Int64, end: Int64) -> int:
-    """Nanoseconds covered by at least one of the intervals, which are in the order of their start."""
-    if not len(start):
-        return 0
-    reached = np.maximum.accumulate(end)
-    gaps = start[1:] - reached[:-1]
-    return int(reached[-1] - start[0] - gaps[gaps > 0].sum())
+@dataclass(frozen=True)
+class Blocks:
+    """The union of stretches, group by group: disjoint blocks in the order of group and time; blocks that touch are one."""
+
+    group: Int64
+    start_ns: Int64
+    end_ns: Int64
+    opens: Int64
+    """Row of the stretch that starts the block; of several, the one the tie-break puts first."""
+    closes: Int64
+    """Row of the stretch that ends the block; of several, the one that started first."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def union_blocks(start_ns: Int64, end_ns: Int64, group: Int64 | None = None, tie_break: Int64 | None = None) -> Blocks:
+    """The union of stretches within each group. One without length is a block of its own where no other covers it: it covers
+    nothing, but parts the time around it. One that ends before it starts is left out."""
+    groups = np.zeros(len(start_ns), np.int64) if group is None else group
+    rows = np.flatnonzero(end_ns >= start_ns)
+    order = rows[_order(start_ns[rows], groups[rows], None if tie_break is None else tie_break[rows])]
+    if not len(order):
+        nothing = np.empty(0, np.int64)
+        return Blocks(nothing, nothing, nothing, nothing, nothing)
+    start, end, of = start_ns[order], end_ns[order], groups[order]
+    reach, reached_by = _running_latest(end, of)
+    first = np.empty(len(order), bool)
+    first[0] = True
+    first[1:] = (of[1:] != of[:-1]) | (start[1:] > reach[:-1])
+    opening = np.flatnonzero(first)
+    closing = np.append(opening[1:], len(order)) - 1
+    return Blocks(of[opening], start[opening], reach[closing], order[opening], order[reached_by[closing]])
+
+
+def union_ns(start_ns: Int64, end_ns: Int64) -> int:
+    """How much time the stretches cover together."""
+    blocks = union_blocks(start_ns, end_ns)
+    return int((blocks.end_ns - blocks.start_ns).sum())
+
+
+def covered_before(blocks: Blocks, moments: Int64) -> Int64:
+    """How much of the time before each moment the blocks of one group cover; a window's share is a difference of two."""
+    if not len(blocks):
+        return np.zeros(len(moments), np.int64)
+    whole = np.concatenate([np.zeros(1, np.int64), np.cumsum(blocks.end_ns - blocks.start_ns)])
+    last = np.searchsorted(blocks.start_ns, moments, side="right") - 1
+    known = np.maximum(last, 0)
+    inside = np.clip(moments, blocks.start_ns[known], blocks.end_ns[known]) - blocks.start_ns[known]
+    return np.where(last < 0, 0, whole[known] + inside)
+
+
+def _order(start_ns: Int64, group: Int64, tie_break: Int64 | None) -> Int64:
+    """By group, then start, then the tie-break. Ties are few: only they are sorted a second time."""
+    order = np.argsort(start_ns, kind="stable")
+    if len(group) and (group != group[0]).any():
+        order = order[np.argsort(group[order], kind="stable")]
+    if tie_break is None or len(order) < 2:
+        return order
+    same = (start_ns[order[1:]] == start_ns[order[:-1]]) & (group[order[1:]] == group[order[:-1]])
+    if same.any():
+        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        rows = order[tied]
+        order[tied] = rows[np.lexsort((tie_break[rows], start_ns[rows], group[rows]))]
+    return order
+
+
+def _running_latest(end_ns: Int64, group: Int64) -> tuple[Int64, Int64]:
+    """Per row of a list sorted by group: the latest end so far in its group, and the first row that has it."""
+    low = end_ns.min()
+    place = np.cumsum(np.append(0, group[1:] != group[:-1]))
+    height, width = end_ns - low, int(end_ns.max()) - int(low) + 1
+    if int(place[-1] + 1) * width >= 2**62:  # too wide a clock for so many groups: ranks order the ends as well
+        height = np.unique(end_ns, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        width = len(end_ns)
+    level = height + place * width  # every end of a group lies above all ends of the groups before it
+    reached = np.maximum.accumulate(level)
+    raises = np.append(True, level[1:] > reached[:-1])
+    leader = np.maximum.accumulate(np.where(raises, np.arange(len(level)), 0))
+    return end_ns[leader], leader

@@ -9,9 +9,7 @@ from typing import Any
 
 from llm_perf_opt.analysis.work import PartName
 from llm_perf_opt.records import PartTime
-
-LABEL = "part:"
-"""How a part's range begins in a trace."""
+from llm_perf_opt.stages import PART_LABEL
 
 _ATTENTION = r"(self_attn|attn|attention|self_attention)"
 RULES: tuple[tuple[str, bool, PartName], ...] = (
@@ -49,7 +47,7 @@ def labelled_parts(model: Any) -> Iterator[None]:
                 continue
             opened: list[Any] = []
 
-            def enter(_: Any, __: Any, label: str = LABEL + part, opened: list[Any] = opened) -> None:
+            def enter(_: Any, __: Any, label: str = PART_LABEL + part, opened: list[Any] = opened) -> None:
                 entered = record_function(label)
                 entered.__enter__()
                 opened.append(entered)
@@ -136,4 +134,4 @@ OTHER = "other"
 
 
 def _part_name(label: str) -> str:
-    return label.removeprefix(LABEL) if label else OTHER
+    return label.removeprefix(PART_LABEL) if label else OTHER

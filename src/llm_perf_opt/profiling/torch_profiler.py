@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.config import TorchPreset
-from llm_perf_opt.profiling.parts import LABEL, Range, Timeline, host_times, kernel_times
+from llm_perf_opt.profiling.parts import Range, Timeline, host_times, kernel_times
 from llm_perf_opt.records import Iteration, Maybe, Missing, OperatorRow, PartTime, StageActivity
-from llm_perf_opt.stages import STAGE_NAMES, Stage
+from llm_perf_opt.stages import PART_LABEL, STAGE_NAMES, Stage
 
 PRESETS: dict[TorchPreset, dict[str, Any]] = {
     "minimal": {},
@@ -92,7 +92,7 @@ def _device_work(events: Sequence[DeviceEvent]) -> list[tuple[int, int, int]]:
 
 
 def _is_label(name: str) -> bool:
-    return name in STAGE_NAMES or name.startswith((LABEL, "ProfilerStep"))
+    return name in STAGE_NAMES or name.startswith((PART_LABEL, "ProfilerStep"))
 
 
 def stage_activity(events: Sequence[DeviceEvent]) -> tuple[StageActivity, ...]:
@@ -112,7 +112,7 @@ def stage_activity(events: Sequence[DeviceEvent]) -> tuple[StageActivity, ...]:
 
 def part_times(events: Sequence[DeviceEvent], cuda: bool) -> Maybe[tuple[PartTime, ...]]:
     """Time by stage and part of the model, where the parts were labelled."""
-    parts = _ranges([event for event in events if event.name.startswith(LABEL)])
+    parts = _ranges([event for event in events if event.name.startswith(PART_LABEL)])
     if not parts:
         return Missing("parts are not labelled with torch.compile, which fuses those of the decode step")
     if cuda:

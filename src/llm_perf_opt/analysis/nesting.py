@@ -1,0 +1,112 @@
+"""Which stretch of a thread's time encloses another, or a moment: innermost, outermost, parents. Vectorised.
+
+Sorted by start (the longer first), the parent of a stretch is the nearest one before it that ends no earlier. Every stretch
+points at its predecessor at first and jumps over those that end too soon, all at once; siblings double the jumps of each other,
+so a million stretches settle in some dozens of rounds.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.events import Int64
+
+NONE = -1
+"""There is no such stretch."""
+
+
+@dataclass(frozen=True)
+class Nesting:
+    """Stretches on lanes (one lane per thread) and how they nest."""
+
+    parent: Int64
+    """Row of the innermost stretch around each one, or NONE."""
+    _order: Int64
+    _lanes: Int64
+    _first: Int64
+    """Where each lane begins in `_order`, and where the last one ends."""
+    _start_ns: Int64
+    _end_ns: Int64
+    _jump: Int64
+
+    def innermost(self, moment_ns: Int64, lane: Int64) -> Int64:
+        """Row of the innermost stretch open at each moment on its lane, or NONE; it is open at its start, not at its end."""
+        place = np.full(len(moment_ns), NONE, np.int64)
+        by_lane = np.argsort(lane, kind="stable")
+        bounds = np.searchsorted(lane[by_lane], self._lanes)
+        ends = np.searchsorted(lane[by_lane], self._lanes, side="right")
+        for index in range(len(self._lanes)):
+            asked = by_lane[bounds[index] : ends[index]]
+            low, high = self._first[index], self._first[index + 1]
+            before = np.searchsorted(self._start_ns[low:high], moment_ns[asked], side="right") - 1
+            place[asked] = np.where(before < 0, NONE, before + low)
+        return self._rows(_climb(place, moment_ns, self._end_ns, self._jump))
+
+    def outermost(self, rows: Int64) -> Int64:
+        """The stretch without a parent above each of the rows (itself, where it has none); NONE stays NONE."""
+        top = np.where(self.parent == NONE, np.arange(len(self.parent)), self.parent)
+        while len(top) and (top[top] != top).any():
+            top = top[top]
+        found = np.full(len(rows), NONE, np.int64)
+        found[rows != NONE] = top[rows[rows != NONE]]
+        return found
+
+    def _rows(self, place: Int64) -> Int64:
+        found = np.full(len(place), NONE, np.int64)
+        found[place != NONE] = self._order[place[place != NONE]]
+        return found
+
+
+def nest(start_ns: Int64, end_ns: Int64, lane: Int64) -> Nesting:
+    """How stretches nest on their lanes; of two equal ones the earlier row is the outer."""
+    order = _outer_first(start_ns, end_ns, lane)
+    start, end, of = start_ns[order], end_ns[order], lane[order]
+    first = np.flatnonzero(np.append(True, of[1:] != of[:-1])) if len(of) else np.empty(0, np.int64)
+    lanes = of[first]
+    jump = np.arange(len(order), dtype=np.int64) - 1
+    jump[first] = NONE
+    pending = np.arange(len(order))
+    while len(pending):
+        target = jump[pending]
+        pending = pending[target != NONE]
+        target = target[target != NONE]
+        short = end[target] < end[pending]
+        pending, target = pending[short], target[short]
+        jump[pending] = jump[target]
+    parent = np.full(len(order), NONE, np.int64)
+    parent[order[jump != NONE]] = order[jump[jump != NONE]]
+    return Nesting(parent, order, lanes, np.append(first, len(order)), start, end, jump)
+
+
+def lanes_of(*tables: tuple[Int64, Int64]) -> list[Int64]:
+    """Per table of two columns, such as process and thread: one number per pair, the same in every table."""
+    process = _numbered(np.concatenate([table[0] for table in tables]))
+    thread = _numbered(np.concatenate([table[1] for table in tables]))
+    lane = process * (int(thread.max(initial=0)) + 1) + thread
+    return list(np.split(lane, np.cumsum([len(table[0]) for table in tables])[:-1]))
+
+
+def _outer_first(start_ns: Int64, end_ns: Int64, lane: Int64) -> Int64:
+    """Rows by lane, start and, of those that start together, the longest first. Parsers leave them so: that is checked first."""
+    order = np.argsort(lane, kind="stable")
+    start, end, of = start_ns[order], end_ns[order], lane[order]
+    later = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))
+    if (later | (of[1:] != of[:-1])).all():
+        return order
+    return np.lexsort((-end_ns, start_ns, lane))
+
+
+def _numbered(values: Int64) -> Int64:
+    """Each value's place among the distinct ones; most traces have one process, so that is asked first."""
+    if not len(values) or (values == values[0]).all():
+        return np.zeros(len(values), np.int64)
+    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _climb(place: Int64, moment_ns: Int64, end_ns: Int64, jump: Int64) -> Int64:
+    pending = np.flatnonzero(place != NONE)
+    while len(pending):
+        pending = pending[end_ns[place[pending]] <= moment_ns[pending]]
+        place[pending] = jump[place[pending]]
+        pending = pending[place[pending] != NONE]
+    return place

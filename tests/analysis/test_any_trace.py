@@ -1,0 +1,69 @@
+"""Whatever a trace holds (overlapping ranges, foreign labels, work that ends before it starts), the figures add up."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_perf_opt.analysis.accounting import DeviceTime, StageTime, account
+from llm_perf_opt.analysis.attribution import attribute, modules_by_time, operators_by_time
+from llm_perf_opt.analysis.graph_modules import AttributedTrace, borrow_modules
+from llm_perf_opt.analysis.kernel_classes import class_shares
+from llm_perf_opt.analysis.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.trace_stages import find_stages
+from llm_perf_opt.events import NO_NAME, Operators, RangeKind, Trace, WorkKind
+from traces import Builder
+
+MOMENT = st.integers(-50, 400)
+LENGTH = st.integers(-3, 120)
+PLACE = st.integers(0, 2)
+LABELS = ["profile", "prefill", "decode", "decode_step", "step[DECODE bs=1]", "step[EXTEND bs=1 toks=2]", "ProfilerStep#1",
+          "execute_context_1(2)_generation_1(1)", "nn.Module: Linear_0", "part:mlp", "anything"]  # fmt: skip
+CALLS = ["cudaLaunchKernel", "cudaGraphLaunch", "cudaStreamSynchronize", "cudaMemcpyAsync", "cudaFree"]
+KERNELS = ["nvjet_a", "flash_fwd", "ArgMaxOps", "elementwise", "?"]
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    built = Builder()
+    for start, length, name, process, thread, correlation in draw(
+        st.lists(st.tuples(MOMENT, LENGTH, st.sampled_from(CALLS), PLACE, PLACE, st.integers(0, 6)), max_size=10)
+    ):
+        built.call(start, start + length, name, correlation, process, thread)
+    work = st.tuples(MOMENT, LENGTH, st.sampled_from(list(WorkKind)), st.sampled_from(KERNELS), PLACE, PLACE, st.integers(0, 6))
+    for start, length, kind, name, process, device, correlation in draw(st.lists(work, max_size=20)):
+        built.kernel(start, start + length, name, correlation, process, device, stream=device, kind=kind)
+    ranges = st.tuples(
+        MOMENT, LENGTH, st.sampled_from(LABELS), st.sampled_from(["LLM", None, "x"]), st.sampled_from(RangeKind), PLACE, PLACE
+    )
+    for start, length, name, domain, kind_of, process, thread in draw(st.lists(ranges, max_size=10)):
+        built.range(start, start + length, name, domain, kind_of, process, thread)
+    trace = built.trace()
+    rows = draw(st.lists(st.tuples(MOMENT, LENGTH, PLACE, PLACE), max_size=10)) if trace.names else []
+    start, length, process, thread = (np.array([row[place] for row in rows], np.int64) for place in range(4))
+    name = np.zeros(len(rows), np.int32)
+    return replace(trace, operators=Operators(start, start + length, name, process, thread, name + NO_NAME))
+
+
+@given(traces())
+def test_figures_add_up(trace: Trace) -> None:
+    stages = find_stages(trace)
+    found = account(trace, stages)
+    every: list[DeviceTime | StageTime] = [found.total, *found.devices, *found.stages]
+    for one in every:
+        assert one.busy_ns + one.idle_ns == one.span_ns
+        assert sum(one.idle.values()) == one.idle_ns
+        assert min(one.busy_ns, one.idle_ns) >= 0
+    if found.steps is not None:
+        assert (found.steps.busy_ns + found.steps.idle_ns == found.steps.end_ns - found.steps.start_ns).all()
+    attribution = attribute(trace, stages)
+    for level in (attribution.operator, attribution.top_operator, attribution.module, attribution.stage, attribution.step):
+        assert len(level) == len(trace.work)
+    operators_by_time(trace, attribution)
+    modules_by_time(trace, attribution)
+    kernels = int((trace.work.kind == WorkKind.KERNEL).sum())
+    assert sum(row.calls for row in kernels_by_time(trace)) == kernels
+    assert sum(row.calls for row in class_shares(trace)) == kernels
+    attributed = AttributedTrace(trace, stages, attribution)
+    assert len(borrow_modules(attributed, attributed).module) == len(trace.work)
