@@ -15,7 +15,7 @@ _SHIPPED_WITH_CUDA = {
     (11, 8): (2022, 4), (12, 0): (2022, 4), (12, 1): (2023, 1), (12, 2): (2023, 2), (12, 3): (2023, 3), (12, 4): (2023, 4),
     (12, 5): (2024, 2), (12, 6): (2024, 4), (12, 8): (2024, 6), (12, 9): (2025, 1), (13, 0): (2025, 3),
 }  # fmt: skip
-"""CUDA → the Nsight Systems in the same toolkit, after the component tables of the toolkits' release notes."""
+"""CUDA → the Nsight Systems that came in the same toolkit. Only a warning rests on it."""
 _BLIND_NVTX = (0, 2, 12)
 _BLIND_NSYS = (2023, 4)
 

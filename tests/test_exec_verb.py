@@ -1,0 +1,103 @@
+"""llm-perf exec, as a user types it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import sys, time, nvtx
+with nvtx.annotate("outer", domain="mine"):
+    for _ in range(3):
+        with nvtx.annotate("inner", domain="mine"):
+            time.sleep(0.01)
+print("said", sys.argv[1:])
+"""
+
+
+def llm_perf(cwd: Path, *argv: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "llm_perf_opt", *argv], cwd=cwd, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def only_run(folder: Path) -> tuple[Path, dict[str, Any]]:
+    (run,) = folder.glob("runs/exec/*/*")
+    return run, json.loads((run / "run.json").read_text())
+
+
+def test_a_program_alone_keeps_its_time_its_arguments_and_what_it_said(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; print('said', sys.argv[1:])")
+    done = llm_perf(tmp_path, "exec", "--passes", "program", "--", sys.executable, "script.py", "--json", "a b; rm -rf $HOME")
+    assert done.returncode == 0, done.stderr
+    run, manifest = only_run(tmp_path)
+    assert manifest["status"] == "complete"
+    assert manifest["passes"][0]["seconds"] > 0
+    assert "said ['--json', 'a b; rm -rf $HOME']" in (run / "raw/program/log.txt").read_text()
+    assert "# llm-perf exec" in (run / "report.md").read_text()
+
+
+def test_regions_of_a_program_below_the_real_nsys(tmp_path: Path, real_nsys: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = llm_perf(
+        tmp_path, "exec", "--json", "--passes", "program,nsys", "--", sys.executable, "script.py", NSYS=str(real_nsys)
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (group,) = found["regions"]["groups"]
+    assert {tuple(region["path"]): region["instances"] for region in group["regions"]} == {
+        ("mine@outer",): 1,
+        ("mine@outer", "mine@inner"): 3,
+    }
+
+
+def test_a_gate_on_a_range_of_the_program(tmp_path: Path, real_nsys: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = llm_perf(
+        tmp_path, "exec", "--passes", "nsys", "--range", "outer@mine", "--", sys.executable, "script.py", NSYS=str(real_nsys)
+    )
+    assert done.returncode == 0, done.stderr
+    _, manifest = only_run(tmp_path)
+    assert "--nvtx-capture=outer@mine" in manifest["passes"][0]["argv"]
+
+
+def test_a_gate_that_never_opens_is_told(tmp_path: Path, real_nsys: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = llm_perf(
+        tmp_path, "exec", "--passes", "nsys", "--range", "absent@mine", "--", sys.executable, "script.py", NSYS=str(real_nsys)
+    )
+    assert done.returncode != 0
+    _, manifest = only_run(tmp_path)
+    assert manifest["passes"][0]["status"] == "failed"
+    assert "recorded nothing" in manifest["passes"][0]["why"]
+
+
+def test_a_program_that_fails_alone_is_not_run_again(tmp_path: Path) -> None:
+    done = llm_perf(tmp_path, "exec", "--", sys.executable, "-c", "raise SystemExit(7)")
+    assert done.returncode != 0
+    _, manifest = only_run(tmp_path)
+    assert [entry["status"] for entry in manifest["passes"]] == ["failed", "skipped", "skipped"]
+    assert "exit code 7" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["exec", "--passes", "program,nvprof", "--", "x"], "nvprof"),
+        (["exec", "--metrics", "rooflin", "--", "x"], "roofline"),
+        (["exec", "--range", "decode*", "--", "x"], "asterisk"),
+        (["exec", "--passes", "program", "--", "no-such-program-anywhere"], "cannot be started"),
+        (["exec"], "PROGRAM"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_words(tmp_path: Path, argv: list[str], words: str) -> None:
+    done = llm_perf(tmp_path, *argv)
+    assert done.returncode != 0
+    assert words in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
