@@ -18,6 +18,9 @@ CHUNK_BYTES = 1 << 20
 """Small enough for the processor's cache, which makes decoding a third faster than in one piece."""
 LARGEST_EVENT_BYTES = 16 << 20
 """A longer stretch that does not decode is damaged, not one event."""
+_SALVAGE_TRIES = 20
+_LONGEST_BEGINNING = 64
+"""Bytes between the key of the array and its bracket, with what whitespace a writer may put there."""
 LARGEST_HEAD_BYTES = 64 << 20
 LARGEST_TAIL_BYTES = 64 << 20
 
@@ -96,17 +99,13 @@ class EventChunks:
         searched = 0
         while True:
             for match in _ARRAY_BEGINS.finditer(buffer, searched):
-                if _object(buffer[: match.start()] + b'"":0}') is not None:
+                if not _is_inside_an_object(buffer[: match.start()]):
                     return buffer[: match.start()], buffer[match.end() :]
-            first = _ARRAY_BEGINS.search(buffer)
-            if first and len(buffer) - first.end() > CHUNK_BYTES:  # what stands before it cannot be read, the events perhaps can
-                return buffer[: first.start()], buffer[first.end() :]
-            searched = max(0, len(buffer) - 64)
+                searched = match.end()
             data = self._more(max(CHUNK_BYTES, len(buffer)))
             if not data or len(buffer) > LARGEST_HEAD_BYTES:
-                if first:
-                    return buffer[: first.start()], buffer[first.end() :]
                 raise ParseError(f"{self.name} is not a torch trace: {_why_no_events(buffer, self._seen)}.", NOT_A_TRACE)
+            searched = max(searched, len(buffer) - _LONGEST_BEGINNING)
             buffer += data
 
     # --- the events -----------------------------------------------------------------------------------------------
@@ -144,16 +143,17 @@ class EventChunks:
             self.events += window.decode(self._decode, cut)
             return _Fed(True)
         except DECODE_FAILURES:
-            piece = window.between(1, cut)
+            piece = window.between(1, cut).rstrip(b", \t\r\n")  # a file may end behind a whole event's comma
         fed = self._attempt(piece)
         if fed.used or (fed.cut_inside and not last and len(piece) <= LARGEST_EVENT_BYTES):
             return fed
-        mended = self._repair(piece)
-        fed = self._attempt(mended)
-        if fed.used:
-            self.repaired += 1
-            return fed
-        return self._one_by_one(mended, last)
+        fed = self._attempt_mended(piece)
+        return fed if fed.used else self._one_by_one(piece, last)
+
+    def _attempt_mended(self, piece: bytes) -> _Fed:
+        fed = self._attempt(self._repair(piece))
+        self.repaired += fed.used
+        return fed
 
     def _attempt(self, piece: bytes) -> _Fed:
         """All events of the piece, or all up to the end of the array if that lies in it."""
@@ -175,15 +175,27 @@ class EventChunks:
     def _one_by_one(self, piece: bytes, last: bool) -> _Fed:
         lost = 0
         fed = _Fed(True)
+        event = b""
         for event in _single_events(piece):
             fed = self._attempt(event)
+            if not fed.used:
+                fed = self._attempt_mended(event)
             if fed.after is not None:
                 break
             lost += not fed.used
         if last and not fed.used:
             lost -= 1  # the file's end cut this one in two
+            self._salvage(event)
         self.unreadable += lost
         return _Fed(True, fed.after)
+
+    def _salvage(self, piece: bytes) -> None:
+        """A whole event in front of one of which too little is left to be seen as one."""
+        end = len(piece)
+        for _ in range(_SALVAGE_TRIES):
+            end = piece.rfind(b"}", 0, end)
+            if end < 0 or self._attempt(piece[: end + 1]).used:
+                return
 
     # --- behind the events ----------------------------------------------------------------------------------------
 
@@ -269,6 +281,15 @@ def _array_end(text: bytes, error: BaseException) -> int | None:
         if end and not text[end:follows].strip():
             return end
     return None
+
+
+def _is_inside_an_object(before: bytes) -> bool:
+    """Whether a key behind this text would stand in an inner object. Text that is no JSON at all says nothing against the key."""
+    try:
+        msgspec.json.decode(before + b'"":0}')
+    except DECODE_FAILURES as error:
+        return "truncated" in str(error)
+    return False
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
