@@ -19,6 +19,7 @@ FLOORS = [
     {"__main__", "cli"},
     {"commands"},
     {"progress"},
+    {"comparing", "run_listing"},
     {"capture", "exec_capture", "exec_report", "analyse", "ceilings", "costing", "sweep", "queries"},
     {"nsight_capture", "selftest_capture", "kernel_reading", "region_reading"},
     {"nsight_passes", "passes", "timelines"},
@@ -27,7 +28,7 @@ FLOORS = [
     {"profiling"},
     {"report"},
     {"parsers", "analysis", "data", "counters"},
-    {"composition", "stored_ceilings", "sweep_folder", "run_folder", "tables"},
+    {"composition", "stored_ceilings", "sweep_folder", "baselines", "run_folder", "tables"},
     {"config"},
     {"listener", "host", "stages", "events", "kernel_records", "records", "errors"},
 ]
