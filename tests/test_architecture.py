@@ -21,7 +21,7 @@ FLOORS = [
     {"progress"},
     {"capture", "exec_capture", "exec_report", "analyse", "ceilings", "costing", "sweep", "queries"},
     {"nsight_capture", "selftest_capture", "kernel_reading", "region_reading"},
-    {"nsight_passes", "passes", "timelines"},
+    {"asked_metrics", "nsight_passes", "passes", "timelines"},
     {"provenance"},
     {"runners"},
     {"profiling"},

@@ -9,12 +9,13 @@ from datetime import datetime, timezone
 import yaml
 
 from llm_perf_opt import __version__
+from llm_perf_opt.asked_metrics import settled
 from llm_perf_opt.ceilings import build_ceilings_argv, run_ceilings
 from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
-from llm_perf_opt.nsight_capture import check_metrics, run_ncu, run_nsys
+from llm_perf_opt.nsight_capture import run_ncu, run_nsys
 from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, plain_run, run_pass
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
@@ -42,16 +43,16 @@ def planned_passes(config: RunConfig) -> tuple[str, ...]:
 
 def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:
     """Fill a new run folder. Returns it with the error that ended the capture early, if one did."""
-    check_metrics(composed.config)
+    config = settled(composed.config)
     folder = RunFolder.create(composed.run_dir)
-    passes = tuple(PassRecord(name) for name in planned_passes(composed.config))
+    passes = tuple(PassRecord(name) for name in planned_passes(config))
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     folder.write_manifest(Manifest(SCHEMA, __version__, "partial", created, tuple(command), passes, why="The run has not ended."))
     error: LlmPerfError | None = None
     try:
-        write_whole(folder.config_file, config_to_yaml(composed.config).encode())
-        write_record(folder.env_file, environment(composed.config.hardware.device_index))
-        _run_passes(folder, composed.config, listener)
+        write_whole(folder.config_file, config_to_yaml(config).encode())
+        write_record(folder.env_file, environment(config.hardware.device_index))
+        _run_passes(folder, config, listener)
     except LlmPerfError as raised:
         error = raised
     except KeyboardInterrupt:

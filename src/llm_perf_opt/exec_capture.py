@@ -13,10 +13,11 @@ from llm_perf_opt.analysis.kernel_selection import Launch, Selection, expected_p
 from llm_perf_opt.analysis.projection import project
 from llm_perf_opt.analysis.stage_launches import all_launches, range_launches
 from llm_perf_opt.analysis.trace_health import Expected
+from llm_perf_opt.asked_metrics import ANY_CHIP, chip_of, names_of, nsys_traces, on_gpu, sections_of, told_drops
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
-from llm_perf_opt.nsight_capture import CHIP_OF_TRACE_MODULES, chip_of, find_or_refuse, names_of, on_gpu, readable_counters
+from llm_perf_opt.nsight_capture import find_or_refuse, readable_counters
 from llm_perf_opt.nsight_passes import NcuAsked, NsysAsked, ncu_pass, nsys_pass
 from llm_perf_opt.passes import LABELS, PassPlan, run_pass, skip_pass
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, check_gate, on_range
@@ -105,20 +106,20 @@ def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
         probe = probe_nsys(nsys)
         if isinstance(probe, Missing):
             raise ResourceError(f"{probe.why}.", "Install Nsight Systems anew, or name another in the variable NSYS.")
-    except ResourceError as absent:
+        traces = nsys_traces(_metrics(asked, None), probe, gpu=on_gpu())
+        argv = build_nsys_cmd(
+            nsys,
+            folder.tool_report("nsys"),
+            asked.argv,
+            probe=probe,
+            gate=on_range(asked.range) if asked.range else WHOLE_PROGRAM,
+            trace=traces.modules,
+            gpu_metrics=traces.gpu_metrics,
+        )
+    except (ResourceError, ConfigError) as absent:
         skip_pass(folder, "nsys", absent, listener)
         raise
-    metrics = _metrics(asked, None)
-    argv = build_nsys_cmd(
-        nsys,
-        folder.tool_report("nsys"),
-        asked.argv,
-        probe=probe,
-        gate=on_range(asked.range) if asked.range else WHOLE_PROGRAM,
-        trace=[module for module in metrics.trace_modules if module in probe.trace_modules or not probe.trace_modules],
-        gpu_metrics=metrics.gpu_metrics and on_gpu(),
-    )
-    plan = PassPlan("nsys", argv, asked.timeout_s, f"nsys {probe.version}")
+    plan = PassPlan("nsys", argv, asked.timeout_s, f"nsys {probe.version}", traces.note)
     nsys_pass(folder, plan, listener, NsysAsked(nsys, Expected(), asked.max_trace_gb))
 
 
@@ -133,6 +134,7 @@ def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     except (ResourceError, ConfigError, CaptureError) as absent:
         skip_pass(folder, "ncu", absent, listener)
         raise
+    chosen = replace(chosen, notes=(*chosen.notes, *told_drops(metrics)))
     write_record(folder.selection_file("ncu"), chosen)
     words = (
         f"{len(chosen.kernels)} kernels, {chosen.launch_count} launches × {chosen.passes} passes, about {chosen.seconds:.0f} s; "
@@ -163,15 +165,15 @@ def _ncu_spelling(expression: str) -> str:
 
 def _metrics(asked: Asked, ncu: Path | None) -> ResolvedMetrics:
     """What is collected; with an ncu, of the chip that is here and as far as that tool knows it."""
-    chip = chip_of(asked.device_index) if on_gpu() else CHIP_OF_TRACE_MODULES
+    chip = chip_of(asked.device_index) if on_gpu() else ANY_CHIP
     if isinstance(chip, Missing):
         if ncu is not None:
             raise ResourceError(
                 f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips."
             )
-        chip = CHIP_OF_TRACE_MODULES
-    known = names_of(ncu, chip) if ncu is not None else None
-    return resolve(asked.sets, add=asked.add, remove=asked.remove, chip=chip, known=known)
+        chip = ANY_CHIP
+    known, sections = (names_of(ncu, chip), sections_of(ncu)) if ncu is not None else (None, None)
+    return resolve(asked.sets, add=asked.add, remove=asked.remove, chip=chip, known=known, known_sections=sections)
 
 
 def _choose(asked: Asked, folder: RunFolder, metrics: ResolvedMetrics) -> Selection | str:

@@ -35,6 +35,8 @@ class PassPlan:
     argv: Sequence[str]
     timeout_s: float
     tool_version: str = ""
+    note: str = ""
+    """What of the request it goes without; told where it ends well, too."""
 
 
 Run = Callable[[PassPlan, RunFolder, OnMessage], Finished]
@@ -84,7 +86,7 @@ def run_pass(
         status="complete" if error is None else "failed",
         exit_code=finished.exit_code if finished else None,
         seconds=round(finished.seconds, 3) if finished else None,
-        why=error.fact if error else "",
+        why=error.fact if error else plan.note,
         remedy=error.remedy if error else "",
     )
     folder.update_pass(entry)
