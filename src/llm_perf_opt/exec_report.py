@@ -10,9 +10,8 @@ from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.stage_launches import all_launches
 from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.kernel_reading import believed_counters
 from llm_perf_opt.kernel_records import CounterReport
-from llm_perf_opt.parsers.ncu_csv import read_ncu
 from llm_perf_opt.records import Manifest, Maybe, Missing
 from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
@@ -84,12 +83,7 @@ def _kernels(folder: RunFolder) -> Maybe[tuple[StageKernels, ...]]:
 
 
 def _joined(folder: RunFolder, launches: list[Launch]) -> tuple[StageKernels, ...]:
-    report: Maybe[CounterReport] = Missing("no counters were read")
-    if folder.counters_file("ncu").exists():
-        try:
-            report = read_ncu(folder.counters_file("ncu"))
-        except ParseError as error:
-            report = Missing(error.fact)
+    report = believed_counters(folder, "ncu")
     return kernel_table(uses_of(PROGRAM, launches), {PROGRAM: report}, _roles(report))
 
 
