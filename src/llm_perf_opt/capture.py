@@ -16,7 +16,7 @@ from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
 from llm_perf_opt.nsight_capture import run_ncu, run_nsys
-from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, plain_run, run_pass
+from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, closed, left_something, plain_run, run_pass
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv
@@ -64,12 +64,9 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None
     """Write the final status. On a full disk run.json keeps saying partial, which is true."""
     try:
         manifest = folder.manifest()
-        entries = tuple(
-            replace(entry, status="skipped", why="The run ended before this pass.") if entry.status == "pending" else entry
-            for entry in manifest.passes
-        )
+        entries = closed(manifest.passes)
         lost = next((entry for entry in entries if entry.status == "failed"), None)
-        kept = folder.clean_file.exists() or any(entry.status == "complete" and entry.name != "nvml" for entry in entries)
+        kept = folder.clean_file.exists() or left_something(folder, entries)
         status: RunStatus = "complete"
         if error is not None or lost is not None:
             status = "partial" if kept else "failed"

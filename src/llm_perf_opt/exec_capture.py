@@ -19,8 +19,9 @@ from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfE
 from llm_perf_opt.listener import Listener
 from llm_perf_opt.nsight_capture import find_or_refuse, readable_counters
 from llm_perf_opt.nsight_passes import NcuAsked, NsysAsked, ncu_pass, nsys_pass
-from llm_perf_opt.passes import LABELS, PassPlan, run_pass, skip_pass
+from llm_perf_opt.passes import LABELS, PassPlan, closed, left_something, run_pass, skip_pass
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, check_gate, on_range
+from llm_perf_opt.profiling.vendor.launch import program_environment
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import probe_nsys, tool_version
@@ -54,6 +55,8 @@ def check_asked(asked: Asked) -> None:
     """Refuse what cannot work before anything is started."""
     if not asked.argv:
         raise ConfigError("There is no program to run.", "Write it behind two dashes: llm-perf exec -- python my_script.py")
+    if not asked.passes:
+        raise ConfigError("No pass is asked for.", f"Known: {', '.join(PASSES)}.")
     for name in asked.passes:
         if name not in PASSES:
             raise ConfigError(f"There is no pass '{name}'.", f"Known: {', '.join(PASSES)}.")
@@ -65,16 +68,20 @@ def check_asked(asked: Asked) -> None:
 def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], listener: Listener) -> LlmPerfError | None:
     """Fill the folder; returns what went wrong first. A pass that fails leaves the others standing."""
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    entries = tuple(PassRecord(name) for name in asked.passes)
+    passes = [name for name in PASSES if name in asked.passes]  # each needs what those before it left
+    entries = tuple(PassRecord(name) for name in passes)
     folder.write_manifest(Manifest(SCHEMA, __version__, "partial", created, tuple(command), entries, why="It has not ended."))
     first: LlmPerfError | None = None
     steps = {"program": _run_program, "nsys": _run_nsys, "ncu": _run_ncu}
-    for name in asked.passes:
+    for name in passes:
         try:
             listener.pass_started(name, LABELS[name])
             steps[name](asked, folder, listener)
         except Interrupted as error:
             first = error
+            break
+        except KeyboardInterrupt:  # between two processes, or while a child was being ended
+            first = Interrupted("Interrupted.", "What was captured so far is kept.")
             break
         except LlmPerfError as error:
             first = first or error
@@ -86,18 +93,19 @@ def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], lis
 
 def _close(folder: RunFolder, error: LlmPerfError | None) -> None:
     manifest = folder.manifest()
-    entries = tuple(
-        replace(entry, status="skipped", why="The run ended before this pass.") if entry.status == "pending" else entry
-        for entry in manifest.passes
-    )
-    kept = any(entry.status == "complete" for entry in entries)
+    entries = closed(manifest.passes)
+    kept = left_something(folder, entries)
     status: RunStatus = "complete" if error is None else "partial" if kept else "failed"
     why, remedy = (error.fact, error.remedy) if error else ("", "")
     folder.write_manifest(replace(manifest, status=status, passes=entries, why=why, remedy=remedy))
 
 
+def _plan(asked: Asked, name: str, argv: Sequence[str], version: str = "", note: str = "") -> PassPlan:
+    return PassPlan(name, argv, asked.timeout_s, version, note, program_environment())
+
+
 def _run_program(asked: Asked, folder: RunFolder, listener: Listener) -> None:
-    run_pass(folder, PassPlan("program", asked.argv, asked.timeout_s), listener)
+    run_pass(folder, _plan(asked, "program", asked.argv), listener)
 
 
 def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
@@ -119,7 +127,7 @@ def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     except (ResourceError, ConfigError) as absent:
         skip_pass(folder, "nsys", absent, listener)
         raise
-    plan = PassPlan("nsys", argv, asked.timeout_s, f"nsys {probe.version}", traces.note)
+    plan = _plan(asked, "nsys", argv, f"nsys {probe.version}", traces.note)
     nsys_pass(folder, plan, listener, NsysAsked(nsys, Expected(), asked.max_trace_gb))
 
 
@@ -153,7 +161,7 @@ def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
         launch_count=chosen.launch_count,
         ours=False,
     )
-    plan = PassPlan("ncu", argv, asked.timeout_s, f"ncu {tool_version(ncu) or ''}".strip())
+    plan = _plan(asked, "ncu", argv, f"ncu {tool_version(ncu) or ''}".strip())
     ncu_pass(folder, plan, listener, NcuAsked(ncu, asked.max_trace_gb))
 
 

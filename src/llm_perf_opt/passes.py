@@ -1,7 +1,7 @@
 """One pass of a run: its command is written down, it runs in a process of its own, and run.json says what became of it."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from llm_perf_opt.listener import Listener
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
 from llm_perf_opt.profiling.vendor.child_output import OnMessage
 from llm_perf_opt.profiling.vendor.launch import Finished, run_child
+from llm_perf_opt.profiling.vendor.tool_pass import ENDINGS, report_of
 from llm_perf_opt.records import PassRecord
 from llm_perf_opt.run_folder import RunFolder, write_whole
 
@@ -37,6 +38,8 @@ class PassPlan:
     tool_version: str = ""
     note: str = ""
     """What of the request it goes without; told where it ends well, too."""
+    environment: Mapping[str, str] | None = None
+    """Of the child; None: that of our own measured process."""
 
 
 Run = Callable[[PassPlan, RunFolder, OnMessage], Finished]
@@ -55,7 +58,14 @@ def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:
 
     def run(plan: PassPlan, folder: RunFolder, on_message: OnMessage) -> Finished:
         log = folder.log_file(plan.name)
-        return run_child(plan.argv, log=log, timeout_s=plan.timeout_s, on_message=on_message, on_start=on_start)
+        return run_child(
+            plan.argv,
+            log=log,
+            timeout_s=plan.timeout_s,
+            on_message=on_message,
+            on_start=on_start,
+            environment=plan.environment,
+        )
 
     return run
 
@@ -100,6 +110,27 @@ def skip_pass(folder: RunFolder, name: str, why: LlmPerfError, listener: Listene
     entry = PassRecord(name, "skipped", why=why.fact, remedy=why.remedy)
     folder.update_pass(entry)
     listener.pass_ended(entry)
+
+
+def closed(passes: Sequence[PassRecord]) -> tuple[PassRecord, ...]:
+    """The passes of a run that has ended: none is left waiting or under way."""
+    found = []
+    for entry in passes:
+        if entry.status == "pending":
+            entry = replace(entry, status="skipped", why="The run ended before this pass.")
+        elif entry.status == "started":
+            entry = replace(entry, status="failed", why="The run ended during this pass.")
+        found.append(entry)
+    return tuple(found)
+
+
+def left_something(folder: RunFolder, passes: Sequence[PassRecord]) -> bool:
+    """Whether a pass ended well, or a tool left a report of one that did not."""
+    return any(
+        (entry.status == "complete" and entry.name != "nvml")
+        or any(report_of(tool, folder.tool_report(entry.name)).exists() for tool in ENDINGS)
+        for entry in passes
+    )
 
 
 def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:
