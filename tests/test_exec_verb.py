@@ -114,3 +114,17 @@ def test_what_cannot_work_is_refused_in_words(tmp_path: Path, argv: list[str], w
     assert done.returncode != 0
     assert words in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_remedy_names_options_of_exec(tmp_path: Path) -> None:
+    done = llm_perf(tmp_path, "exec", "--timeout-s", "1", "--", sys.executable, "-c", "import time; time.sleep(60)")
+    assert done.returncode == 4
+    assert "Raise --timeout-s" in done.stderr
+    assert "profiling." not in done.stderr
+
+
+def test_a_missing_tool_is_left_out_by_an_option_of_exec(tmp_path: Path) -> None:
+    done = llm_perf(tmp_path, "exec", "--passes", "nsys", "--", sys.executable, "-c", "pass", NSYS="", PATH="/none")
+    if done.returncode == 0:
+        pytest.skip("nsys is in one of its usual folders")
+    assert "--passes program" in done.stderr

@@ -19,7 +19,7 @@ from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfE
 from llm_perf_opt.listener import Listener
 from llm_perf_opt.nsight_capture import find_or_refuse, readable_counters
 from llm_perf_opt.nsight_passes import NcuAsked, NsysAsked, ncu_pass, nsys_pass
-from llm_perf_opt.passes import LABELS, PassPlan, closed, left_something, run_pass, skip_pass
+from llm_perf_opt.passes import LABELS, PassPlan, closed, left_something, respelled, run_pass, skip_pass
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, check_gate, on_range
 from llm_perf_opt.profiling.vendor.launch import program_environment
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
@@ -30,6 +30,13 @@ from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.timelines import Timeline, timelines
 
 PASSES = ("program", "nsys", "ncu")
+SPELLINGS = {
+    "profiling.pass_timeout_s": "--timeout-s",
+    "profiling.max_trace_gb": "--max-trace-gb",
+    "profiling.ncu.budget_s": "--budget-s",
+    "hydra.run.dir=DIR": "--out DIR",
+}
+"""Settings of `llm-perf run` → the options of `llm-perf exec`."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> None:
 
 
 def _plan(asked: Asked, name: str, argv: Sequence[str], version: str = "", note: str = "") -> PassPlan:
-    return PassPlan(name, argv, asked.timeout_s, version, note, program_environment())
+    return PassPlan(name, argv, asked.timeout_s, version, note, program_environment(), SPELLINGS)
 
 
 def _run_program(asked: Asked, folder: RunFolder, listener: Listener) -> None:
@@ -110,7 +117,7 @@ def _run_program(asked: Asked, folder: RunFolder, listener: Listener) -> None:
 
 def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     try:
-        nsys = find_or_refuse("nsys", LABELS["nsys"])
+        nsys = find_or_refuse("nsys", LABELS["nsys"], "leave it out with --passes program")
         probe = probe_nsys(nsys)
         if isinstance(probe, Missing):
             raise ResourceError(f"{probe.why}.", "Install Nsight Systems anew, or name another in the variable NSYS.")
@@ -133,7 +140,7 @@ def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
 
 def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     try:
-        ncu = find_or_refuse("ncu", LABELS["ncu"])
+        ncu = find_or_refuse("ncu", LABELS["ncu"], "leave it out with --passes program,nsys")
         readable_counters(on_gpu(), "Leave it out: --passes program,nsys.")
         metrics = _metrics(asked, ncu)
         chosen = _choose(asked, folder, metrics)
@@ -142,7 +149,8 @@ def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     except (ResourceError, ConfigError, CaptureError) as absent:
         skip_pass(folder, "ncu", absent, listener)
         raise
-    chosen = replace(chosen, notes=(*chosen.notes, *told_drops(metrics)))
+    notes = (*(respelled(note, SPELLINGS) for note in chosen.notes), *told_drops(metrics))
+    chosen = replace(chosen, notes=notes)
     write_record(folder.selection_file("ncu"), chosen)
     words = (
         f"{len(chosen.kernels)} kernels, {chosen.launch_count} launches × {chosen.passes} passes, about {chosen.seconds:.0f} s; "

@@ -28,7 +28,7 @@ def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Ma
     uses = [use for stage, members in launches.items() for use in uses_of(stage, members)]
     stages = kernel_table(uses, reports, _roles(reports, timings))
     steps = len({launch.step for launch in launches.get("decode", [])})
-    notes = [*why, *(note for stage in launches for note in _selection_notes(folder, stage))]
+    notes = [*why, *(note for stage in launches for note in selection_notes(folder, f"ncu_{stage}", stage))]
     return KernelEvidence(sources, steps, stages, hfus_of(stages, steps, timings, efficiency), _selftest(folder), tuple(notes))
 
 
@@ -94,8 +94,9 @@ def _roles(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | Non
     return Missing("no counters were read")
 
 
-def _selection_notes(folder: RunFolder, stage: str) -> list[str]:
-    path = folder.selection_file(f"ncu_{stage}")
+def selection_notes(folder: RunFolder, name: str, stage: str) -> list[str]:
+    """What a pass of Nsight Compute was told to count in a stage, and what was left out."""
+    path = folder.selection_file(name)
     if not path.exists():
         return []
     try:

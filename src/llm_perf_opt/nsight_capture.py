@@ -36,13 +36,13 @@ from llm_perf_opt.timelines import Timeline, timelines
 _STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
 
 
-def find_or_refuse(name: str, label: str) -> Path:
+def find_or_refuse(name: str, label: str, otherwise: str = "choose profiling=minimal") -> Path:
     """Where nsys or ncu is; a ResourceError where it is nowhere."""
     located = locate(name)
     if located.path is None:
         raise ResourceError(
             f"{label} was asked for, but there is no {name} on the PATH or in the usual folders.",
-            f"Install it, name the binary in the variable {name.upper()}, or choose profiling=minimal; see `llm-perf doctor`.",
+            f"Install it, name the binary in the variable {name.upper()}, or {otherwise}; see `llm-perf doctor`.",
         )
     return located.path
 

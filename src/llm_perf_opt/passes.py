@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_perf_opt.errors import LlmPerfError
@@ -40,6 +40,8 @@ class PassPlan:
     """What of the request it goes without; told where it ends well, too."""
     environment: Mapping[str, str] | None = None
     """Of the child; None: that of our own measured process."""
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    """A setting of `llm-perf run` → what it is called where this pass was asked for: remedies must be typeable."""
 
 
 Run = Callable[[PassPlan, RunFolder, OnMessage], Finished]
@@ -91,6 +93,7 @@ def run_pass(
         error = check(_verdict(plan.name, finished, said, folder))
     except LlmPerfError as raised:
         error = raised
+    error = _respelled(error, plan.spellings) if error else None
     entry = replace(
         entry,
         status="complete" if error is None else "failed",
@@ -103,6 +106,17 @@ def run_pass(
     listener.pass_ended(entry)
     if error is not None:
         raise error
+
+
+def respelled(text: str, spellings: Mapping[str, str]) -> str:
+    """A text that names settings, with the names they have elsewhere."""
+    for setting, name in spellings.items():
+        text = text.replace(setting, name)
+    return text
+
+
+def _respelled(error: LlmPerfError, spellings: Mapping[str, str]) -> LlmPerfError:
+    return type(error)(respelled(error.fact, spellings), respelled(error.remedy, spellings)) if spellings else error
 
 
 def skip_pass(folder: RunFolder, name: str, why: LlmPerfError, listener: Listener) -> None:
