@@ -22,7 +22,7 @@ FLOORS = [
     {"comparing", "run_listing"},
     {"capture", "exec_capture", "exec_report", "analyse", "ceilings", "costing", "sweep", "queries"},
     {"nsight_capture", "selftest_capture", "kernel_reading", "region_reading"},
-    {"nsight_passes", "passes", "timelines"},
+    {"asked_metrics", "nsight_passes", "passes", "timelines"},
     {"provenance"},
     {"runners"},
     {"profiling"},
@@ -30,7 +30,7 @@ FLOORS = [
     {"parsers", "analysis", "data", "counters"},
     {"composition", "stored_ceilings", "sweep_folder", "baselines", "run_folder", "tables"},
     {"config"},
-    {"listener", "host", "stages", "events", "kernel_records", "records", "errors"},
+    {"listener", "host", "stages", "events", "launch_calls", "kernel_records", "records", "errors"},
 ]
 HEAVY = {"torch", "transformers", "vllm", "tensorrt_llm", "pynvml", "nvtx", "accelerate", "safetensors"}
 LONGEST_MODULE = 450

@@ -95,6 +95,32 @@ def test_a_damaged_counter_table_costs_the_counters_only(tmp_path: Path) -> None
     assert isinstance(found.stages[0].counters, Missing)
 
 
+@pytest.mark.parametrize("damage", ["table", "self-test"])
+def test_regions_go_without_counters_that_cannot_be_believed(tmp_path: Path, damage: str) -> None:
+    folder = run_folder(tmp_path, nsys="complete", ncu_selftest="failed", ncu_decode="complete")
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    with_counters(folder)
+    if damage == "table":
+        folder.counters_file("ncu_decode").write_bytes(b"\x00\xff not a table")
+    else:
+        folder.selftest_file.write_text('{"passed": false, "rows": [], "why": "GEMM: 1 FLOP counted, 2 run"}')
+    found = read_regions(folder, {})
+    assert not isinstance(found, Missing)
+    assert found.groups[0].check.trace_kernel_ns == 4_651_439
+    assert not any(region.counters for group in found.groups for region in group.regions)
+
+
+def test_regions_show_every_counter_of_a_section(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    with_counters(folder)
+    argv = ("ncu", "--metrics", "gpu__time_duration.sum", "--section", "SpeedOfLight", "-o", "x")
+    folder.update_pass(PassRecord("ncu_decode", "complete", argv))
+    found = read_regions(folder, {})
+    assert not isinstance(found, Missing)
+    assert len({value.counter for region in found.groups[0].regions for value in region.counters}) > 1
+
+
 def test_regions_show_the_counters_that_were_asked_for(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
     with_timeline(folder, "nsys_decode.sqlite.gz")

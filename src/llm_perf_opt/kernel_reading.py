@@ -24,13 +24,12 @@ def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Ma
     launches, sources, why = _launches(folder)
     if not launches:
         return Missing("; ".join(why) or "the run was asked for without a pass that records kernels")
-    selftest = _selftest(folder)
-    reports = {stage: _counters(folder, stage, selftest) for stage in launches}
+    reports = {stage: believed_counters(folder, f"ncu_{stage}") for stage in launches}
     uses = [use for stage, members in launches.items() for use in uses_of(stage, members)]
     stages = kernel_table(uses, reports, _roles(reports, timings))
     steps = len({launch.step for launch in launches.get("decode", [])})
-    notes = [*why, *(note for stage in launches for note in _selection_notes(folder, stage))]
-    return KernelEvidence(sources, steps, stages, hfus_of(stages, steps, timings, efficiency), selftest, tuple(notes))
+    notes = [*why, *(note for stage in launches for note in selection_notes(folder, f"ncu_{stage}", stage))]
+    return KernelEvidence(sources, steps, stages, hfus_of(stages, steps, timings, efficiency), _selftest(folder), tuple(notes))
 
 
 def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str], list[str]]:
@@ -69,12 +68,12 @@ def _selftest(folder: RunFolder) -> Maybe[SelfTest]:
         return Missing(error.fact)
 
 
-def _counters(folder: RunFolder, stage: str, selftest: Maybe[SelfTest]) -> Maybe[CounterReport]:
-    """What was counted in a stage. A pass that was cut short still counted what it counted."""
-    name = f"ncu_{stage}"
+def believed_counters(folder: RunFolder, name: str) -> Maybe[CounterReport]:
+    """What a pass counted, or why there is nothing to believe. A pass that was cut short still counted what it counted."""
     entry = folder.manifest().pass_named(name)
     if entry is None:
         return Missing("the run was asked for without Nsight Compute")
+    selftest = _selftest(folder)
     if isinstance(selftest, SelfTest) and selftest.doubt is not None:
         return selftest.doubt
     if not folder.counters_file(name).exists():
@@ -95,8 +94,9 @@ def _roles(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | Non
     return Missing("no counters were read")
 
 
-def _selection_notes(folder: RunFolder, stage: str) -> list[str]:
-    path = folder.selection_file(f"ncu_{stage}")
+def selection_notes(folder: RunFolder, name: str, stage: str) -> list[str]:
+    """What a pass of Nsight Compute was told to count in a stage, and what was left out."""
+    path = folder.selection_file(name)
     if not path.exists():
         return []
     try:

@@ -125,12 +125,14 @@ def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | N
 def _print_plan(composed: "Composed", as_json: bool) -> None:
     from dataclasses import asdict
 
+    from llm_perf_opt.asked_metrics import settled
     from llm_perf_opt.capture import planned_passes
     from llm_perf_opt.composition import config_to_yaml
 
-    passes = planned_passes(composed.config)
+    config = settled(composed.config)
+    passes = planned_passes(config)
     if as_json:
-        print_json({"run_dir": str(composed.run_dir), "passes": passes, "config": asdict(composed.config)})
+        print_json({"run_dir": str(composed.run_dir), "passes": passes, "config": asdict(config)})
         return
-    print(config_to_yaml(composed.config))
+    print(config_to_yaml(config))
     print(f"# passes: {', '.join(passes)}\n# run folder: {composed.run_dir}")

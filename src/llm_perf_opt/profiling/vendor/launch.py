@@ -69,6 +69,11 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, **fixed}
 
 
+def program_environment() -> dict[str, str]:
+    """The environment of a user's own program: ours, as it is. A model hub and the order of GPUs are its own affair."""
+    return dict(os.environ)
+
+
 def run_child(
     argv: Sequence[str],
     *,
