@@ -18,7 +18,7 @@ CHUNK_BYTES = 1 << 20
 """Small enough for the processor's cache, which makes decoding a third faster than in one piece."""
 LARGEST_EVENT_BYTES = 16 << 20
 """A longer stretch that does not decode is damaged, not one event."""
-_SALVAGE_TRIES = 20
+_PARTS_TRIED = 200
 _LONGEST_BEGINNING = 64
 """Bytes between the key of the array and its bracket, with what whitespace a writer may put there."""
 LARGEST_HEAD_BYTES = 64 << 20
@@ -27,6 +27,8 @@ LARGEST_TAIL_BYTES = 64 << 20
 _BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"\w+"\s*:)')
 _ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _AFTER_ARRAY = re.compile(rb'\s*(?:,\s*"|\}|\Z)')
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_LONGEST_ESCAPE = len(b"\\u0000]") + 1
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 NOT_A_TRACE = "Give a trace that torch.profiler exported: .json, .json.gz or a zip of one."
@@ -147,6 +149,8 @@ class EventChunks:
         fed = self._attempt(piece)
         if fed.used or (fed.cut_inside and not last and len(piece) <= LARGEST_EVENT_BYTES):
             return fed
+        if fed.cut_inside and last and self._take_whole_part(piece):
+            return _Fed(True)
         fed = self._attempt_mended(piece)
         return fed if fed.used else self._one_by_one(piece, last)
 
@@ -170,7 +174,7 @@ class EventChunks:
                 return _Fed(True, text[end:-1])
             except DECODE_FAILURES as error:
                 failure = error
-        return _Fed(False, cut_inside="truncated" in str(failure))
+        return _Fed(False, cut_inside=_fails_at_its_end(text, failure))
 
     def _one_by_one(self, piece: bytes, last: bool) -> _Fed:
         lost = 0
@@ -185,17 +189,21 @@ class EventChunks:
             lost += not fed.used
         if last and not fed.used:
             lost -= 1  # the file's end cut this one in two
-            self._salvage(event)
+            self._take_whole_part(event)
         self.unreadable += lost
         return _Fed(True, fed.after)
 
-    def _salvage(self, piece: bytes) -> None:
-        """A whole event in front of one of which too little is left to be seen as one."""
+    def _take_whole_part(self, piece: bytes) -> bool:
+        """Take the events before the one that the file's end cut in two: the longest part that ends with a brace and decodes.
+
+        Whether it is settled how many there are.
+        """
         end = len(piece)
-        for _ in range(_SALVAGE_TRIES):
+        for _ in range(_PARTS_TRIED):
             end = piece.rfind(b"}", 0, end)
             if end < 0 or self._attempt(piece[: end + 1]).used:
-                return
+                return True
+        return False
 
     # --- behind the events ----------------------------------------------------------------------------------------
 
@@ -281,6 +289,12 @@ def _array_end(text: bytes, error: BaseException) -> int | None:
         if end and not text[end:follows].strip():
             return end
     return None
+
+
+def _fails_at_its_end(text: bytes, error: BaseException) -> bool:
+    """Whether the text only stops too early: inside a value, or inside an escape, which the bracket put behind it then spoils."""
+    found = _BYTE.search(str(error))
+    return "truncated" in str(error) or (found is not None and int(found.group(1)) >= len(text) - _LONGEST_ESCAPE)
 
 
 def _is_inside_an_object(before: bytes) -> bool:
