@@ -19,7 +19,7 @@ FLOORS = [
     {"__main__", "cli"},
     {"commands"},
     {"progress"},
-    {"capture", "analyse", "ceilings", "costing", "sweep"},
+    {"capture", "analyse", "ceilings", "costing", "sweep", "externals"},
     {"nsight_capture", "selftest_capture", "kernel_reading"},
     {"nsight_passes", "passes", "timelines"},
     {"provenance"},

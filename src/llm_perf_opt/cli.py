@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt import __version__
-from llm_perf_opt.commands import ceilings, cost, doctor, metrics, options, report, run
+from llm_perf_opt.commands import ceilings, cost, doctor, externals, metrics, options, report, run
 from llm_perf_opt.commands.shared import debugging
 from llm_perf_opt.errors import LlmPerfError
 
@@ -39,6 +39,7 @@ def _common(
 for _verb in (run.run, report.report, cost.cost, ceilings.ceilings, doctor.doctor, options.options):
     app.command()(_verb)
 app.add_typer(metrics.app)
+app.add_typer(externals.app)
 
 
 def main() -> None:
