@@ -4,6 +4,7 @@ It reads the index, since that is what will be committed, and needs no network.
 """
 
 import os
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from llm_perf_opt.externals.lock import Locked, read_lock
 from llm_perf_opt.externals.places import LICENSES, LISTING, LOCK, THIRD_PARTY, Places
 from llm_perf_opt.externals.strays import CONTROL_FILES, owner
 from llm_perf_opt.externals.submodule import GITLINK
+from llm_perf_opt.run_folder import write_whole
 
 _HOOK = """#!/bin/sh
 # Reference code under third_party/ is read-only: see `llm-perf externals --help`.
@@ -65,10 +67,6 @@ def install(places: Places, python: str) -> Path:
         raise ConfigError(f"core.hooksPath is {configured}.", "Call `llm-perf externals guard` from the pre-commit hook there.")
     if hook.exists() or hook.is_symlink():
         raise ConfigError(f"{hook} is there already.", "Add `llm-perf externals guard` to it.")
-    import shlex
-
-    from llm_perf_opt.run_folder import write_whole
-
     write_whole(hook, _HOOK.format(python=shlex.quote(python)).encode())
     hook.chmod(hook.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     return hook
@@ -138,9 +136,7 @@ def _entry_problems(git: Git, entry: External, staged: dict[str, _Staged], locke
     if locked is None:
         return [Problem(shown, f"{LOCK} as staged does not have it; run `llm-perf externals init` and stage that file")]
     if locked.commit != entry.commit:
-        return [
-            Problem(shown, f"pinned to {entry.commit}, made from {locked.commit}; run `llm-perf externals update {entry.name}`")
-        ]
+        return [Problem(shown, _other_pin(entry, f"made from {locked.commit}"))]
     if entry.way == "subtree":
         tree = git.try_text("write-tree", "--missing-ok", f"--prefix={shown}/")
         return [] if tree == locked.tree else _subtree_edits(git, shown)
@@ -153,13 +149,18 @@ def _submodule_problems(git: Git, entry: External, mine: dict[str, _Staged]) -> 
     if link is None or link.mode != GITLINK:
         return [Problem(shown, "should be a submodule, and plain files are staged")]
     if link.blob != entry.commit:
-        return [
-            Problem(shown, f"pinned to {entry.commit}, but {link.blob} is staged; run `llm-perf externals update {entry.name}`")
-        ]
+        return [Problem(shown, _other_pin(entry, f"{link.blob} is staged"))]
     url = git.try_text("config", "--blob", ":.gitmodules", "--get", f"submodule.{shown}.url")
     if url != entry.source:
         return [Problem(".gitmodules", f"has {url or 'no url'} for {entry.name}; {LISTING} has {entry.source}")]
     return []
+
+
+def _other_pin(entry: External, found: str) -> str:
+    return (
+        f"pinned to {entry.commit} in {LISTING} as staged, but {found}; "
+        f"`git add {THIRD_PARTY}` if the pin was moved, or run `llm-perf externals update {entry.name}`"
+    )
 
 
 def _subtree_edits(git: Git, shown: str) -> list[Problem]:

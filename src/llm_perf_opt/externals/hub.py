@@ -72,9 +72,7 @@ def make(places: Places, entry: External) -> Locked:
             _download(entry, remote, taken)
         shutil.rmtree(taken / ".cache", ignore_errors=True)
         files = _content(taken)
-        if folder.exists():
-            folder.rename(beside / "before")
-        taken.rename(folder)
+        places.put(taken, folder)
     return Locked(entry.commit, files=files)
 
 

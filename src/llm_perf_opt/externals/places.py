@@ -139,6 +139,18 @@ class Places:
         finally:
             os.close(handle)
 
+    def put(self, new: Path, folder: Path) -> None:
+        """Rename a finished folder into place; what it replaces goes to the staging folder, and back when that fails."""
+        before = new.with_name("before")
+        if folder.exists():
+            folder.rename(before)
+        try:
+            new.rename(folder)
+        except BaseException:
+            if before.exists():
+                before.rename(folder)
+            raise
+
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """A folder on the same disk, gone afterwards: what is whole has been renamed out of it."""

@@ -1,6 +1,6 @@
 """A sparse checkout: some folders of a large repository, in a clone that the project's git ignores."""
 
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.errors import ConfigError, ResourceError
 from llm_perf_opt.externals.checkout import checkout_standing, is_checkout, is_empty_or_missing
 from llm_perf_opt.externals.entry import External, Standing
 from llm_perf_opt.externals.fetching import check_out, fetch_commit, new_repository
@@ -39,14 +39,22 @@ def make(places: Places, entry: External) -> Locked:
         check_out(git, entry)
         if places.in_git:
             places.ignore(entry)
-        if folder.exists():
-            folder.rename(beside / "before")
-        clone.rename(folder)
+        places.put(clone, folder)
     return Locked(entry.commit)
 
 
-move = make
-"""A new clone: the old one stays whole until the new one is."""
+def move(places: Places, entry: External) -> Locked:
+    """A new clone in place of the old one, which stays whole until then; one that holds somebody's work is left alone."""
+    git, locked = Git(places.folder(entry)), places.locked().get(entry.name)
+    own = git.text("for-each-ref", "--format=%(refname)", "refs/heads", "refs/stash").split()
+    head = git.text("rev-parse", "HEAD")
+    if own or head not in (entry.commit, locked.commit if locked else None):
+        what = f"holds {', '.join(own)}" if own else f"is at {head}, which was not put there by `llm-perf externals`"
+        raise ResourceError(
+            f"{entry.name}: the clone in {places.shown(entry)} {what}, and would be replaced.",
+            f"Keep what you need of it elsewhere, then delete {places.shown(entry)} and run `llm-perf externals init`.",
+        )
+    return make(places, entry)
 
 
 def _must_be_folder(git: Git, entry: External, path: str) -> None:

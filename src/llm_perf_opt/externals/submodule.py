@@ -84,9 +84,9 @@ def _register(places: Places, entry: External) -> None:
     git.text("update-index", "--add", "--cacheinfo", f"{GITLINK},{entry.commit},{shown}")
     git.text("submodule", "--quiet", "init", "--", shown)
     git.text("config", f"submodule.{shown}.url", entry.source)
-    common = Path(git.text("rev-parse", "--path-format=absolute", "--git-common-dir"))
+    kept = Path(git.text("rev-parse", "--path-format=absolute", "--git-path", f"modules/{shown}"))
     # What an earlier submodule of this name left there may hold somebody's commits: it stays, and so does the .git here.
-    if (places.folder(entry) / ".git").is_dir() and not (common / "modules" / shown).exists():
+    if (places.folder(entry) / ".git").is_dir() and not kept.exists():
         git.text("submodule", "--quiet", "absorbgitdirs", "--", shown)
     recorded = recorded_commit(places, entry)
     if recorded != entry.commit:

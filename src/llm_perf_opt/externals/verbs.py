@@ -1,6 +1,6 @@
 """What `llm-perf externals` does: make what is missing, move to another pin, take snapshots, say how everything stands."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 from llm_perf_opt.errors import ConfigError, Interrupted, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.externals import hub, link, sparse, submodule, subtree
+from llm_perf_opt.externals.checkout import checkout_standing
 from llm_perf_opt.externals.entry import External, Standing, State, Way
 from llm_perf_opt.externals.git import command
 from llm_perf_opt.externals.licences import copy_licences, licence_warnings
@@ -183,7 +184,7 @@ def _update_one(places: Places, entry: External, before: External | None = None)
     if found.state in ("missing", "unregistered", "unverified"):
         return _make(places, entry, "make", before=found)
     moved = found.state == "ok" and before is not None and before.commit != entry.commit
-    if found.state == "other commit" and _edited_elsewhere(places, entry, found):
+    if found.state == "other commit" and _edited_too(places, entry, found):
         raise _in_the_way(places, entry, Standing("edited", "and at another commit than its pin"))
     if moved or found.state == "other commit" or (found.state == "edited" and _only_paths_differ(places, entry, found)):
         return _make(places, entry, "move", before=found)
@@ -195,20 +196,18 @@ def _update_one(places: Places, entry: External, before: External | None = None)
     return "there", found.detail
 
 
-def _edited_elsewhere(places: Places, entry: External, found: Standing) -> bool:
+def _edited_too(places: Places, entry: External, found: Standing) -> bool:
     """Whether what is at another commit has been edited as well: moving it would lose that."""
-    if found.commit is None or found.commit == entry.commit:
-        return False
-    locked = places.locked().get(entry.name)
-    return standing(places, replace(entry, commit=found.commit), locked).state == "edited"
+    there = replace(entry, commit=found.commit or entry.commit)
+    if entry.way == "sparse":  # other folders than those asked for are no edit
+        return checkout_standing(places.folder(entry), there).state == "edited"
+    return standing(places, there, places.locked().get(entry.name)).state == "edited"
 
 
 def _only_paths_differ(places: Places, entry: External, found: Standing) -> bool:
     """Whether a sparse clone is untouched and only the folders asked for are others now."""
     if entry.way != "sparse":
         return False
-    from llm_perf_opt.externals.checkout import checkout_standing
-
     return not checkout_standing(places.folder(entry), replace(entry, commit=found.commit or entry.commit)).differs
 
 
@@ -219,7 +218,7 @@ def _make(places: Places, entry: External, how: Literal["make", "move"], before:
     found = standing(places, entry, places.locked()[entry.name])
     if found.differs:
         raise ResourceError(f"{entry.name}: made, but {found.state}: {found.detail}.", "See `llm-perf externals status`.")
-    note = "staged: commit it together with externals.lock.json" if entry.way in ("submodule", "subtree") else ""
+    note = "staged; `git add third_party`, then commit" if entry.way in ("submodule", "subtree") else ""
     if how == "make":
         return "made", note
     return "moved", f"from {before.commit or 'another commit'}" + (f"; {note}" if note else "")
@@ -280,8 +279,3 @@ def _snapshot_entry(places: Places, asked: str, commit: str) -> tuple[External, 
         raise ConfigError(f"{where} has another entry called {name}.", "Rename it.")
     entry = External(name, "hub", source, commit, f"hf/{source}")
     return entry, with_hub_entry(text, where, entry)
-
-
-def failures(done: Iterable[Done]) -> list[LlmPerfError]:
-    """The errors among what was done."""
-    return [one.error for one in done if one.error is not None]
