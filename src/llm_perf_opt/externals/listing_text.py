@@ -1,10 +1,13 @@
 """Changing externals.yaml as text, so that comments, order and spacing stay as somebody wrote them."""
 
 from dataclasses import replace
+from typing import Any
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.externals.entry import External
 from llm_perf_opt.externals.listing import read_listing
+
+_BY_HAND = "Write the entry in plain block style, or change it by hand and run `llm-perf externals update`."
 
 
 def with_commit(text: str, where: str, name: str, commit: str) -> str:
@@ -14,10 +17,15 @@ def with_commit(text: str, where: str, name: str, commit: str) -> str:
     before = read_listing(text, where)
     root = yaml.compose(text, yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode)  # noqa: S101 - read_listing found the entry in it
-    body = next(value for key, value in root.value if key.value == name)
-    node = next(value for key, value in body.value if key.value == "commit")
+    node = _value(_value(root, name), "commit")
+    if node is None:  # it comes through a merge key or an anchor
+        raise ConfigError(f"{where} cannot be changed in place: {name} has no commit of its own.", _BY_HAND)
     changed = text[: node.start_mark.index] + f'"{commit}"' + text[node.end_mark.index :]
     return _verified(changed, where, {**before, name: replace(before[name], commit=commit)})
+
+
+def _value(mapping: Any, name: str) -> Any:
+    return next((value for key, value in mapping.value if key.value == name), None)
 
 
 def with_hub_entry(text: str, where: str, entry: External) -> str:
@@ -30,11 +38,10 @@ def with_hub_entry(text: str, where: str, entry: External) -> str:
 
 def _verified(text: str, where: str, expected: dict[str, External]) -> str:
     """An anchor or a mapping in braces can make a change land elsewhere; then nothing is written."""
-    remedy = "Write the entry in plain block style and change it by hand."
     try:
         found = read_listing(text, where)
     except ConfigError as error:
-        raise ConfigError(f"{where} cannot be changed in place: {error.fact}", remedy) from error
+        raise ConfigError(f"{where} cannot be changed in place: {error.fact}", _BY_HAND) from error
     if found != expected:
-        raise ConfigError(f"{where} cannot be changed in place without changing another entry.", remedy)
+        raise ConfigError(f"{where} cannot be changed in place without changing another entry.", _BY_HAND)
     return text
