@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ WEIGHT_PATTERNS = (
 )
 LARGEST_FILE = 64 * 1024 * 1024
 """Bytes; whatever is larger is not source, whatever its name."""
+PATIENCE_S = 10.0
+"""How long the Hub may take to answer at all."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +101,23 @@ def _hub() -> Any:
     except ImportError as error:
         raise ResourceError("huggingface_hub is not installed.", "pip install huggingface_hub") from error
     disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what it warns of comes back as an error, told once
     return huggingface_hub
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What the library raises. Its HTTP client, and that client's errors, differ between versions: they are what its own derive from."""
+    bases = _hub().errors.HfHubHTTPError.__bases__
+    return (OSError, ValueError, RuntimeError, *bases)
 
 
 def _wanted(entry: External) -> list[_Remote]:
     hub = _hub()
     try:
-        listed = list(hub.HfApi().list_repo_tree(entry.source, recursive=True, revision=entry.commit))
-    except (OSError, ValueError, RuntimeError) as error:
+        api = hub.HfApi()
+        hub.utils.get_session().head(api.endpoint, timeout=PATIENCE_S)  # the library itself retries for half a minute
+        listed = list(api.list_repo_tree(entry.source, recursive=True, revision=entry.commit))
+    except _failures() as error:
         raise _unreachable(entry, error) from error
     files = [
         _Remote(one.path, one.size, one.blob_id, one.lfs.sha256 if one.lfs else None) for one in listed if hasattr(one, "blob_id")
@@ -127,7 +139,7 @@ def _download(entry: External, remote: _Remote, taken: Path) -> None:
         if not path.resolve().is_relative_to(taken.resolve()) or path.is_symlink():
             raise ResourceError(f"{entry.name}: {remote.path} did not stay in its folder.", "Do not use this repository.")
         content = path.read_bytes()
-    except (OSError, ValueError, RuntimeError) as error:
+    except _failures() as error:
         raise _unreachable(entry, error) from error
     good = hashlib.sha256(content).hexdigest() == remote.sha256 if remote.sha256 else blob_id(content) == remote.blob
     if not good:
