@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from git_repositories import Upstream, entry, git, listing, new_project
-from hub_stand_in import Hub, running_hub
 
 import llm_perf_opt
+from git_repositories import Upstream, entry, git, listing, new_project
+from hub_stand_in import Hub, running_hub
 from llm_perf_opt.externals.listing import read_listing, template
 from llm_perf_opt.externals.places import Places
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from git_repositories import Upstream, entry, git, listing, new_project
 
 import llm_perf_opt
+from git_repositories import Upstream, entry, git, listing, new_project
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.externals import verbs
 from llm_perf_opt.externals.guard import guard, install

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+
 from git_repositories import entry, git, listing, new_project
 from hub_stand_in import Hub, running_hub
-
 from llm_perf_opt.errors import ResourceError
 from llm_perf_opt.externals import hub as room
 from llm_perf_opt.externals import verbs

@@ -1,11 +1,12 @@
 """externals.yaml: what is accepted, and what is refused with which words."""
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.externals.entry import WAYS
+from llm_perf_opt.externals.entry import WAYS, External, Way
 from llm_perf_opt.externals.listing import keys_of, read_listing, template
 from llm_perf_opt.externals.safe_text import check_address, check_inner_path, check_name
 
@@ -148,26 +149,40 @@ def test_what_is_wrong_is_said(text: str, said: str) -> None:
     assert said in refused(text)
 
 
+def read_or_refused(text: str) -> dict[str, External]:
+    """The entries, or nothing when a ConfigError with a remedy refused them; any other error fails the test."""
+    try:
+        return read_listing(text, "externals.yaml")
+    except ConfigError as error:
+        return {} if error.remedy else pytest.fail("no remedy")
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        read_listing(text, "externals.yaml")
-    except ConfigError as error:
-        assert error.remedy
+    read_or_refused(text)
 
 
-@given(st.dictionaries(st.sampled_from(["way", "url", "path", "repo", "commit", "into", "paths", "licenses", "submodules", "odd"]), st.one_of(
-    st.none(), st.integers(), st.text(max_size=20), st.sampled_from([*WAYS, PIN, "/srv/x", "a/b"]), st.lists(st.text(max_size=9), max_size=2)
-)))  # fmt: skip
+VALUES = st.one_of(
+    *(st.none(), st.integers(), st.text(max_size=20), st.sampled_from([*WAYS, PIN, "/srv/x", "a/b"])),
+    st.lists(st.text(max_size=9), max_size=2),
+)
+KEYS = st.sampled_from(["way", "url", "path", "repo", "commit", "into", "paths", "licenses", "submodules", "odd"])
+
+
+@given(st.dictionaries(KEYS, VALUES))
 def test_any_entry_is_read_or_refused(body: dict[str, object]) -> None:
-    import yaml
-
-    try:
-        (entry,) = read_listing(yaml.safe_dump({"x": body}, allow_unicode=True), "externals.yaml").values()
-    except ConfigError as error:
-        assert error.remedy
-    else:
+    for entry in read_or_refused(yaml.safe_dump({"x": body}, allow_unicode=True)).values():
         assert set(body) <= set(keys_of(entry.way))
+
+
+@given(st.sampled_from(WAYS), st.dictionaries(KEYS, VALUES, max_size=2))
+def test_a_good_entry_with_anything_in_it(way: Way, spoiled: dict[str, object]) -> None:
+    sources = {"url": "/srv/x", "path": "/srv/x", "repo": "a/b", "paths": ["src"]}
+    body = {"way": way, "commit": PIN, **{key: sources[key] for key in keys_of(way) if key in sources}}
+    assert read_or_refused(yaml.safe_dump({"x": body}))["x"].way == way
+    for entry in read_or_refused(yaml.safe_dump({"x": {**body, **spoiled}}, allow_unicode=True)).values():
+        assert ".." not in entry.into.split("/")
+        assert len(entry.commit) == 40
 
 
 @given(st.text(max_size=40))

@@ -1,16 +1,16 @@
 """Each way against real git repositories on local disk: made, verified, moved, and refused where something is in the way."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from git_repositories import Upstream, entry, git, listing, new_project
 
+from git_repositories import Upstream, entry, git, listing, new_project
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.externals import verbs
 from llm_perf_opt.externals.places import Places
+from llm_perf_opt.profiling.vendor import launch
 
 GIT_WAYS = ("submodule", "subtree", "sparse")
 ALL = (*GIT_WAYS, "symlink")
@@ -366,7 +366,7 @@ def test_a_relative_link_moves_with_the_project(project: Places, upstream: Upstr
     listing(project, entry("x", "symlink", "../checkout", upstream.first))
     verbs.init(project)
     assert state(project) == "ok"
-    assert not os.path.isabs(os.readlink(project.folder(project.listing()["x"])))
+    assert not project.folder(project.listing()["x"]).readlink().is_absolute()
 
 
 def test_a_checkout_that_is_linked_is_never_touched(project: Places, upstream: Upstream, tmp_path: Path) -> None:
@@ -476,10 +476,8 @@ def test_an_interrupted_init_leaves_nothing(
     way: str, at: str, project: Places, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The user's Ctrl-C arrives during one of git's steps; afterwards the entry is missing, or whole."""
-    from llm_perf_opt.externals import git as room
-
     listing(project, entry("x", way, upstream.url, upstream.first))
-    real: Callable[..., object] = room.answer
+    real: Callable[..., object] = launch.answer
 
     def interrupted(argv: list[str], **rest: object) -> object:
         done = real(argv, **rest)
@@ -487,7 +485,7 @@ def test_an_interrupted_init_leaves_nothing(
             raise KeyboardInterrupt
         return done
 
-    monkeypatch.setattr(room, "answer", interrupted)
+    monkeypatch.setattr("llm_perf_opt.externals.git.answer", interrupted)
     try:
         verbs.init(project)
     except KeyboardInterrupt:

@@ -106,7 +106,7 @@ def _hub() -> Any:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What the library raises. Its HTTP client, and that client's errors, differ between versions: they are what its own derive from."""
+    """What the library raises: its own errors derive from those of its HTTP client, which differs between versions."""
     bases = _hub().errors.HfHubHTTPError.__bases__
     return (OSError, ValueError, RuntimeError, *bases)
 
