@@ -20,7 +20,7 @@ FLOORS = [
     {"commands"},
     {"progress"},
     {"comparing", "run_listing"},
-    {"capture", "exec_capture", "exec_report", "analyse", "ceilings", "costing", "sweep", "queries"},
+    {"capture", "exec_capture", "exec_report", "analyse", "ceilings", "costing", "sweep", "queries", "externals"},
     {"nsight_capture", "selftest_capture", "kernel_reading", "region_reading"},
     {"asked_metrics", "nsight_passes", "passes", "timelines"},
     {"provenance"},

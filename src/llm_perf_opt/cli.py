@@ -13,6 +13,7 @@ from llm_perf_opt.commands import (
     cost,
     doctor,
     exec,
+    externals,
     metrics,
     options,
     report,
@@ -65,6 +66,7 @@ for _verb in _VERBS:
 app.command("exec")(exec.exec_program)
 app.add_typer(baseline.app)
 app.add_typer(metrics.app)
+app.add_typer(externals.app)
 
 
 def main() -> None:
