@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
+from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.errors import ImplausibleError, ParseError
 from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.parsers.telemetry import read_telemetry
@@ -84,6 +85,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None) -> RunAna
         ),
         assumptions=_assumptions(timings),
         trace=trace,
+        verified=_verified(folder),
         impossible=impossible or impossible_count,
     )
 
@@ -169,6 +171,16 @@ def _wrapped(folder: RunFolder, manifest: Manifest) -> dict[str, WrappedPass]:
             except ParseError:  # damaged: its overhead is not told, its pass's own record still stands
                 continue
     return found
+
+
+def _verified(folder: RunFolder) -> Verification | None:
+    """What became of findings that were tried; a damaged record is as good as none, for the trials' own runs stand."""
+    if not folder.verify_file.exists():
+        return None
+    try:
+        return read_record(folder.verify_file, Verification)
+    except ParseError:
+        return None
 
 
 def _datasheet(folder: RunFolder, timings: CleanTimings, limits: dict[str, float] | None) -> Maybe[Hardware]:

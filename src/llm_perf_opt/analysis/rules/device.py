@@ -89,7 +89,8 @@ def small_batch(evidence: Evidence) -> Finding | None:
         "A single request is no faster.",
         (
             f"a step of {milliseconds(step_ns)} at batch {work.batch_size}: {milliseconds(now)} a token",
-            f"a step of batch {larger} moves and computes {milliseconds(floors[1] - floors[0])} more: {milliseconds(then)} a token",
+            f"a step of batch {larger} moves and computes {milliseconds(floors[1] - floors[0])} more: {milliseconds(then)} a "
+            "token",
         ),
         Saving(
             max(round(now - then), 0), max(round(now - max(then, worst)), 0), max(round(now - min(then, best)), 0), stage.unit
