@@ -36,10 +36,8 @@ def stage_evidence(
     units = 1 if name == "prefill" else 10
     causes = {IdleCause.LAUNCH_BOUND: 10 * MS} if idle is None else dict(idle)
     total = sum(ns for _, _, ns in kernels)
-    time = StageTime(
-        name, units, wall_ns, busy_ns + sum(causes.values()), busy_ns, sum(causes.values()), sum(calls for _, calls, _ in kernels),
-        total, launches, causes,
-    )  # fmt: skip
+    idle_ns, calls = sum(causes.values()), sum(calls for _, calls, _ in kernels)
+    time = StageTime(name, units, wall_ns, busy_ns + idle_ns, busy_ns, idle_ns, calls, total, launches, causes)
     budget = stage_budget(
         BudgetFacts(
             stage=name,

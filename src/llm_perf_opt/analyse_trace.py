@@ -9,9 +9,10 @@ import msgspec
 from llm_perf_opt import __version__
 from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.run_folder import write_whole
+from llm_perf_opt.trace_mark import fresh_tables
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analysis.trace_analysis import TraceAnalysis
+    from llm_perf_opt.analysis.trace_document import TraceAnalysis
 
 ANALYSIS_FILE = "analysis.json"
 _VERSION = f"{__version__}/1"
@@ -94,12 +95,10 @@ class _Kept(msgspec.Struct):
 
 def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
     """What was found before of this very file by this very release."""
-    from llm_perf_opt.parsers.trace_cache import fresh_tables
-
     tables = fresh_tables(file)
     if tables is None or not (tables / ANALYSIS_FILE).is_file():
         return None
-    from llm_perf_opt.analysis.trace_analysis import TraceAnalysis
+    from llm_perf_opt.analysis.trace_document import TraceAnalysis
 
     try:
         kept = msgspec.json.decode((tables / ANALYSIS_FILE).read_bytes(), type=_Kept)

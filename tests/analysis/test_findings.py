@@ -16,9 +16,9 @@ from llm_perf_opt.analysis.hardware import hardware_named
 from llm_perf_opt.analysis.idle import IdleCause
 from llm_perf_opt.analysis.kernel_table import KernelRow, PerCall, StageKernels, Variant
 from llm_perf_opt.analysis.overhead import PassOverhead
+from llm_perf_opt.analysis.stats import summarise
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.records import CeilingRow, Ceilings, CleanTimings, Missing
-from llm_perf_opt.analysis.stats import summarise
 
 WAITING = {IdleCause.LAUNCH_BOUND: 90 * MS}
 FUSABLE = Fusion(
@@ -123,7 +123,9 @@ def test_no_cache_concatenation() -> None:
 
 
 def test_unfused_elementwise() -> None:
-    busy = evidence(stage_evidence(fusion=replace(FUSABLE, fusable_ns=40 * MS), kernels=[("nvjet", 9, 40 * MS), (SMALL, 9, 40 * MS)]))
+    busy = evidence(
+        stage_evidence(fusion=replace(FUSABLE, fusable_ns=40 * MS), kernels=[("nvjet", 9, 40 * MS), (SMALL, 9, 40 * MS)])
+    )
     _, saving = known("unfused_elementwise", busy)
     assert (saving.low_ns, saving.expected_ns, saving.high_ns) == (3_800_000, 3_850_000, 3_900_000)
     finding, waiting = known("unfused_elementwise", host_bound())
@@ -209,7 +211,9 @@ def test_copies_from_the_host() -> None:
 
 def counted(**values: float) -> StageKernels:
     none = Missing("not counted")
-    call = PerCall(none, none, none, none, none, **{"sm_pct": 20.0, "dram_pct": 20.0, "occupancy_pct": 60.0, "waves": 4.0, **values})
+    call = PerCall(
+        none, none, none, none, none, **{"sm_pct": 20.0, "dram_pct": 20.0, "occupancy_pct": 60.0, "waves": 4.0, **values}
+    )
     row = KernelRow("decode", "slow", "slow", 10, 40 * MS, 0.5, (Variant(1, 32, 10, 40 * MS, 1, False, call),), call)
     return StageKernels("decode", (row,), 80 * MS, 10, 1.0, 0.0, none, none, none, 0, ())
 

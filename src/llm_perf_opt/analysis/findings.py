@@ -19,11 +19,9 @@ from llm_perf_opt.analysis.rules.kernels import (
 from llm_perf_opt.analysis.rules.launching import host_between_steps, launch_bound_decode, launch_bound_prefill
 from llm_perf_opt.analysis.rules.trust import noisy_machine, passes_disagree, profiler_inflation, throttled
 
-__all__ = ["OVERLAP", "RULES", "Finding", "Kind", "Rule", "Saving", "ToTry", "find"]
+__all__ = ["RULES", "Finding", "Kind", "Rule", "Saving", "ToTry", "find"]
 
 Rule = Callable[[Evidence], Finding | None]
-
-OVERLAP = "Savings overlap and are not to be added: what one change saves, another cannot save again."
 
 RULES: tuple[Rule, ...] = (
     launch_bound_decode,

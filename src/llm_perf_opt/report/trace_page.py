@@ -2,8 +2,7 @@
 
 import textwrap
 
-from llm_perf_opt.analysis.findings import OVERLAP
-from llm_perf_opt.analysis.trace_analysis import BudgetTable, FindingLine, TraceAnalysis
+from llm_perf_opt.analysis.trace_document import OVERLAP, BudgetTable, FindingLine, TraceAnalysis
 from llm_perf_opt.report.text import columns, significant
 
 WIDTH = 100
