@@ -7,6 +7,8 @@ import typer
 
 from llm_perf_opt import __version__
 from llm_perf_opt.commands import (
+    advise,
+    analyze,
     baseline,
     ceilings,
     compare,
@@ -53,6 +55,8 @@ def _common(
 _VERBS = (
     run.run,
     report.report,
+    analyze.analyze,
+    advise.advise,
     compare.compare,
     runs.runs,
     sql.sql,
