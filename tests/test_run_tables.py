@@ -1,6 +1,8 @@
 """A run's own tables: written with its report, asked with SQL, left out where DuckDB is not installed."""
 
+import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -56,3 +58,18 @@ def test_without_duckdb_the_report_is_made_all_the_same(run: RunFolder, monkeypa
     assert "tables/ was not written" in run.report_file.read_text()
     assert '"launch_bound_decode"' in run.findings_file.read_text()
     assert not list(run.derived_tables.glob("*.parquet"))
+
+
+def test_advise_as_a_user_types_it(run: RunFolder) -> None:
+    def advise(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "llm_perf_opt", "advise", str(run.path), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    shown = advise()
+    assert shown.returncode == 0, shown.stderr
+    assert "1. [launch_bound_decode]" in shown.stdout
+    assert json.loads(advise("--json").stdout)["findings"][0]["try"] == "runtime.cache=static runtime.compile=reduce-overhead"
+    assert advise("--remeasure").returncode == 2
+    unrepeatable = advise("--verify", "--quiet")
+    assert unrepeatable.returncode == 5
+    assert "config.yaml" in unrepeatable.stderr
