@@ -51,6 +51,12 @@ def test_only_plain_configuration_that_promises_something_is_tried() -> None:
     assert to_try([code, nothing, good, finding(id="second")], 1) == [good]
 
 
+def test_decode_is_compared_over_the_steps_that_the_prediction_is_of() -> None:
+    base, tried = (clean_timings(in_a_row(10, 50 * MS, [step * MS, step * MS, 30 * MS])) for step in (10, 5))
+    trial = measured(finding(counted=2), base, tried, "run")
+    assert (trial.before_ns, trial.after_ns) == (10 * MS, 5 * MS)
+
+
 def test_predicted_against_measured_by_hand() -> None:
     """10 ms a token before, 5 ms after; 4 ms were to be saved: 6 ms predicted, 20 % too slow."""
     base, tried = (clean_timings(in_a_row(10, 50 * MS, [step * MS] * 3)) for step in (10, 5))

@@ -33,6 +33,8 @@ class Saving:
     high_ns: int
     unit: str
     """token, prefill or step."""
+    counted: int = 0
+    """Units in the trace that it is a mean over; 0: not known."""
 
     def __post_init__(self) -> None:
         if not self.low_ns <= self.expected_ns <= self.high_ns:
@@ -81,7 +83,7 @@ def saving_of(stage: StageEvidence, low: float, expected: float, high: float) ->
     most = stage.budget.wall_ns
     values = [min(max(value, 0.0), most) / stage.units for value in (low, expected, high)]
     rounded = sorted(round(value) for value in (values[0], values[2]))
-    return Saving(min(max(round(values[1]), rounded[0]), rounded[1]), rounded[0], rounded[1], stage.unit)
+    return Saving(min(max(round(values[1]), rounded[0]), rounded[1]), rounded[0], rounded[1], stage.unit, stage.units)
 
 
 def milliseconds(ns: float) -> str:

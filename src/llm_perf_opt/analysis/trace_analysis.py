@@ -139,6 +139,7 @@ def _finding(finding: Finding) -> FindingLine:
         because=finding.because,
         overrides=list(finding.to_try.overrides),
         change=finding.to_try.change,
+        counted=known.counted if known else 0,
     )
 
 

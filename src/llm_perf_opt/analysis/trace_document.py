@@ -127,6 +127,8 @@ class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
     because: str
     overrides: list[str]
     change: str
+    counted: int = 0
+    """Units that the budget it stands on holds: decode steps in the trace. 0: all there are."""
 
 
 class TraceAnalysis(msgspec.Struct, frozen=True):

@@ -83,6 +83,7 @@ def _unit_times(finding: FindingLine, timings: CleanTimings) -> list[float]:
     share = timings.workload.batch_size if finding.kind == "throughput" else 1
     if finding.stage == PREFILL:
         return [iteration.prefill_ns / share for iteration in timings.iterations]
-    if finding.stage == DECODE:
-        return [one.decode_ns / len(one.steps_ns) / share for one in timings.iterations if one.steps_ns]
+    if finding.stage == DECODE:  # the steps that the prediction is of: later ones have a longer context, and the host its moods
+        taken = [one.steps_ns[: finding.counted or None] for one in timings.iterations if one.steps_ns]
+        return [sum(steps) / len(steps) / share for steps in taken]
     return []
