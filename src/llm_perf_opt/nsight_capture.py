@@ -40,8 +40,9 @@ def find_or_refuse(name: str, label: str, otherwise: str = "choose profiling=min
     """Where nsys or ncu is; a ResourceError where it is nowhere."""
     located = locate(name)
     if located.path is None:
+        nowhere = located.warning or f"there is no {name} on the PATH or in the usual folders"
         raise ResourceError(
-            f"{label} was asked for, but there is no {name} on the PATH or in the usual folders.",
+            f"{label} was asked for, but {nowhere}.",
             f"Install it, name the binary in the variable {name.upper()}, or {otherwise}; see `llm-perf doctor`.",
         )
     return located.path
