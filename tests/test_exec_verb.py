@@ -51,6 +51,10 @@ def test_a_program_keeps_its_own_environment(tmp_path: Path, real_nsys: Path) ->
     assert done.returncode == 0, done.stderr
     run, manifest = only_run(tmp_path)
     assert [entry["name"] for entry in manifest["passes"]] == ["program", "nsys"]
+    before = (run / "report.md").read_bytes()
+    again = llm_perf(tmp_path, "report", str(run))
+    assert again.returncode == 0, again.stderr
+    assert (run / "report.md").read_bytes() == before, "made anew, it is the report of a program still"
     for name in ("program", "nsys"):
         assert "hub 0 FASTEST_FIRST" in (run / "raw" / name / "log.txt").read_text()
 
@@ -128,3 +132,5 @@ def test_a_missing_tool_is_left_out_by_an_option_of_exec(tmp_path: Path) -> None
     if done.returncode == 0:
         pytest.skip("nsys is in one of its usual folders")
     assert "--passes program" in done.stderr
+    done = llm_perf(tmp_path, "exec", "--passes", "nsys", "--", sys.executable, "-c", "pass", NSYS="/no/nsys", PATH="/none")
+    assert "the variable NSYS names /no/nsys" in done.stderr

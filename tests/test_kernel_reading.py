@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt import kernel_reading
 from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus
 from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.kernel_evidence import kernels_md, kernels_section
 from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.stages import Stage
 
 H200 = Path(__file__).parent / "fixtures" / "h200"
 NO_TIMES = Missing("no iteration was measured")
@@ -63,6 +65,18 @@ def test_a_truncated_timeline_is_not_summed_and_the_torch_trace_stands_in(tmp_pa
     assert sum(stage.calls for stage in found.stages) == 1711
     assert sum(stage.total_ns for stage in found.stages) == 5_521_227
     assert any("is not used" in note for note in found.notes)
+
+
+def test_kernels_outside_the_stages_are_counted_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_folder(tmp_path, torch="complete")
+    shutil.copy(H200 / "torch_trace.json.gz", folder.torch_trace_file)
+    whole = read_kernels(folder, None, NO_TIMES)
+    assert not isinstance(whole, Missing)
+    assert not any("outside" in note for note in whole.notes)
+    monkeypatch.setattr(kernel_reading, "STAGES", {"prefill": Stage.PREFILL})
+    found = read_kernels(folder, None, NO_TIMES)
+    assert not isinstance(found, Missing)
+    assert any("1,528 of 1,711 kernels of torch.profiler were launched outside" in note for note in found.notes)
 
 
 def test_a_failed_pass_gives_its_reason(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], lis
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     passes = [name for name in PASSES if name in asked.passes]  # each needs what those before it left
     entries = tuple(PassRecord(name) for name in passes)
-    folder.write_manifest(Manifest(SCHEMA, __version__, "partial", created, tuple(command), entries, why="It has not ended."))
+    begun = Manifest(SCHEMA, __version__, "partial", created, tuple(command), entries, why="It has not ended.", kind="exec")
+    folder.write_manifest(begun)
     first: LlmPerfError | None = None
     steps = {"program": _run_program, "nsys": _run_nsys, "ncu": _run_ncu}
     for name in passes:

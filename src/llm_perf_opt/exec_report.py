@@ -52,6 +52,13 @@ def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
     write_whole(folder.report_file, program_page(found).encode())
 
 
+def report_program(folder: RunFolder) -> ProgramAnalysis:
+    """Make the pages, now or anew."""
+    found = analyse_program(folder)
+    write_program_report(folder, found)
+    return found
+
+
 def program_page(found: ProgramAnalysis) -> str:
     """The report."""
     rows = []

@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.stage_launches import stage_launches
 from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.events import WorkKind
 from llm_perf_opt.kernel_records import CounterReport
 from llm_perf_opt.parsers.ncu_csv import read_ncu
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
@@ -46,14 +47,27 @@ def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str
             why.append(f"the trace of {timeline.source} is not used: {fatal}")
             continue
         projection = project(timeline.trace)
-        for name, stage in STAGES.items():
-            if name not in found and (launches := stage_launches(timeline.trace, projection, stage)):
+        before = len(found)
+        inside = {name: stage_launches(timeline.trace, projection, stage) for name, stage in STAGES.items()}
+        for name, launches in inside.items():
+            if name not in found and launches:
                 found[name], sources[name] = launches, timeline.source
+        if len(found) > before:
+            why += _outside(timeline, sum(len(launches) for launches in inside.values()))
         if len(found) == len(STAGES):
             break
         if not len(timeline.trace.work):
             why.append(f"{timeline.source} recorded no work of a GPU: the run is on the CPU")
     return {name: found[name] for name in STAGES if name in found}, sources, why
+
+
+def _outside(timeline: Timeline, inside: int) -> list[str]:
+    """Kernels of a timeline that no stage holds: they are in none of the tables."""
+    kernels = int((timeline.trace.work.kind == WorkKind.KERNEL).sum())
+    if kernels <= inside:
+        return []
+    words = f"{kernels - inside:,} of {kernels:,} kernels of {timeline.source} were launched outside prefill and the decode steps"
+    return [f"{words}; they are in no table here."]
 
 
 def _selftest(folder: RunFolder) -> Maybe[SelfTest]:

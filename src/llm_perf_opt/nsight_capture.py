@@ -34,14 +34,16 @@ from llm_perf_opt.stages import Stage, ncu_range
 from llm_perf_opt.timelines import Timeline, timelines
 
 _STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
+_GATED_BY_RANGE = "The NVTX range opened the capture: on the CPU nothing calls cudaProfilerStart."
 
 
 def find_or_refuse(name: str, label: str, otherwise: str = "choose profiling=minimal") -> Path:
     """Where nsys or ncu is; a ResourceError where it is nowhere."""
     located = locate(name)
     if located.path is None:
+        nowhere = located.warning or f"there is no {name} on the PATH or in the usual folders"
         raise ResourceError(
-            f"{label} was asked for, but there is no {name} on the PATH or in the usual folders.",
+            f"{label} was asked for, but {nowhere}.",
             f"Install it, name the binary in the variable {name.upper()}, or {otherwise}; see `llm-perf doctor`.",
         )
     return located.path
@@ -96,17 +98,19 @@ def _nsys_stage(
     work = build_work_argv(folder.config_file, "plain", folder.raw(name), config.profiling.nsys.decode_steps)
     gpu = on_gpu(config.hardware.device)
     traces = nsys_traces(run_metrics(config, ANY_CHIP), probe, gpu=gpu)
+    by_api = config.profiling.nsys.capture == "cudaProfilerApi"
+    notes = [traces.note, _GATED_BY_RANGE if by_api and not gpu else ""]
     argv = build_nsys_cmd(
         nsys,
         folder.tool_report(name),
         work,
         probe=probe,
-        gate=CUDA_PROFILER_API if config.profiling.nsys.capture == "cudaProfilerApi" and gpu else on_stage(stage),
+        gate=CUDA_PROFILER_API if by_api and gpu else on_stage(stage),
         trace=traces.modules,
         gpu_metrics=traces.gpu_metrics,
     )
     expected = Expected(gpu=gpu, ranges=_expected_ranges(stage, config), command="llm_profile_runner")
-    plan = PassPlan(name, argv, config.profiling.pass_timeout_s, f"nsys {probe.version}", traces.note)
+    plan = PassPlan(name, argv, config.profiling.pass_timeout_s, f"nsys {probe.version}", " ".join(filter(None, notes)))
     nsys_pass(folder, plan, listener, NsysAsked(nsys, expected, config.profiling.max_trace_gb))
 
 

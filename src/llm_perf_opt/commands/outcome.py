@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.commands.shared import print_json
 from llm_perf_opt.stages import STAGE_NAMES
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
+    from llm_perf_opt.exec_report import ProgramAnalysis
     from llm_perf_opt.records import StageTiming
     from llm_perf_opt.run_folder import RunFolder
 
@@ -46,3 +48,14 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> None:
         print(f"report: {folder.report_file}")
     else:
         print(f"run: {folder.path}")
+
+
+def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
+    """What a user's own program came to, as `exec` and `report` end with it."""
+    from llm_perf_opt.exec_report import program_page
+
+    if as_json:
+        print_json({"run": str(folder.path), "status": found.manifest.status, "kernels": found.kernels, "regions": found.regions})
+        return
+    print(program_page(found))
+    print(f"report: {folder.report_file}")
