@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt import __version__
-from llm_perf_opt.commands import ceilings, cost, doctor, options, report, run
+from llm_perf_opt.commands import ceilings, cost, dataset, doctor, model, options, report, run
 from llm_perf_opt.commands.shared import debugging
 from llm_perf_opt.errors import LlmPerfError
 
@@ -38,6 +38,8 @@ def _common(
 
 for _verb in (run.run, report.report, cost.cost, ceilings.ceilings, doctor.doctor, options.options):
     app.command()(_verb)
+for _verbs in (dataset.app, model.app):
+    app.add_typer(_verbs)
 
 
 def main() -> None:

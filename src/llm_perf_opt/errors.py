@@ -3,7 +3,7 @@
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | a defect of this program |
+| 1 | a defect of this program; of a `check`: something is not as it should be |
 | 2 | the request is wrong: a key, a value, a combination |
 | 3 | something the request needs is not here: a model folder, memory, disk space, a device |
 | 4 | a pass failed while it ran; what was captured before it is kept |
