@@ -6,20 +6,20 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.data.layout import MODELS_ROOT
 
 app = typer.Typer(
     name="model", help="Link models and check what lies behind the links.", no_args_is_help=True, rich_markup_mode=None
 )
 
 Root = Annotated[Path, typer.Option(help="The folder of links.")]
-TREE = Path("models")
 
 
 @app.command()
 def link(
     name: Annotated[str, typer.Argument(help="Chosen later as model=hf model.path=models/NAME.")],
     target: Annotated[Path, typer.Argument(metavar="DIR", help="A local Hugging Face folder.")],
-    root: Root = TREE,
+    root: Root = MODELS_ROOT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -40,7 +40,7 @@ def link(
 
 
 @app.command(name="list")
-def list_models(root: Root = TREE, as_json: Json = False, debug: Debug = False) -> None:
+def list_models(root: Root = MODELS_ROOT, as_json: Json = False, debug: Debug = False) -> None:
     """List the linked models."""
     note_debug(debug)
     from llm_perf_opt.data.model_tree import linked_models
@@ -59,7 +59,7 @@ def list_models(root: Root = TREE, as_json: Json = False, debug: Debug = False) 
 @app.command()
 def check(
     name: Annotated[str | None, typer.Argument(help="One model; by default all.")] = None,
-    root: Root = TREE,
+    root: Root = MODELS_ROOT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -52,7 +52,7 @@ class DataFile:
 
 
 def data_files(files: Mapping[str, Path], where: Path, wanted: str | None = None) -> tuple[DataFile, ...]:
-    """The files of records among `files`. Texts beside another format are taken for documentation; two others must be told apart."""
+    """The files of records among `files`. Texts beside another format are documentation; between two others `wanted` decides."""
     formats = {name: SUFFIXES[suffix] for name in files if (suffix := suffix_of(name)) and not _beside(name)}
     found = set(formats.values())
     if "arrow" in found and not any(PurePosixPath(name).name == _STATE for name in files):

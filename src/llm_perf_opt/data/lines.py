@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from llm_perf_opt.data.inventory import CHUNK_BYTES, Advance
 from llm_perf_opt.errors import ParseError, ResourceError
@@ -49,7 +48,7 @@ def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes 
 
 
 def _chunks(raw: io.BufferedReader, path: Path, advance: Advance) -> Iterator[bytes]:
-    file: IO[bytes] = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+    file = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
     done = 0
     while chunk := file.read(CHUNK_BYTES):
         advance(raw.tell() - done)

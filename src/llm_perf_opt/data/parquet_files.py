@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MEMORY_LIMIT = "1GB"
 ROWS_AT_ONCE = 1024
+_SCRATCH = ".duckdb"
 _POLL_S = 0.2
 _GROUP_BYTES = 64 * 1024 * 1024
 _MOST_GROUP_ROWS = 122_880
@@ -60,7 +61,8 @@ def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
     if name not in known:
         raise ConfigError(
             f"{path.name} has no column {name!r}.{nearest(name, known)}",
-            f"It has: {', '.join(known)}. Name the one that holds the text: --text-field NAME, or dataset.text_field=NAME in a run.",
+            f"It has: {', '.join(known)}. Name the one that holds the text: --text-field NAME, "
+            "or dataset.text_field=NAME in a run.",
         )
     for rows in _fetched(path, quoted(name), advance):
         yield [row[0] for row in rows]
@@ -69,12 +71,12 @@ def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
 def write_json(path: Path, out: Path, advance: Advance, rows: Sequence[int] | None = None) -> None:
     """The rows (or those at the places `rows`, from 0) as JSON lines. JSON has no NaN and no infinity: they become null."""
     chosen = ", ".join(_finite(name, kind) for name, kind in columns_of(path).items())
-    if rows is None:
-        sql, values = f"SELECT {chosen} FROM read_parquet(?)", [str(path)]
-    else:
+    sql = f"SELECT {chosen} FROM read_parquet(?)"  # noqa: S608 - names are quoted
+    values: list[Any] = [str(path)]
+    if rows is not None:
         where = "file_row_number IN (SELECT unnest(?::BIGINT[]))"
-        sql = f"SELECT {chosen} FROM read_parquet(?, file_row_number=true) WHERE {where} ORDER BY file_row_number"
-        values = [str(path), list(rows)]  # type: ignore[list-item]
+        sql = f"SELECT {chosen} FROM read_parquet(?, file_row_number=true) WHERE {where} ORDER BY file_row_number"  # noqa: S608
+        values.append(list(rows))
     _copy(f"COPY ({sql}) TO {literal(str(out))} (FORMAT json)", values, path, out.parent, advance)
 
 
@@ -84,7 +86,8 @@ def write_parquet(lines: Path, columns: dict[str, str], row_bytes: float, out: P
     group = int(min(_MOST_GROUP_ROWS, max(2048, _GROUP_BYTES / max(row_bytes, 1) // 2048 * 2048)))
     read = f"read_json(?, format='newline_delimited', columns={{{spelled}}}, maximum_object_size=33554432)"
     options = f"FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {group}"
-    _copy(f"COPY (SELECT * FROM {read}) TO {literal(str(out))} ({options})", [str(lines)], lines, out.parent, advance)
+    sql = f"COPY (SELECT * FROM {read}) TO {literal(str(out))} ({options})"  # noqa: S608 - names are quoted
+    _copy(sql, [str(lines)], lines, out.parent, advance)
 
 
 def quoted(name: str) -> str:
@@ -116,7 +119,7 @@ def _fetched(path: Path, what: str, advance: Advance) -> Iterator[list[tuple[Any
 def _copy(sql: str, values: list[Any], path: Path, scratch: Path, advance: Advance) -> None:
     """Run one long statement beside this thread, which tells how far it is and lets an interrupt through."""
     size, told, failure = path.stat().st_size, 0, []
-    with database(scratch) as connection:
+    with database(scratch / _SCRATCH) as connection:
 
         def work() -> None:
             try:

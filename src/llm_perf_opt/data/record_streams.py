@@ -61,9 +61,8 @@ def count_records(file: DataFile, advance: Advance) -> int:
             sum(1 for line in lines if line is None or (line and not line.isspace()))
             for _, lines in line_blocks(file.path, advance)
         )
-    reader = arrow_files if file.format == "arrow" else parquet_files
     advance(file.bytes)
-    return reader.count_rows(file.path)
+    return arrow_files.count_rows(file.path) if file.format == "arrow" else parquet_files.count_rows(file.path)
 
 
 def check_text_field(files: Sequence[DataFile], field: str) -> None:

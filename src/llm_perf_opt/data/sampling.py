@@ -1,8 +1,8 @@
 """A uniform sample of a stream of unknown length, the same on every machine.
 
 Every place in the stream gets a 64-bit rank from the seed alone, and the places with the lowest ranks are the sample. This is
-reservoir sampling: each subset of the asked size is equally likely, one pass, memory for the sample's places only. Ranks are whole
-numbers, so no machine's floating point decides who is in; and whether a place is taken does not depend on the blocks it came in.
+reservoir sampling: each subset of the asked size is equally likely, one pass, memory for the sample's places only. Ranks are
+whole numbers, so no machine's floating point decides who is in, and the blocks the stream comes in do not matter.
 """
 
 from typing import TYPE_CHECKING

@@ -8,7 +8,7 @@ from typing import BinaryIO
 import msgspec
 
 from llm_perf_opt.data import arrow_files, parquet_files
-from llm_perf_opt.data.formats import DataFile, Format
+from llm_perf_opt.data.formats import WHOLE, DataFile, Format
 from llm_perf_opt.data.inventory import CHUNK_BYTES, Advance, ignore
 from llm_perf_opt.data.layout import SAMPLES
 from llm_perf_opt.data.lines import BadRecords
@@ -26,9 +26,9 @@ def write_subset(
     if files[0].format in ("jsonl", "txt"):
         kind = files[0].format
         _sampled_lines(files, out / f"{SAMPLES}.{kind}", num_samples, seed, bad, advance)
-        return kind, {SAMPLES: num_samples}
+        return kind, {WHOLE: num_samples}
     _sampled_rows(files, out / f"{SAMPLES}.jsonl", num_samples, seed, advance)
-    return "jsonl", {SAMPLES: num_samples}
+    return "jsonl", {WHOLE: num_samples}
 
 
 def _sampled_lines(files: Sequence[DataFile], out: Path, size: int, seed: int, bad: BadRecords, advance: Advance) -> None:

@@ -4,7 +4,7 @@ NAME.bin  ids, uint16 where the vocabulary fits, else uint32, little-endian
 NAME.idx  uint64, little-endian: text n is ids[idx[n]:idx[n + 1]]; one number more than there are texts
 """
 
-import os
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,10 +138,10 @@ def token_sequences(file: DataFile, id_bytes: int) -> Iterator["NDArray[np.int64
     if not index_file.is_file():
         raise ResourceError(f"{index_file} is missing.", "Prepare the variant again.")
     starts = np.memmap(index_file, "<u8", "r") if index_file.stat().st_size else np.zeros(1, "<u8")
-    if int(starts[-1]) * id_bytes != os.stat(file.path).st_size:
+    if int(starts[-1]) * id_bytes != file.bytes:
         raise ParseError(f"{file.path} and its {INDEX_SUFFIX} disagree.", "Prepare the variant again.")
     if not int(starts[-1]):
         return
     ids = np.memmap(file.path, f"<u{id_bytes}", "r")
-    for start, end in zip(starts[:-1], starts[1:], strict=True):
+    for start, end in itertools.pairwise(starts):
         yield np.asarray(ids[int(start) : int(end)], np.int64)
