@@ -484,7 +484,8 @@ def values_of(kind: Any, key: str) -> st.SearchStrategy[Any]:
 def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
     values["model"]["architecture"]["model_type"] = "llama"
     values["model"].update(source="random", path=None)
-    values["dataset"].update(kind="prompts")
+    values["dataset"].update(kind="prompts", variant=None)
+    values["dataset"].update({"path": None} if values["dataset"]["root"] else {})  # one or the other
     values["profiling"]["clean"] = True
     values["hardware"].update(peak_tflops=values["hardware"]["bandwidth_gbs"])  # they go together
     values["runtime"].update(compile="none", min_repeats=1, num_new_tokens=max(2, values["runtime"]["num_new_tokens"]))

@@ -289,7 +289,9 @@ def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
     for key in value:
         if key not in hints:
             raise ConfigError(f"'{key}' is not known in {label}.{nearest(str(key), hints)}", f"Known: {', '.join(hints)}.")
+    may_lack = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
     for key in hints:
-        if key not in value:
+        if key not in value and key not in may_lack:
             raise ConfigError(f"'{key}' is missing in {label}.", f"It needs all of: {', '.join(hints)}.")
-    return kind(**{key: _build(hint, value[key], f"{where}.{key}" if where else key) for key, hint in hints.items()})
+    given = [(key, hint) for key, hint in hints.items() if key in value]
+    return kind(**{key: _build(hint, value[key], f"{where}.{key}" if where else key) for key, hint in given})

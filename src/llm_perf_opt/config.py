@@ -46,9 +46,9 @@ class DatasetConfig:
     text_field: str
     """The field of a .jsonl record that holds the text."""
     seed: int
-    root: str | None
+    root: str | None = None
     """A folder made by `llm-perf dataset add`; its texts are taken unless `path` names a file."""
-    variant: str | None
+    variant: str | None = None
     """Which variant of `root`; none: its source-data."""
 
 
