@@ -4,8 +4,8 @@
 
 Every measurement runs in a process of its own on the same file of JSON lines; the contestants alternate, so that whatever the
 machine does meanwhile falls on all of them. All tokenize with the same byte-pair tokenizer, which takes most of that time, on a
-smaller file; memory is measured with the byte tokenizer. Seconds do not include starting Python and importing. A contestant that is not
-installed is left out and named. Fails when the memory of a transform grows with the size of its input.
+smaller file; memory is measured with the byte tokenizer. Seconds do not include starting Python and importing. A contestant that
+is not installed is left out and named. Fails when the memory of a transform grows with the size of its input.
 """
 
 import argparse
