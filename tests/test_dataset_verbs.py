@@ -49,7 +49,7 @@ def test_from_add_to_a_run(project: Path) -> None:
     assert "mine" in answer("options", cwd=project)["dataset"]
     assert answer("dataset", "list", cwd=project)[0]["variants"].keys() == {"subset-5"}
     outcome = answer("run", "-q", "dataset=mine", "dataset.variant=subset-5", "runtime.batch_size=7", *SMALL, cwd=project)
-    inputs = (Path(outcome["run"]) / "inputs.yaml").read_text()
+    inputs = " ".join((Path(outcome["run"]) / "inputs.yaml").read_text().split())
     assert "dataset mine, variant subset-5, bytes as ids, for want of a tokenizer, 5 texts repeated" in inputs
     plan = answer("run", "--dry-run", "dataset=mine", cwd=project)["config"]["dataset"]
     assert (plan["root"], plan["variant"]) == ("datasets/mine", None)

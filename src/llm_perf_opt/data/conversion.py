@@ -117,8 +117,7 @@ def _to_parquet(
     kinds = columns(seen, "The dataset")
     for file in files:
         lines, target = ready[file.name], out / targets[file.name]
-        row_bytes = lines.stat().st_size / max(1, counts[file.name])
-        parquet_files.write_parquet(lines, kinds, row_bytes, target, ignore)
+        parquet_files.write_parquet(lines, kinds, counts[file.name], target, ignore)
         _check_count(file, parquet_files.count_rows(target), counts[file.name])
         if lines != file.path:
             lines.unlink()
