@@ -271,6 +271,16 @@ def test_a_gzipped_source_is_read_like_a_plain_one(tmp_path: Path) -> None:
     assert parquet_files.count_rows(rows / "a.parquet") == 50
 
 
+def test_records_longer_than_the_databases_usual_memory_are_converted(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    long = [{"text": draw.randbytes(1_000_000).hex()} for _ in range(150)]  # 300 MB, against 256 MB for short records
+    folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", long).parent)
+    rows, _ = made(folder, to="parquet", variant="p")
+    assert parquet_files.count_rows(rows / "a.parquet") == 150
+    back, _ = made(folder, to="jsonl", parent="p", variant="j")
+    assert read_jsonl(back / "a.jsonl") == long
+
+
 # --- what Hugging Face datasets saved ---------------------------------------------------------------------------------
 
 
@@ -378,7 +388,8 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 def test_the_source_is_never_written(tmp_path: Path, read_only: Path) -> None:
     before = everything_below(read_only), {path: path.stat().st_mtime_ns for path in read_only.rglob("*")}
     folder, _ = added(tmp_path, read_only)
-    for number, asked in enumerate([{"num_samples": 3}, {"tokenizer": "bytes"}, {"to": "parquet"}, {"to": "txt"}]):
+    every: list[dict[str, Any]] = [{"num_samples": 3}, {"tokenizer": "bytes"}, {"to": "parquet"}, {"to": "txt"}]
+    for number, asked in enumerate(every):
         made(folder, variant=f"v{number}", **asked)
     assert before == (everything_below(read_only), {path: path.stat().st_mtime_ns for path in read_only.rglob("*")})
 
