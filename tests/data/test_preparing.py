@@ -271,14 +271,17 @@ def test_a_gzipped_source_is_read_like_a_plain_one(tmp_path: Path) -> None:
     assert parquet_files.count_rows(rows / "a.parquet") == 50
 
 
-def test_records_longer_than_the_databases_usual_memory_are_converted(tmp_path: Path) -> None:
+def test_records_longer_than_the_databases_usual_memory_are_converted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     draw = random.Random(1)
-    long = [{"text": draw.randbytes(1_000_000).hex()} for _ in range(150)]  # 300 MB, against 256 MB for short records
+    long = [
+        {"text": draw.randbytes(1_000_000).hex()} for _ in range(60)
+    ]  # several copies of 120 MB, against 256 MB for short records
     folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", long).parent)
     rows, _ = made(folder, to="parquet", variant="p")
-    assert parquet_files.count_rows(rows / "a.parquet") == 150
+    assert parquet_files.count_rows(rows / "a.parquet") == 60
     back, _ = made(folder, to="jsonl", parent="p", variant="j")
     assert read_jsonl(back / "a.jsonl") == long
+    assert capfd.readouterr() == ("", ""), "the database prints nothing of its own"
 
 
 # --- what Hugging Face datasets saved ---------------------------------------------------------------------------------

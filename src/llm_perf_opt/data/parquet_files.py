@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _MEMORY_MB = 256
 _ROWS_HELD = 2048
 """The database works on so many rows at a time: its memory goes with the length of a record, not with their number."""
-_COPIES_HELD = 4
+_COPIES_HELD = 16
 ROWS_AT_ONCE = 1024
 _SCRATCH = ".duckdb"
 _POLL_S = 0.2
@@ -36,6 +36,8 @@ def database(scratch: Path | None = None, held_bytes: float = 0) -> Iterator["du
     settings = {"threads": "1", "memory_limit": limit, "autoinstall_known_extensions": "false"}
     connection = duckdb.connect(":memory:", config={**settings, "temp_directory": str(scratch) if scratch else ""})
     try:
+        connection.execute("SET enable_progress_bar = true")  # so that it can be asked how far it is,
+        connection.execute("SET enable_progress_bar_print = false")  # without writing into what this program prints
         yield connection
     finally:
         connection.close()
