@@ -13,10 +13,12 @@ from llm_perf_opt.commands import (
     ceilings,
     compare,
     cost,
+    dataset,
     doctor,
     exec,
     externals,
     metrics,
+    model,
     options,
     report,
     run,
@@ -71,6 +73,8 @@ app.command("exec")(exec.exec_program)
 app.add_typer(baseline.app)
 app.add_typer(metrics.app)
 app.add_typer(externals.app)
+app.add_typer(dataset.app)
+app.add_typer(model.app)
 
 
 def main() -> None:
