@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from llm_perf_opt.analyse import analyse
-from llm_perf_opt.analysis.compare import Comparison, Side, compare, gate_names
+from llm_perf_opt.analysis.compare import Comparison, compare, gate_names
+from llm_perf_opt.analysis.compare_sides import side_of
 from llm_perf_opt.analysis.compare_stats import DEFAULT_JUDGEMENT, Judgement
 from llm_perf_opt.analysis.gates import parse_gates
 from llm_perf_opt.baselines import Baselines, is_run
@@ -29,7 +30,7 @@ def compare_runs(
     folders = [resolve(words, runs_dir, name) for words, name in ((base, "base"), (new, "new"))]
     for path in set(folders[0]) & set(folders[1]):
         raise ConfigError(f"{path} stands on both sides.", "A run is not compared with itself.")
-    sides = [Side(tuple(analyse(RunFolder.open(path)) for path in paths)) for paths in folders]
+    sides = [side_of([analyse(RunFolder.open(path)) for path in paths]) for paths in folders]
     return compare(sides[0], sides[1], experiment, allow, parsed, judgement)
 
 

@@ -109,7 +109,7 @@ def test_real_repeats_of_one_thing_on_a_busy_machine_are_not_told_apart(stage: s
     assert max(medians) / min(medians) > 3
     single = [effect([one], [other]) for one, other in itertools.combinations(series, 2)]
     assert len(single) == 120
-    assert all(not isinstance(one, Missing) and one.verdict == NONE for one in single)
+    assert sum(not isinstance(one, Missing) and one.verdict != NONE for one in single) <= 0.05 * 120
     believing = Judgement(restless=math.inf)
     believed = [effect([one], [other], judgement=believing) for one, other in itertools.combinations(series, 2)]
     assert sum(not isinstance(one, Missing) and one.verdict != NONE for one in believed) > 40, "the rule is what keeps them apart"
@@ -128,6 +128,9 @@ def test_what_the_repeats_scatter_decides_whether_one_run_is_enough() -> None:
     assert not isinstance(restless, Missing)
     assert (quiet.verdict, quiet.uncertainty.restless) == ("slower", False)
     assert (restless.verdict, restless.uncertainty.restless) == (NONE, True)
+    large = effect([noise(generator, 30, 0.05)], [noise(generator, 30, 0.05, level=300)])
+    assert not isinstance(large, Missing)
+    assert (large.verdict, large.uncertainty.restless) == ("slower", True), "a factor of three is no accident of that machine"
 
 
 def test_a_run_that_slides_widens_its_own_interval() -> None:

@@ -76,14 +76,12 @@ def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool) -> GateResul
     worse = _worsening(effect, higher_is_better)
     most = _worsening_bound(effect, higher_is_better)
     limit = f"{gate.tolerance:.2%} tolerated"
-    if effect.uncertainty.restless:
-        why = f"the repeats inside one run scatter by {effect.uncertainty.scatter:.1%}: one process on a side tells nothing here"
-        return GateResult(gate, "cannot tell", why, needed_to_tell(effect, worse, gate.tolerance))
     if most <= gate.tolerance:
         return GateResult(gate, "pass", f"worse by at most {most:+.2%}, {limit}", Missing("it passes"))
     if effect.verdict == "slower" and worse > gate.tolerance:
         return GateResult(gate, "regression", f"worse by {worse:+.2%}, {limit}", Missing("it is told"))
-    why = f"worse by {worse:+.2%}, perhaps by {most:+.2%}, {limit}: too noisy to tell"
+    noise = f" (repeats inside one run scatter by {effect.uncertainty.scatter:.1%})" if effect.uncertainty.restless else ""
+    why = f"worse by {worse:+.2%}, perhaps by {most:+.2%}, {limit}: too noisy to tell{noise}"
     return GateResult(gate, "cannot tell", why, needed_to_tell(effect, worse, gate.tolerance))
 
 

@@ -37,9 +37,7 @@ def _verdict_words(effect: Effect) -> str:
     if effect.verdict != "not distinguishable":
         return f"new is {effect.verdict} ({about})"
     if effect.uncertainty.restless:
-        return (
-            f"not distinguishable ({about}; repeats scatter by {effect.uncertainty.scatter:.1%}, too much for one process a side)"
-        )
+        return f"not distinguishable ({about}; repeats scatter by {effect.uncertainty.scatter:.1%}, much for one process a side)"
     if not effect.low <= 0 <= effect.high:
         return f"not distinguishable ({about}; smaller than the smallest change worth a verdict)"
     return f"not distinguishable ({about})"
@@ -258,7 +256,7 @@ def _method(found: Comparison) -> str:
         "The spread between processes is measured over the runs of both sides (Student's t over their medians)."
         if several
         else f"The spread between processes is assumed to be {judgement.process_spread:.1%} or, where the repeats or their drift "
-        f"suggest more, that; a metric whose repeats scatter by more than {judgement.restless:.0%} gets no verdict."
+        f"suggest more, that; where repeats scatter by more than {judgement.restless:.0%}, four times that scatter."
     )
     return (
         "## How to read it\n\n"
