@@ -9,8 +9,8 @@ apart, because more repeats cure only the first:
 - **between processes**: memory layout, clocks, neighbours. Two runs of one process each differ by it for no reason of the change.
   With two runs or more a side it is measured (Student's t over the runs' medians). With fewer it cannot be and is assumed:
   `Judgement.process_spread`, or more where the runs themselves say so: a share of the scatter of their repeats, or their drift.
-  Where the repeats of a run scatter by more than `Judgement.restless`, others use the machine, and runs of the same thing were seen
-  a factor of five apart: processes are then taken to differ by four times that scatter, which only a large change stands out from.
+  Where the repeats of a run scatter by more than `Judgement.restless`, others use the machine, and runs of the same thing were
+  seen a factor of five apart: processes are then taken to differ by four times that scatter; only a large change stands out.
 """
 
 import functools
