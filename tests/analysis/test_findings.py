@@ -297,6 +297,14 @@ def test_findings_are_ranked_latency_first_by_what_a_request_saves() -> None:
     assert find(given)[0].id == "launch_bound_decode"
 
 
+def test_another_runtime_gets_words_not_settings_it_does_not_know() -> None:
+    given = host_bound()
+    other = replace(given, facts=replace(given.facts, config={"runtime": {"type": "vllm"}}))
+    finding, _ = known("launch_bound_decode", other)
+    assert finding.to_try.overrides == ()
+    assert "CUDA graph" in str(finding.to_try)
+
+
 def test_a_sound_stage_is_left_alone() -> None:
     assert find(evidence(stage_evidence(), stage_evidence("prefill"))) == ()
 
