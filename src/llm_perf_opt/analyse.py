@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.hardware import Hardware, given_hardware, hardware_of
 from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.overhead import overheads
+from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
 from llm_perf_opt.errors import ImplausibleError, ParseError
@@ -19,9 +20,11 @@ from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
 from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
+from llm_perf_opt.report.html import run_page, shown_of
 from llm_perf_opt.report.kernel_evidence import kernels_md
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
 from llm_perf_opt.report.regions import regions_page
+from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
 from llm_perf_opt.stored_ceilings import read_ceilings
 
@@ -71,6 +74,7 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
     write_whole(folder.operators_file, operators_page(analysis).encode())
     write_whole(folder.kernels_file, kernels_md(analysis.kernels).encode())
     found = read_regions(folder, analysis.config)
+    write_pages(folder, analysis, found)
     if not isinstance(found, Missing):
         write_whole(folder.regions_file, regions_page(found).encode())
         write_record(folder.regions_json_file, found)
@@ -78,6 +82,17 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
         write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
     if not isinstance(analysis.telemetry, Missing):
         write_whole(folder.nvml_csv_file, telemetry_csv(read_telemetry(folder.telemetry_file)).encode())
+
+
+def write_pages(folder: RunFolder, analysis: RunAnalysis, regions: Maybe[RegionReport]) -> None:
+    """report.html and the still images of its first charts."""
+    samples = _telemetry(folder, analysis.manifest)
+    write_whole(folder.page_file, run_page(analysis, samples, regions).encode())
+    shown = shown_of(analysis)
+    if not isinstance(shown.budget, Missing):
+        write_whole(folder.waterfall_file, waterfalls_svg(shown.budget).encode())
+    if not isinstance(shown.roofline, Missing):
+        write_whole(folder.roofline_file, roofline_svg(shown.roofline).encode())
 
 
 def _pass_record(folder: RunFolder, manifest: Manifest, name: str, path: Path, kind: type[Any]) -> Any:
