@@ -89,7 +89,7 @@ def waterfall_chart(data: Waterfall) -> Figure:
             "automargin": True,
         },
         "showlegend": False,
-        "height": 70 + 46 * len(names),
+        "height": 60 + 38 * len(names),
         "margin": {"l": 10, "r": 10, "t": 10, "b": 45},
     }
     return {"data": [trace], "layout": layout}

@@ -47,6 +47,8 @@ class Chart:
     figure: Figure
     still: str = ""
     notes: Sequence[str] = ()
+    half: bool = False
+    """Whether two stand side by side where there is room."""
     block: str = "chart"
 
 

@@ -61,6 +61,7 @@
     const made = Object.assign({ margin: { l: 70, r: 20, t: 10, b: 50 } }, layout, {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true,
       font: { color: text, family: "system-ui, sans-serif", size: 13 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--faint", "#444444"), activecolor: text },
       hoverlabel: { bgcolor: ground, bordercolor: text, font: { color: text }, align: "left", namelength: -1 }
     });
     Object.keys(made).filter(function (key) { return /^[xy]axis/.test(key); }).forEach(function (key) {
@@ -68,7 +69,11 @@
     });
     return made;
   }
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["sendDataToCloud", "lasso2d", "select2d"] };
+  // The buttons are named one by one: the library's own choice has one that sends the chart to a server.
+  const config = {
+    responsive: true, displaylogo: false, plotlyServerURL: "", displayModeBar: "hover",
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]]
+  };
   function draw(light) {
     return Promise.all(names.map(function (name) {
       const place = document.getElementById(name);
