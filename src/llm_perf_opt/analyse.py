@@ -1,5 +1,6 @@
 """raw/ → analysis → reports. Reads nothing but the run folder, so it works on another machine, years later."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import yaml
 
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.efficiency import Efficiency, efficiency
+from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.hardware import Hardware, given_hardware, hardware_of_device
 from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
@@ -14,6 +16,7 @@ from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
+from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.errors import ImplausibleError, ParseError
 from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.parsers.telemetry import read_telemetry
@@ -26,7 +29,9 @@ from llm_perf_opt.report.markdown import operators_page, report, stakeholder_sum
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.run_tables import write_run_tables
 from llm_perf_opt.stored_ceilings import read_ceilings
+from llm_perf_opt.trace_reading import read_run_trace
 
 SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""
@@ -47,10 +52,24 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None) -> RunAna
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else Missing("no iteration was measured")
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
+    config = _yaml(folder.config_file)
+    costs = overheads(measured, torch, _wrapped(folder, manifest))
+    ceilings = _ceilings(folder, manifest)[0]
+    facts = RunFacts(
+        timings=measured or Missing("no iteration was measured"),
+        efficiency=found,
+        kernels=kernels,
+        telemetry=summary,
+        ceilings=ceilings,
+        hardware=_datasheet(folder, measured, limits) if measured else Missing("no iteration was measured"),
+        overheads=costs,
+        config=config,
+    )
+    trace, notes = read_run_trace(folder, facts)
     return RunAnalysis(
         run="/".join(folder.path.parts[-3:]),
         manifest=manifest,
-        config=_yaml(folder.config_file),
+        config=config,
         env=_env(folder),
         timings=timings,
         metrics=metrics(measured) if measured else (),
@@ -60,19 +79,31 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None) -> RunAna
         torch=torch,
         telemetry=summary,
         kernels=kernels,
-        overheads=overheads(measured, torch, _wrapped(folder, manifest)),
-        warnings=(*_warnings(manifest, timings, stages, summary), *limit_warnings, *_counter_warnings(kernels, impossible_count)),
+        overheads=costs,
+        warnings=(
+            *_warnings(manifest, timings, stages, summary),
+            *limit_warnings,
+            *_counter_warnings(kernels, impossible_count),
+            *notes,
+        ),
         assumptions=_assumptions(timings),
+        trace=trace,
+        verified=_verified(folder),
         impossible=impossible or impossible_count,
     )
 
 
 def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
     """Every page and table that is made from the analysis; each appears whole."""
+    note = write_run_tables(folder, analysis)
+    if note:
+        analysis = replace(analysis, warnings=(*analysis.warnings, note))
     write_whole(folder.report_file, report(analysis).encode())
     write_whole(folder.summary_file, stakeholder_summary(analysis).encode())
     write_whole(folder.operators_file, operators_page(analysis).encode())
     write_whole(folder.kernels_file, kernels_md(analysis.kernels).encode())
+    if not isinstance(analysis.trace, Missing):
+        write_record(folder.findings_file, analysis.trace)
     found = read_regions(folder, analysis.config)
     write_pages(folder, analysis, found)
     if not isinstance(found, Missing):
@@ -155,6 +186,16 @@ def _wrapped(folder: RunFolder, manifest: Manifest) -> dict[str, WrappedPass]:
             except ParseError:  # damaged: its overhead is not told, its pass's own record still stands
                 continue
     return found
+
+
+def _verified(folder: RunFolder) -> Verification | None:
+    """What became of findings that were tried; a damaged record is as good as none, for the trials' own runs stand."""
+    if not folder.verify_file.exists():
+        return None
+    try:
+        return read_record(folder.verify_file, Verification)
+    except ParseError:
+        return None
 
 
 def _datasheet(folder: RunFolder, timings: CleanTimings, limits: dict[str, float] | None) -> Maybe[Hardware]:

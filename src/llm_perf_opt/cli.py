@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt import __version__
-from llm_perf_opt.commands import ceilings, cost, doctor, exec, metrics, options, report, run, sql
+from llm_perf_opt.commands import advise, analyze, ceilings, cost, doctor, exec, metrics, options, report, run, sql
 from llm_perf_opt.commands.shared import debugging
 from llm_perf_opt.errors import LlmPerfError
 
@@ -36,7 +36,17 @@ def _common(
     """Options of every verb."""
 
 
-for _verb in (run.run, report.report, cost.cost, ceilings.ceilings, doctor.doctor, options.options, sql.sql):
+for _verb in (
+    run.run,
+    analyze.analyze,
+    advise.advise,
+    report.report,
+    cost.cost,
+    ceilings.ceilings,
+    doctor.doctor,
+    options.options,
+    sql.sql,
+):
     app.command()(_verb)
 app.command("exec")(exec.exec_program)
 app.add_typer(metrics.app)

@@ -147,6 +147,21 @@ class RunFolder:
         return self.path / "nvml.csv"
 
     @property
+    def findings_file(self) -> Path:
+        """What the run's trace shows and what to change first, for another program."""
+        return self.path / "findings.json"
+
+    @property
+    def verify_file(self) -> Path:
+        """What became of the findings that were tried."""
+        return self.path / "verify.json"
+
+    @property
+    def derived_tables(self) -> Path:
+        """Tables made from more than one pass, as Parquet files."""
+        return self.path / "tables"
+
+    @property
     def kernels_file(self) -> Path:
         """Kernels with their counters as a Markdown table."""
         return self.path / "kernels.md"

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -23,7 +23,7 @@ from llm_perf_opt.events import Columns, DeviceWork, HostCalls, Operators, Range
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 META_FILE = "meta.json"
 
 Extra = Mapping[str, Mapping[str, Any]]
@@ -136,6 +136,25 @@ def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str
         connection.close()
         with suppress(OSError):
             shutil.rmtree(beside)
+
+
+def write_rows(file: Path, columns: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A Parquet file of these rows, whole or not at all; `columns` names and types them as SQL does. Raises OSError."""
+    names = [column.split()[0] for column in columns.split(",")]
+    beside = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.part")
+    connection = connect()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        connection.execute(f"create table made ({columns})")
+        if rows:
+            places = ", ".join("?" for _ in names)
+            connection.executemany(f"insert into made values ({places})", [[row[name] for name in names] for row in rows])  # noqa: S608
+        _copy_to(connection, "made", beside)
+        beside.replace(file)
+    finally:
+        connection.close()
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) -> None:

@@ -3,9 +3,11 @@
 import shutil
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.analysis.stage_columns import stage_columns
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.open_trace import read_trace
@@ -40,7 +42,7 @@ def cached_trace(source: Path, folder: Path | None = None) -> CachedTrace:
         return CachedTrace(trace, tables, parsed=False)
     trace = read_trace(source)
     try:
-        write_tables(trace, tables, of=of, seen=seen)
+        write_tables(trace, tables, stage_columns(trace), of=of, seen=seen)
     except OSError as error:
         return CachedTrace(trace, None, True, f"the tables were not kept: {error.strerror or error}")
     except ResourceError as error:
@@ -48,6 +50,16 @@ def cached_trace(source: Path, folder: Path | None = None) -> CachedTrace:
     if folder is None:
         _remove_others(source, tables)
     return CachedTrace(trace, tables, parsed=True)
+
+
+def fresh_tables(source: Path) -> Path | None:
+    """The tables beside a file that has not been touched since they were made of it; they are not read."""
+    seen = _seen(source)
+    for tables in _tables_beside(source) if seen else []:
+        with suppress(ParseError):
+            if made_of(tables)[1] == seen:
+                return tables
+    return None
 
 
 def _kept(tables: Path, of: str = "", seen: str = "") -> Trace | None:

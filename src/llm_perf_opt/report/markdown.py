@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.latency import compile_seconds
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.records import CleanTimings, Distribution, Missing, OperatorRow, StageTiming
+from llm_perf_opt.report.advice import budget_section, finding_sentences, findings_section
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
 from llm_perf_opt.report.environment import environment_rows
 from llm_perf_opt.report.kernel_evidence import kernels_section
@@ -37,6 +38,8 @@ def report(analysis: RunAnalysis) -> str:
         _environment(analysis),
         _aggregates(analysis),
         _stages(analysis),
+        budget_section(analysis.trace),
+        findings_section(analysis.trace, analysis.verified),
         efficiency_section(analysis.efficiency, () if isinstance(analysis.kernels, Missing) else analysis.kernels.hfus),
         _operators(analysis),
         kernels_section(analysis.kernels),
@@ -342,6 +345,7 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
             f"and {shorter.name} {percent(shorter.share, 0)}: {longer.name} is where a change pays first."
         )
     sentences += efficiency_sentences(analysis.efficiency)
+    sentences += finding_sentences(analysis.trace)
     if not isinstance(analysis.drift, Missing):
         moved = analysis.drift
         certain = moved.ci_low > 0 or moved.ci_high < 0

@@ -1,0 +1,286 @@
+"""All that is said of a trace, in one plain record: what is printed, kept as JSON and read back. A number that cannot be had is
+None, and `why` says why."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from llm_perf_opt.analysis.accounting import Account
+from llm_perf_opt.analysis.attribution import attribute, has_modules, modules_by_time
+from llm_perf_opt.analysis.budget import StageBudget
+from llm_perf_opt.analysis.evidence import RunFacts, gather
+from llm_perf_opt.analysis.finding import Finding
+from llm_perf_opt.analysis.findings import find
+from llm_perf_opt.analysis.kernel_classes import KernelClass
+from llm_perf_opt.analysis.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.stage_instances import TraceStages
+from llm_perf_opt.events import Trace, TraceProblem
+from llm_perf_opt.records import Missing
+
+
+class GpuTotals(msgspec.Struct, frozen=True):
+    """All devices together: busy is the union of kernels, copies and memsets; span runs from the first to the last of them."""
+
+    kernels: int | None
+    kernel_ns: int | None
+    busy_ns: int | None
+    idle_ns: int | None
+    span_ns: int | None
+
+
+class StageLine(msgspec.Struct, frozen=True):
+    """One stage, all its instances together."""
+
+    name: str
+    count: int
+    wall_ns: int
+    gpu_busy_ns: int
+    idle_ns: int
+    kernels: int
+    launches: int
+    kernel_ns: int
+
+
+class StepLine(msgspec.Struct, frozen=True):
+    """One step; its window runs to the first work of the next."""
+
+    stage: str
+    step: int
+    wall_ns: int
+    span_ns: int
+    gpu_busy_ns: int
+    idle_ns: int
+    kernels: int
+    kernel_ns: int
+    launches: int
+
+
+class OwnerLine(msgspec.Struct, frozen=True):
+    """The device time of one operator or module."""
+
+    name: str
+    calls: int
+    kernels: int
+    self_ns: int
+    total_ns: int
+    share: float
+
+
+class KernelLine(msgspec.Struct, frozen=True, rename={"kind": "class"}):
+    """All launches of one kernel."""
+
+    name: str
+    kind: str
+    calls: int
+    total_ns: int
+    mean_ns: float
+    share: float
+
+
+class IdleLine(msgspec.Struct, frozen=True):
+    """Idle time of one cause."""
+
+    cause: str
+    ns: int
+
+
+class BudgetLine(msgspec.Struct, frozen=True):
+    """One row of a budget."""
+
+    key: str
+    label: str
+    ns: int
+    share: float
+
+
+class BudgetTable(msgspec.Struct, frozen=True):
+    """The budget of a stage; its rows sum to `wall_ns`."""
+
+    stage: str
+    unit: str
+    units: int
+    wall_ns: int
+    wall_source: str
+    busy_ns: int
+    rows: list[BudgetLine]
+    problems: list[str]
+    notes: list[str]
+
+
+class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
+    """One finding; savings are of wall time per `saving_per`."""
+
+    id: str
+    claim: str
+    saving_ns: int | None
+    evidence: list[str]
+    to_try: str
+    kind: str
+    stage: str
+    saving_low_ns: int | None
+    saving_high_ns: int | None
+    saving_per: str
+    saving_why: str
+    """Why there is no saving."""
+    units: int
+    """How often the unit occurs in a request, or in the trace."""
+    confidence: str
+    because: str
+    overrides: list[str]
+    change: str
+
+
+class TraceAnalysis(msgspec.Struct, frozen=True):
+    """One trace."""
+
+    source: str
+    complete: bool
+    problems: list[TraceProblem]
+    gpu: GpuTotals
+    stages: list[StageLine]
+    kernels: list[KernelLine]
+    idle: list[IdleLine]
+    findings: list[FindingLine]
+    why: str
+    """Why there are no numbers; empty where there are."""
+    profiler: str
+    device: str
+    stage_method: str
+    stage_why: str
+    stage_coverage: float | None
+    """Share of the device time that belongs to a stage."""
+    unknown_share: float | None
+    """Share of the kernel time whose class is not known."""
+    budgets: list[BudgetTable]
+    steps: list[StepLine]
+    modules: list[OwnerLine]
+    """By the device time of their own; empty where the trace labels none."""
+
+
+_NOTHING = GpuTotals(None, None, None, None, None)
+
+
+def refused(trace: Trace, source: str) -> TraceAnalysis:
+    """An incomplete trace: its problems, and no number."""
+    why = "; ".join(problem.what for problem in trace.problems if problem.fatal)
+    return TraceAnalysis(
+        source=source,
+        complete=False,
+        problems=list(trace.problems),
+        gpu=_NOTHING,
+        stages=[],
+        kernels=[],
+        idle=[],
+        findings=[],
+        why=f"the trace is incomplete: {why}",
+        profiler=trace.source,
+        device=_device(trace),
+        stage_method="none",
+        stage_why="the trace is incomplete",
+        stage_coverage=None,
+        unknown_share=None,
+        budgets=[],
+        steps=[],
+        modules=[],
+    )
+
+
+def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts, source: str) -> TraceAnalysis:
+    """A sound trace, with what a run knows beside it."""
+    evidence = gather(trace, stages, account, facts)
+    kernels = kernels_by_time(trace)
+    total = account.total
+    none = not len(trace.work)
+    return TraceAnalysis(
+        source=source,
+        complete=True,
+        problems=[*trace.problems, *([_NO_WORK] if none else [])],
+        gpu=GpuTotals(total.kernels.count, total.kernels.sum_ns, total.busy_ns, total.idle_ns, total.span_ns),
+        stages=[
+            StageLine(one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns)
+            for one in account.stages
+        ],
+        kernels=[KernelLine(row.name, row.kind.value, row.calls, row.total_ns, row.mean_ns, row.share) for row in kernels],
+        idle=[IdleLine(cause.label, ns) for cause, ns in total.idle.items() if ns],
+        findings=finding_lines(find(evidence)),
+        why="the trace holds no work of a GPU" if none else "",
+        profiler=trace.source,
+        device=_device(trace),
+        stage_method=stages.method,
+        stage_why=stages.why,
+        stage_coverage=stages.coverage,
+        unknown_share=sum(row.share for row in kernels if row.kind is KernelClass.OTHER) if kernels else None,
+        budgets=[_budget(stage.budget, stage.unit) for stage in evidence.stages],
+        steps=_steps(account),
+        modules=_modules(trace, stages),
+    )
+
+
+_NO_WORK = TraceProblem(
+    "no_device_work",
+    "the trace holds no work of a GPU",
+    fatal=False,
+    remedy="Record CUDA activity too, if the program used a GPU.",
+)
+
+
+def _steps(account: Account) -> list[StepLine]:
+    steps = account.steps
+    if steps is None:
+        return []
+    columns = (steps.wall_ns, steps.end_ns - steps.start_ns, steps.busy_ns, steps.idle_ns, steps.kernels, steps.kernel_ns)
+    rows = zip(*(column.tolist() for column in (*columns, steps.launches)), strict=True)
+    return [StepLine(steps.stage, number, *row) for number, row in enumerate(rows)]
+
+
+def _modules(trace: Trace, stages: TraceStages) -> list[OwnerLine]:
+    if not has_modules(trace):
+        return []
+    rows = modules_by_time(trace, attribute(trace, stages))
+    return [OwnerLine(row.name, row.calls, row.kernels, row.self_ns, row.total_ns, row.share) for row in rows]
+
+
+def finding_lines(found: Sequence[Finding]) -> list[FindingLine]:
+    """Findings as they are printed and kept."""
+    return [_finding(finding) for finding in found]
+
+
+def _finding(finding: Finding) -> FindingLine:
+    saving = finding.saving
+    known = None if isinstance(saving, Missing) else saving
+    return FindingLine(
+        id=finding.id,
+        claim=finding.claim,
+        saving_ns=known.expected_ns if known else None,
+        evidence=list(finding.evidence),
+        to_try=str(finding.to_try),
+        kind=finding.kind.value,
+        stage=finding.stage,
+        saving_low_ns=known.low_ns if known else None,
+        saving_high_ns=known.high_ns if known else None,
+        saving_per=known.unit if known else "",
+        saving_why=saving.why if isinstance(saving, Missing) else "",
+        units=finding.units,
+        confidence=finding.confidence,
+        because=finding.because,
+        overrides=list(finding.to_try.overrides),
+        change=finding.to_try.change,
+    )
+
+
+def _budget(budget: StageBudget, unit: str) -> BudgetTable:
+    return BudgetTable(
+        stage=budget.stage,
+        unit=unit,
+        units=budget.units,
+        wall_ns=budget.wall_ns,
+        wall_source=budget.wall_source,
+        busy_ns=budget.busy_ns,
+        rows=[BudgetLine(row.key.value, row.label, row.ns, row.share) for row in budget.rows],
+        problems=[problem.what for problem in budget.problems],
+        notes=list(budget.notes),
+    )
+
+
+def _device(trace: Trace) -> str:
+    return next((value for key, value in trace.facts.items() if key.startswith("device") and value), "")
