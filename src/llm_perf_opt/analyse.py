@@ -67,7 +67,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None) -> RunAna
     )
     trace, notes = read_run_trace(folder, facts)
     return RunAnalysis(
-        run="/".join(folder.path.parts[-3:]),
+        run="/".join(part for part in folder.path.parts[-3:] if part != folder.path.anchor),
         manifest=manifest,
         config=config,
         env=_env(folder),

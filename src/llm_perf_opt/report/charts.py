@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.telemetry import measured_window
 from llm_perf_opt.records import CleanTimings, CpuSample, GpuSample, Maybe, Missing, Telemetry
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, roof_corners, roofline_extent
 from llm_perf_opt.report.palette import BLUE, GREY, ORANGE, SERIES, STAGE_COLOURS, colour_of
-from llm_perf_opt.report.text import milliseconds, percent, significant
+from llm_perf_opt.report.text import milliseconds, percent, share_words, significant
 
 Figure = dict[str, Any]
 """`data` and `layout`, as Plotly takes them."""
@@ -46,16 +46,16 @@ def waterfall_chart(data: Waterfall) -> Figure:
     names, bases, lengths, texts, hovers, colours = [], [], [], [], [], []
     reached = 0
     whole = data.total_ns
-    for number, use in enumerate(data.uses):
+    for use in data.uses:
         names.append(wrapped(use.label))
         bases.append(reached / 1e6)
         lengths.append(use.ns / 1e6)
-        share = percent(use.ns / whole) if whole else "n/a"
+        share = share_words(use.ns / whole) if whole else "n/a"
         texts.append(f"{milliseconds(use.ns)} · {share}")
         hovers.append(
             f"<b>{label(use.label)}</b><br>{milliseconds(use.ns)}, {share}" + (f"<br>{label(use.note)}" if use.note else "")
         )
-        colours.append(colour_of(number))
+        colours.append(colour_of(use.colour))
         reached += use.ns
     names.append("measured")
     bases.append(0)
@@ -80,7 +80,7 @@ def waterfall_chart(data: Waterfall) -> Figure:
     longest = max([abs(base + length) for base, length in zip(bases, lengths, strict=True)] or [1.0]) or 1.0
     lowest = min(0.0, *[base + length for base, length in zip(bases, lengths, strict=True)])
     layout = {
-        "xaxis": {"title": {"text": "ms"}, "range": [lowest * 1.05, longest * 1.42], "zeroline": True},
+        "xaxis": {"title": {"text": "ms"}, "range": [lowest * 1.05, longest * 1.62], "zeroline": True},
         "yaxis": {
             "autorange": "reversed",
             "tickmode": "array",

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from llm_perf_opt import __version__
 from llm_perf_opt.analysis.efficiency_metrics import EFFICIENCY_METRICS
+from llm_perf_opt.analysis.findings import OVERLAP
 from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.records import CleanTimings, Distribution, Maybe, Missing, Telemetry
+from llm_perf_opt.records import CleanTimings, Maybe, Missing, Telemetry
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, roofline
 from llm_perf_opt.report.charts import icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
 from llm_perf_opt.report.environment import environment_rows
@@ -58,6 +59,7 @@ def run_page(analysis: RunAnalysis, samples: Maybe[Telemetry], regions: Maybe[Re
     ran = f"This run has no timings: {timings.why}" if isinstance(timings, Missing) else what_ran(timings)
     sections = [
         _summary(analysis, shown),
+        _all_findings(analysis),
         _timings(analysis),
         _limits(analysis, shown),
         _kernels(analysis),
@@ -119,7 +121,12 @@ def waterfall_blocks(budget: Maybe[tuple[Waterfall, ...]]) -> list[Block]:
         return [Absent("Where the time goes:", budget.why)]
     return [
         Chart(
-            f"waterfall-{number}", f"Where the time goes: {data.title}", waterfall_chart(data), waterfalls_svg([data]), data.notes
+            f"waterfall-{number}",
+            f"Where the time goes: {data.title}",
+            waterfall_chart(data),
+            waterfalls_svg([data]),
+            data.notes,
+            half=True,
         )
         for number, data in enumerate(budget)
     ]
@@ -130,9 +137,17 @@ def _findings(found: Maybe[Sequence[FindingView]], most: int) -> list[Block]:
         return [Absent("What to change first:", found.why)]
     if not found:
         return [Words("What to change first: nothing that the evidence supports saves enough to be named.")]
-    shown = [(f"{finding.claim}", finding.detail) for finding in found[:most]]
-    rest = f" {len(found) - most} more are in findings.json." if len(found) > most else ""
-    return [Words(f"What to change first, by saving; savings overlap and do not add up.{rest}"), Items(shown, "findings")]
+    shown = [(finding.claim, finding.detail) for finding in found[:most]]
+    rest = f" {len(found) - most} more are below." if len(found) > most else ""
+    return [Words("What to change first", "heading"), Words(f"{OVERLAP}{rest}", "foot"), Items(shown, "findings")]
+
+
+def _all_findings(analysis: RunAnalysis) -> Section:
+    found = findings_of(analysis)
+    if isinstance(found, Missing):
+        return Section("findings", "Findings", [Absent("Findings:", found.why)])
+    items = [(finding.claim, f"{finding.detail} {finding.grounds}") for finding in found]
+    return Section("findings", "Findings", [Items(items, "findings") if items else Words("No rule found anything worth naming.")])
 
 
 # --- below it ---------------------------------------------------------------------------------------------------------
@@ -295,8 +310,3 @@ def _repeat(analysis: RunAnalysis) -> Section:
     passes = [(f"{entry.name}:", shlex.join(entry.argv)) for entry in analysis.manifest.passes if entry.argv]
     blocks += [Words("What each pass started:"), Items(passes, "commands")] if passes else []
     return Section("repeat", "To repeat", blocks)
-
-
-def headline(value: Maybe[Distribution], unit: str) -> str:
-    """A median in its unit, or why there is none."""
-    return str(value) if isinstance(value, Missing) else with_unit(value.median, unit)

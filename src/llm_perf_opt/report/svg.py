@@ -10,7 +10,7 @@ from math import ceil, floor, log10
 
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, roof_corners, roofline_extent
 from llm_perf_opt.report.palette import GREY, SERIES, STAGE_COLOURS, colour_of
-from llm_perf_opt.report.text import milliseconds, percent, significant
+from llm_perf_opt.report.text import milliseconds, share_words, significant
 
 WIDTH = 960
 _FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#222"'
@@ -47,12 +47,10 @@ def _waterfall(data: Waterfall, top: int, parts: list[str]) -> int:
 
     parts.append(f'<text x="10" y="{top + 16}" font-weight="bold">{plain(data.title)}</text>')
     y = top + 30
-    rows = [
-        (use.label, begin, use.ns, colour_of(number)) for number, (use, begin) in enumerate(zip(data.uses, ends, strict=False))
-    ]
+    rows = [(use.label, begin, use.ns, colour_of(use.colour)) for use, begin in zip(data.uses, ends, strict=False)]
     for name, begin, ns, colour in [*rows, ("measured", 0, whole, GREY)]:
         start, stop = sorted((across(begin), across(begin + ns)))
-        said = milliseconds(ns) + (f" · {percent(ns / whole)}" if whole and name != "measured" else "")
+        said = milliseconds(ns) + (f" · {share_words(ns / whole)}" if whole and name != "measured" else "")
         parts.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{plain(_short(name, 46))}</text>')
         parts.append(f'<rect x="{start:.1f}" y="{y}" width="{max(stop - start, 1):.1f}" height="{_BAR - 8}" fill="{colour}"/>')
         parts.append(f'<text x="{stop + 6:.1f}" y="{y + 15}">{said}</text>')
