@@ -225,9 +225,12 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
         "hoverinfo": "text",
         "textinfo": "label",
         "maxdepth": 6,
-        "marker": {"colorway": list(SERIES)},
+        "marker": {"line": {"width": 1}},
     }
-    return {"data": [trace], "layout": {"height": 420, "margin": {"l": 5, "r": 5, "t": 10, "b": 5}}}
+    return {
+        "data": [trace],
+        "layout": {"height": 420, "margin": {"l": 5, "r": 5, "t": 36, "b": 5}, "iciclecolorway": list(SERIES)},
+    }
 
 
 def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Figure, str]]:

@@ -228,23 +228,23 @@ Nodes = list[tuple[tuple[str, ...], int]]
 
 
 def _nodes(analysis: RunAnalysis, regions: Maybe[RegionReport]) -> tuple[Maybe[Nodes], str]:
-    """Ranges of the timeline where there are any, else the parts that the torch pass labelled."""
+    """The parts that the torch pass labelled; where there are none, the ranges of the timeline."""
+    torch = analysis.torch
+    parts = torch if isinstance(torch, Missing) else torch.parts
+    if not isinstance(parts, Missing) and not isinstance(torch, Missing):
+        totals: dict[str, int] = {}
+        for part in parts:
+            totals[part.stage] = totals.get(part.stage, 0) + part.time_ns
+        whole = sum(totals.values())
+        nodes: Nodes = [(("request",), whole), *[(("request", stage), ns) for stage, ns in totals.items()]]
+        nodes += [(("request", part.stage, part.part), part.time_ns) for part in parts]
+        clock = "host time" if isinstance(torch.activity, Missing) else "kernel time"
+        return nodes, f"{clock} under torch.profiler (prefill and {torch.decode_steps} decode steps)"
     if not isinstance(regions, Missing) and regions.groups and any(region.kernel_ns for region in regions.groups[0].regions):
         found = [(region.path, region.kernel_ns) for region in regions.groups[0].regions]
         found.sort(key=lambda node: len(node[0]))
-        return found[:_MOST_NODES], "kernel time in the timeline"
-    torch = analysis.torch
-    if isinstance(torch, Missing):
-        return torch, ""
-    if isinstance(torch.parts, Missing):
-        return torch.parts, ""
-    totals: dict[str, int] = {}
-    for part in torch.parts:
-        totals[part.stage] = totals.get(part.stage, 0) + part.time_ns
-    nodes: Nodes = [((stage,), ns) for stage, ns in totals.items()]
-    nodes += [((part.stage, part.part), part.time_ns) for part in torch.parts]
-    on_host = isinstance(torch.activity, Missing)
-    return nodes, "host time under the profiler" if on_host else "kernel time under the profiler"
+        return found[:_MOST_NODES], "kernel time in the ranges of the timeline"
+    return parts if isinstance(parts, Missing) else Missing("nothing was labelled"), ""
 
 
 def _telemetry(analysis: RunAnalysis, samples: Maybe[Telemetry]) -> Section:
