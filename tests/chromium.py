@@ -156,7 +156,9 @@ class Chromium:
     def press(self, key: str) -> None:
         """One key, as a user presses it."""
         text = {"Enter": "\r", " ": " "}.get(key, "")
-        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, text=text, windowsVirtualKeyCode=_CODES.get(key, 0))
+        self.call(
+            "Input.dispatchKeyEvent", type="keyDown", key=key, code=key, text=text, windowsVirtualKeyCode=_CODES.get(key, 0)
+        )
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=_CODES.get(key, 0))
 
     def screenshot(self, clip: dict[str, float] | None = None) -> bytes:

@@ -207,20 +207,24 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
     known = [(path, ns) for path, ns in nodes if ns > 0]
     if not known:
         return Missing("nothing took any time")
-    whole = sum(ns for path, ns in known if len(path) == 1) or 1
     ids = {path: f"n{number}" for number, (path, _) in enumerate(known)}
+    whole = sum(ns for path, ns in known if path[:-1] not in ids)
+    root = "all"  # Plotly draws nothing where there are several roots
     trace = {
         "type": "icicle",
-        "ids": [ids[path] for path, _ in known],
-        "labels": [label(path[-1]) or "(no name)" for path, _ in known],
-        "parents": [ids.get(path[:-1], "") for path, _ in known],
-        "values": [ns / 1e6 for _, ns in known],
+        "ids": [root, *[ids[path] for path, _ in known]],
+        "labels": ["all", *[label(path[-1]) or "(no name)" for path, _ in known]],
+        "parents": ["", *[ids.get(path[:-1], root) for path, _ in known]],
+        "values": [whole, *[ns for _, ns in known]],
         "branchvalues": "total",
         "tiling": {"orientation": "v"},
         "pathbar": {"visible": False},
         "hovertext": [
-            f"<b>{' › '.join(label(step) for step in path)}</b><br>{milliseconds(ns)} of {label(what)}, {percent(ns / whole)}"
-            for path, ns in known
+            f"<b>all</b><br>{milliseconds(whole)} of {label(what)}",
+            *[
+                f"<b>{' › '.join(label(step) for step in path)}</b><br>{milliseconds(ns)} of {label(what)}, {percent(ns / whole)}"
+                for path, ns in known
+            ],
         ],
         "hoverinfo": "text",
         "textinfo": "label",

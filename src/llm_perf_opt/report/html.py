@@ -235,9 +235,8 @@ def _nodes(analysis: RunAnalysis, regions: Maybe[RegionReport]) -> tuple[Maybe[N
         totals: dict[str, int] = {}
         for part in parts:
             totals[part.stage] = totals.get(part.stage, 0) + part.time_ns
-        whole = sum(totals.values())
-        nodes: Nodes = [(("request",), whole), *[(("request", stage), ns) for stage, ns in totals.items()]]
-        nodes += [(("request", part.stage, part.part), part.time_ns) for part in parts]
+        nodes: Nodes = [((stage,), ns) for stage, ns in totals.items()]
+        nodes += [((part.stage, part.part), part.time_ns) for part in parts]
         clock = "host time" if isinstance(torch.activity, Missing) else "kernel time"
         return nodes, f"{clock} under torch.profiler (prefill and {torch.decode_steps} decode steps)"
     if not isinstance(regions, Missing) and regions.groups and any(region.kernel_ns for region in regions.groups[0].regions):

@@ -15,6 +15,8 @@ class Cell:
     """What a column of numbers is sorted by."""
     whole: str = ""
     """The whole of a shortened text."""
+    link: str = ""
+    """A place beside the page that the text leads to."""
     note: str = ""
     """The mark of the reason, where there is no value."""
 

@@ -11,6 +11,7 @@ from llm_perf_opt.records import CleanTimings, Distribution, Missing, OperatorRo
 from llm_perf_opt.report.advice import budget_section, finding_sentences, findings_section
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
 from llm_perf_opt.report.environment import environment_rows
+from llm_perf_opt.report.image_links import images
 from llm_perf_opt.report.kernel_evidence import kernels_section
 from llm_perf_opt.report.passes import passes_section
 from llm_perf_opt.report.text import (
@@ -35,6 +36,7 @@ def report(analysis: RunAnalysis) -> str:
     sections = [
         _title(analysis),
         _warnings(analysis.warnings),
+        images(analysis),
         _environment(analysis),
         _aggregates(analysis),
         _stages(analysis),
@@ -62,6 +64,7 @@ def stakeholder_summary(analysis: RunAnalysis) -> str:
     lines += [f"- {sentence}" for sentence in _narrative(analysis, timings)]
     lines.append("")
     lines.append(_warnings(analysis.warnings) or _all_well(analysis))
+    lines.append(images(analysis))
     lines.append("Every figure is a median of unprofiled repeats; definitions, intervals and spread are in report.md.\n")
     return "\n".join(lines)
 

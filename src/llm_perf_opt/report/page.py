@@ -153,7 +153,7 @@ def _plotly() -> str:
     try:
         import plotly
 
-        file = importlib.resources.files(plotly).joinpath("package_data/plotly.min.js")
+        file = importlib.resources.files(plotly).joinpath("package_data").joinpath("plotly.min.js")
         return _one_script(file.read_text(encoding="utf-8"))
     except (ImportError, FileNotFoundError) as error:
         raise ResourceError("The page's charts need the package plotly, which is not installed.", "pip install plotly") from error
@@ -161,7 +161,7 @@ def _plotly() -> str:
 
 @cache
 def _template(name: str) -> str:
-    file = importlib.resources.files("llm_perf_opt").joinpath("report/templates", name)
+    file = importlib.resources.files("llm_perf_opt").joinpath("report").joinpath("templates").joinpath(name)
     return _one_script(file.read_text(encoding="utf-8"))
 
 
