@@ -71,7 +71,9 @@ def run_page(analysis: RunAnalysis, samples: Maybe[Telemetry], regions: Maybe[Re
         _definitions(analysis),
         _repeat(analysis),
     ]
-    return render(Page(analysis.run, ran, analysis.manifest.status, sections, f"llm-perf {__version__}"))
+    manifest = analysis.manifest
+    notice = "" if manifest.status == "complete" else f"This run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()
+    return render(Page(analysis.run, ran, notice, sections, f"llm-perf {__version__}"))
 
 
 # --- the first screen -------------------------------------------------------------------------------------------------
@@ -79,8 +81,6 @@ def run_page(analysis: RunAnalysis, samples: Maybe[Telemetry], regions: Maybe[Re
 
 def _summary(analysis: RunAnalysis, shown: Shown) -> Section:
     blocks: list[Block] = []
-    if analysis.manifest.status != "complete":
-        blocks.append(Words(f"{analysis.manifest.why} {analysis.manifest.remedy}".strip(), "status"))
     cards = [_card(analysis, key) for key in _CARDS]
     blocks.append(Cards([card for card in cards if card is not None]))
     blocks += _verdicts(analysis)

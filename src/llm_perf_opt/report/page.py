@@ -112,8 +112,8 @@ class Page:
 
     title: str
     subtitle: str
-    status: str
-    """In a word; anything but `complete` is stressed."""
+    notice: str
+    """What must be known before anything else, such as that the run is partial; empty where all is well."""
     sections: Sequence[Section]
     made_by: str
 

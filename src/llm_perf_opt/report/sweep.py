@@ -35,18 +35,19 @@ _FIGURES = ("TTFT", "TPOT", "end to end", "decode tokens/s", "output tokens/s", 
 
 def sweep_page(found: SweepReport) -> str:
     """The sweep as one file of HTML."""
-    status = "complete" if found.complete == len(found.rows) else "partial"
+    failed = len(found.rows) - found.complete
+    notice = f"{failed} of {len(found.rows)} points are not complete; their rows say why." if failed else ""
     over = ", ".join(swept_keys(found.rows)) or "nothing"
     subtitle = f"{len(found.rows)} points over {over}; {found.complete} complete. Begun {found.created}."
     sections = [
-        Section("points", "Points", [*_sentences(found.rows), Table(_points(found.rows))]),
+        Section("points", "Points", [Items([("", text) for text in _words(found.rows)]), Table(_points(found.rows))]),
         Section("tradeoff", "Latency against throughput", [_tradeoff(found.rows)]),
         Section("parameters", "Swept parameters", _parameters(found.rows)),
         Section("definitions", "Definitions", [Items(_DEFINITIONS)]),
         Section("repeat", "To repeat", [Code(shlex.join(found.command)), Words("What is not complete is tried again by:"),
                                         Code("llm-perf run --resume SWEEP")]),
     ]  # fmt: skip
-    return render(Page(f"Sweep {found.name}", subtitle, status, sections, f"llm-perf {__version__}"))
+    return render(Page(f"Sweep {found.name}", subtitle, notice, sections, f"llm-perf {__version__}"))
 
 
 _DEFINITIONS = [
@@ -87,14 +88,10 @@ def sweep_markdown(found: SweepReport) -> str:
     return "\n".join([f"# Sweep {escape(found.name)}\n", *said, "", table(header, rows, align), *reasons.lines(), ""])
 
 
-def _sentences(rows: Sequence[SweepRow]) -> list[Block]:
-    return [Items([("", text) for text in _words(rows)])]
-
-
 def _words(rows: Sequence[SweepRow]) -> list[str]:
     front = pareto_front(rows)
-    failed = [row for row in rows if row.status != "complete"]
-    found = [f"{len(failed)} of {len(rows)} points are not complete; their rows say why."] if failed else []
+    complete = sum(row.status == "complete" for row in rows)
+    found = [f"{complete} of {len(rows)} points are complete."]
     if front:
         first, last = front[0], front[-1]
         found.append(f"The shortest TPOT is {milliseconds(first.median('tpot'))}, at {first.label}.")
@@ -119,17 +116,18 @@ def _figures(row: SweepRow) -> list[Cell | Missing]:
 def _points(rows: Sequence[SweepRow]) -> HtmlTable:
     keys = swept_keys(rows)
     columns = [
-        Column("#", number=True), *[Column(key) for key in keys], Column("status"), *numbers(*_FIGURES), Column("prefill is"),
-        Column("decode is"), Column("on the front"), Column("warnings", number=True), Column("why not complete"),
+        Column("#", number=True), *[Column(key) for key in keys], Column("status"), Column("decode is"), *numbers(*_FIGURES),
+        Column("prefill is"), Column("on the front"), Column("warnings", number=True),
     ]  # fmt: skip
     made = HtmlTable("points-table", "Every point of the sweep; its number leads to its own report", columns, tools=True)
     front = {row.number for row in pareto_front(rows)}
     for row in rows:
         link = f"{row.folder}/report.html" if row.folder else ""
+        status = row.status if row.status == "complete" else f"{row.status}: {row.why}"
         made.add(
-            Cell(str(row.number), row.number, link=link), *[_value(row.values.get(key, "")) for key in keys], row.status,
-            *_figures(row), row.prefill_bound, row.decode_bound, "yes" if row.number in front else "no",
-            Cell(str(row.warnings), row.warnings), row.why,
+            Cell(str(row.number), row.number, link=link), *[_value(row.values.get(key, "")) for key in keys], status,
+            row.decode_bound, *_figures(row), row.prefill_bound, "yes" if row.number in front else "no",
+            Cell(str(row.warnings), row.warnings),
         )  # fmt: skip
     return made
 

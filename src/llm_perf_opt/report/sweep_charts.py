@@ -47,8 +47,8 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
             "hovertext": [_hover(row) for row, _ in members], "hoverinfo": "text",
         })  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": "TPOT, ms (less is better)"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "decode tokens/s (more is better)"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": "TPOT, ms (less is better)"}, "range": [0, 1.15 * max(x for _, (x, _) in placed)]},
+        "yaxis": {"title": {"text": "decode tokens/s (more is better)"}, "range": [0, 1.15 * max(y for _, (_, y) in placed)]},
         "legend": {"orientation": "h", "y": -0.2},
         "hovermode": "closest",
         "height": 520,
