@@ -82,6 +82,13 @@ def test_data_in_a_script_comes_back_whole_and_cannot_leave_it(text: str) -> Non
     assert not set(written) & set("<>&\u2028\u2029")
 
 
+def test_half_a_character_can_be_written() -> None:
+    source = page(Words("a\ud800b\x00c\u202ed"), Chart("c", "C", {"data": [{"name": "a\ud800b"}], "layout": {}}))
+    assert "<p>a b c d</p>" in source
+    assert '"a\\ud800b"' in source
+    assert source.encode()
+
+
 def test_a_number_that_is_none_is_a_defect() -> None:
     with pytest.raises(ValueError, match="JSON"):
         script_data(float("nan"))

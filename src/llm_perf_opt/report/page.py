@@ -7,6 +7,7 @@ import base64
 import hashlib
 import importlib.resources
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -118,13 +119,26 @@ class Page:
     made_by: str
 
 
+_NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What no reader sees: control characters, those that turn the direction of writing, halves of characters."""
+
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def _as_text(value: Any) -> Any:
+    """Every value that a template shows goes through here; only our own markup is left as it is."""
+    from markupsafe import Markup
+
+    return value if not isinstance(value, str) or isinstance(value, Markup) else _NOT_TEXT.sub(" ", value)
+
+
 def render(page: Page) -> str:
     """The page as one file of HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("llm_perf_opt", "report/templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
+        lstrip_blocks=True, keep_trailing_newline=True, finalize=_as_text,
     )  # fmt: skip
     charts = {block.id: block.figure for section in page.sections for block in section.blocks if isinstance(block, Chart)}
     library = _plotly() if charts else ""
@@ -144,7 +158,7 @@ def script_data(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
+    return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 @cache
