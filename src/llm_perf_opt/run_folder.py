@@ -112,6 +112,21 @@ class RunFolder:
         return self.path / "report.md"
 
     @property
+    def page_file(self) -> Path:
+        """The report as one HTML file."""
+        return self.path / "report.html"
+
+    @property
+    def waterfall_file(self) -> Path:
+        """Where the time goes, as an image; beside it the same as PNG where a browser could draw it."""
+        return self.path / "waterfall.svg"
+
+    @property
+    def roofline_file(self) -> Path:
+        """The roofline, likewise."""
+        return self.path / "roofline.svg"
+
+    @property
     def summary_file(self) -> Path:
         """The page for a stakeholder."""
         return self.path / "stakeholder_summary.md"
