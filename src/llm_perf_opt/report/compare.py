@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.compare_figures import FigureChange, OperatorChange
 from llm_perf_opt.analysis.compare_kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.compare_stats import LEAST_FREEDOM, Effect
 from llm_perf_opt.analysis.gates import GateResult
+from llm_perf_opt.analysis.kernel_names import short_name
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, table, with_unit
 
@@ -208,7 +209,7 @@ def _kernels(match: Maybe[KernelMatch]) -> str:
         [
             escape(pair.stage),
             escape(pair.role),
-            escape(pair.base_name if pair.how == "same name" else f"{pair.base_name} → {pair.new_name}"),
+            escape(_short(pair.base_name) if pair.how == "same name" else f"{_short(pair.base_name)} → {_short(pair.new_name)}"),
             milliseconds(pair.base_ns),
             milliseconds(pair.new_ns),
             f"{(pair.new_ns - pair.base_ns) / 1e6:+.3f} ms",
@@ -225,7 +226,7 @@ def _alone(title: str, kernels: Sequence[LoneKernel]) -> str:
     if not kernels:
         return f"\n{title}: none.\n"
     rows = [
-        [escape(one.stage), escape(one.role), escape(one.name), milliseconds(one.time_ns), f"{one.calls:,}"]
+        [escape(one.stage), escape(one.role), escape(_short(one.name)), milliseconds(one.time_ns), f"{one.calls:,}"]
         for one in kernels[:TOP]
     ]
     return f"\n{title}, {len(kernels)}:\n\n" + table(["stage", "role", "kernel", "time", "calls"], rows, "lllrr")
@@ -264,3 +265,8 @@ def _method(found: Comparison) -> str:
         f"repeats resemble each other. {between} A change is called faster or slower when its interval excludes zero and it is "
         f"at least {judgement.smallest:.1%}.\n"
     )
+
+
+def _short(name: str) -> str:
+    """A kernel's name as a table can hold it."""
+    return short_name(name, 72)
