@@ -27,6 +27,7 @@ from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import probe_nsys, tool_version
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, RunStatus
 from llm_perf_opt.run_folder import RunFolder, write_record
+from llm_perf_opt.selftest_capture import Tested, run_selftest
 from llm_perf_opt.timelines import Timeline, timelines
 
 PASSES = ("program", "nsys", "ncu")
@@ -147,6 +148,9 @@ def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
         chosen = _choose(asked, folder, metrics)
         if isinstance(chosen, str):
             raise CaptureError(f"No launch was chosen: {chosen}.", "The nsys pass must record kernels first.")
+        version = f"ncu {tool_version(ncu) or ''}".strip()
+        tested = Tested(ncu, version, metrics.chip, asked.device_index, asked.timeout_s, asked.max_trace_gb)
+        run_selftest(folder, listener, tested)
     except (ResourceError, ConfigError, CaptureError) as absent:
         skip_pass(folder, "ncu", absent, listener)
         raise
@@ -170,7 +174,7 @@ def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
         launch_count=chosen.launch_count,
         ours=False,
     )
-    plan = _plan(asked, "ncu", argv, f"ncu {tool_version(ncu) or ''}".strip())
+    plan = _plan(asked, "ncu", argv, version)
     ncu_pass(folder, plan, listener, NcuAsked(ncu, asked.max_trace_gb))
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from llm_perf_opt.analysis.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernel_evidence import uses_of
 from llm_perf_opt.analysis.kernel_selection import Launch
 from llm_perf_opt.analysis.kernel_table import StageKernels, kernel_table
@@ -10,7 +11,7 @@ from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.stage_launches import all_launches
 from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
-from llm_perf_opt.kernel_reading import believed_counters, selection_notes
+from llm_perf_opt.kernel_reading import believed_counters, read_selftest, selection_notes
 from llm_perf_opt.kernel_records import CounterReport
 from llm_perf_opt.records import Manifest, Maybe, Missing
 from llm_perf_opt.region_reading import read_regions
@@ -22,7 +23,6 @@ from llm_perf_opt.timelines import Timeline, timelines
 
 PROGRAM = "program"
 """The one stage of a program that has none."""
-_UNTESTED = Missing("`llm-perf exec` counts no work of known size; `llm-perf run profiling=ncu` on this machine does")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class ProgramAnalysis:
     manifest: Manifest
     kernels: Maybe[tuple[StageKernels, ...]]
     regions: Maybe[RegionReport]
+    selftest: Maybe[SelfTest]
     notes: tuple[str, ...] = ()
     """What was counted and what was left out."""
 
@@ -39,13 +40,17 @@ class ProgramAnalysis:
 def analyse_program(folder: RunFolder) -> ProgramAnalysis:
     """From what the passes left."""
     return ProgramAnalysis(
-        folder.manifest(), _kernels(folder), read_regions(folder, {}), tuple(selection_notes(folder, "ncu", PROGRAM))
+        folder.manifest(),
+        _kernels(folder),
+        read_regions(folder, {}),
+        read_selftest(folder),
+        tuple(selection_notes(folder, "ncu", PROGRAM)),
     )
 
 
 def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
     """report.md, kernels.md, regions.md and regions.json."""
-    write_whole(folder.kernels_file, (kernels_page(found.kernels, selftest=_UNTESTED) + _notes(found)).encode())
+    write_whole(folder.kernels_file, (kernels_page(found.kernels, selftest=found.selftest) + _notes(found)).encode())
     if not isinstance(found.regions, Missing):
         write_whole(folder.regions_file, regions_page(found.regions).encode())
         write_record(folder.regions_json_file, found.regions)

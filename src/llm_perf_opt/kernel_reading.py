@@ -30,7 +30,9 @@ def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Ma
     stages = kernel_table(uses, reports, _roles(reports, timings))
     steps = len({launch.step for launch in launches.get("decode", [])})
     notes = [*why, *(note for stage in launches for note in selection_notes(folder, f"ncu_{stage}", stage))]
-    return KernelEvidence(sources, steps, stages, hfus_of(stages, steps, timings, efficiency), _selftest(folder), tuple(notes))
+    return KernelEvidence(
+        sources, steps, stages, hfus_of(stages, steps, timings, efficiency), read_selftest(folder), tuple(notes)
+    )
 
 
 def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str], list[str]]:
@@ -70,10 +72,11 @@ def _outside(timeline: Timeline, inside: int) -> list[str]:
     return [f"{words}; they are in no table here."]
 
 
-def _selftest(folder: RunFolder) -> Maybe[SelfTest]:
+def read_selftest(folder: RunFolder) -> Maybe[SelfTest]:
+    """The verdict on the counters, or why there is none."""
     entry = folder.manifest().pass_named(_SELFTEST)
     if entry is None:
-        return Missing("no counters were read, so there was nothing to test")
+        return Missing("no self-test was run")
     if not folder.selftest_file.exists():
         return Missing(f"the self-test is {entry.status}: {entry.why or 'it left no verdict'}")
     try:
@@ -87,7 +90,7 @@ def believed_counters(folder: RunFolder, name: str) -> Maybe[CounterReport]:
     entry = folder.manifest().pass_named(name)
     if entry is None:
         return Missing("the run was asked for without Nsight Compute")
-    selftest = _selftest(folder)
+    selftest = read_selftest(folder)
     if isinstance(selftest, SelfTest) and selftest.doubt is not None:
         return selftest.doubt
     if not folder.counters_file(name).exists():

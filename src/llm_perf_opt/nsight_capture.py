@@ -29,7 +29,7 @@ from llm_perf_opt.profiling.vendor.probe import NsysProbe, locate, probe_nsys, t
 from llm_perf_opt.profiling.vendor.tool_pass import report_of
 from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import RunFolder, write_record
-from llm_perf_opt.selftest_capture import run_selftest
+from llm_perf_opt.selftest_capture import Tested, run_selftest
 from llm_perf_opt.stages import Stage, ncu_range
 from llm_perf_opt.timelines import Timeline, timelines
 
@@ -142,7 +142,7 @@ def run_ncu(folder: RunFolder, config: RunConfig, listener: Listener, names: Seq
             skip_pass(folder, name, absent, listener)
         raise
     try:
-        run_selftest(folder, config, listener, counting.ncu, counting.version, counting.metrics.chip)
+        run_selftest(folder, listener, _tested(config, counting))
     except LlmPerfError as error:
         doubt = CaptureError(f"The counters were not read: {error.fact}", error.remedy)
         for name in names:
@@ -160,6 +160,12 @@ def run_ncu(folder: RunFolder, config: RunConfig, listener: Listener, names: Seq
             failed = failed or error
     if failed is not None:
         raise failed
+
+
+def _tested(config: RunConfig, counting: _Counting) -> Tested:
+    asked = config.profiling
+    index = config.hardware.device_index
+    return Tested(counting.ncu, counting.version, counting.metrics.chip, index, asked.pass_timeout_s, asked.max_trace_gb)
 
 
 def _counting(config: RunConfig) -> _Counting:

@@ -1,12 +1,11 @@
 """The counters' self-test: products and a copy of known size, counted before any other figure is believed."""
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.counter_selftest import SelfTest, judge, told_work
-from llm_perf_opt.config import RunConfig
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.errors import CaptureError
 from llm_perf_opt.listener import Listener
@@ -40,21 +39,33 @@ class _Heard:
         self._listener.pass_ended(entry)
 
 
-def run_selftest(folder: RunFolder, config: RunConfig, listener: Listener, ncu: Path, version: str, chip: str) -> None:
+@dataclass(frozen=True)
+class Tested:
+    """Whose counters are tested, and within what."""
+
+    ncu: Path
+    version: str
+    chip: str
+    device_index: int
+    timeout_s: float
+    max_trace_gb: float
+
+
+def run_selftest(folder: RunFolder, listener: Listener, tested: Tested) -> None:
     """Count work of known size; a CaptureError where the counts are wrong. Leaves the verdict in the run folder."""
-    asked = roles(chip)
+    asked, ncu = roles(tested.chip), tested.ncu
     argv = build_ncu_cmd(
         ncu,
         folder.tool_report(NAME),
-        [sys.executable, "-m", counter_selftest.__name__, "--device-index", str(config.hardware.device_index)],
+        [sys.executable, "-m", counter_selftest.__name__, "--device-index", str(tested.device_index)],
         ranges=[counter_selftest.SELFTEST_RANGE],
         metrics=[*asked.tensor_flops, asked.dram_read_bytes, asked.dram_write_bytes, asked.time_ns],
         ours=False,
     )
     heard = _Heard(listener)
     heard.pass_started(NAME, LABELS[NAME])
-    plan = PassPlan(NAME, argv, config.profiling.pass_timeout_s, version)
-    ncu_pass(folder, plan, heard, NcuAsked(ncu, config.profiling.max_trace_gb))
+    plan = PassPlan(NAME, argv, tested.timeout_s, tested.version)
+    ncu_pass(folder, plan, heard, NcuAsked(ncu, tested.max_trace_gb))
     found = judge(read_ncu(folder.counters_file(NAME)), told_work(heard.ran), asked)
     if isinstance(found, Missing):
         return

@@ -1,4 +1,4 @@
-"""Mutated traces: analysed or a ParseError, never anything else. `LLM_PERF_FUZZ_TRIES=10000` tries more than the daily run."""
+"""Mutated traces: analysed or a ParseError, never anything else. `LLM_PERF_FUZZ=10000` tries more than the daily run."""
 
 import gzip
 import os
@@ -21,7 +21,7 @@ from llm_perf_opt.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.trace_reading import document_of
 from synthetic_traces import Recipe, write_trace
 
-TRIES = int(os.environ.get("LLM_PERF_FUZZ_TRIES", "2000"))
+TRIES = int(os.environ.get("LLM_PERF_FUZZ", "2000"))
 TOKENS = [
     b"null", b"true", b"NaN", b"-Infinity", b"1e999", b"-1e-999", b"9" * 400, b"0x10", b"1_000", b"+1", b".5", b"\x00",
     b"\xff\xfe", b'"', b'\\"', b"\\u12", b"[", b"]", b"{", b"}", b",", b":", b"[]", b"{}", b"\xf0\x28\x8c\xbc", b"[" * 3000,
