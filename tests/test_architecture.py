@@ -29,7 +29,7 @@ FLOORS = [
     {"parsers", "analysis", "data", "counters"},
     {"composition", "stored_ceilings", "sweep_folder", "run_folder", "tables"},
     {"config"},
-    {"listener", "host", "stages", "events", "kernel_records", "records", "errors"},
+    {"runtimes", "listener", "host", "stages", "events", "kernel_records", "runtime_records", "records", "errors"},
 ]
 HEAVY = {"torch", "transformers", "vllm", "tensorrt_llm", "pynvml", "nvtx", "accelerate", "safetensors"}
 LONGEST_MODULE = 450

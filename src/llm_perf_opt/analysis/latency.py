@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.stats import PERCENTILE_METHOD, carried_percentile, drift, percentile, summarise
+from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.records import (
     CleanTimings,
     Drift,
@@ -51,10 +52,12 @@ def _gap(share: float) -> Callable[[Iteration, Workload], Maybe[float]]:
     return of
 
 
+READY = "ready on the device"
+
 METRICS = (
     MetricDefinition(
         "ttft", "Time to first token (TTFT)", "ns",
-        "From the request's start to the first token of every sequence being ready on the device: prefill and its sampling.",
+        f"From the request's start to the first token of every sequence being {READY}: prefill and its sampling.",
         lambda iteration, _: iteration.prefill_ns,
     ),
     MetricDefinition(
@@ -64,7 +67,7 @@ METRICS = (
     ),
     MetricDefinition(
         "e2e", "End to end", "ns",
-        "From the request's start to the last token of every sequence being ready on the device.",
+        f"From the request's start to the last token of every sequence being {READY}.",
         lambda iteration, _: iteration.total_ns,
     ),
     MetricDefinition(
@@ -100,16 +103,36 @@ METRICS = (
 )  # fmt: skip
 
 
+NEED_STAGES = ("tpot", "itl_p50", "itl_p90", "itl_p99", "prefill_rate", "decode_rate")
+"""Figures that mean nothing where prefill and decode ran together."""
+
+
+def inseparable(timings: CleanTimings) -> Missing | None:
+    """Why prefill and decode cannot be told apart, where they cannot."""
+    runtime = timings.runtime
+    return Missing(runtime.inseparable) if runtime is not None and runtime.inseparable else None
+
+
 def metrics(timings: CleanTimings) -> tuple[Metric, ...]:
     """Every figure over the repeats: one value per iteration, then its distribution."""
     found = []
     for definition in METRICS:
+        mixed = inseparable(timings) if definition.key in NEED_STAGES else None
+        if mixed is not None:
+            found.append(Metric(definition.key, definition.label, definition.unit, _words(definition, timings), mixed))
+            continue
         values = [definition.of(iteration, timings.workload) for iteration in timings.iterations]
         missing = next((value for value in values if isinstance(value, Missing)), None)
         present = [value for value in values if not isinstance(value, Missing)]
         value = missing or (summarise(present) if present else Missing("no iteration was measured"))
-        found.append(Metric(definition.key, definition.label, definition.unit, definition.definition, value))
+        found.append(Metric(definition.key, definition.label, definition.unit, _words(definition, timings), value))
     return tuple(found)
+
+
+def _words(definition: MetricDefinition, timings: CleanTimings) -> str:
+    """An engine hands its tokens over on the host."""
+    on_host = timings.runtime is not None and timings.runtime.type != PYTORCH
+    return definition.definition.replace(READY, "in the caller's hands on the host") if on_host else definition.definition
 
 
 def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[StageTiming, ...]:
@@ -119,7 +142,7 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
         return ()
     whole = percentile([iteration.total_ns for iteration in iterations], 0.5)
     rows = []
-    for stage in Stage:
+    for stage in Stage if inseparable(timings) is None else (Stage.PROFILE,):
         per_iteration, values = _stage_values(stage, iterations)
         if not per_iteration:
             continue
@@ -194,6 +217,9 @@ def _substages(stage: Stage, iterations: Sequence[Iteration], whole: float) -> l
 
 def context_drift(timings: CleanTimings) -> Maybe[Drift]:
     """How the decode step's time grows with the context."""
+    mixed = inseparable(timings)
+    if mixed is not None:
+        return mixed
     return drift([iteration.steps_ns for iteration in timings.iterations], timings.workload.padded_tokens + 1)
 
 

@@ -11,6 +11,7 @@ from llm_perf_opt.records import CleanTimings, Distribution, Missing, OperatorRo
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
 from llm_perf_opt.report.kernel_evidence import kernels_section
 from llm_perf_opt.report.passes import passes_section
+from llm_perf_opt.report.runtime import ran_by, runtime_rows
 from llm_perf_opt.report.text import (
     count,
     escape,
@@ -107,7 +108,7 @@ def _what_ran(timings: CleanTimings) -> str:
     return (
         f"{escape(model.name)} ({count(model.parameters)} parameters, {model.dtype}) on {escape(model.device_name)}: "
         f"batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
-        f"{model.cache} cache, compile {model.compile}, attention {escape(model.attention)}."
+        f"{escape(model.cache)} cache, compile {escape(model.compile)}, attention {escape(model.attention)}{ran_by(timings)}."
     )
 
 
@@ -132,6 +133,7 @@ def _environment(analysis: RunAnalysis) -> str:
     if not isinstance(analysis.timings, Missing):
         framework = ", ".join(f"{name} {version}" for name, version in analysis.timings.framework.items())
         rows.append(("Measured process", f"{framework}, {analysis.timings.threads} threads"))
+        rows += runtime_rows(analysis.timings)
     return "## Environment\n\n" + table(["", ""], [[name, escape(value)] for name, value in rows])
 
 

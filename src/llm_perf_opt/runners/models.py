@@ -232,6 +232,17 @@ def _from_config(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.d
     return built
 
 
+def class_name(config: "PretrainedConfig") -> str:
+    """The class that transformers builds a causal model of this configuration with."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    found = names.get(config.model_type)
+    if found is None:
+        raise ConfigError(f"transformers has no causal language model of the type {config.model_type}.", "Choose another model.")
+    return str(found[0] if isinstance(found, (list, tuple)) else found)
+
+
 def _model_folder(model: ModelConfig) -> Path:
     folder = Path(model.path or "").expanduser()
     if folder.is_symlink() and not folder.exists():

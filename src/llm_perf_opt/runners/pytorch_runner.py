@@ -11,12 +11,16 @@ from transformers import DynamicCache, StaticCache
 from llm_perf_opt.config import CacheKind, CompileMode
 from llm_perf_opt.data.prompts import Prompts
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.host import last_level_cache_bytes
-from llm_perf_opt.records import Maybe, ModelFacts
-from llm_perf_opt.runners.models import SHORT_DTYPES, device_name
+from llm_perf_opt.records import ModelFacts
+from llm_perf_opt.runners.model_facts import last_level_cache_of, plain_config, short_dtype
+from llm_perf_opt.runners.models import device_name
+from llm_perf_opt.runtime_records import RuntimeFacts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+METHOD = "this program calls prefill and every decode step itself"
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class PyTorchRunner:
         cache: CacheKind = "dynamic",
         compile: CompileMode = "none",
     ) -> None:
-        self._model = model
+        self.model = model
         self._device = next(model.parameters()).device
         self._new_tokens = new_tokens
         self._cache_kind = cache
@@ -58,6 +62,7 @@ class PyTorchRunner:
         self._cache_seen = False
         self._graphs = compile in ("reduce-overhead", "max-autotune") and self._device.type == "cuda"
         self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=_compile_mode(compile))
+        self.runtime = RuntimeFacts("pytorch", str(torch.__version__), METHOD)
         self.facts = _facts(model, name, self._device, cache, compile, self._keep_last)
 
     def place(self, prompts: Prompts) -> Batch:
@@ -109,7 +114,7 @@ class PyTorchRunner:
         """A model that ignores the cache would start every step from nothing, and still be timed."""
         if int(self._cache.get_seq_length()) == 0:
             raise ConfigError(
-                f"{type(self._model).__name__} left its key-value cache empty after prefill: "
+                f"{type(self.model).__name__} left its key-value cache empty after prefill: "
                 "decode steps would forget the prompt.",
                 "Check that the model is a decoder (is_decoder, use_cache), or choose another.",
             )
@@ -134,7 +139,7 @@ class PyTorchRunner:
         if mask is not None:
             extra["attention_mask"] = mask
             extra["position_ids"] = positions
-        logits: torch.Tensor = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, **extra).logits
+        logits: torch.Tensor = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, **extra).logits
         return logits[:, -1:].argmax(-1)
 
     def _mask_now(self) -> torch.Tensor | None:
@@ -144,7 +149,7 @@ class PyTorchRunner:
         return self._mask[:, : self._filled]
 
     def _new_cache(self, longest: int) -> Any:
-        config = self._model.config
+        config = self.model.config
         if self._cache_kind == "static":
             return StaticCache(config=config, max_cache_len=longest)
         return DynamicCache(config=config)
@@ -171,37 +176,13 @@ def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str
         model_type=str(config.model_type),
         parameters=sum(tensor.numel() for tensor in parameters),
         weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in parameters),
-        dtype=_short(parameters[0].dtype),
+        dtype=short_dtype(parameters[0].dtype),
         device=str(device),
         device_name=device_name(device),
         attention=str(getattr(config, "_attn_implementation", "unknown")),
         cache=cache,
         compile=compile,
         logits="last token" if keep_last else "whole prompt",
-        architecture=_plain(config.to_dict()),
-        last_level_cache_bytes=_last_level_cache_bytes(device),
+        architecture=plain_config(config.to_dict()),
+        last_level_cache_bytes=last_level_cache_of(device),
     )
-
-
-def _last_level_cache_bytes(device: torch.device) -> Maybe[int]:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    return last_level_cache_bytes()
-
-
-def _short(dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return SHORT_DTYPES.get(name, name)
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Only what JSON can hold; the rest of a configuration is no fact about the architecture."""
-
-    def keep(value: Any) -> bool:
-        if isinstance(value, (list, tuple)):
-            return all(keep(item) for item in value)
-        if isinstance(value, dict):
-            return all(isinstance(key, str) and keep(item) for key, item in value.items())
-        return value is None or isinstance(value, (bool, int, float, str))
-
-    return {str(key): value for key, value in values.items() if keep(value)}
