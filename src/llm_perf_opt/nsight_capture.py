@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.kernel_selection import Selection, expected_passes, s
 from llm_perf_opt.analysis.projection import project
 from llm_perf_opt.analysis.stage_launches import stage_launches
 from llm_perf_opt.analysis.trace_health import Expected
-from llm_perf_opt.config import RunConfig
+from llm_perf_opt.config import PYTORCH, RunConfig
 from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ResourceError
@@ -36,6 +36,10 @@ from llm_perf_opt.stages import Stage, ncu_range
 from llm_perf_opt.timelines import Timeline, timelines
 
 _STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
+MARK_STAGES = (PYTORCH, "vllm")
+"""Runtimes whose stages are marked by the thread that launches their work …"""
+WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""… unless these spread the work over several."""
 CHIP_OF_TRACE_MODULES = "gh100"
 """Without counters the chip does not matter: a set's trace modules are the same on every one."""
 
@@ -154,7 +158,12 @@ def _nsys_stage(
 
 
 def _expected_ranges(stage: Stage, config: RunConfig) -> tuple[str, ...]:
-    """What must be in the report. The range that opens the capture may itself be cut off at its start."""
+    """What must be in the report. The range that opens the capture may itself be cut off at its start.
+
+    An engine whose work is launched by other processes marks no stages; only of those that do are they expected.
+    """
+    if config.runtime.type not in MARK_STAGES or any(config.runtime.engine.get(name, 1) != 1 for name in WORKERS):
+        return ()
     decode = (Stage.DECODE_STEP.value,) if config.runtime.num_new_tokens > 1 else ()
     return decode if stage is Stage.DECODE else (Stage.PREFILL.value, *decode)
 

@@ -382,6 +382,8 @@ class StageTiming:
     profiled_ns: Maybe[int]
     inflation: Maybe[float]
     """Time under torch.profiler over the unprofiled time."""
+    depth: int = 0
+    """How many stages and sub-stages it lies in."""
 
 
 @dataclass(frozen=True)

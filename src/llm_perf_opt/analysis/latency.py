@@ -13,6 +13,7 @@ from llm_perf_opt.records import (
     Metric,
     Missing,
     StageTiming,
+    SubstageSpan,
     TorchPass,
     Workload,
 )
@@ -151,7 +152,8 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
         inflation = profiled if isinstance(profiled, Missing) else profiled / _same_length(stage, iterations, torch)
         parent = PARENT[stage]
         share = _share(stage, iterations)
-        rows.append(StageTiming(stage.value, parent.value if parent else "", per_iteration, time, share, profiled, inflation))
+        above = parent.value if parent else ""
+        rows.append(StageTiming(stage.value, above, per_iteration, time, share, profiled, inflation, _depth(stage)))
         rows.extend(_substages(stage, iterations, whole))
     return tuple(rows)
 
@@ -193,26 +195,52 @@ def _profiled(torch: Maybe[TorchPass], stage: Stage) -> Maybe[int]:
 
 
 def _substages(stage: Stage, iterations: Sequence[Iteration], whole: float) -> list[StageTiming]:
-    """Sub-stages directly inside `stage`; a value is the mean of one iteration's forwards."""
-    names = dict.fromkeys(span.name for span in iterations[0].substages if span.stage == stage.value)
-    rows = []
-    for name in names:
-        spans = [
-            [span for span in iteration.substages if span.name == name and span.stage == stage.value] for iteration in iterations
+    """Sub-stages inside `stage`, each followed by those inside it; a value is the mean of one iteration's forwards."""
+    parents = substage_parents([span for span in iterations[0].substages if span.stage == stage.value])
+    found: list[StageTiming] = []
+
+    def add(parent: str, depth: int) -> None:
+        for name in [name for name, above in parents.items() if above == parent]:
+            found.append(_substage(name, parent or stage.value, stage, iterations, whole, depth))
+            add(name, depth + 1)
+
+    add("", _depth(stage) + 1)
+    return found
+
+
+def substage_parents(spans: Sequence[SubstageSpan]) -> dict[str, str]:
+    """Sub-stage → the one that all its forwards lie in, the innermost of them; empty for one that lies in none.
+
+    Spans stand in the order in which they ended, so that of two equal ones the later is the outer.
+    """
+    around: dict[str, set[str]] = {}
+    for place, span in enumerate(spans):
+        outer = [
+            (other.duration_ns, number, other.name)
+            for number, other in enumerate(spans)
+            if other.name != span.name and number > place and other.step == span.step and _encloses(other, span)
         ]
-        time = summarise([sum(span.duration_ns for span in group) / len(group) for group in spans if group])
-        rows.append(
-            StageTiming(
-                name=name,
-                parent=stage.value,
-                per_iteration=len(spans[0]),
-                time_ns=time,
-                share=time.median * len(spans[0]) / whole,
-                profiled_ns=Missing("sub-stages are timed in the unprofiled pass only"),
-                inflation=Missing("sub-stages are timed in the unprofiled pass only"),
-            )
-        )
-    return rows
+        around.setdefault(span.name, set()).add(min(outer)[2] if outer else "")
+    return {name: next(iter(names)) if len(names) == 1 else "" for name, names in around.items()}
+
+
+def _encloses(outer: SubstageSpan, inner: SubstageSpan) -> bool:
+    return outer.start_ns <= inner.start_ns and inner.start_ns + inner.duration_ns <= outer.start_ns + outer.duration_ns
+
+
+def _substage(name: str, parent: str, stage: Stage, iterations: Sequence[Iteration], whole: float, depth: int) -> StageTiming:
+    spans = [
+        [span for span in iteration.substages if span.name == name and span.stage == stage.value] for iteration in iterations
+    ]
+    time = summarise([sum(span.duration_ns for span in group) / len(group) for group in spans if group])
+    unprofiled = Missing("sub-stages are timed in the unprofiled pass only")
+    share = time.median * len(spans[0]) / whole
+    return StageTiming(name, parent, len(spans[0]), time, share, unprofiled, unprofiled, depth)
+
+
+def _depth(stage: Stage) -> int:
+    parent = PARENT[stage]
+    return 0 if parent is None else _depth(parent) + 1
 
 
 def context_drift(timings: CleanTimings) -> Maybe[Drift]:

@@ -31,6 +31,8 @@ class Batch:
     mask: torch.Tensor | None
     """Of the whole request: prompt and new tokens, zero where padding stands (on the left)."""
     positions: torch.Tensor | None
+    pixels: torch.Tensor | None = None
+    """Values of the pictures in the prompts, in the model's dtype."""
 
 
 class PyTorchRunner:
@@ -70,13 +72,20 @@ class PyTorchRunner:
         width = max(prompts.lengths)
         rows = [[0] * (width - len(ids)) + list(ids) for ids in prompts.ids]
         input_ids = torch.tensor(rows, dtype=torch.long, device=self._device)
+        pixels = self._pixels(prompts)
         if len(set(prompts.lengths)) == 1:
-            return Batch(input_ids, None, None)
+            return Batch(input_ids, None, None, pixels)
         mask = torch.ones((len(rows), width + self._new_tokens), dtype=torch.long, device=self._device)
         for row, length in enumerate(prompts.lengths):
             mask[row, : width - length] = 0
         positions = (mask[:, :width].cumsum(-1) - 1).clamp(min=0)
-        return Batch(input_ids, mask, positions)
+        return Batch(input_ids, mask, positions, pixels)
+
+    def _pixels(self, prompts: Prompts) -> torch.Tensor | None:
+        if not prompts.pixels:
+            return None
+        drawn = torch.randn(prompts.pixels, generator=torch.Generator().manual_seed(prompts.pixel_seed))
+        return drawn.to(self._device, next(self.model.parameters()).dtype)
 
     @torch.inference_mode()
     def begin(self) -> None:
@@ -103,7 +112,7 @@ class PyTorchRunner:
             self._cache = self._new_cache(width + self._new_tokens)
         self._filled = width
         self._mask = prompts.mask
-        token = self._forward(prompts.input_ids, self._mask_now(), prompts.positions)
+        token = self._forward(prompts.input_ids, self._mask_now(), prompts.positions, prompts.pixels)
         if not self._cache_seen:
             self._check_cache()
         if prompts.positions is not None:
@@ -134,8 +143,16 @@ class PyTorchRunner:
         rows: list[list[int]] = torch.cat(tokens, dim=1).tolist()
         return rows
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> torch.Tensor:
+    def _forward(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        pixels: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         extra: dict[str, Any] = {"logits_to_keep": 1} if self._keep_last else {}
+        if pixels is not None:
+            extra["pixel_values"] = pixels
         if mask is not None:
             extra["attention_mask"] = mask
             extra["position_ids"] = positions

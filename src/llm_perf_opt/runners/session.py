@@ -7,7 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llm_perf_opt.config import PYTORCH, RunConfig
+from llm_perf_opt.config import ENGINES, PYTORCH, RunConfig
+from llm_perf_opt.data.images import with_pictures
 from llm_perf_opt.data.prompts import Prompts, synthetic_prompts, text_prompts
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.profiling.annotations import StageMarker
@@ -113,12 +114,21 @@ def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch
             need = models.memory_need(architecture, config.model, dtype, asked.batch_size, longest + asked.num_new_tokens)
             models.check_fits(need, device)
 
+    picture = models.picture_of(architecture)
+    if picture is not None and asked.type in ENGINES:
+        raise ConfigError(
+            f"runtime={asked.type} is given token ids alone, and {config.model.name} takes pictures.", "Use runtime=pytorch."
+        )
     if config.dataset.kind == "synthetic":
         check_size(asked.prompt_tokens)  # before the ids are drawn: there may be billions
-        return synthetic_prompts(asked.batch_size, asked.prompt_tokens, vocabulary, config.dataset.seed)
-    tokenize = models.load_tokenizer(config.model)
-    prompts = text_prompts(config.dataset, asked.batch_size, asked.prompt_tokens, vocabulary, tokenize)
-    check_size(max(prompts.lengths))
+        prompts = synthetic_prompts(asked.batch_size, asked.prompt_tokens, vocabulary, config.dataset.seed)
+    else:
+        tokenize = models.load_tokenizer(config.model)
+        prompts = text_prompts(config.dataset, asked.batch_size, asked.prompt_tokens, vocabulary, tokenize)
+    if picture is not None:
+        prompts = with_pictures(prompts, picture, asked.prompt_tokens, config.dataset.seed)
+    if config.dataset.kind != "synthetic":
+        check_size(max(prompts.lengths))
     return prompts
 
 
