@@ -20,7 +20,7 @@ from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes
 
 CONF_MODULE = "llm_perf_opt.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
-_HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base")}
+_HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base"), ("runtime", OWN_OPTION)}
 _LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
 """What Hydra raises, besides its own errors, over a file that is no sound YAML or has no sound defaults list."""
 MOST_POINTS = 1000

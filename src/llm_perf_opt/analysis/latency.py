@@ -199,29 +199,29 @@ def _substages(stage: Stage, iterations: Sequence[Iteration], whole: float) -> l
     parents = substage_parents([span for span in iterations[0].substages if span.stage == stage.value])
     found: list[StageTiming] = []
 
-    def add(parent: str, depth: int) -> None:
+    def add(parent: str | None, depth: int) -> None:
         for name in [name for name, above in parents.items() if above == parent]:
-            found.append(_substage(name, parent or stage.value, stage, iterations, whole, depth))
+            found.append(_substage(name, stage.value if parent is None else parent, stage, iterations, whole, depth))
             add(name, depth + 1)
 
-    add("", _depth(stage) + 1)
+    add(None, _depth(stage) + 1)
     return found
 
 
-def substage_parents(spans: Sequence[SubstageSpan]) -> dict[str, str]:
-    """Sub-stage → the one that all its forwards lie in, the innermost of them; empty for one that lies in none.
+def substage_parents(spans: Sequence[SubstageSpan]) -> dict[str, str | None]:
+    """Sub-stage → the one that all its forwards lie in, the innermost of them; None for one that lies in none.
 
     Spans stand in the order in which they ended, so that of two equal ones the later is the outer.
     """
-    around: dict[str, set[str]] = {}
+    around: dict[str, set[str | None]] = {}
     for place, span in enumerate(spans):
         outer = [
             (other.duration_ns, number, other.name)
             for number, other in enumerate(spans)
             if other.name != span.name and number > place and other.step == span.step and _encloses(other, span)
         ]
-        around.setdefault(span.name, set()).add(min(outer)[2] if outer else "")
-    return {name: next(iter(names)) if len(names) == 1 else "" for name, names in around.items()}
+        around.setdefault(span.name, set()).add(min(outer)[2] if outer else None)
+    return {name: next(iter(names)) if len(names) == 1 else None for name, names in around.items()}
 
 
 def _encloses(outer: SubstageSpan, inner: SubstageSpan) -> bool:

@@ -4,10 +4,11 @@ import numpy as np
 
 from llm_perf_opt.analysis.attribution import attribute, operators_by_time, outermost_of_its_name
 from llm_perf_opt.analysis.nesting import NONE, lanes_of, nest
+from llm_perf_opt.analysis.projection import Bool
 from llm_perf_opt.analysis.row_numbers import sums
 from llm_perf_opt.analysis.stage_instances import TraceStages
 from llm_perf_opt.analysis.trace_stages import find_stages
-from llm_perf_opt.events import Trace
+from llm_perf_opt.events import Int64, Trace
 from llm_perf_opt.records import Maybe, Missing, OperatorRow, StageActivity
 from llm_perf_opt.stages import Stage
 
@@ -24,7 +25,7 @@ def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
     name = table.name.astype(np.int64)
     outer = outermost_of_its_name(nesting.parent, name, np.arange(len(table)))
     names = len(trace.names)
-    calls = np.bincount(name, minlength=names)
+    calls = np.bincount(name[~_doubled(nesting.parent, name)], minlength=names)
     self_ns, total_ns = sums(name, own, names), sums(name[outer], duration[outer], names)
     device = _device_times(trace) if on_gpu else None
     rows = []
@@ -45,6 +46,15 @@ def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
             )
         )
     return tuple(sorted(rows, key=_weight))
+
+
+def _doubled(parent: Int64, name: Int64) -> Bool:
+    """Rows that only repeat the one around them, of the same name and with nothing else inside: torch counts such a call once."""
+    inner = np.flatnonzero(parent != NONE)
+    children = np.bincount(parent[inner], minlength=len(parent))
+    found = np.zeros(len(parent), np.bool_)
+    found[inner] = (name[parent[inner]] == name[inner]) & (children[parent[inner]] == 1)
+    return found
 
 
 def stage_activity_of(trace: Trace) -> Maybe[tuple[StageActivity, ...]]:
