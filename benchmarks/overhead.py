@@ -18,9 +18,8 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from llm_perf_opt.composition import compose
-from llm_perf_opt.profiling.clock import clock_for
-from llm_perf_opt.profiling.meter import Meter
-from llm_perf_opt.runners.llm_profile_runner import Session, open_session
+from llm_perf_opt.profiling.annotations import unmarked
+from llm_perf_opt.runners.session import Session, open_session
 
 LIMITS = {"cuda": 1.01, "cpu": 1.03}
 WARMUP = 5
@@ -78,7 +77,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     arguments = parser.parse_args()
     session = open_session(compose(arguments.overrides).config)
-    meter = Meter(session.runner, session.batch, session.workload.new_tokens, clock_for(session.device))
+    meter = session.meter(session.workload.new_tokens, unmarked)
     bare_loop = BareLoop(session)
 
     @torch.inference_mode()  # as the measured process holds it, around the whole pass
