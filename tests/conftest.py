@@ -53,3 +53,16 @@ def chromium() -> Iterator["Chromium"]:
         pytest.skip(message)
     with Chromium(program) as browser:
         yield browser
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """An interpreter that has the real vLLM and this package: `make vllm-venv` makes one."""
+    named = os.environ.get("LLM_PERF_VLLM_PYTHON")
+    found = Path(named) if named else Path(__file__).parent.parent / ".venv-vllm" / "bin" / "python"
+    if not found.exists():
+        message = f"there is no vLLM: {found} does not exist (make vllm-venv)"
+        if os.environ.get("LLM_PERF_REQUIRE_VLLM"):  # set where it was installed on purpose
+            pytest.fail(message)
+        pytest.skip(message)
+    return found

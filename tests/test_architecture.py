@@ -31,7 +31,8 @@ FLOORS = [
     {"parsers", "analysis", "data", "counters"},
     {"composition", "stored_ceilings", "sweep_folder", "baselines", "run_folder", "tables", "trace_mark"},
     {"config"},
-    {"listener", "host", "stages", "events", "launch_calls", "kernel_records", "records", "errors"},
+    {"runtimes", "listener", "host", "stages", "events", "launch_calls", "kernel_records", "runtime_records", "records"},
+    {"errors"},
 ]
 HEAVY = {"torch", "transformers", "vllm", "tensorrt_llm", "pynvml", "nvtx", "accelerate", "safetensors"}
 LONGEST_MODULE = 450

@@ -91,7 +91,8 @@ TOGETHER = [
 
 @pytest.mark.parametrize("chosen", TOGETHER, ids=" ".join)
 def test_every_packaged_option_composes(chosen: list[str]) -> None:
-    composed = compose([*chosen, *(["model.path=/data/weights/hf"] if "model=hf" in chosen else [])])
+    more = {"model=hf": ["model.path=/data/weights/hf"], "model=tiny_vlm": ["runtime=pytorch"]}  # engines are given no pictures
+    composed = compose([*chosen, *next((words for model, words in more.items() if model in chosen), [])])
     assert composed.run_dir.parts[2] == composed.config.model.name
     assert f"model={composed.config.model.name}" in chosen
     assert config_from_mapping(yaml.safe_load(config_to_yaml(composed.config))) == composed.config
@@ -106,9 +107,8 @@ def test_every_file_of_the_package_is_an_option() -> None:
         if group == "hydra":
             assert group not in offered, "where a run lies is not a choice of the user's groups"
         else:
-            assert stems - set(offered[group]) == {"model": {"random"}, "profiling": {"base"}}.get(group, set()), (
-                "bases are no choices"
-            )
+            bases = {"model": {"random"}, "profiling": {"base"}, "runtime": {"engine"}}
+            assert stems - set(offered[group]) == bases.get(group, set()), "bases are no choices"
 
 
 def test_the_models_promised_are_there() -> None:
@@ -184,7 +184,7 @@ def test_hostile_names_are_refused(key: str, name: str) -> None:
         ("model=quen2_5_7b", "model=quen2_5_7b is not known", "qwen2_5_7b", "llama3_8b"),
         ("profiling=minimum", "profiling=minimum is not known", "minimal", "full"),
         ("hardware=gpu", "hardware=gpu is not known", "", "auto"),
-        ("runtime=vlm", "runtime=vlm is not known", "", "pytorch"),
+        ("runtime=vlm", "runtime=vlm is not known", "vllm", "pytorch"),
         ("model=null", "is not known", "", "tiny"),
         ("model=3", "model=3 is not known", "", "tiny"),
         # a value
@@ -493,6 +493,7 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     values["profiling"]["clean"] = True
     values["profiling"]["ncu"]["enable"] = False  # it needs a pass that records a timeline
     values["hardware"].update(peak_tflops=values["hardware"]["bandwidth_gbs"])  # they go together
+    values["runtime"].update(type="mine", attn_implementation="auto", cache="dynamic")
     values["runtime"].update(compile="none", min_repeats=1, num_new_tokens=max(2, values["runtime"]["num_new_tokens"]))
     config = config_from_mapping(values)
     assert config_from_mapping(yaml.safe_load(config_to_yaml(config))) == config

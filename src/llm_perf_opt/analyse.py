@@ -17,6 +17,7 @@ from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
 from llm_perf_opt.analysis.verification import Verification
+from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.errors import ImplausibleError, ParseError
 from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.parsers.telemetry import read_telemetry
@@ -33,6 +34,8 @@ from llm_perf_opt.run_tables import write_run_tables
 from llm_perf_opt.stored_ceilings import read_ceilings
 from llm_perf_opt.trace_reading import read_run_trace
 
+SEPARATE = {"vllm": "runtime.engine.max_num_batched_tokens and max_num_seqs large enough for the whole batch keep them apart."}
+"""What to do where a runtime ran prefill and decode together."""
 SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""
 LARGE_INFLATION = 1.5
@@ -265,6 +268,11 @@ def _warnings(
     if not isinstance(timings, Missing):
         if not timings.stable:
             found.append(f"The spread target was not reached: {timings.stopped}. Small differences are not real.")
+        if timings.runtime is not None and timings.runtime.inseparable:
+            found.append(
+                f"Prefill and decode cannot be told apart: {timings.runtime.inseparable}. What needs them apart is n/a. "
+                f"{SEPARATE.get(timings.runtime.type, '')}".strip()
+            )
         if not timings.settled:
             found.append(f"The times had not settled after {len(timings.warmup)} warm-up iterations.")
     if not isinstance(telemetry, Missing):
@@ -299,6 +307,10 @@ def _assumptions(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
             "Repeats of the same request gave different tokens: kernels that add in varying order decide near-ties either way, "
             "which random weights make frequent. The work done is the same."
         )
+    runtime = timings.runtime
+    if runtime is not None and runtime.type != PYTORCH:
+        found.append(f"{runtime.type} {runtime.version} ran the model. Prefill and decode: {runtime.method}.")
+        return (*found, *runtime.notes)
     if model.compile != "none":
         found.append(f"torch.compile ({model.compile}) covers the decode step; prefill runs eagerly.")
     if len(set(work.prompt_tokens)) > 1:

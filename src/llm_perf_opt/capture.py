@@ -23,6 +23,7 @@ from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv
 from llm_perf_opt.provenance import environment, packages
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus, RunStatus
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.runtimes import runtime_named
 
 
 def planned_passes(config: RunConfig) -> tuple[str, ...]:
@@ -43,6 +44,7 @@ def planned_passes(config: RunConfig) -> tuple[str, ...]:
 
 def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:
     """Fill a new run folder. Returns it with the error that ended the capture early, if one did."""
+    runtime_named(composed.config.runtime.type)
     config = settled(composed.config)
     folder = RunFolder.create(composed.run_dir)
     passes = tuple(PassRecord(name) for name in planned_passes(config))

@@ -16,10 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llm_perf_opt.config import PROJECT_CONF, RunConfig, check
 from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes
 
 CONF_MODULE = "llm_perf_opt.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
-_HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base")}
+_HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base"), ("runtime", OWN_OPTION)}
 _LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
 """What Hydra raises, besides its own errors, over a file that is no sound YAML or has no sound defaults list."""
 MOST_POINTS = 1000
@@ -48,7 +49,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
             "It should hold folders named like the groups: model/, runtime/ …",
         )
     options = _group_options(config_dir)
-    checked = [_checked_override(text, options) for text in overrides]
+    checked = [_checked_override(text, options) for text in _brought_runtimes(overrides, options["runtime"])]
     if searched := _searched(config_dir):
         places = ",".join(_quoted(f"file://{folder.resolve()}") for folder in searched)
         checked.append(f"hydra.searchpath=[{places}]")
@@ -109,8 +110,10 @@ def config_to_yaml(config: RunConfig) -> str:
 
 def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
     """Every group with the options a user may choose."""
+    brought = tuple(runtime.name for runtime in known_runtimes() if runtime.brought_by)
     return {
         group: tuple(option for option in options if (group, option) not in _HIDDEN_OPTIONS)
+        + (brought if group == "runtime" else ())
         for group, options in _group_options(config_dir).items()
         if group != "hydra"
     }
@@ -159,6 +162,16 @@ def _refuse_shadowed(group: str, option: str) -> None:
         )
 
 
+def _brought_runtimes(overrides: Sequence[str], packaged: Sequence[str]) -> list[str]:
+    """`runtime=NAME` of a runtime that another package brings, as the option it starts from with its type."""
+    brought = [runtime.name for runtime in known_runtimes() if runtime.brought_by and runtime.name not in packaged]
+    found: list[str] = []
+    for text in overrides:
+        name = text.removeprefix("runtime=")
+        found += [f"runtime={OWN_OPTION}", f"runtime.type={name}"] if name != text and name in brought else [text]
+    return found
+
+
 def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
     """The override as Hydra takes it, or a ConfigError that names the fact, the choices and the nearest name."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -181,6 +194,8 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
         choice = override.value()
         if choice not in options[key]:
             shown = [name for name in options[key] if (key, name) not in _HIDDEN_OPTIONS]
+            if key == "runtime":
+                shown += [runtime.name for runtime in known_runtimes() if runtime.brought_by]
             raise ConfigError(
                 f"{key}={choice} is not known.{nearest(str(choice), shown)}",
                 f"Known: {', '.join(shown)}. Looked in the package's own conf/{key}, in --config-dir and in ./{PROJECT_CONF}.",

@@ -14,6 +14,10 @@ CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 TorchPreset = Literal["minimal", "default", "max"]
 NsysCapture = Literal["nvtx", "cudaProfilerApi"]
 
+PYTORCH = "pytorch"
+ENGINES = ("vllm", "tensorrtllm")
+"""Packaged runtimes that run the model by themselves."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -57,7 +61,8 @@ class DatasetConfig:
 class RuntimeConfig:
     """How it is run, and how long it is repeated."""
 
-    type: Literal["pytorch"]
+    type: str
+    """pytorch, vllm, tensorrtllm, or one that an installed package brings."""
     batch_size: int
     prompt_tokens: int
     """Synthetic prompts have exactly this length; texts are cut to at most this."""
@@ -76,6 +81,8 @@ class RuntimeConfig:
     """Repeat until half the 95 % interval of the median is within this share of the median."""
     time_limit_s: float
     """No further repeat is begun after repeating for this long."""
+    engine: dict[str, Any]
+    """Arguments of the engine, passed through as they are; none for pytorch, which has no engine."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +237,7 @@ def check(config: RunConfig) -> RunConfig:
             )
     _check_model(config.model)
     _check_effect(config)
+    _check_runtime_effect(config)
     _check_runtime(config)
     return config
 
@@ -283,6 +291,29 @@ def _check_dataset(dataset: DatasetConfig) -> None:
     if dataset.variant is not None and not FOLDER_NAME.fullmatch(dataset.variant):
         raise ConfigError(
             f"dataset.variant={dataset.variant!r} cannot name a variant.", "`llm-perf dataset list` shows the names there are."
+        )
+
+
+def _check_runtime_effect(config: RunConfig) -> None:
+    """The same for what only one kind of runtime heeds."""
+    runtime = config.runtime
+    if runtime.type == PYTORCH:
+        if runtime.engine:
+            raise ConfigError(
+                f"runtime.engine.{next(iter(runtime.engine))} has no effect on runtime=pytorch, which has no engine.",
+                "Choose another runtime, or drop it.",
+            )
+        return
+    for name, neutral in (("attn_implementation", "auto"), ("cache", "dynamic"), ("compile", "none")):
+        if getattr(runtime, name) != neutral:
+            raise ConfigError(
+                f"runtime.{name}={getattr(runtime, name)} has no effect on runtime.type={runtime.type}.",
+                "An engine has arguments of its own: runtime.engine.NAME=VALUE.",
+            )
+    if config.model.substages and runtime.type in ENGINES:
+        raise ConfigError(
+            f"model.substages brackets submodules of a model that this program steps; {runtime.type} runs it out of reach.",
+            "Use runtime=pytorch, or drop the sub-stages.",
         )
 
 

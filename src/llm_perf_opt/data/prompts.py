@@ -24,6 +24,9 @@ class Prompts:
 
     ids: tuple[tuple[int, ...], ...]
     source: str
+    pixels: tuple[int, ...] = ()
+    """Shape of the pixel values that go with them (pictures, channels, height, width); empty without pictures."""
+    pixel_seed: int = 0
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -32,7 +35,8 @@ class Prompts:
 
     def sha256(self) -> str:
         """Identifies the input: equal for equal ids."""
-        return hashlib.sha256(json.dumps(self.ids).encode()).hexdigest()
+        pictures = [self.pixels, self.pixel_seed] if self.pixels else []
+        return hashlib.sha256(json.dumps([self.ids, *pictures] if pictures else self.ids).encode()).hexdigest()
 
 
 def synthetic_prompts(batch_size: int, length: int, vocabulary: int, seed: int) -> Prompts:

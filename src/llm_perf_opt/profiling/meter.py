@@ -3,6 +3,7 @@
 import gc
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,8 +77,58 @@ class Measured:
     interrupted: bool
 
 
-class Meter:
-    """Runs whole requests and times their stages."""
+class RequestMeter(ABC):
+    """Repeats a request until its times are known well enough, whatever runs it."""
+
+    @abstractmethod
+    def iterate(self) -> Iteration:
+        """One request, from an idle device to an idle device."""
+
+    @abstractmethod
+    def tokens(self) -> list[list[int]]:
+        """The new tokens of the latest request, per sequence; waits for the device."""
+
+    def measure(self, effort: Effort, on_progress: Callable[[Progress], None] = lambda _: None) -> Measured:
+        """Warm up, then repeat until the medians of prefill and decode are within the target or the effort is spent.
+
+        An interruption keeps the repeats that are done; before the first there is nothing to keep.
+        """
+        warmup = self._warm_up(effort, on_progress)
+        begun = time.monotonic()
+        settled = _settled([iteration.total_ns for iteration in warmup])
+        first_tokens = self.tokens()
+        iterations: list[Iteration] = []
+        repeat = True
+        stopped, stable, interrupted = "", False, False
+        with _settled_heap():
+            try:
+                while not stopped:
+                    iterations.append(self.iterate())
+                    repeat = repeat and self.tokens() == first_tokens
+                    on_progress(Progress("repeats", len(iterations), effort.max_repeats, iterations[-1].total_ns))
+                    stable = is_stable(iterations, effort.ci_target)
+                    stopped = _stop(len(iterations), stable, effort, time.monotonic() - begun)
+            except KeyboardInterrupt:
+                if not iterations:
+                    raise
+                interrupted, stopped = True, f"interrupted after {len(iterations)} repeats"
+        return Measured(tuple(warmup), tuple(iterations), settled, stable, stopped, first_tokens, repeat, interrupted)
+
+    def _warm_up(self, effort: Effort, on_progress: Callable[[Progress], None]) -> list[Iteration]:
+        done: list[Iteration] = []
+        begun = 0.0
+        while len(done) < effort.max_warmup and not _settled([iteration.total_ns for iteration in done]):
+            if done and time.monotonic() - begun > effort.time_limit_s * WARMUP_TIME_SHARE:
+                break
+            done.append(self.iterate())
+            if len(done) == 1:
+                begun = time.monotonic()
+            on_progress(Progress("warm-up", len(done), effort.max_warmup, done[-1].total_ns))
+        return done
+
+
+class Meter(RequestMeter):
+    """Runs whole requests step by step and times their stages."""
 
     def __init__(self, runner: Steppable, prompts: Any, new_tokens: int, clock: Clock, marker: StageMarker = unmarked) -> None:
         self._runner = runner
@@ -115,43 +166,9 @@ class Meter:
         self._tokens = tokens
         return self._read(started, wall, marks)
 
-    def measure(self, effort: Effort, on_progress: Callable[[Progress], None] = lambda _: None) -> Measured:
-        """Warm up, then repeat until the medians of prefill and decode are within the target or the effort is spent.
-
-        An interruption keeps the repeats that are done; before the first there is nothing to keep.
-        """
-        warmup = self._warm_up(effort, on_progress)
-        begun = time.monotonic()
-        settled = _settled([iteration.total_ns for iteration in warmup])
-        first_tokens = self._runner.to_lists(self._tokens)
-        iterations: list[Iteration] = []
-        repeat = True
-        stopped, stable, interrupted = "", False, False
-        with _settled_heap():
-            try:
-                while not stopped:
-                    iterations.append(self.iterate())
-                    repeat = repeat and self._runner.to_lists(self._tokens) == first_tokens
-                    on_progress(Progress("repeats", len(iterations), effort.max_repeats, iterations[-1].total_ns))
-                    stable = is_stable(iterations, effort.ci_target)
-                    stopped = _stop(len(iterations), stable, effort, time.monotonic() - begun)
-            except KeyboardInterrupt:
-                if not iterations:
-                    raise
-                interrupted, stopped = True, f"interrupted after {len(iterations)} repeats"
-        return Measured(tuple(warmup), tuple(iterations), settled, stable, stopped, first_tokens, repeat, interrupted)
-
-    def _warm_up(self, effort: Effort, on_progress: Callable[[Progress], None]) -> list[Iteration]:
-        done: list[Iteration] = []
-        begun = 0.0
-        while len(done) < effort.max_warmup and not _settled([iteration.total_ns for iteration in done]):
-            if done and time.monotonic() - begun > effort.time_limit_s * WARMUP_TIME_SHARE:
-                break
-            done.append(self.iterate())
-            if len(done) == 1:
-                begun = time.monotonic()
-            on_progress(Progress("warm-up", len(done), effort.max_warmup, done[-1].total_ns))
-        return done
+    def tokens(self) -> list[list[int]]:
+        """The new tokens of the latest request, per sequence; waits for the device."""
+        return self._runner.to_lists(self._tokens)
 
     @contextmanager
     def substage(self, name: str) -> Iterator[None]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.report.runtime import runtime_rows
 from llm_perf_opt.report.text import gibibytes
 
 
@@ -25,6 +26,7 @@ def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> li
     if not isinstance(timings, Missing):
         framework = ", ".join(f"{name} {version}" for name, version in timings.framework.items())
         rows.append(("Measured process", f"{framework}, {timings.threads} threads"))
+        rows += runtime_rows(timings)
     return rows
 
 

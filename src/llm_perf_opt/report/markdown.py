@@ -14,6 +14,7 @@ from llm_perf_opt.report.environment import environment_rows
 from llm_perf_opt.report.image_links import images
 from llm_perf_opt.report.kernel_evidence import kernels_section
 from llm_perf_opt.report.passes import passes_section
+from llm_perf_opt.report.substages import substage_notes
 from llm_perf_opt.report.text import (
     escape,
     gibibytes,
@@ -183,7 +184,7 @@ def _other_figures(analysis: RunAnalysis, timings: CleanTimings) -> str:
 def _stages(analysis: RunAnalysis) -> str:
     if not analysis.stages:
         return "## Per-stage timings\n\nn/a: no iteration was measured\n"
-    rows = [_stage_row(stage, analysis.stages) for stage in analysis.stages]
+    rows = [_stage_row(stage) for stage in analysis.stages]
     torch = analysis.torch
     equal = (
         ""
@@ -203,19 +204,15 @@ def _stages(analysis: RunAnalysis) -> str:
     return (
         "## Per-stage timings\n\nUnprofiled. A parent includes its children; runs are per iteration; "
         f"a step's value is the iteration's median step.{equal}\n\n" + table(header, rows, "lrrrrrrr")
-    )
+    ) + substage_notes(analysis.stages)
 
 
-def _stage_row(stage: StageTiming, stages: Sequence[StageTiming]) -> list[str]:
-    depth, parent = 0, stage.parent
-    while parent:
-        depth += 1
-        parent = next((known.parent for known in stages if known.name == parent), "")
+def _stage_row(stage: StageTiming) -> list[str]:
     inflated = stage.inflation
     profiled = reason(inflated) if isinstance(inflated, Missing) else f"{milliseconds(stage.profiled_ns)} (× {inflated:.2f})"
     time = stage.time_ns
     return [
-        "&nbsp;&nbsp;" * depth + escape(stage.name),
+        "&nbsp;&nbsp;" * stage.depth + escape(stage.name),
         str(stage.per_iteration),
         milliseconds(time.median),
         interval(time, "ns"),

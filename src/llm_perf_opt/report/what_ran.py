@@ -1,6 +1,7 @@
 """What was run on what, in a sentence."""
 
 from llm_perf_opt.records import CleanTimings
+from llm_perf_opt.report.runtime import ran_by
 from llm_perf_opt.report.text import count
 
 
@@ -12,5 +13,5 @@ def what_ran(timings: CleanTimings) -> str:
     return (
         f"{model.name} ({count(model.parameters)} parameters, {model.dtype}) on {model.device_name}: "
         f"batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
-        f"{model.cache} cache, compile {model.compile}, attention {model.attention}."
+        f"{model.cache} cache, compile {model.compile}, attention {model.attention}{ran_by(timings)}."
     )

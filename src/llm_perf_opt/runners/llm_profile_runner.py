@@ -12,101 +12,31 @@ import hashlib
 import json
 import resource
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from llm_perf_opt.composition import compose, config_from_mapping
 from llm_perf_opt.config import RunConfig
-from llm_perf_opt.data.prompts import Prompts, synthetic_prompts, text_prompts
-from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ParseError, nearest
+from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
 from llm_perf_opt.profiling.annotations import marked, unmarked
-from llm_perf_opt.profiling.meter import Effort, Measured, Meter, Progress
+from llm_perf_opt.profiling.engine_meter import EngineMeter
+from llm_perf_opt.profiling.engine_trace import profile_engine
+from llm_perf_opt.profiling.meter import Effort, Measured, Meter, Progress, RequestMeter
+from llm_perf_opt.profiling.torch_profiler import Profiled
 from llm_perf_opt.profiling.vendor.child import framework_error, last_words
 from llm_perf_opt.profiling.vendor.launch import die_with_parent, send
-from llm_perf_opt.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, Workload, WrappedPass
+from llm_perf_opt.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, WrappedPass
 from llm_perf_opt.run_folder import write_record
+from llm_perf_opt.runners.session import Session, is_steppable, open_session
 from llm_perf_opt.stages import Stage
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
-
-    from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
 
 PASSES = ("clean", "torch", "plain")
 _PLAIN_WARMUP = 3
-
-
-@dataclass(frozen=True)
-class Session:
-    """Everything a pass needs, loaded once."""
-
-    config: RunConfig
-    model: "PreTrainedModel"
-    runner: "PyTorchRunner"
-    prompts: Prompts
-    batch: Any
-    workload: Workload
-    device: "torch.device"
-    load_s: float
-    untouched_until_ns: int
-
-    @property
-    def cuda(self) -> bool:
-        """Whether the model is on a GPU."""
-        return self.device.type == "cuda"
-
-
-def open_session(config: RunConfig) -> Session:
-    """Check everything that can be checked cheaply, then load the model."""
-    import torch
-    import transformers
-
-    from llm_perf_opt.runners import models
-    from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    if config.hardware.cpu_threads:
-        torch.set_num_threads(config.hardware.cpu_threads)
-    untouched_until = time.monotonic_ns()
-    device = models.choose_device(config.hardware)
-    dtype = models.choose_dtype(config.model.dtype, device)
-    architecture = models.load_config(config.model)
-    vocabulary = int(architecture.get_text_config(decoder=True).vocab_size)
-
-    def check_size(longest: int) -> None:
-        new_tokens = config.runtime.num_new_tokens
-        models.check_positions(architecture, longest, new_tokens)
-        need = models.memory_need(architecture, config.model, dtype, config.runtime.batch_size, longest + new_tokens)
-        models.check_fits(need, device)
-
-    if config.dataset.kind == "synthetic":
-        check_size(config.runtime.prompt_tokens)  # before the ids are drawn: there may be billions
-        prompts = synthetic_prompts(config.runtime.batch_size, config.runtime.prompt_tokens, vocabulary, config.dataset.seed)
-    else:
-        tokenize = models.load_tokenizer(config.model)
-        prompts = text_prompts(config.dataset, config.runtime.batch_size, config.runtime.prompt_tokens, vocabulary, tokenize)
-        check_size(max(prompts.lengths))
-    send("phase", text=f"loading {config.model.name} on {device} in {str(dtype).removeprefix('torch.')}")
-    begun = time.monotonic()
-    model = models.build_model(architecture, config.model, config.runtime, device, dtype)
-    runner = PyTorchRunner(model, config.model.name, config.runtime.num_new_tokens, config.runtime.cache, config.runtime.compile)
-    batch = runner.place(prompts)
-    workload = Workload(
-        batch_size=len(prompts.ids),
-        prompt_tokens=prompts.lengths,
-        padded_tokens=max(prompts.lengths),
-        new_tokens=config.runtime.num_new_tokens,
-        source=prompts.source,
-    )
-    return Session(config, model, runner, prompts, batch, workload, device, time.monotonic() - begun, untouched_until)
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------
@@ -114,37 +44,36 @@ def open_session(config: RunConfig) -> Session:
 
 def clean_pass(session: Session, out: Path) -> bool:
     """Unprofiled timing; returns whether it ran to its own end (False: interrupted, what was measured is kept)."""
-    from llm_perf_opt.profiling.clock import clock_for
-
     runtime = session.config.runtime
-    clock = clock_for(session.device)
-    meter = Meter(session.runner, session.batch, runtime.num_new_tokens, clock, unmarked)
+    meter = session.meter(runtime.num_new_tokens, unmarked)
     effort = Effort(runtime.max_warmup, runtime.min_repeats, runtime.max_repeats, runtime.ci_target, runtime.time_limit_s)
     with _substages(session, meter):
         measured = meter.measure(effort, _report_progress)
     write_record(out / "inputs.json", _inputs(session))
-    write_record(out / "timings.json", _timings(session, measured, clock.name))
+    write_record(out / "timings.json", _timings(session, measured, meter))
     return not measured.interrupted
 
 
 def torch_pass(session: Session, out: Path) -> None:
     """One iteration under torch.profiler, after warming up without it."""
-    from llm_perf_opt.profiling.clock import clock_for
-    from llm_perf_opt.profiling.parts import labelled_parts
-    from llm_perf_opt.profiling.torch_profiler import profile_iteration
-
-    clock = clock_for(session.device)
     wanted = session.config.profiling.torch
     new_tokens = session.config.runtime.num_new_tokens
     if wanted.decode_steps is not None:
         new_tokens = min(new_tokens, wanted.decode_steps + 1)
-    _warm_up(Meter(session.runner, session.batch, new_tokens, clock, unmarked))
-    meter = Meter(session.runner, session.batch, new_tokens, clock, marked)
+    profiler = getattr(session.runner, "profiler", None)
+    if isinstance(profiler, Missing):
+        raise ResourceError(
+            f"torch.profiler cannot see {session.runner.runtime.type}: {profiler.why}.",
+            "Choose profiling=none or profiling=nsys.",
+        )
+    _warm_up(session.meter(new_tokens, unmarked))
+    meter = session.meter(new_tokens, marked)
     trace = out / "trace.json.gz"
     send("phase", text="profiling one iteration")
-    parts = labelled_parts(session.model) if session.config.runtime.compile == "none" else nullcontext()
-    with _substages(session, meter), parts:
-        profiled = profile_iteration(meter.iterate, wanted.preset, session.cuda, trace)
+    if profiler is None:
+        profiled = _profile_here(session, meter, trace)
+    else:
+        profiled = profile_engine(profiler, meter.iterate, session.cuda, trace)
     if not profiled.operators:
         raise CaptureError(
             "torch.profiler recorded no operator.", "See log.txt of the pass; another profiler may hold the device."
@@ -162,16 +91,24 @@ def torch_pass(session: Session, out: Path) -> None:
     write_record(out / "operators.json", record)
 
 
+def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profiled:
+    """This process's own profiler, with the parts of the model labelled where they can be."""
+    from llm_perf_opt.profiling.parts import labelled_parts
+    from llm_perf_opt.profiling.torch_profiler import profile_iteration
+
+    eager = session.model is not None and session.config.runtime.compile == "none"
+    parts = labelled_parts(session.model) if eager else nullcontext()
+    with _substages(session, meter), parts:
+        return profile_iteration(meter.iterate, session.config.profiling.torch.preset, session.cuda, trace)
+
+
 def plain_pass(session: Session, out: Path, decode_steps: int | None) -> None:
     """Warm up without marks, then one marked iteration: what an outside profiler captures."""
-    from llm_perf_opt.profiling.clock import clock_for
-
-    clock = clock_for(session.device)
     new_tokens = session.config.runtime.num_new_tokens
     if decode_steps is not None:
         new_tokens = min(new_tokens, decode_steps + 1)
-    _warm_up(Meter(session.runner, session.batch, new_tokens, clock, unmarked))
-    meter = Meter(session.runner, session.batch, new_tokens, clock, marked)
+    _warm_up(session.meter(new_tokens, unmarked))
+    meter = session.meter(new_tokens, marked)
     with _substages(session, meter), _profiler_api(session):
         iteration = meter.iterate()
     walls = _stage_walls(iteration)
@@ -195,7 +132,7 @@ def _profiler_api(session: Session) -> Iterator[None]:
         torch.cuda.profiler.stop()
 
 
-def _warm_up(meter: Meter) -> None:
+def _warm_up(meter: RequestMeter) -> None:
     for number in range(_PLAIN_WARMUP):
         iteration = meter.iterate()
         _report_progress(Progress("warm-up", number + 1, _PLAIN_WARMUP, iteration.total_ns))
@@ -215,8 +152,11 @@ def _stage_walls(iteration: Iteration) -> dict[str, int]:
 
 
 @contextmanager
-def _substages(session: Session, meter: Meter) -> Iterator[None]:
+def _substages(session: Session, meter: RequestMeter) -> Iterator[None]:
     """Bracket the configured submodules' forwards for as long as the context lasts."""
+    if not isinstance(meter, Meter) or session.model is None:
+        yield
+        return
     with ExitStack() as stack:
         for name, path in session.config.model.substages.items():
             module = _submodule(session.model, name, path)
@@ -235,7 +175,7 @@ def _substages(session: Session, meter: Meter) -> Iterator[None]:
         yield
 
 
-def _submodule(model: "PreTrainedModel", name: str, path: str) -> "torch.nn.Module":
+def _submodule(model: Any, name: str, path: str) -> Any:
     try:
         return model.get_submodule(path)
     except AttributeError as error:
@@ -259,7 +199,9 @@ def _report_progress(progress: Progress) -> None:
 
 
 def _inputs(session: Session) -> dict[str, Any]:
+    pictures = {"pixels": session.prompts.pixels, "pixel_seed": session.prompts.pixel_seed} if session.prompts.pixels else {}
     return {
+        **pictures,
         "source": session.prompts.source,
         "sha256": session.prompts.sha256(),
         "lengths": session.prompts.lengths,
@@ -268,13 +210,14 @@ def _inputs(session: Session) -> dict[str, Any]:
     }
 
 
-def _timings(session: Session, measured: Measured, clock: Any) -> CleanTimings:
+def _timings(session: Session, measured: Measured, meter: RequestMeter) -> CleanTimings:
     import torch
 
+    inseparable = meter.inseparable if isinstance(meter, EngineMeter) else ""
     return CleanTimings(
         model=session.runner.facts,
         workload=session.workload,
-        clock=clock,
+        clock=session.clock,
         load_s=session.load_s,
         warmup=measured.warmup,
         iterations=measured.iterations,
@@ -285,8 +228,9 @@ def _timings(session: Session, measured: Measured, clock: Any) -> CleanTimings:
         tokens_sha256=hashlib.sha256(json.dumps(measured.tokens).encode()).hexdigest(),
         tokens_repeat=measured.tokens_repeat,
         threads=torch.get_num_threads(),
-        framework=_framework(),
+        framework=_framework(session),
         device_untouched_until_ns=session.untouched_until_ns,
+        runtime=replace(session.runner.runtime, inseparable=inseparable or session.runner.runtime.inseparable),
     )
 
 
@@ -307,11 +251,13 @@ def _memory(session: Session) -> MemoryPeaks:
     )
 
 
-def _framework() -> dict[str, str]:
+def _framework(session: Session) -> dict[str, str]:
     import torch
     import transformers
 
     versions = {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
+    if not is_steppable(session.runner):
+        versions[session.runner.runtime.type] = session.runner.runtime.version
     if torch.version.cuda:
         versions["cuda_runtime"] = str(torch.version.cuda)
         versions["cudnn"] = str(torch.backends.cudnn.version())
@@ -326,7 +272,7 @@ def _framework() -> dict[str, str]:
 def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None = None) -> bool:
     """Run one pass and leave its files in `out`; False when it was interrupted but kept what it had."""
     out.mkdir(parents=True, exist_ok=True)
-    session = open_session(config)
+    session = open_session(config, trace_dir=out if which == "torch" else None)
     import torch
 
     with torch.inference_mode():

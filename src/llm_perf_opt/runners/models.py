@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.config import HardwareConfig, ModelConfig, RuntimeConfig
+from llm_perf_opt.data.images import Picture
 from llm_perf_opt.data.prompts import Tokenize
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
@@ -153,6 +154,18 @@ def check_fits(need: MemoryNeed, device: "torch.device") -> None:
         )
 
 
+def picture_of(config: "PretrainedConfig") -> Picture | None:
+    """What a picture is to a LLaVA-shaped model; None for a model that is run on text."""
+    if config.model_type != "llava":
+        return None
+    vision = config.vision_config
+    side = int(vision.image_size) // int(vision.patch_size)
+    whole = 1 if config.vision_feature_select_strategy == "full" else 0  # the tower's own first token is kept
+    return Picture(
+        side * side + whole, int(config.image_token_id), int(vision.num_channels), vision.image_size, vision.image_size
+    )
+
+
 def check_positions(config: "PretrainedConfig", longest_prompt: int, new_tokens: int) -> None:
     """Refuse a request that runs past the model's positions."""
     text = config.get_text_config(decoder=True)
@@ -171,7 +184,6 @@ def build_model(
 ) -> "PreTrainedModel":
     """The model on `device` in `dtype`, with no copy elsewhere before."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     attention = runtime.attn_implementation
     if model.source == "random":
@@ -180,7 +192,7 @@ def build_model(
             built: PreTrainedModel = _from_config(config, model, dtype, attention).eval()
             return built
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded = _auto_class(config).from_pretrained(
             str(_model_folder(model)),
             config=config,
             dtype=dtype,
@@ -215,12 +227,10 @@ def load_tokenizer(model: ModelConfig) -> Tokenize | None:
 
 
 def _from_config(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dtype", attention: str) -> "PreTrainedModel":
-    from transformers import AutoModelForCausalLM
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = AutoModelForCausalLM.from_config(
+            made = _auto_class(config).from_config(
                 config,
                 dtype=dtype,
                 attn_implementation=None if attention == "auto" else attention,
@@ -230,6 +240,24 @@ def _from_config(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.d
         raise _load_error(model, error) from error
     built: PreTrainedModel = made
     return built
+
+
+def _auto_class(config: "PretrainedConfig") -> Any:
+    """A causal model; one that also takes pictures where transformers has it as that alone."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if picture_of(config) is not None else AutoModelForCausalLM
+
+
+def class_name(config: "PretrainedConfig") -> str:
+    """The class that transformers builds a causal model of this configuration with."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    found = names.get(config.model_type)
+    if found is None:
+        raise ConfigError(f"transformers has no causal language model of the type {config.model_type}.", "Choose another model.")
+    return str(found[0] if isinstance(found, (list, tuple)) else found)
 
 
 def _model_folder(model: ModelConfig) -> Path:

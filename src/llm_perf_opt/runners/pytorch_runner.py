@@ -11,12 +11,16 @@ from transformers import DynamicCache, StaticCache
 from llm_perf_opt.config import CacheKind, CompileMode
 from llm_perf_opt.data.prompts import Prompts
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.host import last_level_cache_bytes
-from llm_perf_opt.records import Maybe, ModelFacts
-from llm_perf_opt.runners.models import SHORT_DTYPES, device_name
+from llm_perf_opt.records import ModelFacts
+from llm_perf_opt.runners.model_facts import last_level_cache_of, plain_config, short_dtype
+from llm_perf_opt.runners.models import device_name
+from llm_perf_opt.runtime_records import RuntimeFacts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+METHOD = "this program calls prefill and every decode step itself"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Batch:
     mask: torch.Tensor | None
     """Of the whole request: prompt and new tokens, zero where padding stands (on the left)."""
     positions: torch.Tensor | None
+    pixels: torch.Tensor | None = None
+    """Values of the pictures in the prompts, in the model's dtype."""
 
 
 class PyTorchRunner:
@@ -40,7 +46,7 @@ class PyTorchRunner:
         cache: CacheKind = "dynamic",
         compile: CompileMode = "none",
     ) -> None:
-        self._model = model
+        self.model = model
         self._device = next(model.parameters()).device
         self._new_tokens = new_tokens
         self._cache_kind = cache
@@ -58,6 +64,7 @@ class PyTorchRunner:
         self._cache_seen = False
         self._graphs = compile in ("reduce-overhead", "max-autotune") and self._device.type == "cuda"
         self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=_compile_mode(compile))
+        self.runtime = RuntimeFacts("pytorch", str(torch.__version__), METHOD)
         self.facts = _facts(model, name, self._device, cache, compile, self._keep_last)
 
     def place(self, prompts: Prompts) -> Batch:
@@ -65,13 +72,20 @@ class PyTorchRunner:
         width = max(prompts.lengths)
         rows = [[0] * (width - len(ids)) + list(ids) for ids in prompts.ids]
         input_ids = torch.tensor(rows, dtype=torch.long, device=self._device)
+        pixels = self._pixels(prompts)
         if len(set(prompts.lengths)) == 1:
-            return Batch(input_ids, None, None)
+            return Batch(input_ids, None, None, pixels)
         mask = torch.ones((len(rows), width + self._new_tokens), dtype=torch.long, device=self._device)
         for row, length in enumerate(prompts.lengths):
             mask[row, : width - length] = 0
         positions = (mask[:, :width].cumsum(-1) - 1).clamp(min=0)
-        return Batch(input_ids, mask, positions)
+        return Batch(input_ids, mask, positions, pixels)
+
+    def _pixels(self, prompts: Prompts) -> torch.Tensor | None:
+        if not prompts.pixels:
+            return None
+        drawn = torch.randn(prompts.pixels, generator=torch.Generator().manual_seed(prompts.pixel_seed))
+        return drawn.to(self._device, next(self.model.parameters()).dtype)
 
     @torch.inference_mode()
     def begin(self) -> None:
@@ -98,7 +112,7 @@ class PyTorchRunner:
             self._cache = self._new_cache(width + self._new_tokens)
         self._filled = width
         self._mask = prompts.mask
-        token = self._forward(prompts.input_ids, self._mask_now(), prompts.positions)
+        token = self._forward(prompts.input_ids, self._mask_now(), prompts.positions, prompts.pixels)
         if not self._cache_seen:
             self._check_cache()
         if prompts.positions is not None:
@@ -109,7 +123,7 @@ class PyTorchRunner:
         """A model that ignores the cache would start every step from nothing, and still be timed."""
         if int(self._cache.get_seq_length()) == 0:
             raise ConfigError(
-                f"{type(self._model).__name__} left its key-value cache empty after prefill: "
+                f"{type(self.model).__name__} left its key-value cache empty after prefill: "
                 "decode steps would forget the prompt.",
                 "Check that the model is a decoder (is_decoder, use_cache), or choose another.",
             )
@@ -129,12 +143,20 @@ class PyTorchRunner:
         rows: list[list[int]] = torch.cat(tokens, dim=1).tolist()
         return rows
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None) -> torch.Tensor:
+    def _forward(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        pixels: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         extra: dict[str, Any] = {"logits_to_keep": 1} if self._keep_last else {}
+        if pixels is not None:
+            extra["pixel_values"] = pixels
         if mask is not None:
             extra["attention_mask"] = mask
             extra["position_ids"] = positions
-        logits: torch.Tensor = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, **extra).logits
+        logits: torch.Tensor = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, **extra).logits
         return logits[:, -1:].argmax(-1)
 
     def _mask_now(self) -> torch.Tensor | None:
@@ -144,7 +166,7 @@ class PyTorchRunner:
         return self._mask[:, : self._filled]
 
     def _new_cache(self, longest: int) -> Any:
-        config = self._model.config
+        config = self.model.config
         if self._cache_kind == "static":
             return StaticCache(config=config, max_cache_len=longest)
         return DynamicCache(config=config)
@@ -171,37 +193,13 @@ def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str
         model_type=str(config.model_type),
         parameters=sum(tensor.numel() for tensor in parameters),
         weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in parameters),
-        dtype=_short(parameters[0].dtype),
+        dtype=short_dtype(parameters[0].dtype),
         device=str(device),
         device_name=device_name(device),
         attention=str(getattr(config, "_attn_implementation", "unknown")),
         cache=cache,
         compile=compile,
         logits="last token" if keep_last else "whole prompt",
-        architecture=_plain(config.to_dict()),
-        last_level_cache_bytes=_last_level_cache_bytes(device),
+        architecture=plain_config(config.to_dict()),
+        last_level_cache_bytes=last_level_cache_of(device),
     )
-
-
-def _last_level_cache_bytes(device: torch.device) -> Maybe[int]:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    return last_level_cache_bytes()
-
-
-def _short(dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return SHORT_DTYPES.get(name, name)
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Only what JSON can hold; the rest of a configuration is no fact about the architecture."""
-
-    def keep(value: Any) -> bool:
-        if isinstance(value, (list, tuple)):
-            return all(keep(item) for item in value)
-        if isinstance(value, dict):
-            return all(isinstance(key, str) and keep(item) for key, item in value.items())
-        return value is None or isinstance(value, (bool, int, float, str))
-
-    return {str(key): value for key, value in values.items() if keep(value)}

@@ -1,0 +1,96 @@
+"""Times an engine that runs whole requests by itself, from the moments its tokens arrive."""
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from llm_perf_opt.errors import CaptureError
+from llm_perf_opt.profiling.annotations import StageMarker, unmarked
+from llm_perf_opt.profiling.meter import RequestMeter
+from llm_perf_opt.records import Iteration
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What an engine gave back for one batch, and when."""
+
+    started_ns: int
+    """Monotonic clock when the first sequence was handed over."""
+    arrivals_ns: tuple[tuple[int, ...], ...]
+    """Per sequence: monotonic clock when each of its new tokens was in the caller's hands."""
+    tokens: tuple[tuple[int, ...], ...]
+    """Per sequence: its new tokens, as many as arrivals."""
+
+
+class Generates(Protocol):
+    """What this meter can time: all sequences of a batch at once, greedy, each to exactly `new_tokens`."""
+
+    def generate(self, prompts: Any, new_tokens: int, marker: StageMarker) -> Generated:
+        """Run one batch to its end.
+
+        `marker` brackets the stages for profilers, from the thread that launches the work: `profile` around the whole, `prefill`
+        until every sequence has its first token, `decode` around the rest with a `decode_step` for each step. An engine whose
+        work is launched elsewhere marks nothing.
+        """
+
+
+class EngineMeter(RequestMeter):
+    """Runs whole requests on an engine.
+
+    Prefill ends when every sequence has its first token; step k ends when every sequence has token k + 1. That adds up to the
+    whole request exactly. Where a sequence had its second token before another had its first, the engine ran prefill and decode
+    together: the times stand, but they are times of neither stage, and `inseparable` says so.
+    """
+
+    def __init__(self, engine: Generates, prompts: Any, new_tokens: int, marker: StageMarker = unmarked) -> None:
+        self._engine = engine
+        self._prompts = prompts
+        self._new_tokens = new_tokens
+        self._marker = marker
+        self._tokens: list[list[int]] = []
+        self._requests = 0
+        self._mixed = 0
+
+    def iterate(self) -> Iteration:
+        """One batch, from submission to the last token of the last sequence."""
+        generated = self._engine.generate(self._prompts, self._new_tokens, self._marker)
+        ended = time.monotonic_ns()
+        self._check(generated)
+        self._tokens = [list(sequence) for sequence in generated.tokens]
+        self._requests += 1
+        self._mixed += is_mixed(generated)
+        reached = [generated.started_ns, *(max(arrived) for arrived in zip(*generated.arrivals_ns, strict=True))]
+        lengths = [later - earlier for earlier, later in itertools.pairwise(reached)]
+        return Iteration(generated.started_ns, ended - generated.started_ns, lengths[0], tuple(lengths[1:]))
+
+    def tokens(self) -> list[list[int]]:
+        """The new tokens of the latest request."""
+        return self._tokens
+
+    @property
+    def inseparable(self) -> str:
+        """Why prefill and decode cannot be told apart; empty where they can."""
+        if not self._mixed:
+            return ""
+        return f"in {self._mixed} of {self._requests} requests some sequences decoded while others were still in prefill"
+
+    def _check(self, generated: Generated) -> None:
+        """An engine that ends early, or gives tokens out of order, would be timed as a faster one."""
+        lengths = {len(sequence) for sequence in (*generated.tokens, *generated.arrivals_ns)}
+        if lengths != {self._new_tokens} or len(generated.tokens) != len(generated.arrivals_ns):
+            raise CaptureError(
+                f"The engine gave {', '.join(map(str, sorted(lengths)))} tokens per sequence; {self._new_tokens} were asked for.",
+                "Check the engine's limits on length (runtime.engine.*) and see the pass's log.txt.",
+            )
+        for arrivals in generated.arrivals_ns:
+            if any(later < earlier for earlier, later in itertools.pairwise((generated.started_ns, *arrivals))):
+                raise CaptureError(
+                    "The engine's tokens arrived before they were asked for.", "The runner's clock must be time.monotonic_ns."
+                )
+
+
+def is_mixed(generated: Generated) -> bool:
+    """Whether a sequence had its second token when another did not have its first yet, or got it in the same step."""
+    second = [arrivals[1] for arrivals in generated.arrivals_ns if len(arrivals) > 1]
+    return bool(second) and min(second) <= max(arrivals[0] for arrivals in generated.arrivals_ns)

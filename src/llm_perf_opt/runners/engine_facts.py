@@ -1,0 +1,65 @@
+"""What is said of a model that an engine runs: counted on the architecture, since an engine packs, pads and shards weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_perf_opt.config import ModelConfig
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.records import ModelFacts
+from llm_perf_opt.runners import models
+from llm_perf_opt.runners.model_facts import last_level_cache_of, plain_config, short_dtype
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig
+
+COUNTED = (
+    "Parameters and the bytes of the weights are counted on the architecture, as transformers builds it; "
+    "what the engine packs, pads or adds is not in them."
+)
+
+
+@dataclass(frozen=True)
+class EngineWords:
+    """How the engine runs the model, in the words of a report."""
+
+    attention: str
+    cache: str
+    compile: str
+    logits: str
+
+
+def engine_model_facts(
+    model: ModelConfig, architecture: "PretrainedConfig", device: "torch.device", dtype: "torch.dtype", words: EngineWords
+) -> ModelFacts:
+    """The model's facts with the engine's own words where it differs from plain PyTorch."""
+    need = models.memory_need(architecture, model, dtype, 1, 1)
+    classes = getattr(architecture, "architectures", None) or [f"{architecture.model_type} (no class named)"]
+    return ModelFacts(
+        name=model.name,
+        model_class=str(classes[0]),
+        model_type=str(architecture.model_type),
+        parameters=need.parameters,
+        weight_bytes=need.parameters * dtype.itemsize,
+        dtype=short_dtype(dtype),
+        device=str(device),
+        device_name=models.device_name(device),
+        attention=words.attention,
+        cache=words.cache,
+        compile=words.compile,
+        logits=words.logits,
+        architecture=plain_config(architecture.to_dict()),
+        last_level_cache_bytes=last_level_cache_of(device),
+    )
+
+
+def write_model_folder(architecture: "PretrainedConfig", folder: Path) -> Path:
+    """A Hugging Face folder without weights, for an engine that makes random ones itself."""
+    if not getattr(architecture, "architectures", None):
+        architecture.architectures = [models.class_name(architecture)]
+    try:
+        architecture.save_pretrained(folder)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"The configuration of {architecture.model_type} cannot be written: {error}.") from error
+    return folder

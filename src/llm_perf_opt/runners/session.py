@@ -1,0 +1,162 @@
+"""One request, ready to be measured: its prompts, its runner, and the meter that fits the runner."""
+
+import os
+import time
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from llm_perf_opt.config import ENGINES, PYTORCH, RunConfig
+from llm_perf_opt.data.images import with_pictures
+from llm_perf_opt.data.prompts import Prompts, synthetic_prompts, text_prompts
+from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
+from llm_perf_opt.profiling.annotations import StageMarker
+from llm_perf_opt.profiling.clock import ClockName, HostClock, clock_for
+from llm_perf_opt.profiling.engine_meter import EngineMeter
+from llm_perf_opt.profiling.meter import Meter, RequestMeter
+from llm_perf_opt.profiling.vendor.launch import send
+from llm_perf_opt.records import Workload
+from llm_perf_opt.runners.base import EngineRunner, Opener, Runner, RunnerRequest, SteppableRunner
+from llm_perf_opt.runtimes import GROUP, Runtime, runtime_named
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything a pass needs, loaded once."""
+
+    config: RunConfig
+    runner: Runner
+    prompts: Prompts
+    batch: Any
+    """The prompts as the runner takes them."""
+    workload: Workload
+    device: "torch.device"
+    load_s: float
+    untouched_until_ns: int
+
+    @property
+    def cuda(self) -> bool:
+        """Whether the model is on a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def model(self) -> Any:
+        """The torch module, where the runner lets one look into it."""
+        return getattr(self.runner, "model", None)
+
+    @property
+    def clock(self) -> ClockName:
+        """What times are taken with: an engine's tokens arrive on the host."""
+        return clock_for(self.device).name if is_steppable(self.runner) else HostClock.name
+
+    def meter(self, new_tokens: int, marker: StageMarker) -> RequestMeter:
+        """A meter for requests of this many new tokens."""
+        if is_steppable(self.runner):
+            return Meter(cast("SteppableRunner", self.runner), self.batch, new_tokens, clock_for(self.device), marker)
+        return EngineMeter(cast("EngineRunner", self.runner), self.batch, new_tokens, marker)
+
+
+def is_steppable(runner: Runner) -> bool:
+    """Whether this program calls the steps itself."""
+    return hasattr(runner, "decode_step")
+
+
+def open_session(config: RunConfig, trace_dir: Path | None = None) -> Session:
+    """Check everything that can be checked cheaply, then open the runtime with the model."""
+    runtime = runtime_named(config.runtime.type)
+    if config.hardware.cpu_threads and runtime.name != PYTORCH:
+        os.environ["OMP_NUM_THREADS"] = str(config.hardware.cpu_threads)  # before torch loads: engines bind their threads once
+    opener = _opener(runtime)
+    import torch
+    import transformers
+
+    from llm_perf_opt.runners import models
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if config.hardware.cpu_threads:
+        torch.set_num_threads(config.hardware.cpu_threads)
+    untouched_until = time.monotonic_ns()
+    device = models.choose_device(config.hardware)
+    dtype = models.choose_dtype(config.model.dtype, device)
+    architecture = models.load_config(config.model)
+    prompts = _prompts(config, architecture, device, dtype)
+    send("phase", text=f"loading {config.model.name} on {device} in {str(dtype).removeprefix('torch.')}")
+    begun = time.monotonic()
+    runner = opener(RunnerRequest(config, architecture, prompts, device, dtype, trace_dir))
+    _check_runner(runner, runtime)
+    batch = cast("SteppableRunner", runner).place(prompts) if is_steppable(runner) else prompts
+    workload = Workload(
+        batch_size=len(prompts.ids),
+        prompt_tokens=prompts.lengths,
+        padded_tokens=max(prompts.lengths),
+        new_tokens=config.runtime.num_new_tokens,
+        source=prompts.source,
+    )
+    return Session(config, runner, prompts, batch, workload, device, time.monotonic() - begun, untouched_until)
+
+
+def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch.device", dtype: "torch.dtype") -> Prompts:
+    """The batch's sequences, once it is known that the model can take requests of that size."""
+    from llm_perf_opt.runners import models
+
+    vocabulary = int(architecture.get_text_config(decoder=True).vocab_size)
+    asked = config.runtime
+
+    def check_size(longest: int) -> None:
+        models.check_positions(architecture, longest, asked.num_new_tokens)
+        if asked.type == PYTORCH:  # an engine divides its memory by itself
+            need = models.memory_need(architecture, config.model, dtype, asked.batch_size, longest + asked.num_new_tokens)
+            models.check_fits(need, device)
+
+    picture = models.picture_of(architecture)
+    if picture is not None and asked.type in ENGINES:
+        raise ConfigError(
+            f"runtime={asked.type} is given token ids alone, and {config.model.name} takes pictures.", "Use runtime=pytorch."
+        )
+    if config.dataset.kind == "synthetic":
+        check_size(asked.prompt_tokens)  # before the ids are drawn: there may be billions
+        prompts = synthetic_prompts(asked.batch_size, asked.prompt_tokens, vocabulary, config.dataset.seed)
+    else:
+        tokenize = models.load_tokenizer(config.model)
+        prompts = text_prompts(config.dataset, asked.batch_size, asked.prompt_tokens, vocabulary, tokenize)
+    if picture is not None:
+        prompts = with_pictures(prompts, picture, asked.prompt_tokens, config.dataset.seed)
+    if config.dataset.kind != "synthetic":
+        check_size(max(prompts.lengths))
+    return prompts
+
+
+def _opener(runtime: Runtime) -> Opener:
+    """The function that opens a runtime; somebody else's code may fail to load in any way."""
+    module, _, name = runtime.target.partition(":")
+    try:
+        found = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return cast("Opener", found)
+    except LlmPerfError:
+        raise
+    except Exception as error:
+        whose = f" of {runtime.brought_by}" if runtime.brought_by else ""
+        raise ResourceError(
+            f"The runtime '{runtime.name}'{whose} cannot be loaded from {runtime.target}: {type(error).__name__}: {error}.",
+            f"The entry point of the group {GROUP} must name a function." if runtime.brought_by else runtime.install,
+        ) from error
+
+
+def _check_runner(runner: Any, runtime: Runtime) -> None:
+    """Say what a runner lacks before it is measured."""
+    kinds = {"steppable": ("begin", "place", "prefill", "decode_step", "to_lists", "model"), "engine": ("generate", "profiler")}
+    kind = "steppable" if hasattr(runner, "decode_step") else "engine"
+    lacking = [name for name in (*kinds[kind], "facts", "runtime") if not hasattr(runner, name)]
+    if lacking:
+        raise ConfigError(
+            f"What the runtime '{runtime.name}' opened is no {kind} runner: it has no {', '.join(lacking)}.",
+            "See llm_perf_opt.runners.base and docs/runtimes.md for what a runner has.",
+        )

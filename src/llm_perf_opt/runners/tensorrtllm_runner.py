@@ -1,0 +1,178 @@
+"""TensorRT-LLM through its LLM API: every sequence is a stream, and its tokens are stamped as the stream hands them over.
+
+Written from the engine's documentation and tested against a stand-in; it has not run on the real engine.
+"""
+
+import asyncio
+import atexit
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.data.prompts import Prompts
+from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
+from llm_perf_opt.profiling.annotations import StageMarker
+from llm_perf_opt.records import Missing
+from llm_perf_opt.runners.base import Generated, RunnerRequest
+from llm_perf_opt.runners.engine_facts import COUNTED, EngineWords, engine_model_facts, write_model_folder
+from llm_perf_opt.runtime_records import RuntimeFacts
+from llm_perf_opt.stages import Stage
+
+if TYPE_CHECKING:
+    from tensorrt_llm import LLM
+
+OWN = {
+    "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype", "trust_remote_code": "model.trust_remote_code",
+    "skip_tokenizer_init": "dataset",
+}  # fmt: skip
+"""Engine arguments that keys of this program's own configuration decide."""
+METHOD = (
+    "tokens are stamped when the stream of their sequence hands them over: prefill lasts until every sequence has its first "
+    "token, a decode step until every sequence has its next; the engine's own steps are not seen"
+)
+NOTES = (
+    "Tokens are stamped on the host, at the end of the engine's queues: those are part of a step's time.",
+    "This runner was written from TensorRT-LLM's documentation and has not been run on the real engine by its authors.",
+)
+
+
+class TensorRtLlmRunner:
+    """An engine of TensorRT-LLM; see `EngineRunner`."""
+
+    def __init__(self, llm: "LLM", request: RunnerRequest, arguments: dict[str, Any], version: str) -> None:
+        self._llm = llm
+        end = getattr(request.architecture.get_text_config(decoder=True), "eos_token_id", None)
+        self._end_id = end if isinstance(end, int) else 0
+        words = EngineWords("TensorRT-LLM's own choice", "paged", "TensorRT-LLM's own", "last token")
+        self.facts = engine_model_facts(request.config.model, request.architecture, request.device, request.dtype, words)
+        self.runtime = RuntimeFacts(
+            type="tensorrtllm",
+            version=version,
+            method=METHOD,
+            uncosted=_uncosted(request),
+            engine=arguments,
+            notes=(COUNTED, *NOTES),
+        )
+        self.profiler = Missing("TensorRT-LLM runs the model in processes of its own, which this process's profiler does not see")
+
+    def generate(self, prompts: Prompts, new_tokens: int, marker: StageMarker) -> Generated:
+        """All sequences at once, greedy, each to exactly `new_tokens`; only the whole is marked."""
+        from tensorrt_llm import SamplingParams
+
+        asked = SamplingParams(
+            max_tokens=new_tokens,
+            top_k=1,
+            ignore_eos=True,
+            end_id=self._end_id,  # it asks for one where there is no tokenizer, and does not heed it
+            pad_id=self._end_id,
+            detokenize=False,
+        )
+        arrivals: list[list[int]] = [[] for _ in prompts.ids]
+        tokens: list[list[int]] = [[] for _ in prompts.ids]
+
+        async def follow(number: int, ids: list[int]) -> None:
+            async for output in self._llm.generate_async(ids, asked, streaming=True):
+                now = time.monotonic_ns()
+                whole = list(output.outputs[0].token_ids)
+                arrivals[number] += [now] * (len(whole) - len(tokens[number]))
+                tokens[number] = whole
+
+        async def follow_all(inputs: list[list[int]]) -> None:
+            await asyncio.gather(*(follow(number, ids) for number, ids in enumerate(inputs)))
+
+        inputs = [list(ids) for ids in prompts.ids]
+        started = time.monotonic_ns()
+        with marker(Stage.PROFILE.value):
+            asyncio.run(follow_all(inputs))
+        return Generated(started, tuple(map(tuple, arrivals)), tuple(tuple(map(int, row)) for row in tokens))
+
+
+def open_tensorrtllm(request: RunnerRequest) -> TensorRtLlmRunner:
+    """An engine with the request's model, refused with TensorRT-LLM's own words where it does not take it."""
+    _check_device(request)
+    arguments = _arguments(request)
+    import tensorrt_llm
+    from tensorrt_llm import LLM
+    from tensorrt_llm.llmapi import KvCacheConfig
+
+    version = str(getattr(tensorrt_llm, "__version__", "of unknown version"))
+    try:
+        llm = LLM(**{**arguments, "kv_cache_config": KvCacheConfig(**arguments["kv_cache_config"])})
+    except LlmPerfError:
+        raise
+    except (ValueError, TypeError, NotImplementedError, OSError, ImportError, RuntimeError, AssertionError) as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        words = " ".join(str(error).split())[:500] or type(error).__name__
+        raise ResourceError(
+            f"TensorRT-LLM {version} cannot open this model: {words}",
+            "Engine arguments are runtime.engine.NAME=VALUE; the whole error is in the pass's log.txt.",
+        ) from error
+    atexit.register(llm.shutdown)
+    return TensorRtLlmRunner(llm, request, arguments, version)
+
+
+def _arguments(request: RunnerRequest) -> dict[str, Any]:
+    """The runner's own arguments, then the user's over them; the settings of the cache are merged one by one."""
+    given = dict(request.config.runtime.engine)
+    for name in given:
+        if name in OWN:
+            raise ConfigError(f"runtime.engine.{name} is decided by {OWN[name]}.", f"Set {OWN[name]} in its place.")
+    cache = given.pop("kv_cache_config", {})
+    if not isinstance(cache, dict):
+        raise ConfigError(
+            f"runtime.engine.kv_cache_config={cache!r}: expected a mapping.", "Write runtime.engine.kv_cache_config.NAME=VALUE."
+        )
+    config, prompts = request.config, request.prompts
+    longest = max(prompts.lengths) + config.runtime.num_new_tokens
+    random = config.model.source == "random"
+    return {
+        "model": _random_model(request) if random else str(Path(config.model.path or "").expanduser()),
+        "dtype": str(request.dtype).removeprefix("torch."),
+        "trust_remote_code": config.model.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "max_batch_size": len(prompts.ids),
+        "max_seq_len": longest,
+        "max_num_tokens": max(sum(prompts.lengths), longest),
+        **({"load_format": "dummy"} if random else {}),
+        **given,
+        "kv_cache_config": {"enable_block_reuse": False, **cache},
+    }
+
+
+def _random_model(request: RunnerRequest) -> str:
+    folder = tempfile.TemporaryDirectory(prefix="llm-perf-model-")
+    atexit.register(folder.cleanup)
+    return str(write_model_folder(request.architecture, Path(folder.name)))
+
+
+def _check_device(request: RunnerRequest) -> None:
+    if request.device.type != "cuda":
+        raise ResourceError(
+            f"TensorRT-LLM runs on NVIDIA GPUs, and the run is to be on {request.device.type}.",
+            "Run where there is one, or choose runtime=pytorch.",
+        )
+    if (request.device.index or 0) != 0:
+        raise ConfigError(
+            f"TensorRT-LLM takes the first visible GPU, and hardware.device_index={request.device.index} is another.",
+            f"Set CUDA_VISIBLE_DEVICES={request.device.index} and leave hardware.device_index at 0.",
+        )
+
+
+def _uncosted(request: RunnerRequest) -> str:
+    engine = request.config.runtime.engine
+    for name, why in (
+        ("quant_config", "the engine runs the weights quantised, which the cost model does not count"),
+        ("speculative_config", "the engine decodes speculatively: a step makes several tokens"),
+    ):
+        if engine.get(name) is not None:
+            return why
+    workers = int(engine.get("tensor_parallel_size", 1)) * int(engine.get("pipeline_parallel_size", 1))
+    if workers > 1:
+        return f"the model is spread over {workers} workers, and the limits are those of one device"
+    if len(set(request.prompts.lengths)) > 1:
+        return "the engine runs sequences of different length without padding, which the cost model does not count"
+    if getattr(request.architecture, "quantization_config", None):
+        return "the checkpoint is quantised, which the cost model does not count"
+    return ""

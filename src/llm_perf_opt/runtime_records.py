@@ -1,0 +1,24 @@
+"""What ran the model: the runtime, what it was given, and how far prefill and decode can be told apart in it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RuntimeFacts:
+    """The runtime as it really ran."""
+
+    type: str
+    version: str
+    method: str
+    """How prefill and decode were told apart, in words."""
+    inseparable: str = ""
+    """Why they could not be in this run; empty where they could. Nothing is then said of the one or the other."""
+    uncosted: str = ""
+    """Why its FLOPs and bytes cannot be counted from the architecture; empty where they can."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Every argument the engine was given, the runner's own among them."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables the runner set for the engine."""
+    notes: tuple[str, ...] = ()
+    """What else a reader must know to read the figures right."""

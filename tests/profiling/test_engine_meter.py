@@ -1,0 +1,91 @@
+"""Times of an engine from the arrival of its tokens. Every figure can be checked by eye."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_perf_opt.errors import CaptureError
+from llm_perf_opt.profiling.annotations import StageMarker
+from llm_perf_opt.profiling.engine_meter import EngineMeter, Generated, is_mixed
+from llm_perf_opt.profiling.meter import Effort
+
+
+class Scripted:
+    """An engine whose tokens arrive when the script says; token k of sequence s is 100 · s + k."""
+
+    def __init__(self, *arrivals_ns: Sequence[int], started_ns: int = 1000) -> None:
+        self.arrivals = tuple(tuple(row) for row in arrivals_ns)
+        self.started = started_ns
+        self.asked: list[int] = []
+
+    def generate(self, prompts: Any, new_tokens: int, marker: StageMarker) -> Generated:
+        self.asked.append(new_tokens)
+        tokens = tuple(tuple(100 * row + place for place in range(len(times))) for row, times in enumerate(self.arrivals))
+        return Generated(self.started, self.arrivals, tokens)
+
+
+def metered(engine: Scripted, new_tokens: int = 3) -> EngineMeter:
+    return EngineMeter(engine, None, new_tokens)
+
+
+def test_a_stage_ends_when_the_last_sequence_has_its_token() -> None:
+    meter = metered(Scripted([1100, 1150, 1200], [1130, 1160, 1300]))
+    iteration = meter.iterate()
+    assert (iteration.started_ns, iteration.prefill_ns, iteration.steps_ns) == (1000, 130, (30, 140))
+    assert iteration.total_ns == 300
+    assert meter.tokens() == [[0, 1, 2], [100, 101, 102]]
+    assert meter.inseparable == ""
+
+
+def test_one_token_is_prefill_alone() -> None:
+    iteration = metered(Scripted([1100], [1130]), 1).iterate()
+    assert (iteration.prefill_ns, iteration.steps_ns) == (130, ())
+
+
+@pytest.mark.parametrize(
+    ("second_of_first", "mixed"),
+    [(1150, True), (1200, True), (1201, False)],
+    ids=["before the other's first", "in the same step", "after it"],
+)
+def test_prefill_and_decode_together_are_noticed(second_of_first: int, mixed: bool) -> None:
+    meter = metered(Scripted([1100, second_of_first, 1300], [1200, 1250, 1300]))
+    meter.iterate()
+    meter.iterate()
+    expected = "in 2 of 2 requests some sequences decoded while others were still in prefill"
+    assert meter.inseparable == (expected if mixed else "")
+
+
+def test_a_sequence_alone_cannot_be_mixed() -> None:
+    assert not is_mixed(Generated(0, ((5, 6),), ((1, 2),)))
+    assert not is_mixed(Generated(0, ((5,), (7,)), ((1,), (2,))))
+
+
+@pytest.mark.parametrize("arrivals", [([1100, 1200],), ([1100, 1200, 1300, 1400],), ([1100, 1200, 1300], [1100, 1200])])
+def test_an_engine_that_ends_early_or_late_is_refused(arrivals: Sequence[Sequence[int]]) -> None:
+    with pytest.raises(CaptureError, match="3 were asked for"):
+        metered(Scripted(*arrivals)).iterate()
+
+
+@pytest.mark.parametrize("arrivals", [[900, 1100, 1200], [1100, 1050, 1200]])
+def test_times_that_cannot_be_are_refused(arrivals: Sequence[int]) -> None:
+    with pytest.raises(CaptureError, match="before they were asked for"):
+        metered(Scripted(arrivals)).iterate()
+
+
+@given(st.lists(st.lists(st.integers(0, 10**9), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_the_stages_are_the_whole_request_whatever_the_order(rows: list[list[int]]) -> None:
+    arrivals = [[1000 + time for time in sorted(row)] for row in rows]
+    iteration = metered(Scripted(*arrivals), 4).iterate()
+    assert iteration.total_ns == max(max(row) for row in arrivals) - 1000
+    assert min(iteration.prefill_ns, *iteration.steps_ns) >= 0
+
+
+def test_it_repeats_as_the_other_meter_does() -> None:
+    engine = Scripted([1100, 1150, 1200])
+    measured = metered(engine).measure(Effort(max_warmup=9, min_repeats=6, max_repeats=20, ci_target=0.02, time_limit_s=60))
+    assert (len(measured.warmup), len(measured.iterations), measured.stable, measured.settled) == (4, 6, True, True)
+    assert measured.tokens_repeat
+    assert set(engine.asked) == {3}

@@ -1,0 +1,191 @@
+"""The real engine of vLLM, as a user runs it. It lies in an environment of its own: `make vllm-venv`."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from docs_commands import commands
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+MODEL = {
+    "vocab_size": 256, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": True,
+}  # fmt: skip
+SHAPE = ["runtime.batch_size=2", "runtime.prompt_tokens=12", "runtime.num_new_tokens=6", "model.dtype=fp32", "hardware=cpu"]
+SHORT = ["runtime.max_warmup=4", "runtime.min_repeats=6", "runtime.max_repeats=6", "profiling.ceilings=false"]
+QUIET = ["profiling.nvml.enable=false"]
+
+
+def llm_perf(python: Path | str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command, run by an interpreter; this checkout's code in either."""
+    root = Path(__file__).parents[2] / "src"
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    argv = [str(python), "-m", "llm_perf_opt", *words]
+    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False)
+
+
+def run(python: Path | str, folder: Path, *words: str) -> Path:
+    done = llm_perf(python, "run", "--json", "-q", *words, *SHORT, *QUIET, f"hydra.run.dir={folder}", cwd=folder.parent)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "complete"
+    return folder
+
+
+def timings(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "raw/clean/timings.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model") / "small"
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **MODEL), dtype=torch.float32)
+    for tensor in made.parameters():
+        torch.nn.init.normal_(tensor, std=0.2)  # far enough apart that the order of additions decides no token
+    made.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_vllm(vllm_python: Path, saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with both passes."""
+    folder = tmp_path_factory.mktemp("vllm") / "run"
+    return run(
+        vllm_python, folder, "runtime=vllm", "model=hf", f"model.path={saved_model}", *SHAPE, "runtime.engine.enforce_eager=true"
+    )
+
+
+@pytest.fixture(scope="module")
+def by_pytorch(saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pytorch") / "run"
+    return run(sys.executable, folder, "model=hf", f"model.path={saved_model}", *SHAPE, "profiling=none")
+
+
+def test_the_tokens_are_those_of_pytorch(by_vllm: Path, by_pytorch: Path) -> None:
+    ours, theirs = timings(by_pytorch), timings(by_vllm)
+    assert theirs["tokens_sha256"] == ours["tokens_sha256"]
+    assert theirs["tokens_repeat"]
+    for key in ("parameters", "weight_bytes", "dtype", "model_type", "model_class", "device_name"):
+        assert theirs["model"][key] == ours["model"][key], key
+    assert theirs["workload"] == ours["workload"]
+
+
+def test_the_engine_and_what_it_was_given_are_recorded(by_vllm: Path) -> None:
+    runtime = timings(by_vllm)["runtime"]
+    assert (runtime["type"], runtime["inseparable"], runtime["uncosted"]) == ("vllm", "", "")
+    assert {"enforce_eager": True, "enable_prefix_caching": False, "max_model_len": 18}.items() <= runtime["engine"].items()
+    assert runtime["variables"]["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    config = yaml.safe_load((by_vllm / "config.yaml").read_text())
+    assert config["runtime"]["engine"] == {"enforce_eager": True}
+    report = (by_vllm / "report.md").read_text()
+    assert f"run by vllm {runtime['version']}" in report
+    assert runtime["method"] in report
+    assert "enforce\\_eager=True" in report or "enforce_eager=True" in report
+
+
+def test_stages_are_the_whole_request(by_vllm: Path) -> None:
+    found = timings(by_vllm)
+    assert found["clock"] == "host clock"
+    for iteration in found["iterations"]:
+        assert len(iteration["steps_ns"]) == 5
+        assert min(iteration["prefill_ns"], *iteration["steps_ns"]) > 0
+        assert iteration["prefill_ns"] + sum(iteration["steps_ns"]) <= iteration["wall_ns"]
+
+
+def test_the_engines_own_labels_stand_inside_our_stages(by_vllm: Path) -> None:
+    """vLLM labels each step with what its scheduler put in it: that is what our stages are held against."""
+    with gzip.open(by_vllm / "raw/torch/trace.json.gz") as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"]
+    inside: dict[str, list[str]] = {"prefill": [], "decode_step": []}
+    stages = [event for event in events if event["name"] in inside]
+    for event in events:
+        if event["name"].startswith("execute_"):
+            (stage,) = [it for it in stages if it["ts"] <= event["ts"] and event["ts"] + event["dur"] <= it["ts"] + it["dur"]]
+            inside[stage["name"]].append(event["name"])
+    assert inside == {
+        "prefill": ["execute_context_2(24)_generation_0(0)"],
+        "decode_step": ["execute_context_0(0)_generation_2(2)"] * 5,
+    }
+
+
+def test_the_torch_pass_has_operators_from_the_engines_own_profiler(by_vllm: Path) -> None:
+    record = json.loads((by_vllm / "raw/torch/operators.json").read_text())
+    assert record["decode_steps"] == 5
+    names = [row["name"] for row in record["operators"]]
+    assert any(name.startswith(("vllm::", "_C::")) for name in names)
+    assert len(list((by_vllm / "raw/torch").glob("*.trace.json*"))) == 0, (
+        "the trace has our name, and the one that woke it is gone"
+    )
+    assert "torch.profiler" in (by_vllm / "report.md").read_text()
+
+
+SHOWN = [words[1:] for words in commands("runtimes.md") if "runtime=vllm" in words]
+"""The page's own commands, without the verb."""
+
+
+def test_random_weights_and_texts_of_different_length(vllm_python: Path, tmp_path: Path) -> None:
+    (words,) = [words for words in SHOWN if not any("max_num_batched_tokens" in word for word in words)]
+    more = ["dataset=sample_prompts", "runtime.num_new_tokens=3", "hardware=cpu", "profiling=none"]
+    folder = run(vllm_python, tmp_path / "run", *words, *more)
+    found = timings(folder)
+    assert found["runtime"]["engine"]["load_format"] == "dummy"
+    assert not Path(found["runtime"]["engine"]["model"]).exists(), "the folder without weights is cleared away"
+    assert len(set(found["workload"]["prompt_tokens"])) == 2
+    assert "without padding" in found["runtime"]["uncosted"]
+    assert "padded on the left" not in (folder / "report.md").read_text()
+
+
+def test_chunked_prefill_is_not_told_apart(vllm_python: Path, tmp_path: Path) -> None:
+    (words,) = [words for words in SHOWN if any("max_num_batched_tokens" in word for word in words)]
+    folder = run(vllm_python, tmp_path / "run", *words, "runtime.num_new_tokens=6", "hardware=cpu", "profiling=none")
+    why = timings(folder)["runtime"]["inseparable"]
+    assert "some sequences decoded while others were still in prefill" in why
+    report = (folder / "report.md").read_text()
+    assert f"| Time per output token (TPOT) | n/a: {why} |" in report
+    assert "| Time to first token (TTFT) | n/a" not in report
+    assert "| &nbsp;&nbsp;prefill |" not in report
+    assert f"## MFU and distance from the limit\n\nn/a: {why}" in report
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["runtime.engine.max_num_seq=3"], 2, "no such engine argument. Did you mean 'max_num_seqs'?"),
+        (["runtime.engine.dtype=float16"], 2, "runtime.engine.dtype is decided by model.dtype"),
+        (["runtime.engine.max_num_batched_tokens=1"], 3, "cannot open this model"),
+    ],
+)
+def test_what_the_engine_does_not_take_is_refused(
+    vllm_python: Path, tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
+    done = llm_perf(
+        vllm_python, "run", "-q", "runtime=vllm", "model=tiny", *words, "hardware=cpu", "profiling=none", cwd=tmp_path
+    )
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+def test_nsys_sees_the_engines_stages(vllm_python: Path, saved_model: Path, real_nsys: Path, tmp_path: Path) -> None:
+    from llm_perf_opt.parsers.nsys_sqlite import read_nsys
+
+    words = ["runtime=vllm", "model=hf", f"model.path={saved_model}", *SHAPE, "profiling=nsys", "profiling.clean=false"]
+    environment = {**os.environ, "NSYS": str(real_nsys), "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    argv = [str(vllm_python), "-m", "llm_perf_opt", "run", "-q", *words, *SHORT, *QUIET, "runtime.engine.enforce_eager=true"]
+    done = subprocess.run(
+        [*argv, f"hydra.run.dir={tmp_path / 'run'}"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    trace = read_nsys(tmp_path / "run/raw/nsys/run.sqlite")
+    names = [trace.name_of(int(index)) for index in trace.ranges.name]
+    assert (names.count("prefill"), names.count("decode_step")) == (1, 5)

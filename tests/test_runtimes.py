@@ -1,0 +1,184 @@
+"""Which runtimes there are, and one that another package brings."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs_commands import commands
+from llm_perf_opt import runtimes
+from llm_perf_opt.composition import compose, group_options
+from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.runtimes import known_runtimes, runtime_named
+
+ROOT = Path(__file__).parent.parent
+
+
+def the_minimal_runner() -> str:
+    """The module that docs/runtimes.md shows."""
+    page = (ROOT / "docs" / "runtimes.md").read_text()
+    return page.split("```python\n# echo_runner.py\n")[1].split("```")[0]
+
+
+def bring(site: Path, name: str, target: str, module: str = "", distribution: str = "echo-runner") -> Path:
+    """A package as pip leaves it: a module and the metadata with its entry point."""
+    site.mkdir(parents=True, exist_ok=True)
+    if module:
+        (site / f"{target.partition(':')[0]}.py").write_text(module)
+    information = site / f"{distribution.replace('-', '_')}-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[{runtimes.GROUP}]\n{name} = {target}\n")
+    return site
+
+
+def llm_perf(*words: str, cwd: Path, site: Path | None = None) -> subprocess.CompletedProcess[str]:
+    paths = [*([str(site)] if site else []), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    argv = [sys.executable, "-m", "llm_perf_opt", *words]
+    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture
+def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A site folder on the path of this process; what is known is looked up anew."""
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(str(site))
+    known_runtimes.cache_clear()
+    yield site
+    known_runtimes.cache_clear()
+
+
+def test_the_package_brings_three() -> None:
+    assert [runtime.name for runtime in known_runtimes() if not runtime.brought_by] == ["pytorch", "vllm", "tensorrtllm"]
+
+
+def test_an_unknown_one_is_answered_with_what_is_there() -> None:
+    with pytest.raises(ConfigError) as caught:
+        runtime_named("vlm")
+    assert "runtime.type=vlm is not known. Did you mean 'vllm'?" in caught.value.fact
+    assert "Known: pytorch, vllm" in caught.value.remedy
+    assert runtimes.GROUP in caught.value.remedy
+
+
+def test_one_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "find_spec", lambda _: None)
+    with pytest.raises(ResourceError) as caught:
+        runtime_named("vllm")
+    assert "needs the package vllm" in caught.value.fact
+    assert "pip install 'llm-perf-opt[vllm]'" in caught.value.remedy
+
+
+def test_an_entry_point_is_an_option_of_the_group(brought: Path) -> None:
+    bring(brought, "echo", "echo_runner:open_echo")
+    assert "echo" in group_options()["runtime"]
+    config = compose(["runtime=echo", "runtime.batch_size=3", "runtime.engine.speed=2"]).config
+    assert (config.runtime.type, config.runtime.batch_size, config.runtime.engine) == ("echo", 3, {"speed": 2})
+    assert runtime_named("echo").brought_by == "echo-runner"
+
+
+def test_a_name_cannot_be_taken_twice(brought: Path) -> None:
+    bring(brought, "vllm", "theirs:open")
+    with pytest.raises(ConfigError, match="'vllm' is brought by echo-runner and by llm-perf-opt itself"):
+        known_runtimes()
+
+
+def test_a_runner_of_ones_own_is_measured(tmp_path: Path) -> None:
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", the_minimal_runner())
+    run = tmp_path / "run"
+    words = [
+        "run",
+        "--json",
+        "-q",
+        "runtime=echo",
+        "runtime.engine.step_ms=2",
+        "runtime.batch_size=2",
+        "runtime.num_new_tokens=6",
+    ]
+    done = llm_perf(*words, "hardware=cpu", "profiling=none", f"hydra.run.dir={run}", cwd=tmp_path, site=site)
+    assert done.returncode == 0, done.stderr
+    timings: dict[str, Any] = json.loads((run / "raw/clean/timings.json").read_text())
+    assert timings["runtime"]["type"] == "echo"
+    assert timings["runtime"]["engine"] == {"step_ms": 2}
+    assert all(len(one["steps_ns"]) == 5 and min(one["steps_ns"]) >= 2_000_000 for one in timings["iterations"])
+    report = (run / "report.md").read_text()
+    assert "run by echo 1.0" in report
+    assert timings["runtime"]["method"] in report
+
+
+def test_the_torch_pass_of_a_runner_without_a_profiler_says_why(tmp_path: Path) -> None:
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", the_minimal_runner())
+    words = ["run", "-q", "runtime=echo", "hardware=cpu", "profiling=minimal", "profiling.clean=false"]
+    done = llm_perf(*words, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path, site=site)
+    assert done.returncode == 3
+    assert "torch.profiler cannot see echo: it computes nothing." in done.stderr
+
+
+SHOWN = [words for words in commands("runtimes.md") if "runtime=vllm" not in words]
+"""Commands of the page; those of vLLM are run by the tests of its engine."""
+
+
+@pytest.mark.parametrize("words", SHOWN, ids=" ".join)
+def test_the_pages_commands_run(tmp_path: Path, words: list[str]) -> None:
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", the_minimal_runner())
+    short = ["-q", "runtime.num_new_tokens=3", "runtime.max_repeats=6", "runtime.min_repeats=6", "runtime.max_warmup=4"]
+    done = llm_perf(*words, *short, "hardware=cpu", "profiling=none", cwd=tmp_path, site=site)
+    if "runtime=tensorrtllm" in words and not runtime_installed("tensorrtllm"):
+        assert (done.returncode, "needs the package tensorrt_llm" in done.stderr) == (3, True)
+    else:
+        assert done.returncode == 0, done.stderr
+
+
+def runtime_installed(name: str) -> bool:
+    return next(runtime.installed for runtime in known_runtimes() if runtime.name == name)
+
+
+@pytest.mark.parametrize(
+    ("target", "module", "code", "said"),
+    [
+        ("gone:open", "", 3, "cannot be loaded from gone:open"),
+        (
+            "half:open",
+            "def open(request): return object()",
+            2,
+            "is no engine runner: it has no generate, profiler, facts, runtime",
+        ),
+        (
+            "steps:open",
+            "class R:\n    decode_step = 1\ndef open(request): return R()",
+            2,
+            "is no steppable runner: it has no begin",
+        ),
+    ],
+)
+def test_a_runner_that_is_none_is_refused(tmp_path: Path, target: str, module: str, code: int, said: str) -> None:
+    site = bring(tmp_path / "site", "echo", target, module)
+    done = llm_perf("run", "-q", "runtime=echo", "hardware=cpu", "profiling=none", cwd=tmp_path, site=site)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["runtime.engine.block_size=16"], "has no effect on runtime=pytorch"),
+        (["runtime=vllm", "runtime.cache=static"], "runtime.cache=static has no effect on runtime.type=vllm"),
+        (["runtime=vllm", "runtime.compile=default"], "runtime.compile=default has no effect"),
+        (["runtime=vllm", "runtime.attn_implementation=sdpa"], "runtime.attn_implementation=sdpa has no effect"),
+        (["runtime=vllm", "model.substages.first=model.layers.0"], "vllm runs it out of reach"),
+        (["runtime=vllm", "model=tiny_vlm"], "vllm runs it out of reach"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(words)
+    assert said in caught.value.fact
+
+
+def test_engine_arguments_keep_their_types() -> None:
+    words = ["runtime=vllm", "runtime.engine.enforce_eager=true", "runtime.engine.block_size=16", "runtime.engine.x={a: [1, 2]}"]
+    assert compose(words).config.runtime.engine == {"enforce_eager": True, "block_size": 16, "x": {"a": [1, 2]}}
