@@ -40,7 +40,7 @@ FLOORS = [
     {"profiling"},
     {"report"},
     {"parsers", "analysis", "data", "counters"},
-    {"composition", "stored_ceilings", "sweep_folder", "run_folder", "tables"},
+    {"composition", "stored_ceilings", "sweep_folder", "run_folder", "tables", "trace_mark"},
     {"config"},
     {"listener", "host", "stages", "events", "kernel_records", "records", "errors"},
 ]

@@ -9,7 +9,7 @@ import yaml
 
 from llm_perf_opt.analyse import analyse, reanalyse, write_reports
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.trace_analysis import FindingLine
+from llm_perf_opt.analysis.trace_document import FindingLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.capture import capture
 from llm_perf_opt.composition import Composed, compose, config_from_mapping

@@ -9,9 +9,10 @@ import msgspec
 from llm_perf_opt import __version__
 from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.run_folder import write_whole
+from llm_perf_opt.trace_mark import fresh_tables
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analysis.trace_analysis import TraceAnalysis
+    from llm_perf_opt.analysis.trace_document import TraceAnalysis
 
 ANALYSIS_FILE = "analysis.json"
 _VERSION = f"{__version__}/1"
@@ -38,7 +39,7 @@ def analyse_source(source: Path, *, use_cache: bool = True) -> Analysed:
     notes: tuple[str, ...] = ()
     file = source
     if source.suffix in _REPORTS:
-        file, notes = _exported(source)
+        file, notes = _exported(source, use_cache)
     found = _kept(file, source) if use_cache else None
     if found is None:
         found, more = _fresh(file, source, use_cache)
@@ -94,12 +95,10 @@ class _Kept(msgspec.Struct):
 
 def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
     """What was found before of this very file by this very release."""
-    from llm_perf_opt.parsers.trace_cache import fresh_tables
-
     tables = fresh_tables(file)
     if tables is None or not (tables / ANALYSIS_FILE).is_file():
         return None
-    from llm_perf_opt.analysis.trace_analysis import TraceAnalysis
+    from llm_perf_opt.analysis.trace_document import TraceAnalysis
 
     try:
         kept = msgspec.json.decode((tables / ANALYSIS_FILE).read_bytes(), type=_Kept)
@@ -110,8 +109,8 @@ def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
         return None  # damaged: it is made anew
 
 
-def _exported(report: Path) -> tuple[Path, tuple[str, ...]]:
-    """An nsys report as SQLite beside it; one that is newer than the report is used as it is."""
+def _exported(report: Path, beside: bool) -> tuple[Path, tuple[str, ...]]:
+    """An nsys report as SQLite beside it, or in a folder for the time being; a newer one that is there is used as it is."""
     from llm_perf_opt.profiling.vendor.probe import find_tool
     from llm_perf_opt.profiling.vendor.reports import export_nsys
 
@@ -124,5 +123,18 @@ def _exported(report: Path) -> tuple[Path, tuple[str, ...]]:
             f"{report} is nsys's own format, and there is no nsys here to export it.",
             f"Where nsys is: nsys export --type sqlite -o {report.stem}.sqlite {report.name}; then analyze the .sqlite.",
         )
-    complaints = export_nsys(nsys, report, sqlite, log=report.with_suffix(".export.log"))
+    if not beside:
+        sqlite = _scratch() / sqlite.name
+    complaints = export_nsys(nsys, report, sqlite, log=sqlite.with_suffix(".export.log"))
     return sqlite, tuple(problem.what for problem in complaints)
+
+
+def _scratch() -> Path:
+    """A folder that goes when the program ends."""
+    import atexit
+    import shutil
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="llm-perf-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_perf_opt.analysis.kernel_table import KernelRow
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.trace_analysis import TraceAnalysis
+from llm_perf_opt.analysis.trace_document import TraceAnalysis
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.records import GpuSample, Missing

@@ -19,12 +19,10 @@ import numpy as np
 
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Columns, DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
+from llm_perf_opt.trace_mark import META_FILE, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import duckdb
-
-SCHEMA_VERSION = 2
-META_FILE = "meta.json"
 
 Extra = Mapping[str, Mapping[str, Any]]
 """Table → column → a numpy array with a value per row: numbers, or an object array of text and None."""

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from llm_perf_opt.analysis.accounting import account
 from llm_perf_opt.analysis.evidence import RunFacts
-from llm_perf_opt.analysis.trace_analysis import TraceAnalysis, analysed, refused
+from llm_perf_opt.analysis.trace_analysis import analysed, refused
+from llm_perf_opt.analysis.trace_document import TraceAnalysis
 from llm_perf_opt.analysis.trace_health import examined
 from llm_perf_opt.analysis.trace_stages import find_stages
 from llm_perf_opt.errors import ParseError

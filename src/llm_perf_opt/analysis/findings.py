@@ -4,6 +4,7 @@ Savings of different findings overlap: the same gap may be claimed by two. They 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from llm_perf_opt.analysis.evidence import Evidence
 from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry
@@ -19,11 +20,9 @@ from llm_perf_opt.analysis.rules.kernels import (
 from llm_perf_opt.analysis.rules.launching import host_between_steps, launch_bound_decode, launch_bound_prefill
 from llm_perf_opt.analysis.rules.trust import noisy_machine, passes_disagree, profiler_inflation, throttled
 
-__all__ = ["OVERLAP", "RULES", "Finding", "Kind", "Rule", "Saving", "ToTry", "find"]
+__all__ = ["RULES", "Finding", "Kind", "Rule", "Saving", "ToTry", "find"]
 
 Rule = Callable[[Evidence], Finding | None]
-
-OVERLAP = "Savings overlap and are not to be added: what one change saves, another cannot save again."
 
 RULES: tuple[Rule, ...] = (
     launch_bound_decode,
@@ -46,10 +45,22 @@ RULES: tuple[Rule, ...] = (
     passes_disagree,
 )
 
+_OWN_RUNTIME = "pytorch"
+_OF_OWN_RUNTIME = ("runtime.cache=", "runtime.compile=", "runtime.attn_implementation=")
+"""Settings that only the runtime stepped by this program has."""
+
 _ORDER = {kind: place for place, kind in enumerate(Kind)}
 
 
 def find(evidence: Evidence) -> tuple[Finding, ...]:
     """What the rules find: changes for latency by their saving, then for throughput, then reasons to measure again."""
-    found = [finding for rule in RULES if (finding := rule(evidence)) is not None]
+    found = [_fitting(finding, evidence) for rule in RULES if (finding := rule(evidence)) is not None]
     return tuple(sorted(found, key=lambda one: (_ORDER[one.kind], -one.weight_ns)))
+
+
+def _fitting(finding: Finding, evidence: Evidence) -> Finding:
+    """Without overrides where the run's runtime does not know them: then the change in words is what to try."""
+    other = evidence.facts.setting("runtime.type") not in (None, _OWN_RUNTIME)
+    if other and any(override.startswith(_OF_OWN_RUNTIME) for override in finding.to_try.overrides):
+        return replace(finding, to_try=replace(finding.to_try, overrides=()))
+    return finding

@@ -1,9 +1,6 @@
-"""All that is said of a trace, in one plain record: what is printed, kept as JSON and read back. A number that cannot be had is
-None, and `why` says why."""
+"""Makes the record of all that is said of a trace."""
 
 from collections.abc import Sequence
-
-import msgspec
 
 from llm_perf_opt.analysis.accounting import Account
 from llm_perf_opt.analysis.attribution import attribute, has_modules, modules_by_time
@@ -14,148 +11,21 @@ from llm_perf_opt.analysis.findings import find
 from llm_perf_opt.analysis.kernel_classes import KernelClass
 from llm_perf_opt.analysis.kernel_summary import kernels_by_time
 from llm_perf_opt.analysis.stage_instances import TraceStages
-from llm_perf_opt.events import Trace, TraceProblem
+from llm_perf_opt.analysis.trace_document import (
+    BudgetLine,
+    BudgetTable,
+    FindingLine,
+    GpuTotals,
+    IdleLine,
+    KernelLine,
+    OwnerLine,
+    ProblemLine,
+    StageLine,
+    StepLine,
+    TraceAnalysis,
+)
+from llm_perf_opt.events import Trace
 from llm_perf_opt.records import Missing
-
-
-class GpuTotals(msgspec.Struct, frozen=True):
-    """All devices together: busy is the union of kernels, copies and memsets; span runs from the first to the last of them."""
-
-    kernels: int | None
-    kernel_ns: int | None
-    busy_ns: int | None
-    idle_ns: int | None
-    span_ns: int | None
-
-
-class StageLine(msgspec.Struct, frozen=True):
-    """One stage, all its instances together."""
-
-    name: str
-    count: int
-    wall_ns: int
-    gpu_busy_ns: int
-    idle_ns: int
-    kernels: int
-    launches: int
-    kernel_ns: int
-
-
-class StepLine(msgspec.Struct, frozen=True):
-    """One step; its window runs to the first work of the next."""
-
-    stage: str
-    step: int
-    wall_ns: int
-    span_ns: int
-    gpu_busy_ns: int
-    idle_ns: int
-    kernels: int
-    kernel_ns: int
-    launches: int
-
-
-class OwnerLine(msgspec.Struct, frozen=True):
-    """The device time of one operator or module."""
-
-    name: str
-    calls: int
-    kernels: int
-    self_ns: int
-    total_ns: int
-    share: float
-
-
-class KernelLine(msgspec.Struct, frozen=True, rename={"kind": "class"}):
-    """All launches of one kernel."""
-
-    name: str
-    kind: str
-    calls: int
-    total_ns: int
-    mean_ns: float
-    share: float
-
-
-class IdleLine(msgspec.Struct, frozen=True):
-    """Idle time of one cause."""
-
-    cause: str
-    ns: int
-
-
-class BudgetLine(msgspec.Struct, frozen=True):
-    """One row of a budget."""
-
-    key: str
-    label: str
-    ns: int
-    share: float
-
-
-class BudgetTable(msgspec.Struct, frozen=True):
-    """The budget of a stage; its rows sum to `wall_ns`."""
-
-    stage: str
-    unit: str
-    units: int
-    wall_ns: int
-    wall_source: str
-    busy_ns: int
-    rows: list[BudgetLine]
-    problems: list[str]
-    notes: list[str]
-
-
-class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
-    """One finding; savings are of wall time per `saving_per`."""
-
-    id: str
-    claim: str
-    saving_ns: int | None
-    evidence: list[str]
-    to_try: str
-    kind: str
-    stage: str
-    saving_low_ns: int | None
-    saving_high_ns: int | None
-    saving_per: str
-    saving_why: str
-    """Why there is no saving."""
-    units: int
-    """How often the unit occurs in a request, or in the trace."""
-    confidence: str
-    because: str
-    overrides: list[str]
-    change: str
-
-
-class TraceAnalysis(msgspec.Struct, frozen=True):
-    """One trace."""
-
-    source: str
-    complete: bool
-    problems: list[TraceProblem]
-    gpu: GpuTotals
-    stages: list[StageLine]
-    kernels: list[KernelLine]
-    idle: list[IdleLine]
-    findings: list[FindingLine]
-    why: str
-    """Why there are no numbers; empty where there are."""
-    profiler: str
-    device: str
-    stage_method: str
-    stage_why: str
-    stage_coverage: float | None
-    """Share of the device time that belongs to a stage."""
-    unknown_share: float | None
-    """Share of the kernel time whose class is not known."""
-    budgets: list[BudgetTable]
-    steps: list[StepLine]
-    modules: list[OwnerLine]
-    """By the device time of their own; empty where the trace labels none."""
-
 
 _NOTHING = GpuTotals(None, None, None, None, None)
 
@@ -166,7 +36,7 @@ def refused(trace: Trace, source: str) -> TraceAnalysis:
     return TraceAnalysis(
         source=source,
         complete=False,
-        problems=list(trace.problems),
+        problems=_problems(trace),
         gpu=_NOTHING,
         stages=[],
         kernels=[],
@@ -194,7 +64,7 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
     return TraceAnalysis(
         source=source,
         complete=True,
-        problems=[*trace.problems, *([_NO_WORK] if none else [])],
+        problems=[*_problems(trace), *([_NO_WORK] if none else [])],
         gpu=GpuTotals(total.kernels.count, total.kernels.sum_ns, total.busy_ns, total.idle_ns, total.span_ns),
         stages=[
             StageLine(one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns)
@@ -216,12 +86,16 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
     )
 
 
-_NO_WORK = TraceProblem(
+_NO_WORK = ProblemLine(
     "no_device_work",
     "the trace holds no work of a GPU",
     fatal=False,
     remedy="Record CUDA activity too, if the program used a GPU.",
 )
+
+
+def _problems(trace: Trace) -> list[ProblemLine]:
+    return [ProblemLine(one.id, one.what, one.fatal, one.remedy) for one in trace.problems]
 
 
 def _steps(account: Account) -> list[StepLine]:

@@ -2,8 +2,7 @@
 
 import textwrap
 
-from llm_perf_opt.analysis.findings import OVERLAP
-from llm_perf_opt.analysis.trace_analysis import BudgetTable, FindingLine, TraceAnalysis
+from llm_perf_opt.analysis.trace_document import OVERLAP, BudgetTable, FindingLine, TraceAnalysis
 from llm_perf_opt.report.text import columns, significant
 
 WIDTH = 100
@@ -20,7 +19,7 @@ def trace_text(found: TraceAnalysis, top: int = 15) -> str:
 
 
 def _head(found: TraceAnalysis) -> str:
-    lines = [f"{plain(found.source)}: {found.profiler} trace{', ' + plain(found.device) if found.device else ''}"]
+    lines = [plain(found.source), f"trace     {found.profiler}{', ' + plain(found.device) if found.device else ''}"]
     state = "complete" if found.complete else "INCOMPLETE: no number of it can be believed"
     lines.append(f"health    {state}{'' if found.problems else ', no problems'}")
     for problem in found.problems:
@@ -35,10 +34,11 @@ def _gpu(found: TraceAnalysis) -> str:
     gpu = found.gpu
     if not gpu.span_ns or gpu.busy_ns is None or gpu.idle_ns is None or gpu.kernel_ns is None:
         return f"GPU       n/a: {found.why or 'its work has no length'}\n"
-    return (
+    words = (
         f"GPU       {gpu.kernels:,} kernels, {ms(gpu.kernel_ns)} of kernel time; busy {ms(gpu.busy_ns)} "
-        f"({gpu.busy_ns / gpu.span_ns:.1%}), idle {ms(gpu.idle_ns)} of a span of {ms(gpu.span_ns)}\n"
+        f"({gpu.busy_ns / gpu.span_ns:.1%}), idle {ms(gpu.idle_ns)} of a span of {ms(gpu.span_ns)}"
     )
+    return "\n".join(_wrapped(words, "          ")) + "\n"
 
 
 def _stages(found: TraceAnalysis) -> str:

@@ -113,13 +113,16 @@ def _step_floor_ns(request: RequestCost, hardware: Hardware, batch: int, context
 def _counted(
     evidence: Evidence, id: str, words_of: WordsOf, claim: str, change: str, overrides: tuple[str, ...]
 ) -> Finding | None:
+    candidates = []
     for stage in evidence.stages:
-        if isinstance(stage.counters, Missing):
-            continue
-        held = [(row, words) for row in stage.counters.rows if row.share >= NOTEWORTHY and (words := words_of(row))]
+        held = [(row, words) for row in _all_rows(stage) if row.share >= NOTEWORTHY and (words := words_of(row))]
         if held:
-            return _device_finding(evidence, stage, id, held, claim, change, overrides if stage.name == DECODE else ())
-    return None
+            weight = stage.per_unit(sum(row.total_ns for row, _ in held)) * request_units(evidence, stage)
+            candidates.append((weight, stage, held))
+    if not candidates:
+        return None
+    _, stage, held = max(candidates, key=lambda one: one[0])
+    return _device_finding(evidence, stage, id, held, claim, change, overrides if stage.name == DECODE else ())
 
 
 def _device_finding(
