@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.sweep_rows import SweepEntry
 from llm_perf_opt.analysis.telemetry import summarise_telemetry
-from llm_perf_opt.analysis.trace_analysis import BudgetLine, BudgetTable, FindingLine, GpuTotals, TraceAnalysis
+from llm_perf_opt.analysis.trace_document import BudgetLine, BudgetTable, FindingLine, GpuTotals, TraceAnalysis
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.kernel_records import KernelUse
 from llm_perf_opt.records import Missing, PartTime, StageActivity, Telemetry
