@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 import webbrowser
 from pathlib import Path
 
@@ -66,6 +67,13 @@ def test_no_image_is_named_that_is_not_there(tmp_path: Path) -> None:
     assert not folder.waterfall_file.exists()
     assert "![" not in folder.report_file.read_text()
     assert "Killed." in folder.page_file.read_text()
+
+
+def test_without_its_packages_the_markdown_pages_are_still_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert f"report: {folder.report_file}" in report(str(folder.path))
+    assert "No report.html: The package jinja2 is not installed" in folder.report_file.read_text()
 
 
 def test_open_shows_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
