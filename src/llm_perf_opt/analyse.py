@@ -18,7 +18,7 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config import PYTORCH
-from llm_perf_opt.errors import ImplausibleError, ParseError
+from llm_perf_opt.errors import ImplausibleError, ParseError, ResourceError
 from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
@@ -102,14 +102,17 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
     note = write_run_tables(folder, analysis)
     if note:
         analysis = replace(analysis, warnings=(*analysis.warnings, note))
+    found = read_regions(folder, analysis.config)
+    try:
+        write_pages(folder, analysis, found)
+    except ResourceError as error:  # a package that a capturing machine may lack: the Markdown pages need none
+        analysis = replace(analysis, warnings=(*analysis.warnings, f"No report.html: {error.fact} {error.remedy}"))
     write_whole(folder.report_file, report(analysis).encode())
     write_whole(folder.summary_file, stakeholder_summary(analysis).encode())
     write_whole(folder.operators_file, operators_page(analysis).encode())
     write_whole(folder.kernels_file, kernels_md(analysis.kernels).encode())
     if not isinstance(analysis.trace, Missing):
         write_record(folder.findings_file, analysis.trace)
-    found = read_regions(folder, analysis.config)
-    write_pages(folder, analysis, found)
     if not isinstance(found, Missing):
         write_whole(folder.regions_file, regions_page(found).encode())
         write_record(folder.regions_json_file, found)

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from llm_perf_opt.analysis.trace_health import examined
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
-from llm_perf_opt.parsers.nsys_sqlite import read_nsys
-from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.parsers.trace_cache import cached_trace
 from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import RunFolder
 
@@ -33,11 +33,16 @@ def timelines(folder: RunFolder) -> Iterator[Timeline | Missing]:
             yield Missing(f"{name} is {entry.status}: {entry.why}")
             continue
         try:
-            yield Timeline(f"Nsight Systems ({name})", examined(read_nsys(folder.timeline_file(name))))
+            yield Timeline(f"Nsight Systems ({name})", _read(folder, name, folder.timeline_file(name)))
         except ParseError as error:
             yield Missing(f"{name}: {error.fact}")
     if folder.torch_trace_file.exists():
         try:
-            yield Timeline("torch.profiler", examined(read_torch_trace(folder.torch_trace_file)))
+            yield Timeline("torch.profiler", _read(folder, "torch", folder.torch_trace_file))
         except ParseError as error:
             yield Missing(f"torch: {error.fact}")
+
+
+def _read(folder: RunFolder, name: str, file: Path) -> Trace:
+    """From the tables of the pass, which are made where they are not there yet: a trace is parsed once."""
+    return examined(cached_trace(file, folder.tables(name)).trace)

@@ -106,6 +106,16 @@ def test_a_missing_value_has_its_reason_once() -> None:
     assert [mark(0), mark(25), mark(26)] == ["a", "z", "26"]
 
 
+def test_without_the_library_the_images_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llm_perf_opt.report import page as module
+
+    monkeypatch.setattr(module, "_plotly", lambda: "")
+    source = page(Chart("c", "A chart", {"data": [], "layout": {}}, still="<svg></svg>"))
+    assert "plotly was not installed" in source
+    assert "<svg></svg>" in source
+    assert len(scripts(source)) == 1
+
+
 def test_a_row_must_fill_its_table() -> None:
     table = HtmlTable("t", "T", [Column("a"), Column("b")])
     with pytest.raises(ValueError, match="1 cells for 2 columns"):

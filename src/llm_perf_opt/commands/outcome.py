@@ -48,8 +48,9 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
             print(f"warning: {warning}")
     if isinstance(images, Missing) and folder.waterfall_file.exists():
         print(f"images: SVG only, PNG n/a: {images.why}")
-    if folder.page_file.exists():
-        print(f"report: {folder.page_file}")
+    written = next((path for path in (folder.page_file, folder.report_file) if path.exists()), None)
+    if written:
+        print(f"report: {written}")
     else:
         print(f"run: {folder.path}")
 

@@ -100,7 +100,11 @@ def _sweep(
     from llm_perf_opt.sweep_report import report_sweep
 
     error = run_sweep(folder, run_one)
-    report_sweep(folder.path)
+    try:
+        report_sweep(folder.path)
+    except LlmPerfError:  # a page that fails must not hide why points did
+        if error is None:
+            raise
     if as_json:
         print_json({"sweep": str(folder.path), "points": folder.read().points})
     else:

@@ -9,7 +9,7 @@ import importlib.resources
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -125,6 +125,9 @@ _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
+_STILL = "Charts are still images, and some are missing: the package plotly was not installed where this page was made."
+
+
 def _as_text(value: Any) -> Any:
     """Every value that a template shows goes through here; only our own markup is left as it is."""
     from markupsafe import Markup
@@ -134,7 +137,10 @@ def _as_text(value: Any) -> Any:
 
 def render(page: Page) -> str:
     """The page as one file of HTML."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise ResourceError("The package jinja2 is not installed, so there is no HTML page.", "pip install jinja2") from error
 
     environment = Environment(
         loader=PackageLoader("llm_perf_opt", "report/templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -142,6 +148,8 @@ def render(page: Page) -> str:
     )  # fmt: skip
     charts = {block.id: block.figure for section in page.sections for block in section.blocks if isinstance(block, Chart)}
     library = _plotly() if charts else ""
+    if charts and not library:
+        page = replace(page, notice=f"{page.notice} {_STILL}".strip())
     script = _template("page.js")
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; script-src "
@@ -163,14 +171,14 @@ def script_data(value: Any) -> str:
 
 @cache
 def _plotly() -> str:
-    """The library's own file, as the installed package has it."""
+    """The library's own file, as the installed package has it; empty where it is not installed."""
     try:
         import plotly
 
         file = importlib.resources.files(plotly).joinpath("package_data").joinpath("plotly.min.js")
         return _one_script(file.read_text(encoding="utf-8"))
-    except (ImportError, FileNotFoundError) as error:
-        raise ResourceError("The page's charts need the package plotly, which is not installed.", "pip install plotly") from error
+    except (ImportError, FileNotFoundError):
+        return ""
 
 
 @cache

@@ -51,7 +51,7 @@ def _waterfall(table: BudgetTable) -> Waterfall:
         uses.append(Use(row.label, until - reached, colour=_PLACES.get(row.key, 0)))
         reached = until
     per = f" per {table.unit}" if table.units > 1 else ""
-    many = f"Mean of {table.units}. " if table.units > 1 else ""
+    many = f"Of the {table.units} {table.unit}s in the trace, their mean. " if table.units > 1 else ""
     title = f"{table.stage}, {milliseconds(table.wall_ns / units)}{per}"
     return Waterfall(table.stage, title, tuple(uses), (f"{many}Time: {table.wall_source}.", *table.problems, *table.notes))
 

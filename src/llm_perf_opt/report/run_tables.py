@@ -131,7 +131,7 @@ def limits_table(found: Efficiency, hfus: Sequence[StageHfu]) -> HtmlTable:
             "MFU (causal)", "MFU (whole attention)", "HFU", "MBU", "floor", "times off the floor", "kernels' share of the time"
         ),
     ]
-    table = HtmlTable("limits", "Distance from the limits", columns)
+    table = HtmlTable("limits-table", "Distance from the limits", columns)
     for stage in found.stages:
         for entry in stage.against:
             least = entry.floor

@@ -1,0 +1,90 @@
+"""report.html: what stands in it."""
+
+import re
+from dataclasses import replace
+
+from builders import empty_analysis, run_analysis
+from llm_perf_opt.analysis.sweep_rows import sweep_rows
+from llm_perf_opt.records import Missing
+from llm_perf_opt.report.html import TOP_FINDINGS, run_page
+from llm_perf_opt.report.page import MOST_BYTES
+from llm_perf_opt.report.run_tables import MOST_ROWS, kernels_table
+from llm_perf_opt.report.sweep import SweepReport, sweep_markdown
+from markdown_reader import read, uneven_tables
+from pages import full_analysis, readings, sweep_entries
+
+NONE = Missing("no timeline")
+
+
+def visible(source: str) -> str:
+    without = re.sub(r"<script.*?</script>|<style.*?</style>|<svg.*?</svg>", "", source, flags=re.S)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without))
+
+
+def test_every_section_is_there_and_is_linked() -> None:
+    source = run_page(full_analysis(), readings(), NONE)
+    ids = re.findall(r'<section id="([^"]+)"', source)
+    assert ids == re.findall(r'<li><a href="#([^"]+)"', source)
+    expected = ["summary", "findings", "timings", "limits", "kernel-list", "operator-list", "tree", "telemetry", "environment"]
+    assert ids[: len(expected)] == expected
+    assert ids[-3:] == ["assumptions", "definitions", "repeat"]
+    assert len(source.encode()) < MOST_BYTES
+    every = re.findall(r' id="([^"]+)"', re.sub(r"<script>.*?</script>", "", source, flags=re.S))
+    assert len(every) == len(set(every)), "an id twice"
+
+
+def test_the_first_screen_has_verdicts_budget_and_three_findings() -> None:
+    source = run_page(full_analysis(), readings(), NONE)
+    first = visible(source[source.index('<section id="summary"') : source.index('<section id="findings"')])
+    assert "Decode is" in first
+    assert "Where the time goes: decode, 10.00 ms per token" in first
+    assert first.count("Finding ") == TOP_FINDINGS
+    assert "1 more are below" in first
+
+
+def test_every_metric_shown_is_defined() -> None:
+    analysis = full_analysis()
+    source = run_page(analysis, readings(), NONE)
+    definitions = visible(source[source.index('<section id="definitions"') :])
+    for metric in analysis.metrics:
+        assert metric.label in definitions
+    for word in ("MFU", "HFU", "MBU", "Floor", "Ridge"):
+        assert word in definitions
+
+
+def test_missing_parts_say_why() -> None:
+    why = Missing("it was asked for without")
+    page = visible(run_page(replace(run_analysis(), kernels=why, torch=why, telemetry=why, efficiency=why), why, why))
+    assert page.count("n/a: it was asked for without") >= 6
+
+
+def test_a_failed_run_says_so_first() -> None:
+    page = visible(run_page(empty_analysis("killed"), NONE, NONE))
+    assert page.index("This run is failed: killed Try a smaller model.") < page.index("Summary Findings")
+    assert "None" not in page
+
+
+def test_a_page_stays_small_whatever_the_trace_holds() -> None:
+    analysis = full_analysis()
+    assert not isinstance(analysis.kernels, Missing)
+    stage = analysis.kernels.stages[-1]
+    row = stage.rows[0]
+    many = tuple(replace(row, name=f"kernel_{number}", spelled="k" * 2000) for number in range(5000))
+    kernels = replace(analysis.kernels, stages=(replace(stage, rows=many, total_ns=sum(one.total_ns for one in many)),))
+    table = kernels_table(kernels)
+    assert len(table.rows) == MOST_ROWS + 1
+    assert table.rows[-1][1].text == f"{5000 - MOST_ROWS:,} others"
+    assert sum(cells[3].order or 0 for cells in table.rows) == sum(one.total_ns for one in many)
+    assert len(run_page(replace(analysis, kernels=kernels), readings(), NONE).encode()) < MOST_BYTES
+
+
+def test_a_sweep_in_markdown_is_sound() -> None:
+    rows = sweep_rows(sweep_entries("out of | <b>memory</b>\n# not a heading"))
+    source = sweep_markdown(SweepReport("a|b", "now", ("llm-perf",), rows))
+    assert uneven_tables(source) == []
+    page = read(source)
+    assert page.headings == ["Sweep a|b"]
+    assert page.markup == []
+    (table,) = page.tables
+    assert len(table) == 6
+    assert "out of | <b>memory</b> # not a heading" in table[-1][-1]

@@ -1,0 +1,153 @@
+"""`llm-perf report`: the page of a run or of a sweep, made anew from its folder."""
+
+import json
+import struct
+import sys
+import webbrowser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from builders import clean_timings, default_config, manifest, model_facts, torch_pass
+from chromium import Chromium, find_chromium
+from llm_perf_opt.cli import app
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.images import CHROMIUM_VARIABLE, draw_images
+from llm_perf_opt.records import SCHEMA, Missing
+from llm_perf_opt.run_folder import RunFolder, write_record, write_whole
+from llm_perf_opt.sweep_folder import Sweep, SweepFolder, SweepPoint
+
+
+def a_run(path: Path, name: str = "tiny") -> RunFolder:
+    """A run as its passes leave it, on a device whose limits are in the table."""
+    folder = RunFolder.create(path)
+    folder.write_manifest(manifest())
+    facts = model_facts(name=name, device_name="NVIDIA H200", dtype="bf16", architecture=default_config().model.architecture)
+    write_record(folder.clean_file, clean_timings(model=facts))
+    write_record(folder.torch_file, torch_pass())
+    return folder
+
+
+def a_sweep(path: Path) -> SweepFolder:
+    folder = SweepFolder.create(path)
+    done = a_run(folder.point_folder(0))
+    points = (
+        SweepPoint(("runtime.batch_size=1",), ("runtime.batch_size=1",), done.path.name, "complete"),
+        SweepPoint(("runtime.batch_size=2",), ("runtime.batch_size=2",), "", "failed", "No <memory>."),
+        SweepPoint(("runtime.batch_size=4",), ("runtime.batch_size=4",), "002", "complete"),
+    )
+    folder.write(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
+    return folder
+
+
+def report(*words: str) -> str:
+    done = CliRunner().invoke(app, ["report", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_every_page_of_a_run_is_made(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "run", "<b>tiny</b>")
+    said = report(str(folder.path))
+    assert f"report: {folder.page_file}" in said
+    assert "images: SVG only, PNG n/a: LLM_PERF_CHROMIUM=none" in said
+    assert "&lt;b&gt;tiny&lt;/b&gt;" in folder.page_file.read_text()
+    assert "![Where the time goes](waterfall.svg)" in folder.report_file.read_text()
+    assert "![Roofline](roofline.svg)" in folder.summary_file.read_text()
+    assert folder.waterfall_file.read_text().startswith("<svg")
+    assert folder.roofline_file.read_text().startswith("<svg")
+
+
+def test_no_image_is_named_that_is_not_there(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_manifest(manifest(status="failed", why="Killed."))
+    said = report(str(folder.path))
+    assert "images" not in said
+    assert not folder.waterfall_file.exists()
+    assert "![" not in folder.report_file.read_text()
+    assert "Killed." in folder.page_file.read_text()
+
+
+def test_without_its_packages_the_markdown_pages_are_still_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert f"report: {folder.report_file}" in report(str(folder.path))
+    assert "No report.html: The package jinja2 is not installed" in folder.report_file.read_text()
+
+
+def test_open_shows_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "run")
+    shown: list[str] = []
+
+    def show(url: str) -> bool:
+        shown.append(url)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", show)
+    report(str(folder.path), "--open")
+    assert shown == [folder.page_file.as_uri()]
+
+
+def test_open_without_a_browser_says_where_the_page_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "run")
+    monkeypatch.setattr(webbrowser, "open", lambda url: False)
+    done = CliRunner().invoke(app, ["report", str(folder.path), "--open"])
+    assert done.exit_code == 0
+    assert str(folder.page_file) in done.stderr
+
+
+def test_a_sweep_is_one_page_with_its_failed_points(tmp_path: Path) -> None:
+    folder = a_sweep(tmp_path / "sweep")
+    said = report(str(folder.path))
+    assert "2 of 3 points are complete" in said
+    assert "batch_size 2: failed: No <memory>." in said
+    page = folder.page_file.read_text()
+    assert "failed: No &lt;memory&gt;." in page
+    assert 'href="./000/report.html"' in page
+    assert "002 is not a folder" in page, "a point whose run was removed says so"
+    assert "No \\<memory\\>." in folder.report_file.read_text()
+
+
+def test_a_sweep_as_data(tmp_path: Path) -> None:
+    folder = a_sweep(tmp_path / "sweep")
+    found = json.loads(report(str(folder.path), "--json"))
+    assert found["page"] == str(folder.page_file)
+    assert [point["status"] for point in found["points"]] == ["complete", "failed", "complete"]
+
+
+def test_limits_are_not_of_a_sweep(tmp_path: Path) -> None:
+    folder = a_sweep(tmp_path / "sweep")
+    with pytest.raises(ConfigError, match="of one run's device"):
+        CliRunner().invoke(
+            app,
+            ["report", str(folder.path), "--peak-tflops=1", "--bandwidth-gbs=1"],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
+
+
+def test_images_are_drawn_where_there_is_a_browser(chromium: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = find_chromium()
+    assert program is not None
+    monkeypatch.setenv(CHROMIUM_VARIABLE, program)
+    folder = a_run(tmp_path / "run")
+    report(str(folder.path))
+    for image in (folder.waterfall_file, folder.roofline_file):
+        data = image.with_suffix(".png").read_bytes()
+        width, height = struct.unpack(">II", data[16:24])
+        assert f'width="{width}" height="{height}"' in image.read_text()
+        assert 3_000 < len(data) < 300_000, "an empty image is smaller"
+
+
+def test_a_browser_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "run")
+    report(str(folder.path))
+    monkeypatch.setenv(CHROMIUM_VARIABLE, "no-such-browser")
+    assert draw_images(folder) == Missing("LLM_PERF_CHROMIUM=no-such-browser is not a program")
+    monkeypatch.setenv(CHROMIUM_VARIABLE, "true")
+    found = draw_images(folder)
+    assert isinstance(found, Missing)
+    assert "drew nothing of waterfall.svg" in found.why
+    write_whole(folder.waterfall_file, b"<svg/>")
+    assert draw_images(folder) == Missing("waterfall.svg does not say how large it is")
