@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
 from llm_perf_opt.analysis.verification import Verification
-from llm_perf_opt.errors import ImplausibleError, ParseError
+from llm_perf_opt.errors import ImplausibleError, ParseError, ResourceError
 from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
@@ -300,4 +300,16 @@ def reanalyse(path: Path, limits: dict[str, float] | None = None) -> tuple[RunFo
     folder = RunFolder.open(path)
     analysis = analyse(folder, limits)
     write_reports(folder, analysis)
+    return folder, analysis
+
+
+def reread(path: Path) -> tuple[RunFolder, RunAnalysis]:
+    """The same for verbs that show the analysis: where the folder cannot be written to, the reports lack, not the answer."""
+    folder = RunFolder.open(path)
+    analysis = analyse(folder)
+    try:
+        write_reports(folder, analysis)
+    except ResourceError as error:
+        note = f"The run's reports were not made anew: {error.fact}"
+        analysis = replace(analysis, warnings=(*analysis.warnings, note))
     return folder, analysis
