@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no fault of the code: no example has a time limit, in any test.
+settings.register_profile("any-machine", deadline=None)
+settings.load_profile("any-machine")
 
 # Each worker gets one thread: two workers with two threads each would fight over two processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
