@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no fault of the code: no example has a time limit, in any test.
+settings.register_profile("any-machine", deadline=None)
+settings.load_profile("any-machine")
 
 if TYPE_CHECKING:
     from chromium import Chromium

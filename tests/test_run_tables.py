@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt import analyse as analyse_module
 from llm_perf_opt.analyse import reanalyse
+from llm_perf_opt.analyse_trace import analyse_source
+from llm_perf_opt.errors import ResourceError
 from llm_perf_opt.queries import Queries
 from llm_perf_opt.records import SCHEMA, Manifest, PassRecord
 from llm_perf_opt.run_folder import RunFolder
@@ -73,3 +76,15 @@ def test_advise_as_a_user_types_it(run: RunFolder) -> None:
     unrepeatable = advise("--verify", "--quiet")
     assert unrepeatable.returncode == 5
     assert "config.yaml" in unrepeatable.stderr
+
+
+def test_a_run_that_cannot_be_written_to_is_shown_all_the_same(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise ResourceError(f"{path} cannot be written: Read-only file system.", "Check the folder's permissions.")
+
+    monkeypatch.setattr(analyse_module, "write_whole", refuse)
+    found = analyse_source(run.path)
+    assert found.document.gpu.kernels == 1711
+    assert any("reports were not made anew" in note and "Read-only" in note for note in found.notes)
+    with pytest.raises(ResourceError):
+        reanalyse(run.path)  # whoever asks for the reports themselves is told that there are none

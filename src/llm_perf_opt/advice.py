@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from llm_perf_opt.analyse import analyse, reanalyse, write_reports
+from llm_perf_opt.analyse import analyse, reread, write_reports
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace_document import FindingLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
@@ -26,7 +26,7 @@ _MACHINE = (("host",), ("cpu", "name"), ("gpu", "name"), ("gpu_driver",))
 
 def findings_of(path: Path) -> tuple[RunFolder, RunAnalysis, list[FindingLine]]:
     """The run, analysed anew, with its findings; a ParseError where it has no sound trace to find anything in."""
-    folder, analysis = reanalyse(path)
+    folder, analysis = reread(path)
     trace = analysis.trace
     if isinstance(trace, Missing):
         raise ParseError(f"{path} has no trace to find anything in: {trace.why}.", "Run it with profiling=minimal or full.")

@@ -332,3 +332,15 @@ def reanalyse(path: Path, limits: dict[str, float] | None = None) -> tuple[RunFo
     analysis = analyse(folder, limits)
     write_reports(folder, analysis)
     return folder, analysis
+
+
+def reread(path: Path) -> tuple[RunFolder, RunAnalysis]:
+    """The same for verbs that show the analysis: where the folder cannot be written to, the reports lack, not the answer."""
+    folder = RunFolder.open(path)
+    analysis = analyse(folder)
+    try:
+        write_reports(folder, analysis)
+    except ResourceError as error:
+        note = f"The run's reports were not made anew: {error.fact}"
+        analysis = replace(analysis, warnings=(*analysis.warnings, note))
+    return folder, analysis

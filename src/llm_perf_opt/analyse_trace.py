@@ -1,5 +1,6 @@
 """Any trace or run → what is said of it. A trace by itself is analysed once: the result lies beside its tables."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.analysis.trace_document import TraceAnalysis
 
 ANALYSIS_FILE = "analysis.json"
-_VERSION = f"{__version__}/1"
+_VERSION = f"{__version__}/2"
 """The release, and a number that is raised when the same trace would be told otherwise."""
 _REPORTS = (".nsys-rep", ".qdrep")
 
@@ -48,11 +49,11 @@ def analyse_source(source: Path, *, use_cache: bool = True) -> Analysed:
 
 
 def _of_run(source: Path) -> Analysed:
-    """The run's reports are made anew with it."""
-    from llm_perf_opt.analyse import reanalyse
+    """The run's reports are made anew with it, where its folder can be written to."""
+    from llm_perf_opt.analyse import reread
     from llm_perf_opt.records import Missing
 
-    folder, analysis = reanalyse(source)
+    folder, analysis = reread(source)
     if isinstance(analysis.trace, Missing):
         raise ParseError(
             f"{folder.path} has no trace to analyse: {analysis.trace.why}.", "run.json says what became of its passes."
@@ -123,10 +124,13 @@ def _exported(report: Path, beside: bool) -> tuple[Path, tuple[str, ...]]:
             f"{report} is nsys's own format, and there is no nsys here to export it.",
             f"Where nsys is: nsys export --type sqlite -o {report.stem}.sqlite {report.name}; then analyze the .sqlite.",
         )
-    if not beside:
+    notes: tuple[str, ...] = ()
+    if beside and not os.access(report.parent, os.W_OK):
+        notes = (f"{report.parent} cannot be written to: the export is not kept.",)
+    if notes or not beside:
         sqlite = _scratch() / sqlite.name
     complaints = export_nsys(nsys, report, sqlite, log=sqlite.with_suffix(".export.log"))
-    return sqlite, tuple(problem.what for problem in complaints)
+    return sqlite, (*notes, *(problem.what for problem in complaints))
 
 
 def _scratch() -> Path:

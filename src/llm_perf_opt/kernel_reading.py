@@ -30,9 +30,9 @@ def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Ma
     stages = kernel_table(uses, reports, _roles(reports, timings))
     steps = len({launch.step for launch in launches.get("decode", [])})
     notes = [*why, *(note for stage in launches for note in selection_notes(folder, f"ncu_{stage}", stage))]
-    return KernelEvidence(
-        sources, steps, stages, hfus_of(stages, steps, timings, efficiency), read_selftest(folder), tuple(notes)
-    )
+    devices = {stage: len({launch.device for launch in members}) for stage, members in launches.items()}
+    hfus = hfus_of(stages, steps, timings, efficiency, devices)
+    return KernelEvidence(sources, steps, stages, hfus, read_selftest(folder), tuple(notes), devices)
 
 
 def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str], list[str]]:

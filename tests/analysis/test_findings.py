@@ -130,6 +130,9 @@ def test_unfused_elementwise() -> None:
     assert (saving.low_ns, saving.expected_ns, saving.high_ns) == (3_800_000, 3_850_000, 3_900_000)
     finding, waiting = known("unfused_elementwise", host_bound())
     assert "fewer launches" in finding.claim
+    assert finding.to_try.overrides == ("runtime.cache=static", "runtime.compile=default")
+    compiled = replace(host_bound(), facts=replace(host_bound().facts, config={"runtime": {"compile": "reduce-overhead"}}))
+    assert known("unfused_elementwise", compiled)[0].to_try.overrides == ()  # less than what is set would be no trial of it
     assert (waiting.low_ns, waiting.high_ns) == (0, 5_400_000)  # 600 of 1,000 launches go, of 9 ms of gaps a token
     assert found("unfused_elementwise", evidence(stage_evidence(fusion=NOTHING_TO_FUSE))) is None
 
@@ -141,6 +144,16 @@ def test_products_without_tensor_cores() -> None:
     assert saving.expected_ns == 3 * MS
     tensor = [("cutlass_80_tensorop_s1688gemm_bf16", 100, 60 * MS), ("sgemm_tiny", 1, 1 * MS)]
     assert found("products_without_tensor_cores", evidence(stage_evidence(kernels=tensor))) is None
+    vector = "void gemv2T_kernel_val<int, int, {0}, {0}, {0}, float, 128, 16, 4, 4, false>"
+    for weights, fires in (("float", True), ("__nv_bfloat16", False), ("__half", False)):  # the sums are in fp32 in each of them
+        given = evidence(stage_evidence(kernels=[(vector.format(weights), 100, 60 * MS)]))
+        assert (found("products_without_tensor_cores", given) is not None) is fires
+
+
+def test_of_two_stages_the_one_that_saves_more_is_named() -> None:
+    plain = [("ampere_sgemm_128x64_tn", 100, 80 * MS)]
+    both = evidence(stage_evidence("prefill", kernels=plain, wall_ns=200 * MS, busy_ns=20 * MS), stage_evidence(kernels=plain))
+    assert known("products_without_tensor_cores", both)[0].stage == "decode"  # prefill waits for the host: nothing to save there
 
 
 def test_math_attention() -> None:
@@ -148,7 +161,11 @@ def test_math_attention() -> None:
     given = evidence(stage_evidence(kernels=[("nvjet", 100, 60 * MS), softmax]))
     finding, saving = known("math_attention", given)
     assert finding.to_try.overrides == ("runtime.attn_implementation=sdpa",)
-    assert (saving.low_ns, saving.expected_ns) == (1 * MS, 2 * MS)
+    assert (saving.low_ns, saving.expected_ns, saving.high_ns) == (0, 2 * MS, 4 * MS)
+    asked = evidence(
+        stage_evidence(kernels=[("nvjet", 100, 60 * MS), softmax]), config={"runtime": {"attn_implementation": "sdpa"}}
+    )
+    assert known("math_attention", asked)[0].to_try.overrides == ()  # it is set already, and its fused backends were refused
     fused = [("flash_fwd_kernel", 280, 60 * MS), softmax]
     assert found("math_attention", evidence(stage_evidence(kernels=fused))) is None
     sampling = [("nvjet", 100, 60 * MS), ("softmax_warp_forward", 10, 1 * MS)]
@@ -229,6 +246,8 @@ def test_counters(rule: str, fires: dict[str, float], silent: dict[str, float]) 
     assert known(rule, evidence(stage_evidence(counters=counted(**fires))))[1].expected_ns > 0
     assert found(rule, evidence(stage_evidence(counters=counted(**silent)))) is None
     assert found(rule, evidence(stage_evidence())) is None
+    tuned = evidence(stage_evidence(counters=counted(**fires)), config={"runtime": {"compile": "max-autotune"}})
+    assert known(rule, tuned)[0].to_try.overrides == ()
     idle = stage_evidence(busy_ns=10 * MS, idle=WAITING, counters=counted(**fires))
     assert known(rule, evidence(idle))[1].high_ns == 0
 

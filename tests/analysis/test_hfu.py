@@ -2,9 +2,11 @@
 
 import pytest
 
+from builders import MS, clean_timings, in_a_row
 from kernel_fixtures import counted, launch, report_of, traced_uses
-from llm_perf_opt.analysis.efficiency import Roof
+from llm_perf_opt.analysis.efficiency import Efficiency, Roof
 from llm_perf_opt.analysis.hfu import against_model, hfu, stage_hfu
+from llm_perf_opt.analysis.kernel_evidence import hfus_of
 from llm_perf_opt.analysis.kernel_table import StageKernels, kernel_table
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.errors import ImplausibleError
@@ -86,3 +88,14 @@ def test_of_a_recorded_model() -> None:
     step = hfu(decode, "datasheet", 8 * 4.37e-3, 989e12)
     assert not isinstance(step, Missing)
     assert step.sign == "≳", "some launches by another grid, and some kinds of FLOPs not collected"
+
+
+@pytest.mark.parametrize(("devices", "known"), [(1, True), (2, False)])
+def test_work_of_several_devices_is_not_held_against_the_limits_of_one(devices: int, known: bool) -> None:
+    timings = clean_timings(in_a_row(10, 50 * MS, [10 * MS] * 10))
+    stage = stage_of(whole("f", 10.0), whole("g", 60.0))
+    limits = Efficiency("qwen2", "bf16", (Roof("datasheet", "a card", 1e12, 1e12),), (), ())
+    (found,) = hfus_of([stage], 4, timings, limits, {"decode": devices})
+    ((_, value),) = found.against
+    assert isinstance(value, Missing) is not known
+    assert known or (isinstance(value, Missing) and "2 devices" in value.why)

@@ -199,3 +199,20 @@ def test_capturing_that_began_before_the_recording() -> None:
     trace = made.trace()
     assert np.count_nonzero(trace.calls.correlation == 900) == 1
     assert ids(trace) == {}
+
+
+def test_what_the_parser_said_is_not_said_again_unless_it_is_worse() -> None:
+    made = healthy(steps=50)
+    del made.work[-3:]
+    mild = TraceProblem("launches_without_kernels", "3 of 200 launches have no kernel", fatal=False)
+    assert [problem.fatal for problem in examined(replace(made.trace(), problems=(mild,))).problems] == [False, True]
+    fatal = replace(mild, fatal=True)
+    assert examined(replace(made.trace(), problems=(fatal,))).problems == (fatal,)
+
+
+def test_launches_of_a_recorded_graph_alone_are_no_lost_kernels() -> None:
+    made = Builder()
+    made.call(0, 5, "cudaStreamBeginCapture", correlation=1)
+    made.call(10, 15, "cudaLaunchKernel", correlation=2)
+    made.call(20, 25, "cudaStreamEndCapture", correlation=3)
+    assert ids(made.trace()) == {}

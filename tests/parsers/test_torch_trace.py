@@ -407,7 +407,7 @@ def test_nesting_without_end_costs_its_event(tmp_path: Path) -> None:
         (PAIR, {}),
         ([*PAIR, launch(200.0, correlation=9)], {"launches_without_kernels": True}),
         ([*PAIR, *PAIR[1:]], {"duplicate_events": True}),
-        ([*PAIR, kernel(300.0, correlation=99)], {"kernels_without_launches": False}),
+        ([*PAIR, kernel(300.0, correlation=99)], {"work_without_calls": False}),
         ([launch(100.0), kernel(99.5)], {"clock_skew": False}),
         ([launch(100.0), kernel(101.0, -2.0)], {"negative_duration": True}),
         ([*PAIR, launch(100.0, -3.0, correlation=0, name="cudaMalloc")], {"negative_duration": False}),
@@ -428,6 +428,24 @@ def test_a_few_launches_at_the_end_may_have_no_kernel(tmp_path: Path) -> None:
     trace = read(tmp_path, [*pairs, launch(5000.0, correlation=500)])
     assert problems(trace) == {"launches_without_kernels": False}
     assert "1 of 101" in trace.problems[0].what
+
+
+def test_launches_noted_down_while_a_graph_is_recorded_miss_no_kernel(tmp_path: Path) -> None:
+    recording = [
+        launch(1.0, correlation=1, name="cudaStreamBeginCapture_v10000"),
+        *(launch(2.0 + number, 0.5, correlation=10 + number) for number in range(50)),
+        launch(60.0, correlation=2, name="cudaStreamEndCapture_v10000"),
+    ]
+    assert problems(read(tmp_path, [*recording, launch(100.0), kernel(102.0)])) == {}
+    assert problems(read(tmp_path, recording)) == {"no_device_work": False}
+    lost = read(tmp_path, [*recording, launch(100.0), kernel(102.0), launch(200.0, correlation=200)])
+    assert "1 of 2 launches" in lost.problems[0].what
+
+
+def test_annotations_of_the_device_alone_are_said_to_be_that(tmp_path: Path) -> None:
+    trace = read(tmp_path, [{"ph": "X", "cat": "gpu_user_annotation", "name": "decode", "ts": 1, "dur": 1}])
+    assert problems(trace) == {"foreign": True}
+    assert "categories: 'gpu_user_annotation'" in trace.problems[0].what
 
 
 def test_what_the_profiler_says_of_lost_records(tmp_path: Path) -> None:

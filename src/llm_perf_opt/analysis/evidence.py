@@ -22,7 +22,7 @@ from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.projection import NONE
 from llm_perf_opt.analysis.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
-from llm_perf_opt.events import Trace, UInt8, WorkKind
+from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind
 from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
 from llm_perf_opt.stages import Stage
 
@@ -53,6 +53,17 @@ class RunFacts:
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
 
+    @property
+    def attention(self) -> str:
+        """The implementation that the model ran with, or was asked to; empty where neither is known."""
+        ran = "" if isinstance(self.timings, Missing) else self.timings.model.attention
+        return ran or str(self.setting("runtime.attn_implementation") or "")
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the run's decode step is compiled already."""
+        return self.setting("runtime.compile") not in (None, "none")
+
 
 @dataclass(frozen=True)
 class StageEvidence:
@@ -65,7 +76,9 @@ class StageEvidence:
     time: StageTime
     budget: StageBudget
     kernels: tuple[KernelRow, ...]
+    """Of the busiest device: devices work side by side, so what one kernel less saves is not the sum over them."""
     fusion: Fusion
+    """Of the busiest device."""
     calls: HostCallCounts
     queued_gap_ns: Maybe[float]
     """Median gap between two kernels of which the second was waiting: what the device itself needs in between."""
@@ -80,6 +93,11 @@ class StageEvidence:
     def wall_ns(self) -> float:
         """Of one unit, unprofiled where that is known."""
         return self.budget.wall_ns / self.units
+
+    @property
+    def kernel_ns(self) -> int:
+        """Sum over the kernels of the busiest device."""
+        return sum(row.total_ns for row in self.kernels)
 
     @property
     def busy_share(self) -> float:
@@ -119,6 +137,7 @@ def _stage(
     inner = DECODE_STEP if time.name == DECODE and DECODE_STEP in stages.names else time.name
     group = stages.of_stage(inner)
     units = len(np.unique(group[group != NONE])) or 1
+    device = _busiest_device(trace, group)
     floor_ns, roof = _floor(time.name, units, facts)
     counters = _counters(time.name, facts)
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
@@ -147,8 +166,8 @@ def _stage(
         units=units,
         time=time,
         budget=budget,
-        kernels=kernels_by_time(trace, stages, time.name),
-        fusion=fusion_of(trace, group, classes),
+        kernels=kernels_by_time(trace, stages, time.name, device),
+        fusion=fusion_of(trace, np.where(trace.work.device == device, group, NONE), classes),
         calls=host_calls(trace, stages, inner),
         queued_gap_ns=_queued_gap(account),
         counters=counters,
@@ -156,6 +175,16 @@ def _stage(
         roof=roof,
         unprofiled=unprofiled,
     )
+
+
+def _busiest_device(trace: Trace, group: Int64) -> int:
+    """The device with the most work of a stage; where one did all of it, that one."""
+    mine = group != NONE
+    numbers, place = np.unique(trace.work.device[mine], return_inverse=True)
+    if len(numbers) < 2:
+        return int(numbers[0]) if len(numbers) else 0
+    duration = (trace.work.end_ns - trace.work.start_ns)[mine]
+    return int(numbers[np.bincount(place.reshape(-1), weights=duration).argmax()])
 
 
 def _compute_ns(trace: Trace, stages: TraceStages, stage: str, classes: UInt8) -> int:
@@ -223,6 +252,8 @@ def _counted(
     peak, bandwidth = roof.peak_flops_per_s, roof.bandwidth_bytes_per_s
     if isinstance(peak, Missing) or isinstance(bandwidth, Missing) or isinstance(facts.kernels, Missing):
         return Missing("not both limits are known"), 0.0
+    if (several := facts.kernels.on_several(stage)) is not None:
+        return several, 0.0
     seconds = 0.0
     for row in counters.rows:
         for variant in row.variants:

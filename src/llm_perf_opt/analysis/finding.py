@@ -1,5 +1,6 @@
 """A finding: what is wrong, what stands behind it, what a change would save on the wall clock, and exactly what to try."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -76,6 +77,11 @@ class Finding:
     def weight_ns(self) -> int:
         """The expected saving over a whole request."""
         return 0 if isinstance(self.saving, Missing) else self.saving.expected_ns * self.units
+
+
+def weightiest(found: Sequence[Finding]) -> Finding | None:
+    """Of what one rule finds in several stages, that which saves a request most; of equals the last."""
+    return max(reversed(found), key=lambda one: one.weight_ns, default=None)
 
 
 def saving_of(stage: StageEvidence, low: float, expected: float, high: float) -> Saving:

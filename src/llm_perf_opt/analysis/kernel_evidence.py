@@ -1,7 +1,7 @@
 """Everything a run's traces and counters say of its kernels, in one record."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.counter_selftest import SelfTest
 from llm_perf_opt.analysis.efficiency import Efficiency, request_cost, stage_seconds
@@ -29,6 +29,17 @@ class KernelEvidence:
     selftest: Maybe[SelfTest]
     notes: tuple[str, ...] = ()
     """What was chosen and left out, and what could not be read."""
+    devices: Mapping[str, int] = field(default_factory=dict)
+    """Stage → on how many devices its kernels ran."""
+
+    def on_several(self, stage: str) -> Missing | None:
+        """Why a stage's work may not be held against the limits of one device, where that is so."""
+        return several_devices(self.devices.get(stage, 1))
+
+
+def several_devices(count: int) -> Missing | None:
+    """Sums over devices against the limits of one would be as many times too high."""
+    return Missing(f"the stage's kernels ran on {count} devices, and the limits are those of one") if count > 1 else None
 
 
 def uses_of(stage: str, launches: Sequence[Launch]) -> list[KernelUse]:
@@ -42,7 +53,11 @@ def uses_of(stage: str, launches: Sequence[Launch]) -> list[KernelUse]:
 
 
 def hfus_of(
-    stages: Sequence[StageKernels], decode_steps: int, timings: CleanTimings | None, efficiency: Maybe[Efficiency]
+    stages: Sequence[StageKernels],
+    decode_steps: int,
+    timings: CleanTimings | None,
+    efficiency: Maybe[Efficiency],
+    devices: Mapping[str, int],
 ) -> tuple[StageHfu, ...]:
     """HFU of every stage that has kernels, over the unprofiled time of as many steps as the timeline holds."""
     if timings is None or isinstance(efficiency, Missing):
@@ -55,5 +70,6 @@ def hfus_of(
             continue
         needed = cost if isinstance(cost, Missing) else cost.stage(which, decode_steps)
         flops: Maybe[float] = needed if isinstance(needed, Missing) else float(needed.flops)
-        found.append(stage_hfu(stage, efficiency.roofs, stage_seconds(timings, which, decode_steps), flops))
+        seconds = several_devices(devices.get(stage.stage, 1)) or stage_seconds(timings, which, decode_steps)
+        found.append(stage_hfu(stage, efficiency.roofs, seconds, flops))
     return tuple(found)

@@ -28,6 +28,7 @@ class Launch:
     grid: int
     block: int
     duration_ns: int
+    device: int = 0
 
     @property
     def variant(self) -> tuple[str, int, int]:

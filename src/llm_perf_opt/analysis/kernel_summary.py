@@ -23,13 +23,17 @@ class KernelRow:
     """Of the summed kernel time of the stage, or of the trace."""
 
 
-def kernels_by_time(trace: Trace, stages: TraceStages | None = None, stage: str | None = None) -> tuple[KernelRow, ...]:
-    """Kernels by their summed time, the largest first. With a stage, those that its launches started."""
+def kernels_by_time(
+    trace: Trace, stages: TraceStages | None = None, stage: str | None = None, device: int | None = None
+) -> tuple[KernelRow, ...]:
+    """Kernels by their summed time, the largest first. With a stage, those that its launches started; with a device, its own."""
     chosen = trace.work.kind == WorkKind.KERNEL
     if stage is not None:
         if stages is None:
             raise ValueError("a stage's kernels need the trace's stages")
         chosen &= stages.of_stage(stage) != NONE
+    if device is not None:
+        chosen &= trace.work.device == device
     rows = np.flatnonzero(chosen)
     duration = (trace.work.end_ns - trace.work.start_ns)[rows]
     everything = int(duration.sum())

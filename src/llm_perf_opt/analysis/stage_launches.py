@@ -35,8 +35,10 @@ def _launches(trace: Trace, projection: Projection, instance: Int64) -> list[Lau
     step = np.unique(instance[rows], return_inverse=True)[1].reshape(-1)  # ranges lie in the order of their start
     functions = {int(index): function_name(trace.name_of(int(index))) for index in np.unique(work.name[rows])}
     names, durations = work.name[rows].tolist(), (work.end_ns[rows] - work.start_ns[rows]).tolist()
-    grids, blocks = work.grid[rows].tolist(), work.block[rows].tolist()
+    grids, blocks, devices = work.grid[rows].tolist(), work.block[rows].tolist(), work.device[rows].tolist()
     return [
-        Launch(number, functions[name], trace.name_of(name), grid, block, duration)
-        for number, name, grid, block, duration in zip(step.tolist(), names, grids, blocks, durations, strict=True)
+        Launch(number, functions[name], trace.name_of(name), grid, block, duration, device)
+        for number, name, grid, block, duration, device in zip(
+            step.tolist(), names, grids, blocks, durations, devices, strict=True
+        )
     ]

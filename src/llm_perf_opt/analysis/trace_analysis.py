@@ -64,7 +64,7 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
     return TraceAnalysis(
         source=source,
         complete=True,
-        problems=[*_problems(trace), *([_NO_WORK] if none else [])],
+        problems=_with_no_work(_problems(trace)) if none else _problems(trace),
         gpu=GpuTotals(total.kernels.count, total.kernels.sum_ns, total.busy_ns, total.idle_ns, total.span_ns),
         stages=[
             StageLine(one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns)
@@ -92,6 +92,11 @@ _NO_WORK = ProblemLine(
     fatal=False,
     remedy="Record CUDA activity too, if the program used a GPU.",
 )
+
+
+def _with_no_work(said: list[ProblemLine]) -> list[ProblemLine]:
+    """That there is no device work, unless the parser said so already."""
+    return said if any(problem.id == _NO_WORK.id for problem in said) else [*said, _NO_WORK]
 
 
 def _problems(trace: Trace) -> list[ProblemLine]:

@@ -36,7 +36,13 @@ class Expected:
 
 def examined(trace: Trace, expected: Expected | None = None) -> Trace:
     """The trace with every problem found in it, so that `complete` can be asked."""
-    found = [problem for problem in trace_problems(trace, expected) if problem not in trace.problems]
+    said = {problem.id for problem in trace.problems}
+    fatal = {problem.id for problem in trace.problems if problem.fatal}
+    found = [
+        problem
+        for problem in trace_problems(trace, expected)
+        if problem.id not in said or (problem.fatal and problem.id not in fatal)  # the parser's word stands, unless it is milder
+    ]
     return replace(trace, problems=(*trace.problems, *found))
 
 
@@ -99,7 +105,7 @@ def _durations(trace: Trace) -> Iterator[TraceProblem]:
 def _no_kernels(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
     if _kernels(trace).any():
         return
-    launches = int(np.count_nonzero(kernel_launches(trace) | graph_launches(trace)))
+    launches = int(np.count_nonzero((kernel_launches(trace) & ~while_capturing(trace)) | graph_launches(trace)))
     if launches:
         yield TraceProblem("no_kernels", f"{launches:,} launches, but not one kernel", fatal=True, remedy=_CUT_SHORT)
     elif expected.gpu:

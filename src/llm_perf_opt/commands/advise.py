@@ -32,7 +32,9 @@ def advise(
 
     if remeasure and not verify:
         raise ConfigError("--remeasure measures what trials are compared with.", "Add --verify.")
-    folder, _, findings = findings_of(run_folder)
+    folder, analysis, findings = findings_of(run_folder)
+    for note in analysis.warnings:
+        print(f"note: {note}", file=sys.stderr)
     if not verify:
         print_json({"run": str(folder.path), "findings": findings}) if as_json else sys.stdout.write(advice_text(findings))
         return

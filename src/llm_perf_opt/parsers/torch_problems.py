@@ -1,29 +1,28 @@
 """What makes a torch trace, or a part of it, unfit for a number."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.events import DeviceWork, HostCalls, Int64, Operators, TraceProblem, WorkKind
-from llm_perf_opt.launch_calls import is_graph_launch, is_kernel_launch
+from llm_perf_opt.analysis.launches import graph_launches, kernel_launches, while_capturing
+from llm_perf_opt.analysis.trace_health import TOLERATED_SHARE
+from llm_perf_opt.events import DeviceWork, HostCalls, Int64, Operators, Trace, TraceProblem, WorkKind
 
 _LOSS = re.compile(r"dropped|overflow|exceeded max|terminating tracing|out of memory|failed to", re.IGNORECASE)
-LOST_LAUNCHES_SHARE = 0.02
-"""Above this share of launches without a kernel, kernels are missing; below it, the window closed before they ran."""
-
 _PROFILE_SHORTER = "Profile fewer steps at a time: torch.profiler.schedule(active=1)."
 
 
-def work_problems(work: DeviceWork, calls: HostCalls, names: Sequence[str]) -> list[TraceProblem]:
+def work_problems(trace: Trace) -> list[TraceProblem]:
     """Launches and kernels that do not find each other, clocks that disagree, work that is there twice."""
-    return [*_unmatched(work, calls, names), *_skew(work, calls), *_twice(work)]
+    return [*_unmatched(trace), *_skew(trace.work, trace.calls), *_twice(trace.work)]
 
 
-def _unmatched(work: DeviceWork, calls: HostCalls, names: Sequence[str]) -> list[TraceProblem]:
-    is_launch = np.array([is_kernel_launch(name) or is_graph_launch(name) for name in names], bool)
-    launches = calls.correlation[is_launch[calls.name]] if len(calls) else calls.correlation
+def _unmatched(trace: Trace) -> list[TraceProblem]:
+    work, calls = trace.work, trace.calls
+    # While a CUDA graph is recorded, launches are noted down and run nothing: they miss no kernel.
+    launched = (kernel_launches(trace) & ~while_capturing(trace)) | graph_launches(trace)
+    launches = np.unique(calls.correlation[launched])  # a runtime call and the driver call inside it share a correlation
     if not len(work):
         if len(launches):
             what = f"{len(launches):,} launches of kernels, and not one kernel"
@@ -34,13 +33,13 @@ def _unmatched(work: DeviceWork, calls: HostCalls, names: Sequence[str]) -> list
     lost = int((~np.isin(launches, work.correlation)).sum())
     if lost:
         what = f"{lost:,} of {len(launches):,} launches have no kernel"
-        fatal = lost > LOST_LAUNCHES_SHARE * len(launches)
+        fatal = lost > TOLERATED_SHARE * len(launches)
         found.append(TraceProblem("launches_without_kernels", what, fatal, _PROFILE_SHORTER))
     orphans = int((~np.isin(work.correlation, calls.correlation)).sum())
     if orphans:
         what = f"{orphans:,} of {len(work):,} kernels, copies and memsets have no launch: they belong to no stage"
         remedy = "Profile with ProfilerActivity.CPU too." if not len(calls) else ""
-        found.append(TraceProblem("kernels_without_launches", what, False, remedy))
+        found.append(TraceProblem("work_without_calls", what, False, remedy))
     return found
 
 

@@ -32,12 +32,13 @@ def read_torch_trace(path: Path) -> Trace:
     work, calls = columns.table(DeviceWork), columns.table(HostCalls)
     operators, ranges = columns.table(Operators), columns.table(Ranges)
     work = replace(work, process=_processes(work, calls))
+    trace = Trace("torch", columns.names, work, calls, ranges, operators, facts=_facts(chunks.events, around))
     problems = [
         *_file_problems(chunks, decoder.not_events, around),
-        *_content_problems(chunks.events, columns, work, calls, operators, ranges),
+        *_content_problems(chunks.events, columns, trace),
         *torch_problems.notices(around.after),
     ]
-    return Trace("torch", columns.names, work, calls, ranges, operators, tuple(problems), _facts(chunks.events, around))
+    return replace(trace, problems=tuple(problems))
 
 
 @contextmanager
@@ -82,20 +83,20 @@ def _file_problems(chunks: EventChunks, not_events: int, around: Surroundings) -
     return found
 
 
-def _content_problems(
-    events: int, columns: TorchColumns, work: DeviceWork, calls: HostCalls, operators: Operators, ranges: Ranges
-) -> list[TraceProblem]:
+def _content_problems(events: int, columns: TorchColumns, trace: Trace) -> list[TraceProblem]:
     if not events:
         return [TraceProblem("empty", "the trace has no events", True, "Let the profiler run around the work, then export.")]
-    if not (len(work) or len(calls) or len(operators) or len(ranges)):
+    if not any(len(table) for table in (trace.work, trace.calls, trace.operators, trace.ranges)):
         kinds = ", ".join(repr(name) for name in columns.other_categories[:6]) or "none"
-        what = f"none of its {events:,} events is of a kind that torch.profiler writes; their categories: {kinds}"
+        what = (
+            f"none of its {events:,} events is a kernel, a copy, a call, an operator or a label of the host; categories: {kinds}"
+        )
         return [TraceProblem("foreign", what, True, "Give a trace that torch.profiler exported.")]
     return [
         *torch_problems.count_problems(columns.negative_work, columns.negative_host, columns.unplaced_work),
-        *torch_problems.work_problems(work, calls, columns.names),
-        *torch_problems.process_problem(len(np.unique(calls.process))),
-        *torch_problems.shape_problem(operators),
+        *torch_problems.work_problems(trace),
+        *torch_problems.process_problem(len(np.unique(trace.calls.process))),
+        *torch_problems.shape_problem(trace.operators),
     ]
 
 

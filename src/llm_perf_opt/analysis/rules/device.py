@@ -6,7 +6,7 @@ from llm_perf_opt.analysis.cost import step_cost
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.efficiency import RequestCost, request_cost
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry, milliseconds, saving_of
+from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.floor import floor, turning_point
 from llm_perf_opt.analysis.hardware import Hardware
 from llm_perf_opt.analysis.kernel_table import KernelRow
@@ -113,16 +113,15 @@ def _step_floor_ns(request: RequestCost, hardware: Hardware, batch: int, context
 def _counted(
     evidence: Evidence, id: str, words_of: WordsOf, claim: str, change: str, overrides: tuple[str, ...]
 ) -> Finding | None:
-    candidates = []
+    if evidence.facts.setting("runtime.compile") == "max-autotune":
+        overrides = ()  # set already
+    found = []
     for stage in evidence.stages:
         held = [(row, words) for row in _all_rows(stage) if row.share >= NOTEWORTHY and (words := words_of(row))]
         if held:
-            weight = stage.per_unit(sum(row.total_ns for row, _ in held)) * request_units(evidence, stage)
-            candidates.append((weight, stage, held))
-    if not candidates:
-        return None
-    _, stage, held = max(candidates, key=lambda one: one[0])
-    return _device_finding(evidence, stage, id, held, claim, change, overrides if stage.name == DECODE else ())
+            tried = overrides if stage.name == DECODE else ()
+            found.append(_device_finding(evidence, stage, id, held, claim, change, tried))
+    return weightiest(found)
 
 
 def _device_finding(
@@ -134,7 +133,7 @@ def _device_finding(
     change: str,
     overrides: tuple[str, ...],
 ) -> Finding:
-    share = stage.time.kernel_ns / max(sum(row.total_ns for row in _all_rows(stage)), 1)
+    share = stage.kernel_ns / max(sum(row.total_ns for row in _all_rows(stage)), 1)
     gain = sum(row.total_ns * part for row, (_, part) in held) * share
     names = "; ".join(f"{row.name[:60]} ({words})" for row, (words, _) in held[:3])
     text = claim.format(stage=stage.name, names=names)

@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.cost import step_cost
 from llm_perf_opt.analysis.efficiency import best_floor, request_cost
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of
+from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.kernel_classes import KernelClass
 from llm_perf_opt.analysis.kernel_summary import KernelRow
 from llm_perf_opt.analysis.rules.launching import request_units
@@ -21,6 +21,7 @@ NOTEWORTHY = 0.05
 """Share of a stage's kernel time from which on kernels are worth a claim."""
 _CONCATENATION = re.compile(r"CatArrayBatchedCopy|cat_?kernel|concat", re.IGNORECASE)
 _NO_TENSOR_CORES = re.compile(r"simt|(?<![a-z])[sd]gemm(?!.*(tf32|tensorop|x3))|gemmSN|gemv2?[TN]_kernel.*float", re.IGNORECASE)
+_HALF = re.compile(r"bfloat16|(?<![a-z])(__)?half|bf16|fp16|f16", re.IGNORECASE)
 _SOFTMAX = re.compile(r"(?<!log_)(?<!log)softmax|soft_max", re.IGNORECASE)
 
 
@@ -51,7 +52,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
     stage = max(
         (stage for stage in evidence.stages if stage.fusion.fusable_kernels), key=lambda one: one.fusion.saved_ns, default=None
     )
-    if stage is None or stage.fusion.saved_ns < NOTEWORTHY * stage.time.kernel_ns:
+    if stage is None or stage.fusion.saved_ns < NOTEWORTHY * stage.kernel_ns:
         return None
     fusion = stage.fusion
     gone = 1 - fusion.kernels / (fusion.kept_kernels + fusion.fusable_kernels)
@@ -63,7 +64,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
     rows = [row for row in stage.kernels if row.kind in _FUSED_CLASSES]
     decode = stage.name == DECODE
     to_try = ToTry(
-        ("runtime.cache=static", "runtime.compile=default") if decode else (),
+        ("runtime.cache=static", "runtime.compile=default") if decode and not evidence.facts.compiled else (),
         "Compile the step (torch.compile), or use fused kernels for norms, rotary embedding and activations.",
     )
     if _host_bound(stage):
@@ -98,6 +99,7 @@ _FUSED_CLASSES = (KernelClass.ELEMENTWISE, KernelClass.NORM, KernelClass.REDUCTI
 
 def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
     """Matrix products in fp32, or on the plain cores."""
+    found = []
     for stage in evidence.stages:
         rows = [row for row in stage.kernels if row.kind in (KernelClass.GEMM, KernelClass.GEMV) and _plain(row, stage)]
         if not _noteworthy(rows, stage):
@@ -105,7 +107,7 @@ def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
         total = sum(row.total_ns for row in rows)
         dtype = "" if isinstance(evidence.facts.timings, Missing) else evidence.facts.timings.model.dtype
         half = dtype != "fp32"
-        return _kernel_finding(
+        finding = _kernel_finding(
             evidence,
             stage,
             "products_without_tensor_cores",
@@ -119,11 +121,13 @@ def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
                 'Use bf16 or fp16 weights, or allow TF32 (torch.set_float32_matmul_precision("high")).',
             ),
         )
-    return None
+        found.append(finding)
+    return weightiest(found)
 
 
 def math_attention(evidence: Evidence) -> Finding | None:
     """Attention in its plain form: scores written out, softmax by itself."""
+    found = []
     for stage in evidence.stages:
         softmax = [row for row in stage.kernels if _SOFTMAX.search(row.name) and row.kind is not KernelClass.ATTENTION]
         fused = any(row.kind is KernelClass.ATTENTION for row in stage.kernels)
@@ -131,7 +135,7 @@ def math_attention(evidence: Evidence) -> Finding | None:
         if fused or calls < 2 * stage.units:  # one softmax per step may be that of sampling
             continue
         total = sum(row.total_ns for row in softmax)
-        return _kernel_finding(
+        finding = _kernel_finding(
             evidence,
             stage,
             "math_attention",
@@ -139,13 +143,15 @@ def math_attention(evidence: Evidence) -> Finding | None:
             "kernel. "
             "Its scores go through memory.",
             softmax,
-            (total, 2 * total, 4 * total),
-            "the softmax kernels save whole; masks, scaling and the scores' traffic are estimated at as much again",
+            (0, 2 * total, 4 * total),
+            "softmax, masks, scaling and the scores' traffic go, and what a fused kernel takes comes; twice the softmax is shown",
             ToTry(
-                ("runtime.attn_implementation=sdpa",), "Use scaled_dot_product_attention with a mask that a fused backend takes."
+                () if evidence.facts.attention == "sdpa" else ("runtime.attn_implementation=sdpa",),
+                "Use scaled_dot_product_attention with a mask that a fused backend takes.",
             ),
         )
-    return None
+        found.append(finding)
+    return weightiest(found)
 
 
 def logits_for_the_whole_prompt(evidence: Evidence) -> Finding | None:
@@ -179,6 +185,8 @@ def logits_for_the_whole_prompt(evidence: Evidence) -> Finding | None:
 
 def _plain(row: KernelRow, stage: StageEvidence) -> bool:
     """By its name, or because its counters saw vector and no tensor FLOPs."""
+    if row.kind is KernelClass.GEMV and _HALF.search(row.name):
+        return False  # a product with one vector reads each weight once: in 16 bits, its sums in fp32, tensor cores gain nothing
     if _NO_TENSOR_CORES.search(row.name):
         return True
     if isinstance(stage.counters, Missing):
@@ -195,7 +203,7 @@ def _host_bound(stage: StageEvidence) -> bool:
 
 
 def _noteworthy(rows: Sequence[KernelRow], stage: StageEvidence) -> bool:
-    return sum(row.total_ns for row in rows) >= max(NOTEWORTHY * stage.time.kernel_ns, 1)
+    return sum(row.total_ns for row in rows) >= max(NOTEWORTHY * stage.kernel_ns, 1)
 
 
 def _calls(rows: Sequence[KernelRow], stage: StageEvidence) -> str:
