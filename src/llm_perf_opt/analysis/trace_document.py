@@ -156,3 +156,5 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     steps: list[StepLine]
     modules: list[OwnerLine]
     """By the device time of their own; empty where the trace labels none."""
+    operators: list[OwnerLine] = msgspec.field(default_factory=list)
+    """The same of operators, by name; empty where the trace records none, as nsys does not."""

@@ -18,7 +18,7 @@ def analyze(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Account for a trace: health, stages, budget, idle causes, kernels, and findings with what each would save."""
+    """Account for a trace: health, stages, budget, idle causes, kernels, operators, and findings with what each would save."""
     note_debug(debug)
     from llm_perf_opt.analyse_trace import analyse_source
 
