@@ -170,3 +170,12 @@ def test_a_trace_of_the_cpu_alone_has_no_device_figures(tmp_path: Path) -> None:
     assert found.error is None
     assert found.document.why == "the trace holds no work of a GPU"
     assert found.document.findings == []
+
+
+def test_modules_of_an_eager_trace_that_labels_none_are_refused(traces: Path) -> None:
+    done = analyze(traces / "nsys_decode.sqlite.gz", "--modules-from", traces / "torch_trace.json.gz")
+    assert done.returncode == 5
+    assert "labels no modules" in done.stderr
+    done = analyze(traces / "torch_trace.json.gz", "--modules-from", traces / "nsys_truncated.sqlite.gz")
+    assert done.returncode == 5
+    assert "is incomplete" in done.stderr

@@ -20,7 +20,7 @@ def trace_text(found: TraceAnalysis, top: int = 15) -> str:
     if found.complete:
         parts += [_gpu(found), _stages(found), *[_budget(budget) for budget in found.budgets], _idle(found)]
         parts += [_kernels(found, top), _owners("Modules", found.modules, top), _owners("Operators", found.operators, top)]
-        parts.append(_findings(found))
+        parts += [_borrowed(found, top), _findings(found)]
     return "\n".join(part for part in parts if part)
 
 
@@ -112,6 +112,17 @@ def _owners(what: str, rows: Sequence[OwnerLine], top: int) -> str:
     owned = sum(row.share for row in rows)
     head = f"{what} by device time of their own: the first {len(shown)} of {len(rows)}; {owned:.1%} of the device time has one"
     return head + "\n" + columns([what.lower(), "calls", "launched", "own", "with inner", "share"], shown, "lrrrrr") + "\n"
+
+
+def _borrowed(found: TraceAnalysis, top: int) -> str:
+    """Modules by another trace, with how much each way of finding them covers."""
+    table = found.borrowed
+    if table is None:
+        return ""
+    shares = ", ".join(f"{rule} {share:.1%}" for rule, share in table.coverage.items() if share)
+    lines = _wrapped(f"Modules by the eager trace {plain(table.source)}; of the kernel time, by rule: {shares}", "")
+    rows = [[short(row.name), f"{row.kernels:,}", ms(row.self_ns), f"{row.share:.1%}"] for row in table.rows[: min(top, _OWNERS)]]
+    return "\n".join([*lines, columns(["module", "kernels", "own", "share"], rows, "lrrr")]) + "\n"
 
 
 def _findings(found: TraceAnalysis) -> str:
