@@ -52,6 +52,9 @@ def test_a_torch_trace_is_accounted_for_and_found_launch_bound(traces: Path) -> 
     assert stages["decode_step"]["count"] == 8
     assert (stages["prefill"]["kernels"], stages["decode"]["kernels"]) == (183, 1528)
     assert {"count", "wall_ns", "gpu_busy_ns", "idle_ns", "kernels", "launches"} <= set(stages["prefill"])
+    operators = {row["name"]: row for row in found["operators"]}
+    assert sum(row["self_ns"] for row in operators.values()) == gpu["busy_ns"]  # nothing overlaps, and all of it has an operator
+    assert operators["aten::linear"]["total_ns"] >= operators["aten::linear"]["self_ns"]
     first = found["findings"][0]
     assert first["id"] == "launch_bound_decode"
     assert first["try"] == "runtime.cache=static runtime.compile=reduce-overhead"
@@ -167,3 +170,12 @@ def test_a_trace_of_the_cpu_alone_has_no_device_figures(tmp_path: Path) -> None:
     assert found.error is None
     assert found.document.why == "the trace holds no work of a GPU"
     assert found.document.findings == []
+
+
+def test_modules_of_an_eager_trace_that_labels_none_are_refused(traces: Path) -> None:
+    done = analyze(traces / "nsys_decode.sqlite.gz", "--modules-from", traces / "torch_trace.json.gz")
+    assert done.returncode == 5
+    assert "labels no modules" in done.stderr
+    done = analyze(traces / "torch_trace.json.gz", "--modules-from", traces / "nsys_truncated.sqlite.gz")
+    assert done.returncode == 5
+    assert "is incomplete" in done.stderr

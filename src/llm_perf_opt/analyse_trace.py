@@ -1,7 +1,7 @@
 """Any trace or run → what is said of it. A trace by itself is analysed once: the result lies beside its tables."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,32 @@ def analyse_source(source: Path, *, use_cache: bool = True) -> Analysed:
         found, more = _fresh(file, source, use_cache)
         notes += more
     return Analysed(found, notes, _refusal(found))
+
+
+def with_borrowed_modules(found: Analysed, source: Path, eager: Path) -> Analysed:
+    """The same, with the modules of kernels that carry none, by an eager trace or run of the same model."""
+    from llm_perf_opt.analysis.attribution import attribute, has_modules
+    from llm_perf_opt.analysis.graph_modules import AttributedTrace, borrow_modules, borrowed_table
+    from llm_perf_opt.analysis.trace_health import examined
+    from llm_perf_opt.analysis.trace_stages import find_stages
+    from llm_perf_opt.queries import open_source
+
+    if found.error is not None:
+        return found
+    both = []
+    for path in (eager, source):
+        trace = examined(open_source(path).trace)
+        if not trace.complete:
+            raise ParseError(f"The trace of {path} is incomplete: modules cannot be taken from it.", "Record it again.")
+        stages = find_stages(trace)
+        both.append(AttributedTrace(trace, stages, attribute(trace, stages)))
+    if not has_modules(both[0].trace):
+        raise ParseError(
+            f"{eager} labels no modules.",
+            "Record it with profiling.torch.preset=max, or with_modules=True in torch.profiler.",
+        )
+    table = borrowed_table(borrow_modules(*both), both[1].trace, str(eager))
+    return replace(found, document=msgspec.structs.replace(found.document, borrowed=table))
 
 
 def _of_run(source: Path) -> Analysed:

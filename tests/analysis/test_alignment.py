@@ -99,3 +99,12 @@ def test_partners_never_cross(names: list[str]) -> None:
     by_name = found.partner[found.matched_by == MatchedBy.NAME].tolist()
     assert by_name == sorted(by_name)
     assert ((found.module == -1) == (found.matched_by == MatchedBy.NOTHING)).all()
+
+
+def test_between_two_instances_of_a_label_that_every_layer_has_nothing_is_filled() -> None:
+    """Two layers: projection, product of the MLP, projection. The compiled MLP is of kernels that nobody knows."""
+    eager_names, eager_modules = ["proj_a", "nvjet_mlp", "proj_b"], np.array([0, 1, 0])
+    names = ["proj_a", "frobnicate_1", "frobnicate_2", "proj_b"]
+    found = align_modules(eager_names, eager_modules, names, np.full(4, 10))
+    assert found.module.tolist() == [0, -1, -1, 0]
+    assert found.coverage[MatchedBy.NOTHING] == 0.5

@@ -3,7 +3,7 @@
 import pytest
 
 from llm_perf_opt.analysis.attribution import attribute
-from llm_perf_opt.analysis.graph_modules import AttributedTrace, BorrowedModules, borrow_modules
+from llm_perf_opt.analysis.graph_modules import AttributedTrace, BorrowedModules, borrow_modules, borrowed_table
 from llm_perf_opt.analysis.trace_stages import find_stages
 from llm_perf_opt.events import Trace
 from traces import Builder
@@ -71,3 +71,10 @@ def test_an_eager_trace_without_the_stage_lends_nothing() -> None:
     assert found.coverage["nothing"] == 1
     empty = borrow_modules(eager(), attributed(Builder().trace()))
     assert set(empty.coverage.values()) == {None}
+
+
+def test_the_table_sums_to_what_has_a_module() -> None:
+    other = graph(["rms_norm", "nvjet_a", "triton_poi_fused_1", "flash_fwd", "frobnicate"])
+    table = borrowed_table(borrow_modules(eager(), other), other.trace, "eager.json")
+    assert [(row.name, row.kernels, row.self_ns) for row in table.rows] == [("Attention_0", 9, 90), ("Norm_0", 3, 30)]
+    assert sum(row.share for row in table.rows) == pytest.approx(1 - (table.coverage["nothing"] or 0))

@@ -6,7 +6,8 @@ the same kernels in the same order, and there the modules are known. The two seq
 1. **same name**: kernels of a longest common subsequence by name take the module of their partner.
 2. **same class**: between two such pairs, if both sides have equally many kernels of a class, these are partners in order
    (another tile size of the same product).
-3. **between**: a kernel that stands between two with the same module belongs to it too (fused elementwise work).
+3. **between**: a kernel that stands between two with the same module belongs to it too (fused elementwise work), if the eager
+   pass stays in that module between their partners.
 
 The rest has no module, and the share of the time that each rule covers is given: it is the evidence for the whole.
 """
@@ -58,7 +59,7 @@ def align_modules(eager_names: Sequence[str], eager_modules: Int64, names: Seque
     module = np.full(len(second), NONE, np.int64)
     module[partner != NONE] = eager_modules[partner[partner != NONE]]
     by[(partner != NONE) & (module == NONE)] = MatchedBy.NOTHING
-    _fill_between(module, by)
+    _fill_between(module, by, partner, eager_modules)
     total = int(duration_ns.sum())
     coverage = {rule: int(duration_ns[by == rule].sum()) / total if total else None for rule in MatchedBy}
     return ModuleAlignment(module, partner, by, coverage)
@@ -131,10 +132,12 @@ def _pair_classes(first: Int64, second: Int64, partner: Int64, by: UInt8) -> Non
                 last = int(there[-1])
 
 
-def _fill_between(module: Int64, by: UInt8) -> None:
-    """Rule 3."""
+def _fill_between(module: Int64, by: UInt8, partner: Int64, eager_modules: Int64) -> None:
+    """Rule 3. A label that every layer has says nothing of what stands between two of its instances: the eager pass must not
+    have been elsewhere meanwhile."""
     known = np.flatnonzero(module != NONE)
     for left, right in zip(known[:-1].tolist(), known[1:].tolist(), strict=True):
-        if right - left > 1 and module[left] == module[right]:
+        stayed = (eager_modules[partner[left] : partner[right] + 1] == module[left]).all()
+        if right - left > 1 and module[left] == module[right] and stayed:
             module[left + 1 : right] = module[left]
             by[left + 1 : right] = MatchedBy.BETWEEN

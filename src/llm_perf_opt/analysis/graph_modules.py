@@ -7,7 +7,9 @@ import numpy as np
 from llm_perf_opt.analysis.alignment import MatchedBy, ModuleAlignment, align_modules
 from llm_perf_opt.analysis.attribution import Attribution
 from llm_perf_opt.analysis.projection import NONE
+from llm_perf_opt.analysis.row_numbers import sums
 from llm_perf_opt.analysis.stage_instances import DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
+from llm_perf_opt.analysis.trace_document import BorrowedLine, BorrowedTable
 from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind
 
 
@@ -55,6 +57,21 @@ def borrow_modules(eager: AttributedTrace, other: AttributedTrace) -> BorrowedMo
             module[rows[open_rows]] = known[sequence].module[open_rows]
             matched_by[rows[open_rows]] = known[sequence].matched_by[open_rows]
     return BorrowedModules(tuple(place), module, matched_by, _coverage(other, matched_by))
+
+
+def borrowed_table(found: BorrowedModules, trace: Trace, source: str) -> BorrowedTable:
+    """The kernels by their modules, the longest first."""
+    rows = np.flatnonzero((trace.work.kind == WorkKind.KERNEL) & (found.module != NONE))
+    duration = trace.work.end_ns - trace.work.start_ns
+    whole = int(duration[trace.work.kind == WorkKind.KERNEL].sum())
+    count = np.bincount(found.module[rows], minlength=len(found.modules)).tolist()
+    time = sums(found.module[rows], duration[rows], len(found.modules)).tolist()
+    lines = [
+        BorrowedLine(name, count[place], time[place], time[place] / whole if whole else 0.0)
+        for place, name in enumerate(found.modules)
+        if count[place]
+    ]
+    return BorrowedTable(source, found.coverage, sorted(lines, key=lambda line: (-line.self_ns, line.name)))
 
 
 def _instances(attributed: AttributedTrace, stage: str) -> list[Int64]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.accounting import Account
-from llm_perf_opt.analysis.attribution import attribute, has_modules, modules_by_time
+from llm_perf_opt.analysis.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.budget import StageBudget
 from llm_perf_opt.analysis.evidence import RunFacts, gather
 from llm_perf_opt.analysis.finding import Finding
@@ -61,6 +61,7 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
     kernels = kernels_by_time(trace)
     total = account.total
     none = not len(trace.work)
+    modules, operators = _owners(trace, stages)
     return TraceAnalysis(
         source=source,
         complete=True,
@@ -82,7 +83,8 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
         unknown_share=sum(row.share for row in kernels if row.kind is KernelClass.OTHER) if kernels else None,
         budgets=[_budget(stage.budget, stage.unit) for stage in evidence.stages],
         steps=_steps(account),
-        modules=_modules(trace, stages),
+        modules=modules,
+        operators=operators,
     )
 
 
@@ -112,10 +114,16 @@ def _steps(account: Account) -> list[StepLine]:
     return [StepLine(steps.stage, number, *row) for number, row in enumerate(rows)]
 
 
-def _modules(trace: Trace, stages: TraceStages) -> list[OwnerLine]:
-    if not has_modules(trace):
-        return []
-    rows = modules_by_time(trace, attribute(trace, stages))
+def _owners(trace: Trace, stages: TraceStages) -> tuple[list[OwnerLine], list[OwnerLine]]:
+    """Modules and operators by the device time of their own."""
+    labelled = has_modules(trace)
+    if not labelled and not len(trace.operators):
+        return [], []
+    found = attribute(trace, stages)
+    return _owner_lines(modules_by_time(trace, found) if labelled else ()), _owner_lines(operators_by_time(trace, found))
+
+
+def _owner_lines(rows: Sequence[OwnerRow]) -> list[OwnerLine]:
     return [OwnerLine(row.name, row.calls, row.kernels, row.self_ns, row.total_ns, row.share) for row in rows]
 
 

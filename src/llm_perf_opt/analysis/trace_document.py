@@ -65,6 +65,26 @@ class OwnerLine(msgspec.Struct, frozen=True):
     share: float
 
 
+class BorrowedLine(msgspec.Struct, frozen=True):
+    """The kernels that one module owns, by the eager trace of the same model."""
+
+    name: str
+    kernels: int
+    self_ns: int
+    share: float
+    """Of the summed kernel time."""
+
+
+class BorrowedTable(msgspec.Struct, frozen=True):
+    """Modules of CUDA graphs and compiled code."""
+
+    source: str
+    """The eager trace."""
+    coverage: dict[str, float | None]
+    """Share of the kernel time by how its module was found: own, name, class, between, nothing."""
+    rows: list[BorrowedLine]
+
+
 class KernelLine(msgspec.Struct, frozen=True, rename={"kind": "class"}):
     """All launches of one kernel."""
 
@@ -156,3 +176,7 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     steps: list[StepLine]
     modules: list[OwnerLine]
     """By the device time of their own; empty where the trace labels none."""
+    operators: list[OwnerLine] = msgspec.field(default_factory=list)
+    """The same of operators, by name; empty where the trace records none, as nsys does not."""
+    borrowed: BorrowedTable | None = None
+    """Where an eager trace was given for it."""

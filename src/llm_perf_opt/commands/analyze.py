@@ -14,15 +14,21 @@ def analyze(
         Path, typer.Argument(metavar="RUN|TRACE", help="A run folder, a torch trace, an nsys report or its SQLite export.")
     ],
     top: Annotated[int, typer.Option(min=1, help="Kernels to list in the terminal.")] = 15,
+    modules_from: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN|TRACE", help="An eager trace of the same model: its modules for kernels of CUDA graphs."),
+    ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the trace itself; keep nothing beside it.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Account for a trace: health, stages, budget, idle causes, kernels, and findings with what each would save."""
+    """Account for a trace: health, stages, budget, idle causes, kernels, operators, and findings with what each would save."""
     note_debug(debug)
-    from llm_perf_opt.analyse_trace import analyse_source
+    from llm_perf_opt.analyse_trace import analyse_source, with_borrowed_modules
 
     found = analyse_source(source, use_cache=not no_cache)
+    if modules_from is not None:
+        found = with_borrowed_modules(found, source, modules_from)
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
     if as_json:

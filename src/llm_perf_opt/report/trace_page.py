@@ -1,12 +1,17 @@
-"""What is said of a trace, for a terminal of a hundred columns: health, stages, budget, idle causes, kernels, findings."""
+"""What is said of a trace, for a terminal of a hundred columns: health, stages, budget, idle causes, kernels,
+modules, operators, findings.
+"""
 
 import textwrap
+from collections.abc import Sequence
 
-from llm_perf_opt.analysis.trace_document import OVERLAP, BudgetTable, FindingLine, TraceAnalysis
+from llm_perf_opt.analysis.trace_document import OVERLAP, BudgetTable, FindingLine, OwnerLine, TraceAnalysis
 from llm_perf_opt.report.text import columns, significant
 
 WIDTH = 100
 _NAME = 52
+_OWNERS = 8
+"""Modules and operators to list at most: the page is about kernels; --json has them all."""
 
 
 def trace_text(found: TraceAnalysis, top: int = 15) -> str:
@@ -14,7 +19,8 @@ def trace_text(found: TraceAnalysis, top: int = 15) -> str:
     parts = [_head(found)]
     if found.complete:
         parts += [_gpu(found), _stages(found), *[_budget(budget) for budget in found.budgets], _idle(found)]
-        parts += [_kernels(found, top), _findings(found)]
+        parts += [_kernels(found, top), _owners("Modules", found.modules, top), _owners("Operators", found.operators, top)]
+        parts += [_borrowed(found, top), _findings(found)]
     return "\n".join(part for part in parts if part)
 
 
@@ -93,6 +99,30 @@ def _kernels(found: TraceAnalysis, top: int) -> str:
     if found.unknown_share:
         head += f"; {found.unknown_share:.1%} of the time is of no known class"
     return head + "\n" + columns(["kernel", "class", "calls", "total", "mean", "share"], rows, "llrrrr") + "\n"
+
+
+def _owners(what: str, rows: Sequence[OwnerLine], top: int) -> str:
+    """Modules or operators by the device time that is their own."""
+    if not rows:
+        return ""
+    shown = [
+        [short(row.name), f"{row.calls:,}", f"{row.kernels:,}", ms(row.self_ns), ms(row.total_ns), f"{row.share:.1%}"]
+        for row in rows[: min(top, _OWNERS)]
+    ]
+    owned = sum(row.share for row in rows)
+    head = f"{what} by device time of their own: the first {len(shown)} of {len(rows)}; {owned:.1%} of the device time has one"
+    return head + "\n" + columns([what.lower(), "calls", "launched", "own", "with inner", "share"], shown, "lrrrrr") + "\n"
+
+
+def _borrowed(found: TraceAnalysis, top: int) -> str:
+    """Modules by another trace, with how much each way of finding them covers."""
+    table = found.borrowed
+    if table is None:
+        return ""
+    shares = ", ".join(f"{rule} {share:.1%}" for rule, share in table.coverage.items() if share)
+    lines = _wrapped(f"Modules by the eager trace {plain(table.source)}; of the kernel time, by rule: {shares}", "")
+    rows = [[short(row.name), f"{row.kernels:,}", ms(row.self_ns), f"{row.share:.1%}"] for row in table.rows[: min(top, _OWNERS)]]
+    return "\n".join([*lines, columns(["module", "kernels", "own", "share"], rows, "lrrr")]) + "\n"
 
 
 def _findings(found: TraceAnalysis) -> str:
