@@ -24,8 +24,9 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## what measuring costs, against a bare loop
+bench: $(INSTALLED)  ## what measuring costs, against a bare loop; how fast variants are made
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/data_speed.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "llm-perf-opt needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'

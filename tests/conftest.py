@@ -1,12 +1,19 @@
 """Shared by all tests."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from chromium import Chromium
+
 # Each worker gets one thread: two workers with two threads each would fight over two processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No browser is started for the images of every run; the test that draws them says so.
+os.environ["LLM_PERF_CHROMIUM"] = "none"
 
 
 def _real_tool(name: str) -> Path:
@@ -44,3 +51,18 @@ def vllm_python() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return found
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator["Chromium"]:
+    """A real browser without a window."""
+    from chromium import Chromium, find_chromium
+
+    program = find_chromium()
+    if program is None:
+        message = "no Chromium is on this machine"
+        if os.environ.get("LLM_PERF_REQUIRE_CHROMIUM"):  # set where it was installed on purpose
+            pytest.fail(message)
+        pytest.skip(message)
+    with Chromium(program) as browser:
+        yield browser

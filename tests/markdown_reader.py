@@ -19,7 +19,7 @@ class Page:
     fences: list[str] = field(default_factory=list)
     text: str = ""
     markup: list[str] = field(default_factory=list)
-    """Kinds of inline markup used anywhere: strong, link, html_inline …"""
+    """Kinds of inline markup used anywhere: strong, link, html_inline, image of FILE …"""
 
     def section(self, heading: str) -> bool:
         """Whether the page has this heading."""
@@ -56,7 +56,8 @@ def plain(inline: Token, markup: list[str] | None = None) -> str:
     for child in inline.children or []:
         text += "\n" if child.type == "softbreak" else child.content
         if child.type not in _PLAIN and markup is not None:
-            markup.append(child.type.removesuffix("_open").removesuffix("_close"))
+            kind = child.type.removesuffix("_open").removesuffix("_close")
+            markup.append(f"image of {child.attrs['src']}" if kind == "image" else kind)
     return text
 
 

@@ -350,7 +350,7 @@ def test_options_lists_every_group(tmp_path: Path) -> None:
     assert "random" not in listed["model"]
 
 
-@pytest.mark.parametrize("verb", ["run", "report", "doctor", "options"])
+@pytest.mark.parametrize("verb", ["run", "report", "compare", "runs", "doctor", "options"])
 def test_every_verb_has_help(tmp_path: Path, verb: str) -> None:
     done = llm_perf(verb, "--help", cwd=tmp_path)
     assert done.returncode == 0

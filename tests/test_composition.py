@@ -488,7 +488,8 @@ def values_of(kind: Any, key: str) -> st.SearchStrategy[Any]:
 def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
     values["model"]["architecture"]["model_type"] = "llama"
     values["model"].update(source="random", path=None)
-    values["dataset"].update(kind="prompts")
+    values["dataset"].update(kind="prompts", variant=None)
+    values["dataset"].update({"path": None} if values["dataset"]["root"] else {})  # one or the other
     values["profiling"]["clean"] = True
     values["profiling"]["ncu"]["enable"] = False  # it needs a pass that records a timeline
     values["hardware"].update(peak_tflops=values["hardware"]["bandwidth_gbs"])  # they go together

@@ -43,6 +43,22 @@ def test_a_program_alone_keeps_its_time_its_arguments_and_what_it_said(tmp_path:
     assert "# llm-perf exec" in (run / "report.md").read_text()
 
 
+def test_a_program_keeps_its_own_environment(tmp_path: Path, real_nsys: Path) -> None:
+    """A script that fetches its model works below `exec` as it does by itself."""
+    code = "import os; print('hub', os.environ.get('HF_HUB_OFFLINE'), os.environ.get('CUDA_DEVICE_ORDER'))"
+    environment = {"NSYS": str(real_nsys), "HF_HUB_OFFLINE": "0", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    done = llm_perf(tmp_path, "exec", "--passes", "nsys,program", "--", sys.executable, "-c", code, **environment)
+    assert done.returncode == 0, done.stderr
+    run, manifest = only_run(tmp_path)
+    assert [entry["name"] for entry in manifest["passes"]] == ["program", "nsys"]
+    before = (run / "report.md").read_bytes()
+    again = llm_perf(tmp_path, "report", str(run))
+    assert again.returncode == 0, again.stderr
+    assert (run / "report.md").read_bytes() == before, "made anew, it is the report of a program still"
+    for name in ("program", "nsys"):
+        assert "hub 0 FASTEST_FIRST" in (run / "raw" / name / "log.txt").read_text()
+
+
 def test_regions_of_a_program_below_the_real_nsys(tmp_path: Path, real_nsys: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = llm_perf(
@@ -90,6 +106,7 @@ def test_a_program_that_fails_alone_is_not_run_again(tmp_path: Path) -> None:
     ("argv", "words"),
     [
         (["exec", "--passes", "program,nvprof", "--", "x"], "nvprof"),
+        (["exec", "--passes", ",", "--", "x"], "No pass"),
         (["exec", "--metrics", "rooflin", "--", "x"], "roofline"),
         (["exec", "--range", "decode*", "--", "x"], "asterisk"),
         (["exec", "--passes", "program", "--", "no-such-program-anywhere"], "cannot be started"),
@@ -101,3 +118,19 @@ def test_what_cannot_work_is_refused_in_words(tmp_path: Path, argv: list[str], w
     assert done.returncode != 0
     assert words in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_remedy_names_options_of_exec(tmp_path: Path) -> None:
+    done = llm_perf(tmp_path, "exec", "--timeout-s", "1", "--", sys.executable, "-c", "import time; time.sleep(60)")
+    assert done.returncode == 4
+    assert "Raise --timeout-s" in done.stderr
+    assert "profiling." not in done.stderr
+
+
+def test_a_missing_tool_is_left_out_by_an_option_of_exec(tmp_path: Path) -> None:
+    done = llm_perf(tmp_path, "exec", "--passes", "nsys", "--", sys.executable, "-c", "pass", NSYS="", PATH="/none")
+    if done.returncode == 0:
+        pytest.skip("nsys is in one of its usual folders")
+    assert "--passes program" in done.stderr
+    done = llm_perf(tmp_path, "exec", "--passes", "nsys", "--", sys.executable, "-c", "pass", NSYS="/no/nsys", PATH="/none")
+    assert "the variable NSYS names /no/nsys" in done.stderr

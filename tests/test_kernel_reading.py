@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt import kernel_reading
 from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus
 from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.kernel_evidence import kernels_md, kernels_section
 from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.stages import Stage
 
 H200 = Path(__file__).parent / "fixtures" / "h200"
 NO_TIMES = Missing("no iteration was measured")
@@ -65,6 +67,18 @@ def test_a_truncated_timeline_is_not_summed_and_the_torch_trace_stands_in(tmp_pa
     assert any("is not used" in note for note in found.notes)
 
 
+def test_kernels_outside_the_stages_are_counted_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_folder(tmp_path, torch="complete")
+    shutil.copy(H200 / "torch_trace.json.gz", folder.torch_trace_file)
+    whole = read_kernels(folder, None, NO_TIMES)
+    assert not isinstance(whole, Missing)
+    assert not any("outside" in note for note in whole.notes)
+    monkeypatch.setattr(kernel_reading, "STAGES", {"prefill": Stage.PREFILL})
+    found = read_kernels(folder, None, NO_TIMES)
+    assert not isinstance(found, Missing)
+    assert any("1,528 of 1,711 kernels of torch.profiler were launched outside" in note for note in found.notes)
+
+
 def test_a_failed_pass_gives_its_reason(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nsys="failed", ncu_decode="failed")
     found = read_kernels(folder, None, NO_TIMES)
@@ -93,6 +107,32 @@ def test_a_damaged_counter_table_costs_the_counters_only(tmp_path: Path) -> None
     assert not isinstance(found, Missing)
     assert found.stages[0].total_ns == 4_651_439
     assert isinstance(found.stages[0].counters, Missing)
+
+
+@pytest.mark.parametrize("damage", ["table", "self-test"])
+def test_regions_go_without_counters_that_cannot_be_believed(tmp_path: Path, damage: str) -> None:
+    folder = run_folder(tmp_path, nsys="complete", ncu_selftest="failed", ncu_decode="complete")
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    with_counters(folder)
+    if damage == "table":
+        folder.counters_file("ncu_decode").write_bytes(b"\x00\xff not a table")
+    else:
+        folder.selftest_file.write_text('{"passed": false, "rows": [], "why": "GEMM: 1 FLOP counted, 2 run"}')
+    found = read_regions(folder, {})
+    assert not isinstance(found, Missing)
+    assert found.groups[0].check.trace_kernel_ns == 4_651_439
+    assert not any(region.counters for group in found.groups for region in group.regions)
+
+
+def test_regions_show_every_counter_of_a_section(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    with_counters(folder)
+    argv = ("ncu", "--metrics", "gpu__time_duration.sum", "--section", "SpeedOfLight", "-o", "x")
+    folder.update_pass(PassRecord("ncu_decode", "complete", argv))
+    found = read_regions(folder, {})
+    assert not isinstance(found, Missing)
+    assert len({value.counter for region in found.groups[0].regions for value in region.counters}) > 1
 
 
 def test_regions_show_the_counters_that_were_asked_for(tmp_path: Path) -> None:

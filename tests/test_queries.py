@@ -178,3 +178,15 @@ def test_a_place_where_nothing_can_be_kept(generated: tuple[Path, Truth], monkey
     queries = Queries(source)
     assert "Read-only" in queries.opened.note
     assert queries.ask("select count(*) from kernels").rows == [(len(generated[1].work),)]
+
+
+def test_an_export_of_nsight_systems_is_asked_the_same_way(tmp_path: Path) -> None:
+    pytest.importorskip("llm_perf_opt.parsers.nsys_sqlite")
+    source = tmp_path / "run.sqlite.gz"
+    shutil.copy(REAL.with_name("nsys_decode.sqlite.gz"), source)
+    queries = Queries(source)
+    assert queries.ask("select count(*), sum(dur_ns) from kernels where kind = 'kernel'").rows == [(1528, 4_651_439)]
+    assert queries.ask("select domain, name, count(*) from ranges group by all order by 3").rows == [
+        ("LLM", "decode", 1),
+        ("LLM", "decode_step", 8),
+    ]

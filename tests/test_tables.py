@@ -12,7 +12,8 @@ import pytest
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import DeviceWork, HostCalls, Operators, RangeKind, Ranges, Trace, TraceProblem
 from llm_perf_opt.parsers.torch_trace import read_torch_trace
-from llm_perf_opt.tables import META_FILE, TABLE_NAMES, connect, made_of, read_tables, write_tables
+from llm_perf_opt.tables import TABLE_NAMES, connect, made_of, read_tables, write_tables
+from llm_perf_opt.trace_mark import META_FILE
 from synthetic_traces import Recipe, Truth, write_trace
 
 
@@ -133,7 +134,7 @@ def test_damage_is_noticed(tmp_path: Path, made: tuple[Trace, Truth], file: str)
 
 def test_another_version_is_refused(tmp_path: Path, made: tuple[Trace, Truth], monkeypatch: pytest.MonkeyPatch) -> None:
     write_tables(made[0], tmp_path / "tables")
-    monkeypatch.setattr("llm_perf_opt.tables.SCHEMA_VERSION", 2)
+    monkeypatch.setattr("llm_perf_opt.tables.SCHEMA_VERSION", 999)
     with pytest.raises(ParseError, match="another version"):
         read_tables(tmp_path / "tables")
 

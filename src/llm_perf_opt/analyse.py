@@ -1,5 +1,6 @@
 """raw/ → analysis → reports. Reads nothing but the run folder, so it works on another machine, years later."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,15 @@ import yaml
 
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.efficiency import Efficiency, efficiency
+from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.hardware import Hardware, given_hardware, hardware_of_device
 from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.overhead import overheads
+from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
+from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.errors import ImplausibleError, ParseError
 from llm_perf_opt.kernel_reading import read_kernels
@@ -20,11 +24,15 @@ from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
 from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
+from llm_perf_opt.report.html import run_page, shown_of
 from llm_perf_opt.report.kernel_evidence import kernels_md
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
 from llm_perf_opt.report.regions import regions_page
+from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.run_tables import write_run_tables
 from llm_perf_opt.stored_ceilings import read_ceilings
+from llm_perf_opt.trace_reading import read_run_trace
 
 SEPARATE = {"vllm": "runtime.engine.max_num_batched_tokens and max_num_seqs large enough for the whole batch keep them apart."}
 """What to do where a runtime ran prefill and decode together."""
@@ -32,10 +40,11 @@ SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""
 LARGE_INFLATION = 1.5
 """Above this, the torch pass's times are worth a warning."""
+_NOT_READ = Missing("the traces were not read")
 
 
-def analyse(folder: RunFolder, limits: dict[str, float] | None = None) -> RunAnalysis:
-    """Everything that can be said of a run, from what its passes left."""
+def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces: bool = True) -> RunAnalysis:
+    """Everything that can be said of a run, from what its passes left; without its `traces` a good deal faster."""
     manifest = folder.manifest()
     timings = _pass_record(folder, manifest, "clean", folder.clean_file, CleanTimings)
     torch = _pass_record(folder, manifest, "torch", folder.torch_file, TorchPass)
@@ -43,14 +52,28 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None) -> RunAna
     telemetry = _telemetry(folder, manifest)
     stages = stage_timings(measured, torch) if measured else ()
     found, impossible, limit_warnings = _efficiency(folder, manifest, measured, torch, limits)
-    kernels, impossible_count = _kernels(folder, measured, found)
+    kernels, impossible_count = _kernels(folder, measured, found) if traces else (_NOT_READ, None)
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else Missing("no iteration was measured")
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
+    config = _yaml(folder.config_file)
+    costs = overheads(measured, torch, _wrapped(folder, manifest))
+    ceilings = _ceilings(folder, manifest)[0]
+    facts = RunFacts(
+        timings=measured or Missing("no iteration was measured"),
+        efficiency=found,
+        kernels=kernels,
+        telemetry=summary,
+        ceilings=ceilings,
+        hardware=_datasheet(folder, measured, limits) if measured else Missing("no iteration was measured"),
+        overheads=costs,
+        config=config,
+    )
+    trace, notes = read_run_trace(folder, facts) if traces else (_NOT_READ, [])
     return RunAnalysis(
-        run="/".join(folder.path.parts[-3:]),
+        run="/".join(part for part in folder.path.parts[-3:] if part != folder.path.anchor),
         manifest=manifest,
-        config=_yaml(folder.config_file),
+        config=config,
         env=_env(folder),
         timings=timings,
         metrics=metrics(measured) if measured else (),
@@ -60,20 +83,33 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None) -> RunAna
         torch=torch,
         telemetry=summary,
         kernels=kernels,
-        overheads=overheads(measured, torch, _wrapped(folder, manifest)),
-        warnings=(*_warnings(manifest, timings, stages, summary), *limit_warnings, *_counter_warnings(kernels, impossible_count)),
+        overheads=costs,
+        warnings=(
+            *_warnings(manifest, timings, stages, summary),
+            *limit_warnings,
+            *_counter_warnings(kernels, impossible_count),
+            *notes,
+        ),
         assumptions=_assumptions(timings),
+        trace=trace,
+        verified=_verified(folder),
         impossible=impossible or impossible_count,
     )
 
 
 def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
     """Every page and table that is made from the analysis; each appears whole."""
+    note = write_run_tables(folder, analysis)
+    if note:
+        analysis = replace(analysis, warnings=(*analysis.warnings, note))
     write_whole(folder.report_file, report(analysis).encode())
     write_whole(folder.summary_file, stakeholder_summary(analysis).encode())
     write_whole(folder.operators_file, operators_page(analysis).encode())
     write_whole(folder.kernels_file, kernels_md(analysis.kernels).encode())
+    if not isinstance(analysis.trace, Missing):
+        write_record(folder.findings_file, analysis.trace)
     found = read_regions(folder, analysis.config)
+    write_pages(folder, analysis, found)
     if not isinstance(found, Missing):
         write_whole(folder.regions_file, regions_page(found).encode())
         write_record(folder.regions_json_file, found)
@@ -81,6 +117,17 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
         write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
     if not isinstance(analysis.telemetry, Missing):
         write_whole(folder.nvml_csv_file, telemetry_csv(read_telemetry(folder.telemetry_file)).encode())
+
+
+def write_pages(folder: RunFolder, analysis: RunAnalysis, regions: Maybe[RegionReport]) -> None:
+    """report.html and the still images of its first charts."""
+    samples = _telemetry(folder, analysis.manifest)
+    write_whole(folder.page_file, run_page(analysis, samples, regions).encode())
+    shown = shown_of(analysis)
+    if not isinstance(shown.budget, Missing):
+        write_whole(folder.waterfall_file, waterfalls_svg(shown.budget).encode())
+    if not isinstance(shown.roofline, Missing):
+        write_whole(folder.roofline_file, roofline_svg(shown.roofline).encode())
 
 
 def _pass_record(folder: RunFolder, manifest: Manifest, name: str, path: Path, kind: type[Any]) -> Any:
@@ -143,6 +190,16 @@ def _wrapped(folder: RunFolder, manifest: Manifest) -> dict[str, WrappedPass]:
             except ParseError:  # damaged: its overhead is not told, its pass's own record still stands
                 continue
     return found
+
+
+def _verified(folder: RunFolder) -> Verification | None:
+    """What became of findings that were tried; a damaged record is as good as none, for the trials' own runs stand."""
+    if not folder.verify_file.exists():
+        return None
+    try:
+        return read_record(folder.verify_file, Verification)
+    except ParseError:
+        return None
 
 
 def _datasheet(folder: RunFolder, timings: CleanTimings, limits: dict[str, float] | None) -> Maybe[Hardware]:

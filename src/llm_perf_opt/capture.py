@@ -9,13 +9,14 @@ from datetime import datetime, timezone
 import yaml
 
 from llm_perf_opt import __version__
+from llm_perf_opt.asked_metrics import settled
 from llm_perf_opt.ceilings import build_ceilings_argv, run_ceilings
 from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
-from llm_perf_opt.nsight_capture import check_metrics, run_ncu, run_nsys
-from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, plain_run, run_pass
+from llm_perf_opt.nsight_capture import run_ncu, run_nsys
+from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, closed, left_something, plain_run, run_pass
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv
@@ -44,16 +45,16 @@ def planned_passes(config: RunConfig) -> tuple[str, ...]:
 def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:
     """Fill a new run folder. Returns it with the error that ended the capture early, if one did."""
     runtime_named(composed.config.runtime.type)
-    check_metrics(composed.config)
+    config = settled(composed.config)
     folder = RunFolder.create(composed.run_dir)
-    passes = tuple(PassRecord(name) for name in planned_passes(composed.config))
+    passes = tuple(PassRecord(name) for name in planned_passes(config))
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     folder.write_manifest(Manifest(SCHEMA, __version__, "partial", created, tuple(command), passes, why="The run has not ended."))
     error: LlmPerfError | None = None
     try:
-        write_whole(folder.config_file, config_to_yaml(composed.config).encode())
-        write_record(folder.env_file, environment(composed.config.hardware.device_index))
-        _run_passes(folder, composed.config, listener)
+        write_whole(folder.config_file, config_to_yaml(config).encode())
+        write_record(folder.env_file, environment(config.hardware.device_index))
+        _run_passes(folder, config, listener)
     except LlmPerfError as raised:
         error = raised
     except KeyboardInterrupt:
@@ -65,12 +66,9 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None
     """Write the final status. On a full disk run.json keeps saying partial, which is true."""
     try:
         manifest = folder.manifest()
-        entries = tuple(
-            replace(entry, status="skipped", why="The run ended before this pass.") if entry.status == "pending" else entry
-            for entry in manifest.passes
-        )
+        entries = closed(manifest.passes)
         lost = next((entry for entry in entries if entry.status == "failed"), None)
-        kept = folder.clean_file.exists() or any(entry.status == "complete" and entry.name != "nvml" for entry in entries)
+        kept = folder.clean_file.exists() or left_something(folder, entries)
         status: RunStatus = "complete"
         if error is not None or lost is not None:
             status = "partial" if kept else "failed"

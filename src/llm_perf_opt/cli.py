@@ -6,7 +6,25 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt import __version__
-from llm_perf_opt.commands import ceilings, cost, doctor, exec, metrics, options, report, run, sql
+from llm_perf_opt.commands import (
+    advise,
+    analyze,
+    baseline,
+    ceilings,
+    compare,
+    cost,
+    dataset,
+    doctor,
+    exec,
+    externals,
+    metrics,
+    model,
+    options,
+    report,
+    run,
+    runs,
+    sql,
+)
 from llm_perf_opt.commands.shared import debugging
 from llm_perf_opt.errors import LlmPerfError
 
@@ -36,10 +54,27 @@ def _common(
     """Options of every verb."""
 
 
-for _verb in (run.run, report.report, cost.cost, ceilings.ceilings, doctor.doctor, options.options, sql.sql):
+_VERBS = (
+    run.run,
+    report.report,
+    analyze.analyze,
+    advise.advise,
+    compare.compare,
+    runs.runs,
+    sql.sql,
+    cost.cost,
+    ceilings.ceilings,
+    doctor.doctor,
+    options.options,
+)
+for _verb in _VERBS:
     app.command()(_verb)
 app.command("exec")(exec.exec_program)
+app.add_typer(baseline.app)
 app.add_typer(metrics.app)
+app.add_typer(externals.app)
+app.add_typer(dataset.app)
+app.add_typer(model.app)
 
 
 def main() -> None:

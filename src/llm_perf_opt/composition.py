@@ -14,7 +14,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llm_perf_opt.config import RunConfig, check
+from llm_perf_opt.config import PROJECT_CONF, RunConfig, check
 from llm_perf_opt.errors import ConfigError, nearest
 from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes
 
@@ -37,7 +37,7 @@ class Composed:
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composed:
-    """Compose the packaged groups, and those `config_dir` adds, with `overrides`; check the result."""
+    """Compose the packaged groups, those `config_dir` adds and those of ./conf with `overrides`; check the result."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
@@ -50,8 +50,9 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
         )
     options = _group_options(config_dir)
     checked = [_checked_override(text, options) for text in _brought_runtimes(overrides, options["runtime"])]
-    if config_dir is not None:
-        checked.append(f"hydra.searchpath=[{_quoted('file://' + str(config_dir.resolve()))}]")
+    if searched := _searched(config_dir):
+        places = ",".join(_quoted(f"file://{folder.resolve()}") for folder in searched)
+        checked.append(f"hydra.searchpath=[{places}]")
     _register_resolvers()
     GlobalHydra.instance().clear()
     try:
@@ -61,7 +62,8 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_first_sentence(error), _SEE_HELP) from error
     except _LET_THROUGH as error:
-        where = f"the files in {config_dir}" if config_dir is not None else "the values given"
+        searched_names = " and ".join(str(folder) for folder in searched)
+        where = f"the files in {searched_names}" if searched else "the values given"
         raise ConfigError(f"The configuration cannot be composed: {_first_sentence(error)}", f"Look at {where}.") from error
     finally:
         GlobalHydra.instance().clear()
@@ -120,18 +122,31 @@ def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
 # --- overrides --------------------------------------------------------------------------------------------------------
 
 
-def _group_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
+def packaged_options(group: str) -> frozenset[str]:
+    """The options of a group that come with the package."""
     from importlib.resources import files
 
-    packaged = files(CONF_MODULE)
+    return frozenset(item.name[:-5] for item in files(CONF_MODULE).joinpath(group).iterdir() if item.name.endswith(".yaml"))
+
+
+def _searched(config_dir: Path | None) -> list[Path]:
+    """Where options of one's own may lie: the folder given, then the project's own."""
+    found = [config_dir] if config_dir is not None else []
+    if PROJECT_CONF.is_dir() and not (config_dir is not None and config_dir.resolve() == PROJECT_CONF.resolve()):
+        found.append(PROJECT_CONF)
+    return found
+
+
+def _group_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for group in GROUPS:
-        names = {item.name[:-5] for item in packaged.joinpath(group).iterdir() if item.name.endswith(".yaml")}
-        if config_dir is not None and (config_dir / group).is_dir():
-            own = {path.stem for path in (config_dir / group).glob("*.yaml")}
-            for name in sorted(own & names):
+        packaged = names = packaged_options(group)
+        for folder in _searched(config_dir):
+            own = frozenset(path.stem for path in (folder / group).glob("*.yaml"))
+            # ./conf may belong to another program: its options of our names are ours. A folder given by name is meant for us.
+            for name in sorted(own & packaged) if folder is config_dir else ():
                 raise ConfigError(
-                    f"{config_dir / group / name}.yaml has the name of an option of the package.",
+                    f"{folder / group / name}.yaml has the name of an option of the package.",
                     "Rename it; the packaged one would be taken in its place.",
                 )
             names |= own
@@ -147,6 +162,14 @@ def _brought_runtimes(overrides: Sequence[str], packaged: Sequence[str]) -> list
         name = text.removeprefix("runtime=")
         found += [f"runtime={OWN_OPTION}", f"runtime.type={name}"] if name != text and name in brought else [text]
     return found
+
+
+def _refuse_shadowed(group: str, option: str) -> None:
+    own = PROJECT_CONF / group / f"{option}.yaml"
+    if option in packaged_options(group) and own.is_file():
+        raise ConfigError(
+            f"{group}={option} is in {own} and in the package.", "Rename the file; the packaged one would be taken in its place."
+        )
 
 
 def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
@@ -175,8 +198,9 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
                 shown += [runtime.name for runtime in known_runtimes() if runtime.brought_by]
             raise ConfigError(
                 f"{key}={choice} is not known.{nearest(str(choice), shown)}",
-                f"Known: {', '.join(shown)}. Looked in the package's own conf/{key} and in --config-dir.",
+                f"Known: {', '.join(shown)}. Looked in the package's own conf/{key}, in --config-dir and in ./{PROJECT_CONF}.",
             )
+        _refuse_shadowed(key, str(choice))
         return text
     if key.split(".")[0] == "hydra":
         if key != "hydra.run.dir":
@@ -313,7 +337,9 @@ def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
     for key in value:
         if key not in hints:
             raise ConfigError(f"'{key}' is not known in {label}.{nearest(str(key), hints)}", f"Known: {', '.join(hints)}.")
+    may_lack = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
     for key in hints:
-        if key not in value:
+        if key not in value and key not in may_lack:
             raise ConfigError(f"'{key}' is missing in {label}.", f"It needs all of: {', '.join(hints)}.")
-    return kind(**{key: _build(hint, value[key], f"{where}.{key}" if where else key) for key, hint in hints.items()})
+    given = [(key, hint) for key, hint in hints.items() if key in value]
+    return kind(**{key: _build(hint, value[key], f"{where}.{key}" if where else key) for key, hint in given})

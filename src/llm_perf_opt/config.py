@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from llm_perf_opt.errors import ConfigError
@@ -50,6 +51,10 @@ class DatasetConfig:
     text_field: str
     """The field of a .jsonl record that holds the text."""
     seed: int
+    root: str | None = None
+    """A folder made by `llm-perf dataset add`; its texts are taken unless `path` names a file."""
+    variant: str | None = None
+    """Which variant of `root`; none: its source-data."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,10 @@ class RunConfig:
     profiling: ProfilingConfig
 
 
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+PROJECT_CONF = Path("conf")
+"""Options of the project one stands in; `llm-perf dataset add` writes there."""
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What may become a folder: no path, nothing hidden, nothing a shell or a page would take for more than a name."""
 _RANGES: dict[str, tuple[float, float]] = {
     "model.seed": (0, 2**63 - 1),
     "dataset.seed": (0, 2**63 - 1),
@@ -222,7 +230,7 @@ def check(config: RunConfig) -> RunConfig:
     """Refuse what no run can mean: values out of range, names that are no folder names, contradictions."""
     _check_ranges(config)
     for key, name in (("experiment", config.experiment), ("model.name", config.model.name)):
-        if not _FOLDER_NAME.fullmatch(name):
+        if not FOLDER_NAME.fullmatch(name):
             raise ConfigError(
                 f"{key}={name!r} cannot name a folder of the run.",
                 f"Use letters, digits, '.', '_' and '-', beginning with a letter or digit: pass {key}=NAME.",
@@ -268,6 +276,22 @@ def _check_effect(config: RunConfig) -> None:
         )
     if dataset.kind == "synthetic" and dataset.path:
         raise ConfigError(f"dataset.path={dataset.path} has no effect on dataset=synthetic.", "Add dataset=sample_prompts.")
+    _check_dataset(dataset)
+
+
+def _check_dataset(dataset: DatasetConfig) -> None:
+    if dataset.root and (dataset.kind == "synthetic" or dataset.path):
+        other = f"dataset.path={dataset.path}" if dataset.path else "dataset.kind=synthetic"
+        raise ConfigError(f"{other} and dataset.root={dataset.root} contradict each other.", "Give one of them.")
+    if dataset.variant is not None and not dataset.root:
+        raise ConfigError(
+            f"dataset.variant={dataset.variant} has no effect on dataset={dataset.name}, which has no variants.",
+            "Choose a dataset made by `llm-perf dataset add`; `llm-perf dataset list` shows them.",
+        )
+    if dataset.variant is not None and not FOLDER_NAME.fullmatch(dataset.variant):
+        raise ConfigError(
+            f"dataset.variant={dataset.variant!r} cannot name a variant.", "`llm-perf dataset list` shows the names there are."
+        )
 
 
 def _check_runtime_effect(config: RunConfig) -> None:
@@ -302,7 +326,7 @@ def _check_model(model: ModelConfig) -> None:
             "A model made from random weights needs the fields of a Hugging Face configuration.",
         )
     for name in model.substages:
-        if not _FOLDER_NAME.fullmatch(name) or name in STAGE_NAMES:
+        if not FOLDER_NAME.fullmatch(name) or name in STAGE_NAMES:
             raise ConfigError(
                 f"model.substages: {name!r} cannot name a sub-stage.",
                 f"Use letters, digits, '.', '_' and '-'; the names {', '.join(STAGE_NAMES)} are taken.",

@@ -3,7 +3,7 @@
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | a defect of this program |
+| 1 | a defect of this program; or a verdict, which is not raised: a regression (`compare --gate`), a difference (`check`) |
 | 2 | the request is wrong: a key, a value, a combination |
 | 3 | something the request needs is not here: a model folder, memory, disk space, a device |
 | 4 | a pass failed while it ran; what was captured before it is kept |

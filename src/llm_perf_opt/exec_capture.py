@@ -13,13 +13,15 @@ from llm_perf_opt.analysis.kernel_selection import Launch, Selection, expected_p
 from llm_perf_opt.analysis.projection import project
 from llm_perf_opt.analysis.stage_launches import all_launches, range_launches
 from llm_perf_opt.analysis.trace_health import Expected
+from llm_perf_opt.asked_metrics import ANY_CHIP, chip_of, names_of, nsys_traces, on_gpu, sections_of, told_drops
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
-from llm_perf_opt.nsight_capture import CHIP_OF_TRACE_MODULES, chip_of, find_or_refuse, names_of, on_gpu, readable_counters
+from llm_perf_opt.nsight_capture import find_or_refuse, readable_counters
 from llm_perf_opt.nsight_passes import NcuAsked, NsysAsked, ncu_pass, nsys_pass
-from llm_perf_opt.passes import LABELS, PassPlan, run_pass, skip_pass
+from llm_perf_opt.passes import LABELS, PassPlan, closed, left_something, respelled, run_pass, skip_pass
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, check_gate, on_range
+from llm_perf_opt.profiling.vendor.launch import program_environment
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import probe_nsys, tool_version
@@ -28,6 +30,13 @@ from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.timelines import Timeline, timelines
 
 PASSES = ("program", "nsys", "ncu")
+SPELLINGS = {
+    "profiling.pass_timeout_s": "--timeout-s",
+    "profiling.max_trace_gb": "--max-trace-gb",
+    "profiling.ncu.budget_s": "--budget-s",
+    "hydra.run.dir=DIR": "--out DIR",
+}
+"""Settings of `llm-perf run` → the options of `llm-perf exec`."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,8 @@ def check_asked(asked: Asked) -> None:
     """Refuse what cannot work before anything is started."""
     if not asked.argv:
         raise ConfigError("There is no program to run.", "Write it behind two dashes: llm-perf exec -- python my_script.py")
+    if not asked.passes:
+        raise ConfigError("No pass is asked for.", f"Known: {', '.join(PASSES)}.")
     for name in asked.passes:
         if name not in PASSES:
             raise ConfigError(f"There is no pass '{name}'.", f"Known: {', '.join(PASSES)}.")
@@ -64,16 +75,21 @@ def check_asked(asked: Asked) -> None:
 def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], listener: Listener) -> LlmPerfError | None:
     """Fill the folder; returns what went wrong first. A pass that fails leaves the others standing."""
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    entries = tuple(PassRecord(name) for name in asked.passes)
-    folder.write_manifest(Manifest(SCHEMA, __version__, "partial", created, tuple(command), entries, why="It has not ended."))
+    passes = [name for name in PASSES if name in asked.passes]  # each needs what those before it left
+    entries = tuple(PassRecord(name) for name in passes)
+    begun = Manifest(SCHEMA, __version__, "partial", created, tuple(command), entries, why="It has not ended.", kind="exec")
+    folder.write_manifest(begun)
     first: LlmPerfError | None = None
     steps = {"program": _run_program, "nsys": _run_nsys, "ncu": _run_ncu}
-    for name in asked.passes:
+    for name in passes:
         try:
             listener.pass_started(name, LABELS[name])
             steps[name](asked, folder, listener)
         except Interrupted as error:
             first = error
+            break
+        except KeyboardInterrupt:  # between two processes, or while a child was being ended
+            first = Interrupted("Interrupted.", "What was captured so far is kept.")
             break
         except LlmPerfError as error:
             first = first or error
@@ -85,46 +101,47 @@ def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], lis
 
 def _close(folder: RunFolder, error: LlmPerfError | None) -> None:
     manifest = folder.manifest()
-    entries = tuple(
-        replace(entry, status="skipped", why="The run ended before this pass.") if entry.status == "pending" else entry
-        for entry in manifest.passes
-    )
-    kept = any(entry.status == "complete" for entry in entries)
+    entries = closed(manifest.passes)
+    kept = left_something(folder, entries)
     status: RunStatus = "complete" if error is None else "partial" if kept else "failed"
     why, remedy = (error.fact, error.remedy) if error else ("", "")
     folder.write_manifest(replace(manifest, status=status, passes=entries, why=why, remedy=remedy))
 
 
+def _plan(asked: Asked, name: str, argv: Sequence[str], version: str = "", note: str = "") -> PassPlan:
+    return PassPlan(name, argv, asked.timeout_s, version, note, program_environment(), SPELLINGS)
+
+
 def _run_program(asked: Asked, folder: RunFolder, listener: Listener) -> None:
-    run_pass(folder, PassPlan("program", asked.argv, asked.timeout_s), listener)
+    run_pass(folder, _plan(asked, "program", asked.argv), listener)
 
 
 def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     try:
-        nsys = find_or_refuse("nsys", LABELS["nsys"])
+        nsys = find_or_refuse("nsys", LABELS["nsys"], "leave it out with --passes program")
         probe = probe_nsys(nsys)
         if isinstance(probe, Missing):
             raise ResourceError(f"{probe.why}.", "Install Nsight Systems anew, or name another in the variable NSYS.")
-    except ResourceError as absent:
+        traces = nsys_traces(_metrics(asked, None), probe, gpu=on_gpu())
+        argv = build_nsys_cmd(
+            nsys,
+            folder.tool_report("nsys"),
+            asked.argv,
+            probe=probe,
+            gate=on_range(asked.range) if asked.range else WHOLE_PROGRAM,
+            trace=traces.modules,
+            gpu_metrics=traces.gpu_metrics,
+        )
+    except (ResourceError, ConfigError) as absent:
         skip_pass(folder, "nsys", absent, listener)
         raise
-    metrics = _metrics(asked, None)
-    argv = build_nsys_cmd(
-        nsys,
-        folder.tool_report("nsys"),
-        asked.argv,
-        probe=probe,
-        gate=on_range(asked.range) if asked.range else WHOLE_PROGRAM,
-        trace=[module for module in metrics.trace_modules if module in probe.trace_modules or not probe.trace_modules],
-        gpu_metrics=metrics.gpu_metrics and on_gpu(),
-    )
-    plan = PassPlan("nsys", argv, asked.timeout_s, f"nsys {probe.version}")
+    plan = _plan(asked, "nsys", argv, f"nsys {probe.version}", traces.note)
     nsys_pass(folder, plan, listener, NsysAsked(nsys, Expected(), asked.max_trace_gb))
 
 
 def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     try:
-        ncu = find_or_refuse("ncu", LABELS["ncu"])
+        ncu = find_or_refuse("ncu", LABELS["ncu"], "leave it out with --passes program,nsys")
         readable_counters(on_gpu(), "Leave it out: --passes program,nsys.")
         metrics = _metrics(asked, ncu)
         chosen = _choose(asked, folder, metrics)
@@ -133,6 +150,8 @@ def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     except (ResourceError, ConfigError, CaptureError) as absent:
         skip_pass(folder, "ncu", absent, listener)
         raise
+    notes = (*(respelled(note, SPELLINGS) for note in chosen.notes), *told_drops(metrics))
+    chosen = replace(chosen, notes=notes)
     write_record(folder.selection_file("ncu"), chosen)
     words = (
         f"{len(chosen.kernels)} kernels, {chosen.launch_count} launches × {chosen.passes} passes, about {chosen.seconds:.0f} s; "
@@ -151,7 +170,7 @@ def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
         launch_count=chosen.launch_count,
         ours=False,
     )
-    plan = PassPlan("ncu", argv, asked.timeout_s, f"ncu {tool_version(ncu) or ''}".strip())
+    plan = _plan(asked, "ncu", argv, f"ncu {tool_version(ncu) or ''}".strip())
     ncu_pass(folder, plan, listener, NcuAsked(ncu, asked.max_trace_gb))
 
 
@@ -163,15 +182,15 @@ def _ncu_spelling(expression: str) -> str:
 
 def _metrics(asked: Asked, ncu: Path | None) -> ResolvedMetrics:
     """What is collected; with an ncu, of the chip that is here and as far as that tool knows it."""
-    chip = chip_of(asked.device_index) if on_gpu() else CHIP_OF_TRACE_MODULES
+    chip = chip_of(asked.device_index) if on_gpu() else ANY_CHIP
     if isinstance(chip, Missing):
         if ncu is not None:
             raise ResourceError(
                 f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips."
             )
-        chip = CHIP_OF_TRACE_MODULES
-    known = names_of(ncu, chip) if ncu is not None else None
-    return resolve(asked.sets, add=asked.add, remove=asked.remove, chip=chip, known=known)
+        chip = ANY_CHIP
+    known, sections = (names_of(ncu, chip), sections_of(ncu)) if ncu is not None else (None, None)
+    return resolve(asked.sets, add=asked.add, remove=asked.remove, chip=chip, known=known, known_sections=sections)
 
 
 def _choose(asked: Asked, folder: RunFolder, metrics: ResolvedMetrics) -> Selection | str:

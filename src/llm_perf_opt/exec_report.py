@@ -10,9 +10,8 @@ from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.stage_launches import all_launches
 from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.kernel_reading import believed_counters, selection_notes
 from llm_perf_opt.kernel_records import CounterReport
-from llm_perf_opt.parsers.ncu_csv import read_ncu
 from llm_perf_opt.records import Manifest, Maybe, Missing
 from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
@@ -23,6 +22,7 @@ from llm_perf_opt.timelines import Timeline, timelines
 
 PROGRAM = "program"
 """The one stage of a program that has none."""
+_UNTESTED = Missing("`llm-perf exec` counts no work of known size; `llm-perf run profiling=ncu` on this machine does")
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,31 @@ class ProgramAnalysis:
     manifest: Manifest
     kernels: Maybe[tuple[StageKernels, ...]]
     regions: Maybe[RegionReport]
+    notes: tuple[str, ...] = ()
+    """What was counted and what was left out."""
 
 
 def analyse_program(folder: RunFolder) -> ProgramAnalysis:
     """From what the passes left."""
-    return ProgramAnalysis(folder.manifest(), _kernels(folder), read_regions(folder, {}))
+    return ProgramAnalysis(
+        folder.manifest(), _kernels(folder), read_regions(folder, {}), tuple(selection_notes(folder, "ncu", PROGRAM))
+    )
 
 
 def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
     """report.md, kernels.md, regions.md and regions.json."""
-    write_whole(folder.kernels_file, kernels_page(found.kernels).encode())
+    write_whole(folder.kernels_file, (kernels_page(found.kernels, selftest=_UNTESTED) + _notes(found)).encode())
     if not isinstance(found.regions, Missing):
         write_whole(folder.regions_file, regions_page(found.regions).encode())
         write_record(folder.regions_json_file, found.regions)
     write_whole(folder.report_file, program_page(found).encode())
+
+
+def report_program(folder: RunFolder) -> ProgramAnalysis:
+    """Make the pages, now or anew."""
+    found = analyse_program(folder)
+    write_program_report(folder, found)
+    return found
 
 
 def program_page(found: ProgramAnalysis) -> str:
@@ -61,10 +72,14 @@ def program_page(found: ProgramAnalysis) -> str:
             f"# {escape(' '.join(found.manifest.command))}\n",
             table(["pass", "status", "tool", "took", "note"], rows, "lllrl"),
             "The time of `program` is the program's own, start and end of its process included. Below a tool it takes longer.\n",
-            top_kernels_section(found.kernels),
+            top_kernels_section(found.kernels) + _notes(found),
             f"## NVTX regions\n\n{words}\n",
         ]
     )
+
+
+def _notes(found: ProgramAnalysis) -> str:
+    return "".join(f"\n- {escape(note)}" for note in found.notes) + "\n"
 
 
 def _kernels(folder: RunFolder) -> Maybe[tuple[StageKernels, ...]]:
@@ -84,12 +99,7 @@ def _kernels(folder: RunFolder) -> Maybe[tuple[StageKernels, ...]]:
 
 
 def _joined(folder: RunFolder, launches: list[Launch]) -> tuple[StageKernels, ...]:
-    report: Maybe[CounterReport] = Missing("no counters were read")
-    if folder.counters_file("ncu").exists():
-        try:
-            report = read_ncu(folder.counters_file("ncu"))
-        except ParseError as error:
-            report = Missing(error.fact)
+    report = believed_counters(folder, "ncu")
     return kernel_table(uses_of(PROGRAM, launches), {PROGRAM: report}, _roles(report))
 
 

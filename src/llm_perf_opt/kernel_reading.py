@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.stage_launches import stage_launches
 from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.events import WorkKind
 from llm_perf_opt.kernel_records import CounterReport
 from llm_perf_opt.parsers.ncu_csv import read_ncu
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
@@ -24,13 +25,12 @@ def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Ma
     launches, sources, why = _launches(folder)
     if not launches:
         return Missing("; ".join(why) or "the run was asked for without a pass that records kernels")
-    selftest = _selftest(folder)
-    reports = {stage: _counters(folder, stage, selftest) for stage in launches}
+    reports = {stage: believed_counters(folder, f"ncu_{stage}") for stage in launches}
     uses = [use for stage, members in launches.items() for use in uses_of(stage, members)]
     stages = kernel_table(uses, reports, _roles(reports, timings))
     steps = len({launch.step for launch in launches.get("decode", [])})
-    notes = [*why, *(note for stage in launches for note in _selection_notes(folder, stage))]
-    return KernelEvidence(sources, steps, stages, hfus_of(stages, steps, timings, efficiency), selftest, tuple(notes))
+    notes = [*why, *(note for stage in launches for note in selection_notes(folder, f"ncu_{stage}", stage))]
+    return KernelEvidence(sources, steps, stages, hfus_of(stages, steps, timings, efficiency), _selftest(folder), tuple(notes))
 
 
 def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str], list[str]]:
@@ -47,14 +47,27 @@ def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str
             why.append(f"the trace of {timeline.source} is not used: {fatal}")
             continue
         projection = project(timeline.trace)
-        for name, stage in STAGES.items():
-            if name not in found and (launches := stage_launches(timeline.trace, projection, stage)):
+        before = len(found)
+        inside = {name: stage_launches(timeline.trace, projection, stage) for name, stage in STAGES.items()}
+        for name, launches in inside.items():
+            if name not in found and launches:
                 found[name], sources[name] = launches, timeline.source
+        if len(found) > before:
+            why += _outside(timeline, sum(len(launches) for launches in inside.values()))
         if len(found) == len(STAGES):
             break
         if not len(timeline.trace.work):
             why.append(f"{timeline.source} recorded no work of a GPU: the run is on the CPU")
     return {name: found[name] for name in STAGES if name in found}, sources, why
+
+
+def _outside(timeline: Timeline, inside: int) -> list[str]:
+    """Kernels of a timeline that no stage holds: they are in none of the tables."""
+    kernels = int((timeline.trace.work.kind == WorkKind.KERNEL).sum())
+    if kernels <= inside:
+        return []
+    words = f"{kernels - inside:,} of {kernels:,} kernels of {timeline.source} were launched outside prefill and the decode steps"
+    return [f"{words}; they are in no table here."]
 
 
 def _selftest(folder: RunFolder) -> Maybe[SelfTest]:
@@ -69,12 +82,12 @@ def _selftest(folder: RunFolder) -> Maybe[SelfTest]:
         return Missing(error.fact)
 
 
-def _counters(folder: RunFolder, stage: str, selftest: Maybe[SelfTest]) -> Maybe[CounterReport]:
-    """What was counted in a stage. A pass that was cut short still counted what it counted."""
-    name = f"ncu_{stage}"
+def believed_counters(folder: RunFolder, name: str) -> Maybe[CounterReport]:
+    """What a pass counted, or why there is nothing to believe. A pass that was cut short still counted what it counted."""
     entry = folder.manifest().pass_named(name)
     if entry is None:
         return Missing("the run was asked for without Nsight Compute")
+    selftest = _selftest(folder)
     if isinstance(selftest, SelfTest) and selftest.doubt is not None:
         return selftest.doubt
     if not folder.counters_file(name).exists():
@@ -95,8 +108,9 @@ def _roles(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | Non
     return Missing("no counters were read")
 
 
-def _selection_notes(folder: RunFolder, stage: str) -> list[str]:
-    path = folder.selection_file(f"ncu_{stage}")
+def selection_notes(folder: RunFolder, name: str, stage: str) -> list[str]:
+    """What a pass of Nsight Compute was told to count in a stage, and what was left out."""
+    path = folder.selection_file(name)
     if not path.exists():
         return []
     try:

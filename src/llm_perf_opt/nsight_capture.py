@@ -5,31 +5,29 @@ its numbers be believed. A pass that cannot is marked failed with the reason, an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.analysis.kernel_selection import Selection, expected_passes, select
 from llm_perf_opt.analysis.projection import project
 from llm_perf_opt.analysis.stage_launches import stage_launches
 from llm_perf_opt.analysis.trace_health import Expected
+from llm_perf_opt.asked_metrics import ANY_CHIP, chip_of, names_of, nsys_traces, on_gpu, run_metrics, sections_of, told_drops
 from llm_perf_opt.config import PYTORCH, RunConfig
-from llm_perf_opt.counters.catalogue import chip_of_device
-from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
+from llm_perf_opt.counters.manifest import ResolvedMetrics
 from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
 from llm_perf_opt.nsight_passes import NcuAsked, NsysAsked, ncu_pass, nsys_pass
 from llm_perf_opt.passes import LABELS, PassPlan, skip_pass
-from llm_perf_opt.profiling.gpu import gpu_count, gpu_name
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, on_stage
 from llm_perf_opt.profiling.vendor.launch import build_work_argv
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
-from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, locate, probe_nsys, tool_version
 from llm_perf_opt.profiling.vendor.tool_pass import report_of
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.selftest_capture import run_selftest
 from llm_perf_opt.stages import Stage, ncu_range
@@ -40,42 +38,17 @@ MARK_STAGES = (PYTORCH, "vllm")
 """Runtimes whose stages are marked by the thread that launches their work …"""
 WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 """… unless these spread the work over several."""
-CHIP_OF_TRACE_MODULES = "gh100"
-"""Without counters the chip does not matter: a set's trace modules are the same on every one."""
+_GATED_BY_RANGE = "The NVTX range opened the capture: on the CPU nothing calls cudaProfilerStart."
 
 
-def check_metrics(config: RunConfig) -> ResolvedMetrics | None:
-    """Refuse unknown sets and counters before anything starts; None where no pass of these tools is asked for."""
-    if not (config.profiling.nsys.enable or config.profiling.ncu.enable):
-        return None
-    chip = chip_of(config.hardware.device_index) if config.profiling.ncu.enable else Missing("no counters are asked for")
-    return _resolved(config, CHIP_OF_TRACE_MODULES if isinstance(chip, Missing) else chip)
-
-
-def _resolved(config: RunConfig, chip: str, known: frozenset[str] | None = None) -> ResolvedMetrics:
-    asked = config.profiling.metrics
-    return resolve(asked.sets, add=asked.add, remove=asked.remove, chip=chip, known=known)
-
-
-def on_gpu(device: str = "auto") -> bool:
-    """Whether the program has an NVIDIA GPU to run on."""
-    gpus = gpu_count()
-    return device != "cpu" and not isinstance(gpus, Missing) and gpus > 0
-
-
-def chip_of(device_index: int) -> Maybe[str]:
-    """The chip of a GPU of this machine."""
-    name = gpu_name(device_index)
-    return name if isinstance(name, Missing) else chip_of_device(name)
-
-
-def find_or_refuse(name: str, label: str) -> Path:
+def find_or_refuse(name: str, label: str, otherwise: str = "choose profiling=minimal") -> Path:
     """Where nsys or ncu is; a ResourceError where it is nowhere."""
     located = locate(name)
     if located.path is None:
+        nowhere = located.warning or f"there is no {name} on the PATH or in the usual folders"
         raise ResourceError(
-            f"{label} was asked for, but there is no {name} on the PATH or in the usual folders.",
-            f"Install it, name the binary in the variable {name.upper()}, or choose profiling=minimal; see `llm-perf doctor`.",
+            f"{label} was asked for, but {nowhere}.",
+            f"Install it, name the binary in the variable {name.upper()}, or {otherwise}; see `llm-perf doctor`.",
         )
     return located.path
 
@@ -87,14 +60,6 @@ def readable_counters(gpu: bool, otherwise: str = "Choose profiling=nsys or mini
     permission = counter_permission()
     if permission.status == "denied":
         raise permission_error(permission.why)
-
-
-def names_of(ncu: Path, chip: str) -> frozenset[str]:
-    """What this ncu calls the counters of a chip."""
-    known = names_known_to(ncu, chip)
-    if isinstance(known, Missing):
-        raise ResourceError(f"{known.why}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
-    return known
 
 
 # --- Nsight Systems ---------------------------------------------------------------------------------------------------
@@ -115,13 +80,7 @@ def run_nsys(folder: RunFolder, config: RunConfig, listener: Listener) -> None:
     try:
         _nsys_stage(folder, config, listener, nsys, probe, "nsys", Stage.PROFILE)
     except CaptureError as error:
-        recorded = folder.tool_report("nsys").with_suffix(".nsys-rep").exists()
-        if not (
-            recorded
-            and on_gpu(config.hardware.device)
-            and config.runtime.num_new_tokens > 1
-            and config.profiling.nsys.capture == "nvtx"
-        ):
+        if not _decode_alone_may_work(folder, config):
             raise
         listener.pass_started("nsys_decode", LABELS["nsys_decode"])
         try:
@@ -140,20 +99,22 @@ def _decode_alone_may_work(folder: RunFolder, config: RunConfig) -> bool:
 def _nsys_stage(
     folder: RunFolder, config: RunConfig, listener: Listener, nsys: Path, probe: NsysProbe, name: str, stage: Stage
 ) -> None:
-    metrics = _resolved(config, CHIP_OF_TRACE_MODULES)
     work = build_work_argv(folder.config_file, "plain", folder.raw(name), config.profiling.nsys.decode_steps)
     gpu = on_gpu(config.hardware.device)
+    traces = nsys_traces(run_metrics(config, ANY_CHIP), probe, gpu=gpu)
+    by_api = config.profiling.nsys.capture == "cudaProfilerApi"
+    notes = [traces.note, _GATED_BY_RANGE if by_api and not gpu else ""]
     argv = build_nsys_cmd(
         nsys,
         folder.tool_report(name),
         work,
         probe=probe,
-        gate=CUDA_PROFILER_API if config.profiling.nsys.capture == "cudaProfilerApi" and gpu else on_stage(stage),
-        trace=[module for module in metrics.trace_modules if module in probe.trace_modules or not probe.trace_modules],
-        gpu_metrics=metrics.gpu_metrics and gpu,
+        gate=CUDA_PROFILER_API if by_api and gpu else on_stage(stage),
+        trace=traces.modules,
+        gpu_metrics=traces.gpu_metrics,
     )
     expected = Expected(gpu=gpu, ranges=_expected_ranges(stage, config), command="llm_profile_runner")
-    plan = PassPlan(name, argv, config.profiling.pass_timeout_s, f"nsys {probe.version}")
+    plan = PassPlan(name, argv, config.profiling.pass_timeout_s, f"nsys {probe.version}", " ".join(filter(None, notes)))
     nsys_pass(folder, plan, listener, NsysAsked(nsys, expected, config.profiling.max_trace_gb))
 
 
@@ -216,7 +177,8 @@ def _counting(config: RunConfig) -> _Counting:
     chip = chip_of(config.hardware.device_index)
     if isinstance(chip, Missing):
         raise ResourceError(f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips.")
-    return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", _resolved(config, chip, names_of(ncu, chip)))
+    metrics = run_metrics(config, chip, names_of(ncu, chip), sections_of(ncu))
+    return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", metrics)
 
 
 def _count_stage(
@@ -229,6 +191,7 @@ def _count_stage(
         why = CaptureError(f"No launch of {_STAGES[name]} was chosen: {chosen}.", "See the passes that record a timeline.")
         skip_pass(folder, name, why, listener)
         raise why
+    chosen = replace(chosen, notes=(*chosen.notes, *told_drops(counting.metrics)))
     write_record(folder.selection_file(name), chosen)
     words = (
         f"{len(chosen.kernels)} kernels, {chosen.launch_count} launches × {chosen.passes} passes, "

@@ -55,6 +55,7 @@ class _Kept:
                 timeout_s=plan.timeout_s,
                 max_trace_gb=self._max_trace_gb,
                 on_message=on_message,
+                environment=plan.environment,
             )
             return self.went.finished
 

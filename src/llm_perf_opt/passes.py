@@ -1,8 +1,8 @@
 """One pass of a run: its command is written down, it runs in a process of its own, and run.json says what became of it."""
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_perf_opt.errors import LlmPerfError
@@ -10,6 +10,7 @@ from llm_perf_opt.listener import Listener
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
 from llm_perf_opt.profiling.vendor.child_output import OnMessage
 from llm_perf_opt.profiling.vendor.launch import Finished, run_child
+from llm_perf_opt.profiling.vendor.tool_pass import ENDINGS, report_of
 from llm_perf_opt.records import PassRecord
 from llm_perf_opt.run_folder import RunFolder, write_whole
 
@@ -35,6 +36,12 @@ class PassPlan:
     argv: Sequence[str]
     timeout_s: float
     tool_version: str = ""
+    note: str = ""
+    """What of the request it goes without; told where it ends well, too."""
+    environment: Mapping[str, str] | None = None
+    """Of the child; None: that of our own measured process."""
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    """A setting of `llm-perf run` → what it is called where this pass was asked for: remedies must be typeable."""
 
 
 Run = Callable[[PassPlan, RunFolder, OnMessage], Finished]
@@ -53,7 +60,14 @@ def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:
 
     def run(plan: PassPlan, folder: RunFolder, on_message: OnMessage) -> Finished:
         log = folder.log_file(plan.name)
-        return run_child(plan.argv, log=log, timeout_s=plan.timeout_s, on_message=on_message, on_start=on_start)
+        return run_child(
+            plan.argv,
+            log=log,
+            timeout_s=plan.timeout_s,
+            on_message=on_message,
+            on_start=on_start,
+            environment=plan.environment,
+        )
 
     return run
 
@@ -79,12 +93,13 @@ def run_pass(
         error = check(_verdict(plan.name, finished, said, folder))
     except LlmPerfError as raised:
         error = raised
+    error = _respelled(error, plan.spellings) if error else None
     entry = replace(
         entry,
         status="complete" if error is None else "failed",
         exit_code=finished.exit_code if finished else None,
         seconds=round(finished.seconds, 3) if finished else None,
-        why=error.fact if error else "",
+        why=error.fact if error else plan.note,
         remedy=error.remedy if error else "",
     )
     folder.update_pass(entry)
@@ -93,11 +108,43 @@ def run_pass(
         raise error
 
 
+def respelled(text: str, spellings: Mapping[str, str]) -> str:
+    """A text that names settings, with the names they have elsewhere."""
+    for setting, name in spellings.items():
+        text = text.replace(setting, name)
+    return text
+
+
+def _respelled(error: LlmPerfError, spellings: Mapping[str, str]) -> LlmPerfError:
+    return type(error)(respelled(error.fact, spellings), respelled(error.remedy, spellings)) if spellings else error
+
+
 def skip_pass(folder: RunFolder, name: str, why: LlmPerfError, listener: Listener) -> None:
     """Write down that a pass was not run."""
     entry = PassRecord(name, "skipped", why=why.fact, remedy=why.remedy)
     folder.update_pass(entry)
     listener.pass_ended(entry)
+
+
+def closed(passes: Sequence[PassRecord]) -> tuple[PassRecord, ...]:
+    """The passes of a run that has ended: none is left waiting or under way."""
+    found = []
+    for entry in passes:
+        if entry.status == "pending":
+            entry = replace(entry, status="skipped", why="The run ended before this pass.")
+        elif entry.status == "started":
+            entry = replace(entry, status="failed", why="The run ended during this pass.")
+        found.append(entry)
+    return tuple(found)
+
+
+def left_something(folder: RunFolder, passes: Sequence[PassRecord]) -> bool:
+    """Whether a pass ended well, or a tool left a report of one that did not."""
+    return any(
+        (entry.status == "complete" and entry.name != "nvml")
+        or any(report_of(tool, folder.tool_report(entry.name)).exists() for tool in ENDINGS)
+        for entry in passes
+    )
 
 
 def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:

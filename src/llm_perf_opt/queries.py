@@ -44,7 +44,8 @@ class Queries:
         from llm_perf_opt.tables import TABLE_NAMES
 
         self.opened = open_source(source)
-        self._names = TABLE_NAMES
+        self._derived = _derived_tables(source)
+        self._names = (*TABLE_NAMES, *self._derived)
 
     def tables(self) -> list[TableInfo]:
         """What there is to ask."""
@@ -77,6 +78,7 @@ class Queries:
     @contextmanager
     def closed_off(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
         """A database that holds these tables in memory, from which nothing else can be reached."""
+        from llm_perf_opt.analysis.stage_columns import stage_columns
         from llm_perf_opt.tables import connect, load_trace, open_tables
 
         connection = connect()
@@ -84,7 +86,10 @@ class Queries:
             if self.opened.tables is not None:
                 open_tables(connection, self.opened.tables)
             else:
-                load_trace(connection, self.opened.trace)
+                load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
+            for table, file in self._derived.items():
+                quoted = str(file).replace("'", "''")
+                connection.execute(f"create temp view {table} as select * from read_parquet('{quoted}')")  # noqa: S608 - own
             for table in tables:
                 connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
             for table in (*self._names, "names"):
@@ -121,6 +126,16 @@ def open_source(source: Path) -> "CachedTrace":
         if file.is_file():
             return cached_trace(file, run.tables(name))
     raise ParseError(f"{source} holds no trace: neither its torch pass nor its nsys pass left one.", "run.json says why.")
+
+
+def _derived_tables(source: Path) -> dict[str, Path]:
+    """Tables that a run's report left, made from several passes."""
+    from llm_perf_opt.run_tables import RUN_TABLES
+
+    if not source.is_dir():
+        return {}
+    folder = RunFolder.open(source).derived_tables
+    return {name: folder / f"{name}.parquet" for name in RUN_TABLES if (folder / f"{name}.parquet").is_file()}
 
 
 def _one_line(message: str) -> str:

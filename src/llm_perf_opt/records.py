@@ -431,6 +431,8 @@ class Manifest:
     passes: tuple[PassRecord, ...] = field(default_factory=tuple)
     why: str = ""
     remedy: str = ""
+    kind: Literal["run", "exec"] = "run"
+    """Of a model, or of a user's own program: which pages are made of it."""
 
     def pass_named(self, name: str) -> PassRecord | None:
         """The entry of one pass, if the run has it."""

@@ -12,8 +12,8 @@ from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.regions import RegionOptions, regions
 from llm_perf_opt.config import RegionsConfig
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.kernel_reading import believed_counters
 from llm_perf_opt.kernel_records import CountedKernel
-from llm_perf_opt.parsers.ncu_csv import read_ncu
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.run_folder import RunFolder
 from llm_perf_opt.timelines import Timeline, timelines
@@ -51,9 +51,11 @@ def _options(config: dict[str, Any]) -> RegionOptions:
 
 
 def _shown(folder: RunFolder, counters: dict[Variant, dict[str, float]]) -> tuple[str, ...]:
-    """The counters that were asked for; the tool's table holds every other form of them too."""
+    """The counters that were asked for; the tool's table holds every other form of them too. Of a section's, all there are."""
     there = {name for values in counters.values() for name in values}
     argv = [word for entry in folder.manifest().passes if entry.name.startswith("ncu") for word in entry.argv]
+    if "--section" in argv:  # which counters a section holds, only the tool knows
+        return tuple(sorted(there))
     asked = {name for before, words in itertools.pairwise(argv) if before == "--metrics" for name in words.split(",")}
     return tuple(sorted(there & asked or there))
 
@@ -62,9 +64,10 @@ def _counters(folder: RunFolder) -> dict[Variant, dict[str, float]]:
     """Kernel and launch size → the mean of what was counted of it."""
     counted: dict[Variant, list[CountedKernel]] = {}
     for name in ("ncu_prefill", "ncu_decode", "ncu"):
-        if not folder.counters_file(name).exists():
-            continue
-        for kernel in read_ncu(folder.counters_file(name)).kernels:
+        report = believed_counters(folder, name)
+        if isinstance(report, Missing) or not report.complete:
+            continue  # kernels.md says why
+        for kernel in report.kernels:
             grid, block = (size[0] * size[1] * size[2] for size in (kernel.grid, kernel.block))
             counted.setdefault((normal_name(kernel.name), grid, block), []).append(kernel)
     return {variant: _means(kernels) for variant, kernels in counted.items()}

@@ -112,6 +112,21 @@ class RunFolder:
         return self.path / "report.md"
 
     @property
+    def page_file(self) -> Path:
+        """The report as one HTML file."""
+        return self.path / "report.html"
+
+    @property
+    def waterfall_file(self) -> Path:
+        """Where the time goes, as an image; beside it the same as PNG where a browser could draw it."""
+        return self.path / "waterfall.svg"
+
+    @property
+    def roofline_file(self) -> Path:
+        """The roofline, likewise."""
+        return self.path / "roofline.svg"
+
+    @property
     def summary_file(self) -> Path:
         """The page for a stakeholder."""
         return self.path / "stakeholder_summary.md"
@@ -130,6 +145,21 @@ class RunFolder:
     def nvml_csv_file(self) -> Path:
         """Telemetry as CSV."""
         return self.path / "nvml.csv"
+
+    @property
+    def findings_file(self) -> Path:
+        """What the run's trace shows and what to change first, for another program."""
+        return self.path / "findings.json"
+
+    @property
+    def verify_file(self) -> Path:
+        """What became of the findings that were tried."""
+        return self.path / "verify.json"
+
+    @property
+    def derived_tables(self) -> Path:
+        """Tables made from more than one pass, as Parquet files."""
+        return self.path / "tables"
 
     @property
     def kernels_file(self) -> Path:

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from llm_perf_opt import __version__
+from llm_perf_opt.asked_metrics import settled
 from llm_perf_opt.composition import Composed, compose, expand_sweep
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError
 from llm_perf_opt.records import SCHEMA
@@ -35,6 +36,8 @@ def plan_sweep(overrides: Sequence[str], config_dir: Path | None) -> Planned:
     wanted = [text for text in overrides if text.startswith(_RUN_DIR)]
     points = _points([text for text in overrides if not text.startswith(_RUN_DIR)])
     composed = tuple(compose(point.overrides, config_dir) for point in points)
+    for one in composed:
+        settled(one.config)
     if wanted:
         folder = compose(wanted[-1:], config_dir).run_dir
     else:

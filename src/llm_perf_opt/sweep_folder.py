@@ -59,6 +59,16 @@ class SweepFolder:
         """What each point was asked for, and what became of it."""
         return self.path / "sweep.json"
 
+    @property
+    def page_file(self) -> Path:
+        """The sweep as one HTML file."""
+        return self.path / "sweep.html"
+
+    @property
+    def report_file(self) -> Path:
+        """The sweep in Markdown."""
+        return self.path / "sweep.md"
+
     def point_folder(self, number: int) -> Path:
         """Where the run of a point is put."""
         return self.path / f"{number:03d}"

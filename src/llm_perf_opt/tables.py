@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -19,12 +19,10 @@ import numpy as np
 
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Columns, DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
+from llm_perf_opt.trace_mark import META_FILE, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import duckdb
-
-SCHEMA_VERSION = 1
-META_FILE = "meta.json"
 
 Extra = Mapping[str, Mapping[str, Any]]
 """Table → column → a numpy array with a value per row: numbers, or an object array of text and None."""
@@ -136,6 +134,25 @@ def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str
         connection.close()
         with suppress(OSError):
             shutil.rmtree(beside)
+
+
+def write_rows(file: Path, columns: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A Parquet file of these rows, whole or not at all; `columns` names and types them as SQL does. Raises OSError."""
+    names = [column.split()[0] for column in columns.split(",")]
+    beside = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.part")
+    connection = connect()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        connection.execute(f"create table made ({columns})")
+        if rows:
+            places = ", ".join("?" for _ in names)
+            connection.executemany(f"insert into made values ({places})", [[row[name] for name in names] for row in rows])  # noqa: S608
+        _copy_to(connection, "made", beside)
+        beside.replace(file)
+    finally:
+        connection.close()
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) -> None:

@@ -85,4 +85,4 @@ def test_of_a_recorded_model() -> None:
     assert found.model.ratio == pytest.approx(201.24e9 / 1.92e11, rel=1e-3)
     step = hfu(decode, "datasheet", 8 * 4.37e-3, 989e12)
     assert not isinstance(step, Missing)
-    assert step.sign == "≈"
+    assert step.sign == "≳", "some launches by another grid, and some kinds of FLOPs not collected"

@@ -132,6 +132,8 @@ SEEN = {
         "void per_token_group_quant_8bit_kernel<c10::BFloat16, …>",
         "_static_quant_fp8",
         "triton_poi_fused_mul_silu_2",
+        "triton_poi_fused__scaled_dot_product_cudnn_attention__to_copy__unsafe_view_add_arange_bmm_cat_clone_cos_5",
+        "triton_poi_fused__to_copy_add_arange_bmm_cat_cos_index_copy_mul_neg_sin_slice_transpose_unsqueeze_view_2",
         "triton_poi_fused_1",
         "void at::native::vectorized_elementwise_kernel<4, at::native::compare_scalar_kernel<int>(at::TensorIteratorBase&)>",
         "_swiglu_forward_kernel",

@@ -2,7 +2,8 @@
 
 import pytest
 
-from llm_perf_opt.analysis.launches import graph_launches, is_kernel_launch, kernel_launches, while_capturing
+from llm_perf_opt.analysis.launches import graph_launches, kernel_launches, while_capturing
+from llm_perf_opt.launch_calls import is_kernel_launch
 from traces import Builder
 
 

@@ -36,7 +36,7 @@ def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> byt
     "data",
     [
         CONTENT,
-        gzip.compress(CONTENT),
+        gzip.compress(CONTENT, mtime=0),
         gzip.compress(CONTENT[:1000]) + gzip.compress(b"") + gzip.compress(CONTENT[1000:]),
         gzip.compress(CONTENT) + b"\0" * 512,
         zipped({"trace.json": CONTENT}),

@@ -1,4 +1,4 @@
-"""Mutated traces: a Trace or a ParseError, never anything else. `LLM_PERF_FUZZ_TRIES=10000` tries more than the daily run."""
+"""Mutated traces: analysed or a ParseError, never anything else. `LLM_PERF_FUZZ_TRIES=10000` tries more than the daily run."""
 
 import gzip
 import os
@@ -8,12 +8,17 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from llm_perf_opt.analysis.evidence import RunFacts
+from llm_perf_opt.analysis.stage_columns import stage_columns
+from llm_perf_opt.analysis.trace_document import TraceAnalysis
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers import event_chunks
 from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.trace_reading import document_of
 from synthetic_traces import Recipe, write_trace
 
 TRIES = int(os.environ.get("LLM_PERF_FUZZ_TRIES", "2000"))
@@ -86,6 +91,19 @@ MUTATORS: list[Mutator] = [cut, flip, flip, insert, insert, overwrite, remove, m
                            packed_then_damaged]  # fmt: skip
 
 
+def assert_analysed(trace: Trace) -> None:
+    """Whatever was read is analysed, or refused, whole: every sum holds, and it can be written down."""
+    assert len(stage_columns(trace)["kernels"]["stage"]) == len(trace.work)
+    found = document_of(trace, RunFacts(), "a mutant")
+    assert msgspec.json.decode(msgspec.json.encode(found), type=TraceAnalysis) == found
+    if found.complete:
+        gpu = found.gpu
+        assert (gpu.busy_ns or 0) + (gpu.idle_ns or 0) == gpu.span_ns
+        assert sum(line.ns for line in found.idle) == gpu.idle_ns
+    for budget in found.budgets:
+        assert sum(row.ns for row in budget.rows) == budget.wall_ns
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_mutated_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
     """Each base in chunks far smaller than it, so that the cutting is tried as well."""
@@ -106,6 +124,7 @@ def test_mutated_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: i
             trace = read_torch_trace(path)
             assert isinstance(trace, Trace)
             outcomes["trace"] += 1
+            assert_analysed(trace)
         except ParseError:
             outcomes["error"] += 1
     assert outcomes["trace"] > TRIES / 16  # most mutants are still traces, or this tests little

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.errors import ParseError
@@ -216,6 +216,7 @@ def nanoseconds(tmp_path: Path, *texts: str) -> list[int]:
     return [int(ns) for ns in read_torch_trace(path).operators.start_ns]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, int(EXACT_BELOW_US) * 1000 - 1), min_size=1, max_size=20))
 def test_every_ns_below_101_days_survives_the_way_through_a_float(times: list[int]) -> None:
     columns = TorchColumns()
@@ -294,6 +295,16 @@ def test_a_label_with_a_quote_as_torch_writes_it(tmp_path: Path, small: tuple[by
     assert problems(trace) == {"repaired": False}
     assert 'a "b" }, {"ph": c' in trace.names
     assert trace.facts["events"] == str(truth.events)
+
+
+def test_a_bare_quote_in_one_line_of_json_costs_no_other_event(tmp_path: Path) -> None:
+    named = {"ph": "M", "name": "process_name", "pid": 1, "ts": 1.0, "args": {"name": "python"}}
+    label = {"ph": "X", "cat": "user_annotation", "name": "HERE", "pid": 1, "tid": 2, "ts": 1.0, "dur": 5.0}
+    text = json.dumps({"traceEvents": [named, *PAIR, label, named, *PAIR[:0], operator(3.0)]}, separators=(",", ":")).encode()
+    trace = read(tmp_path, text.replace(b"HERE", b'say "hi", {"a":1}'))
+    assert 'say "hi", {"a":1}' in trace.names
+    assert trace.facts["events"] == "6"
+    assert trace.complete
 
 
 @pytest.mark.parametrize(

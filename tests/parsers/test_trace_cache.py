@@ -9,7 +9,8 @@ import pytest
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.parsers.trace_cache import cached_trace, fingerprint
-from llm_perf_opt.tables import META_FILE, made_of
+from llm_perf_opt.tables import made_of
+from llm_perf_opt.trace_mark import META_FILE
 from synthetic_traces import Recipe, write_trace
 
 

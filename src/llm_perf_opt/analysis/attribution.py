@@ -94,6 +94,11 @@ def attribute(trace: Trace, stages: TraceStages) -> Attribution:
     )
 
 
+def has_modules(trace: Trace) -> bool:
+    """Whether any range of the trace labels a module."""
+    return any(MODULE_LABEL.fullmatch(trace.name_of(int(index))) for index in np.unique(trace.ranges.name))
+
+
 def operators_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, ...]:
     """Operators by the device time they own, the largest first."""
     names = trace.operators.name.astype(np.int64)

@@ -18,6 +18,11 @@ def launch_interval_ns(ceilings: Ceilings) -> Maybe[float]:
     return _median(ceilings, "launch_eager", "the launch interval")
 
 
+def graph_interval_ns(ceilings: Ceilings) -> Maybe[float]:
+    """The measured time from one tiny kernel to the next inside a CUDA graph, its own running included."""
+    return _median(ceilings, "launch_graph", "the interval of kernels in a graph")
+
+
 def _median(ceilings: Ceilings, key: str, what: str) -> Maybe[float]:
     row = ceilings.row(key)
     if row is None:

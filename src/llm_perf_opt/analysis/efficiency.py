@@ -277,10 +277,10 @@ def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Again
 
 def _parts(stage: Stage, cost: StageCost, torch: Maybe[TorchPass], roofs: tuple[Roof, ...]) -> Maybe[tuple[PartEfficiency, ...]]:
     """Every part's own distance from the limit, in the profiled steps; what belongs to no part of the cost model is `other`."""
-    best = next((roof for roof in reversed(roofs) if not isinstance(_least(cost, roof), Missing)), None)
-    least = Missing("no limit is known to compare with") if best is None else _least(cost, best)
-    if best is None or isinstance(least, Missing):
-        return least if isinstance(least, Missing) else Missing("no limit is known to compare with")
+    found = best_floor(cost, roofs)
+    if isinstance(found, Missing):
+        return found
+    best, least = found
     times = _part_times(stage, torch)
     rows = [_part(part, _time_of(part.name, times), best) for part in least.parts]
     if not isinstance(times, Missing):
@@ -289,6 +289,15 @@ def _parts(stage: Stage, cost: StageCost, torch: Maybe[TorchPass], roofs: tuple[
         none = Missing("it is outside the cost model")
         rows.append(PartEfficiency("other", rest, None, none, none, none))
     return tuple(rows)
+
+
+def best_floor(cost: StageCost, roofs: tuple[Roof, ...]) -> Maybe[tuple[Roof, Floor]]:
+    """The least time on the best limits known: the measured ones, else the datasheet's."""
+    for roof in reversed(roofs):
+        least = _least(cost, roof)
+        if not isinstance(least, Missing):
+            return roof, least
+    return Missing("no limit is known to compare with")
 
 
 def _part_times(stage: Stage, torch: Maybe[TorchPass]) -> Maybe[dict[str, int]]:

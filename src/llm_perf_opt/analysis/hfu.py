@@ -12,6 +12,8 @@ from llm_perf_opt.records import Maybe, Missing
 WHOLE = 0.9995
 """Coverage from which on a stage's kernel time counts as counted wholly."""
 
+Sign = Literal["", "≥", "≈", "≳"]
+
 
 @dataclass(frozen=True)
 class Hfu:
@@ -26,8 +28,8 @@ class Hfu:
     peak_flops_per_s: float
     coverage: float
     """Share of the stage's kernel time whose FLOPs were counted."""
-    sign: Literal["", "≥", "≈"]
-    """≥: some kernels were not counted; ≈: for some, launches with another grid stand in."""
+    sign: Sign
+    """≥: some kernels were not counted; ≈: for some, launches with another grid stand in; ≳: both."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,14 @@ def hfu(stage: StageKernels, roof: str, seconds: Maybe[float], peak_flops_per_s:
             "Check that the counters' chip is the one meant, that the trace and the unprofiled time hold the same number of "
             "steps, the dtype that ran, and the limit (hardware.peak_tflops, llm-perf ceilings --refresh).",
         )
-    sign: Literal["", "≥", "≈"] = "≈" if stage.by_name else "≥" if coverage < WHOLE or stage.not_collected else ""
-    return Hfu(stage.stage, roof, share, flops, time, peak, coverage, sign)
+    return Hfu(stage.stage, roof, share, flops, time, peak, coverage, _sign(stage, coverage))
+
+
+def _sign(stage: StageKernels, coverage: float) -> Sign:
+    lacking = coverage < WHOLE or bool(stage.not_collected)
+    if stage.by_name:
+        return "≳" if lacking else "≈"
+    return "≥" if lacking else ""
 
 
 def against_model(stage: StageKernels, model_flops: Maybe[float]) -> Maybe[AgainstModel]:

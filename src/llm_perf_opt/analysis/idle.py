@@ -187,6 +187,11 @@ def _held(blocked: Blocks, lane: Int64, start: Int64, end: Int64) -> tuple[Bool,
     return at_start, length
 
 
+def synchronising_calls(trace: Trace) -> Bool:
+    """Per call: whether its name is one that returns only when the device is done."""
+    return np.asarray(_by_name(trace)[trace.calls.name])
+
+
 def _by_name(trace: Trace) -> Bool:
     """Per name: whether it is a synchronising call. The last entry answers NO_NAME."""
     waits = np.zeros(len(trace.names) + 1, np.bool_)

@@ -44,6 +44,16 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
         "of vLLM, torch, TensorRT-LLM, ROCm",
     ),
     (r"deep_ep::|(intra|inter)node(_ll)?::", KernelClass.COLLECTIVE, "DeepEP's dispatch and combine between ranks"),
+    # --- Inductor's own kernels: before all whose words they share, since they are named after everything fused into them --
+    (r"triton_(red|per|spl)_fused\w*argmax", KernelClass.SAMPLING, "a compiled choice of the token"),
+    (r"triton_(red|per)_fused\w*rsqrt", KernelClass.NORM, "a compiled reduction with 1/√: RMS or layer norm"),
+    (r"triton_(red|per|spl)_", KernelClass.REDUCTION, "compiled reductions and scans"),
+    (
+        r"triton_poi_fused_(_to_copy|clone|cat|stack|index_select|embedding|copy_|view|t|transpose|slice|_)+\d*$",
+        KernelClass.COPY,
+        "compiled copies",
+    ),
+    (r"triton_(poi|for)_", KernelClass.ELEMENTWISE, "compiled pointwise kernels, whatever they are fused of"),
     # --- writing the KV cache: before attention, whose words it shares --------------------------------------------------
     (
         r"reshape_and_cache|concat_and_cache|copy_blocks|swap_blocks|set_(mla_)?kv_buffer|store_?kv",
@@ -123,15 +133,8 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
     (r"conv(2d|3d|_fwd|olve)|implicit_|winograd|fprop", KernelClass.GEMM, "convolutions are products"),
     # --- norms --------------------------------------------------------------------------------------------------------
     (r"(rms|layer|group|batch|qk|l2|instance)_?norm|RowwiseMoments|norm_kernel|NormKernel", KernelClass.NORM, "named so"),
-    (r"triton_(red|per)_fused\w*rsqrt", KernelClass.NORM, "a compiled reduction with 1/√: RMS or layer norm"),
     # --- compiled by inductor -----------------------------------------------------------------------------------------
-    (r"triton_(red|per|spl)_", KernelClass.REDUCTION, "compiled reductions and scans"),
-    (
-        r"triton_poi_fused_(_to_copy|clone|cat|stack|index_select|embedding|copy_|view|t|transpose|slice|_)+\d*$",
-        KernelClass.COPY,
-        "compiled, only moves",
-    ),
-    (r"triton_(poi|for|tem)_", KernelClass.ELEMENTWISE, "other compiled pointwise kernels"),
+    (r"triton_tem_", KernelClass.ELEMENTWISE, "other compiled templates"),
     # --- moving data --------------------------------------------------------------------------------------------------
     (
         r"CatArrayBatchedCopy|copy_kernel|copy_device|Memcpy|transpose|permute_kernel|FillFunctor",

@@ -17,6 +17,7 @@ from llm_perf_opt.records import Maybe, Missing
 
 TIME_DIFFERS = 0.25
 """Share by which Nsight Compute's duration may differ from the trace's before it is said."""
+WAVES = "launch__waves_per_multiprocessor"
 NOT_SAMPLED = Missing("no launch of it was sampled")
 NOT_COLLECTED = Missing("the counter was not collected")
 
@@ -34,6 +35,8 @@ class PerCall:
     sm_pct: Maybe[float]
     dram_pct: Maybe[float]
     occupancy_pct: Maybe[float]
+    waves: Maybe[float] = NOT_COLLECTED
+    """Rounds of blocks that fill the whole device; below one, or just above a whole number, a part of it has nothing to do."""
 
     @property
     def flops(self) -> Maybe[float]:
@@ -313,6 +316,7 @@ def _mean_call(samples: Sequence[CountedKernel], calls: Mapping[tuple[int, int],
         sm_pct=mean(roles.sm_pct),
         dram_pct=mean(roles.dram_pct),
         occupancy_pct=mean(roles.occupancy_pct),
+        waves=mean(WAVES),
     )
 
 
@@ -361,6 +365,7 @@ def _over_variants(variants: Sequence[Variant], none: Missing) -> Maybe[PerCall]
         sm_pct=mean("sm_pct", by_time=True),
         dram_pct=mean("dram_pct", by_time=True),
         occupancy_pct=mean("occupancy_pct", by_time=True),
+        waves=mean("waves", by_time=True),
     )
 
 

@@ -144,7 +144,7 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
     whole = percentile([iteration.total_ns for iteration in iterations], 0.5)
     rows = []
     for stage in Stage if inseparable(timings) is None else (Stage.PROFILE,):
-        per_iteration, values = _stage_values(stage, iterations)
+        per_iteration, values = stage_values(stage, iterations)
         if not per_iteration:
             continue
         profiled = _profiled(torch, stage)
@@ -167,7 +167,7 @@ def _share(stage: Stage, iterations: Sequence[Iteration]) -> float:
     return sum(parts) / whole
 
 
-def _stage_values(stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, list[float]]:
+def stage_values(stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, list[float]]:
     """How often a stage runs in an iteration, and one value per iteration: for a step, that iteration's median."""
     steps = len(iterations[0].steps_ns)
     if stage is Stage.PROFILE:
@@ -185,7 +185,7 @@ def _same_length(stage: Stage, iterations: Sequence[Iteration], torch: Maybe[Tor
     """The unprofiled median over as many steps as the torch pass took."""
     steps = len(iterations[0].steps_ns) if isinstance(torch, Missing) else torch.decode_steps
     cut = [replace(iteration, steps_ns=iteration.steps_ns[:steps]) for iteration in iterations]
-    return percentile(_stage_values(stage, cut)[1], 0.5)
+    return percentile(stage_values(stage, cut)[1], 0.5)
 
 
 def _profiled(torch: Maybe[TorchPass], stage: Stage) -> Maybe[int]:
@@ -229,18 +229,24 @@ def _encloses(outer: SubstageSpan, inner: SubstageSpan) -> bool:
 
 
 def _substage(name: str, parent: str, stage: Stage, iterations: Sequence[Iteration], whole: float, depth: int) -> StageTiming:
-    spans = [
-        [span for span in iteration.substages if span.name == name and span.stage == stage.value] for iteration in iterations
-    ]
-    time = summarise([sum(span.duration_ns for span in group) / len(group) for group in spans if group])
+    per_iteration, values = substage_values(name, stage, iterations)
+    time = summarise(values)
     unprofiled = Missing("sub-stages are timed in the unprofiled pass only")
-    share = time.median * len(spans[0]) / whole
-    return StageTiming(name, parent, len(spans[0]), time, share, unprofiled, unprofiled, depth)
+    share = time.median * per_iteration / whole
+    return StageTiming(name, parent, per_iteration, time, share, unprofiled, unprofiled, depth)
 
 
 def _depth(stage: Stage) -> int:
     parent = PARENT[stage]
     return 0 if parent is None else _depth(parent) + 1
+
+
+def substage_values(name: str, stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, list[float]]:
+    """How often a sub-stage runs in the first iteration, and the mean of its forwards in each iteration that has any."""
+    spans = [
+        [span for span in iteration.substages if span.name == name and span.stage == stage.value] for iteration in iterations
+    ]
+    return len(spans[0]), [sum(span.duration_ns for span in group) / len(group) for group in spans if group]
 
 
 def context_drift(timings: CleanTimings) -> Maybe[Drift]:

@@ -1,37 +1,31 @@
 """Which calls of the CUDA runtime and driver put kernels on the device."""
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 
 from llm_perf_opt.analysis.projection import Bool
 from llm_perf_opt.events import Int64, Trace
+from llm_perf_opt.launch_calls import is_graph_launch, is_kernel_launch
 
-# `cudaLaunchKernel_v7000`, `cuLaunchKernelEx`, `cudaLaunchCooperativeKernel_ptsz`; `cudaLaunchHostFunc` runs on the host.
-_KERNEL_LAUNCH = re.compile(r"(cu|cuda|hip)(Ext|Module)?Launch(?!HostFunc)\w*")
-_GRAPH_LAUNCH = re.compile(r"(cu|cuda|hip)GraphLaunch(_\w+)?")
 _CAPTURE_BEGINS = re.compile(r"cu(da)?StreamBeginCapture\w*")
 _CAPTURE_ENDS = re.compile(r"cu(da)?StreamEndCapture\w*")
 
 
-def is_kernel_launch(call: str) -> bool:
-    """Whether a call of this name launches one kernel."""
-    return _KERNEL_LAUNCH.fullmatch(call) is not None
-
-
 def kernel_launches(trace: Trace) -> Bool:
     """Per call: whether it launches one kernel."""
-    return _named(trace, _KERNEL_LAUNCH)
+    return _named(trace, is_kernel_launch)
 
 
 def graph_launches(trace: Trace) -> Bool:
     """Per call: whether it launches a CUDA graph."""
-    return _named(trace, _GRAPH_LAUNCH)
+    return _named(trace, is_graph_launch)
 
 
 def while_capturing(trace: Trace) -> Bool:
     """Per call: whether its thread was recording a CUDA graph, when launches are noted down and run nothing."""
-    begins, ends = _named(trace, _CAPTURE_BEGINS), _named(trace, _CAPTURE_ENDS)
+    begins, ends = _named(trace, _CAPTURE_BEGINS.fullmatch), _named(trace, _CAPTURE_ENDS.fullmatch)
     inside = np.zeros(len(trace.calls), np.bool_)
     if not begins.any():
         return inside
@@ -44,7 +38,7 @@ def while_capturing(trace: Trace) -> Bool:
     return inside
 
 
-def _named(trace: Trace, pattern: re.Pattern[str]) -> Bool:
-    matches = np.array([pattern.fullmatch(name) is not None for name in trace.names] + [False], np.bool_)  # last: NO_NAME
+def _named(trace: Trace, test: Callable[[str], object]) -> Bool:
+    matches = np.array([bool(test(name)) for name in trace.names] + [False], np.bool_)  # last: NO_NAME
     chosen: Bool = matches[trace.calls.name]
     return chosen

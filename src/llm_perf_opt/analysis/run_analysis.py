@@ -7,8 +7,12 @@ from llm_perf_opt.analysis.efficiency import Efficiency
 from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.analysis.trace_document import TraceAnalysis
+from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.errors import ImplausibleError
-from llm_perf_opt.records import CleanTimings, Drift, Manifest, Maybe, Metric, StageTiming, TorchPass
+from llm_perf_opt.records import CleanTimings, Drift, Manifest, Maybe, Metric, Missing, StageTiming, TorchPass
+
+_NOT_ANALYSED = Missing("the run's trace was not analysed")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,10 @@ class RunAnalysis:
     overheads: tuple[PassOverhead, ...]
     warnings: tuple[str, ...]
     assumptions: tuple[str, ...]
+    trace: Maybe[TraceAnalysis] = _NOT_ANALYSED
+    """Where the time of the run's trace goes, with its findings."""
+    verified: Verification | None = None
+    """What became of the findings, where some were tried."""
     impossible: ImplausibleError | None = None
     """A figure that cannot be; the section it belongs to is left out."""
 

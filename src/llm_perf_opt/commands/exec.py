@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.commands.outcome import print_program
+from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, raise_if
 
 
 def exec_program(
@@ -35,7 +36,7 @@ def exec_program(
     from datetime import datetime
 
     from llm_perf_opt.exec_capture import Asked, capture_program, check_asked
-    from llm_perf_opt.exec_report import analyse_program, program_page, write_program_report
+    from llm_perf_opt.exec_report import report_program
     from llm_perf_opt.progress import progress_for
     from llm_perf_opt.run_folder import RunFolder
 
@@ -58,13 +59,7 @@ def exec_program(
     folder = RunFolder.create(out or Path("runs") / "exec" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
     with progress_for(quiet) as progress:
         error = capture_program(asked, folder, command_line(), progress)
-    found = analyse_program(folder)
-    write_program_report(folder, found)
-    if as_json:
-        print_json({"run": str(folder.path), "status": found.manifest.status, "kernels": found.kernels, "regions": found.regions})
-    else:
-        print(program_page(found))
-        print(f"report: {folder.report_file}")
+    print_program(folder, report_program(folder), as_json)
     raise_if(error)
 
 

@@ -2,11 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.commands.shared import print_json
 from llm_perf_opt.stages import STAGE_NAMES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
-    from llm_perf_opt.records import StageTiming
+    from llm_perf_opt.exec_report import ProgramAnalysis
+    from llm_perf_opt.records import Maybe, StageTiming
     from llm_perf_opt.run_folder import RunFolder
 
 
@@ -29,9 +33,9 @@ def _stage_key(stage: "StageTiming") -> str:
     return stage.name if stage.name in STAGE_NAMES else f"{stage.parent}/{stage.name}"
 
 
-def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> None:
-    """The figures of the request, the warnings, and where the report lies."""
-    from llm_perf_opt.records import Distribution
+def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
+    """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
+    from llm_perf_opt.records import Distribution, Missing
     from llm_perf_opt.report.text import interval, with_unit
 
     if analysis is not None:
@@ -42,7 +46,20 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> None:
                 print(f"{metric.label:<32} {shown}")
         for warning in analysis.warnings:
             print(f"warning: {warning}")
-    if folder.report_file.exists():
-        print(f"report: {folder.report_file}")
+    if isinstance(images, Missing) and folder.waterfall_file.exists():
+        print(f"images: SVG only, PNG n/a: {images.why}")
+    if folder.page_file.exists():
+        print(f"report: {folder.page_file}")
     else:
         print(f"run: {folder.path}")
+
+
+def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
+    """What a user's own program came to, as `exec` and `report` end with it."""
+    from llm_perf_opt.exec_report import program_page
+
+    if as_json:
+        print_json({"run": str(folder.path), "status": found.manifest.status, "kernels": found.kernels, "regions": found.regions})
+        return
+    print(program_page(found))
+    print(f"report: {folder.report_file}")

@@ -13,6 +13,7 @@ from llm_perf_opt.errors import ConfigError, LlmPerfError
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
     from llm_perf_opt.composition import Composed
+    from llm_perf_opt.records import Maybe
     from llm_perf_opt.run_folder import RunFolder
     from llm_perf_opt.sweep import Planned
 
@@ -53,10 +54,11 @@ def run(
         _print_plan(composed, as_json)
         return
     folder, analysis, error = _capture(composed, quiet)
+    images = _images(folder, analysis)
     if as_json:
         print_json(outcome(folder, analysis))
     else:
-        print_outcome(folder, analysis)
+        print_outcome(folder, analysis, images)
     raise_if(error or (analysis.impossible if analysis else None))
 
 
@@ -89,17 +91,28 @@ def _sweep(
     def run_one(composed: "Composed", words: str) -> "tuple[RunFolder, LlmPerfError | None]":
         print(words, file=sys.stderr)
         run, analysis, error = _capture(composed, quiet)
+        images = _images(run, analysis)
         if not as_json:
             print(words)
-            print_outcome(run, analysis)
+            print_outcome(run, analysis, images)
         return run, error or (analysis.impossible if analysis else None)
 
+    from llm_perf_opt.sweep_report import report_sweep
+
     error = run_sweep(folder, run_one)
+    report_sweep(folder.path)
     if as_json:
         print_json({"sweep": str(folder.path), "points": folder.read().points})
     else:
-        print(f"sweep: {folder.path}")
+        print(f"sweep: {folder.path}\nreport: {folder.page_file}")
     raise_if(error)
+
+
+def _images(folder: "RunFolder", analysis: "RunAnalysis | None") -> "Maybe[list[Path]]":
+    from llm_perf_opt.images import draw_images
+    from llm_perf_opt.records import Missing
+
+    return Missing("the run has no report") if analysis is None else draw_images(folder)
 
 
 def _print_points(planned: "Planned") -> None:
@@ -125,12 +138,14 @@ def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | N
 def _print_plan(composed: "Composed", as_json: bool) -> None:
     from dataclasses import asdict
 
+    from llm_perf_opt.asked_metrics import settled
     from llm_perf_opt.capture import planned_passes
     from llm_perf_opt.composition import config_to_yaml
 
-    passes = planned_passes(composed.config)
+    config = settled(composed.config)
+    passes = planned_passes(config)
     if as_json:
-        print_json({"run_dir": str(composed.run_dir), "passes": passes, "config": asdict(composed.config)})
+        print_json({"run_dir": str(composed.run_dir), "passes": passes, "config": asdict(config)})
         return
-    print(config_to_yaml(composed.config))
+    print(config_to_yaml(config))
     print(f"# passes: {', '.join(passes)}\n# run folder: {composed.run_dir}")

@@ -108,15 +108,17 @@ def resolve(
     remove: Sequence[str] = (),
     chip: str,
     known: Collection[str] | None = None,
+    known_sections: Collection[str] | None = None,
 ) -> ResolvedMetrics:
     """Merge `base`, `sets`, `add` and `remove`, in that order, for one chip.
 
     `known` holds the base names that the installed tool lists for the chip (`catalogue.names_listed`): what it lacks is
-    dropped from sets and refused as an addition. Unknown sets, additions and removals are a ConfigError.
+    dropped from sets and refused as an addition; `known_sections` likewise those of its sections. Unknown sets, additions and
+    removals are a ConfigError.
     """
     chosen = _chosen(sets)
     merge = _Merge(chip, known)
-    sections = _merge_sets(merge, chosen)
+    sections = _merge_sets(merge, chosen, known_sections)
     _add(merge, add)
     _remove(merge, remove)
     presets = [one.torch for one in chosen if one.torch is not None]
@@ -143,7 +145,7 @@ def _chosen(names: Sequence[str]) -> list[MetricSet]:
     return [there[name] for name in _unique(["base", *names])]
 
 
-def _merge_sets(merge: _Merge, chosen: list[MetricSet]) -> tuple[str, ...]:
+def _merge_sets(merge: _Merge, chosen: list[MetricSet], known_sections: Collection[str] | None) -> tuple[str, ...]:
     sections: list[str] = []
     for one in chosen:
         for asked in one.ncu:
@@ -153,6 +155,8 @@ def _merge_sets(merge: _Merge, chosen: list[MetricSet]) -> tuple[str, ...]:
         for section in one.sections:
             if section.needs and (why := problem(merge.chip, section.needs, merge.known)):
                 merge.drop(f"section {section.name}", one.name, f"it needs {section.needs}: {why}")
+            elif known_sections is not None and section.name not in known_sections:
+                merge.drop(f"section {section.name}", one.name, "the installed Nsight Compute has no section of that name")
             else:
                 _append_new(sections, section.name)
     return tuple(sections)

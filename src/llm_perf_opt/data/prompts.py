@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from llm_perf_opt.config import DatasetConfig
+from llm_perf_opt.data.entries import Entry, open_entry
 from llm_perf_opt.errors import ConfigError, ResourceError
 
 Tokenize = Callable[[str], list[int]]
@@ -47,21 +48,40 @@ def synthetic_prompts(batch_size: int, length: int, vocabulary: int, seed: int) 
 
 def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabulary: int, tokenize: Tokenize | None) -> Prompts:
     """The first `batch_size` texts of the dataset, cut to `longest` tokens; fewer texts are repeated in turn."""
+    entry = open_entry(dataset.root, dataset.variant, dataset.text_field) if dataset.root else None
     sequences: list[tuple[int, ...]] = []
-    for text in _texts(dataset):
-        ids = tokenize(text) if tokenize else _bytes_as_ids(text, vocabulary)
+    for ids in _sequences(dataset, entry, vocabulary, tokenize):
         if ids:
             sequences.append(tuple(ids[:longest]))
         if len(sequences) == batch_size:
             break
     if not sequences:
-        raise ResourceError(f"{dataset.path or dataset.name} holds no text.", "Check dataset.path and dataset.text_field.")
+        holder = dataset.path or (entry.label if entry else dataset.name)
+        raise ResourceError(f"{holder} holds no text.", "Check dataset.path and dataset.text_field.")
     found = len(sequences)
     repeated = [sequences[index % found] for index in range(batch_size)]
     tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, for want of a tokenizer"
+    if entry and entry.tokenizer:
+        tokenizer = f"ids of the tokenizer {entry.tokenizer}"
     again = f", {found} texts repeated to fill the batch" if found < batch_size else ""
     where = f"dataset {dataset.name}" if dataset.path is None else f"file {dataset.path}"
+    if entry:
+        where = f"dataset {entry.label}"
     return Prompts(tuple(repeated), f"{where}, {tokenizer}{again}")
+
+
+def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tokenize: Tokenize | None) -> Iterator[list[int]]:
+    if entry and entry.tokenizer:
+        for ids in entry.sequences():
+            if ids and max(ids) >= vocabulary:
+                raise ConfigError(
+                    f"{entry.label} holds the id {max(ids)}, and the model has {vocabulary}.",
+                    f"It was made with the tokenizer {entry.tokenizer}; prepare a variant with the model's own.",
+                )
+            yield ids
+        return
+    for text in entry.texts() if entry else _texts(dataset):
+        yield tokenize(text) if tokenize else _bytes_as_ids(text, vocabulary)
 
 
 def _bytes_as_ids(text: str, vocabulary: int) -> list[int]:

@@ -18,12 +18,17 @@ CHUNK_BYTES = 1 << 20
 """Small enough for the processor's cache, which makes decoding a third faster than in one piece."""
 LARGEST_EVENT_BYTES = 16 << 20
 """A longer stretch that does not decode is damaged, not one event."""
+_PARTS_TRIED = 200
+_LONGEST_BEGINNING = 64
+"""Bytes between the key of the array and its bracket, with what whitespace a writer may put there."""
 LARGEST_HEAD_BYTES = 64 << 20
 LARGEST_TAIL_BYTES = 64 << 20
 
 _BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"\w+"\s*:)')
 _ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _AFTER_ARRAY = re.compile(rb'\s*(?:,\s*"|\}|\Z)')
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_LONGEST_ESCAPE = len(b"\\u0000]") + 1
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 NOT_A_TRACE = "Give a trace that torch.profiler exported: .json, .json.gz or a zip of one."
@@ -96,17 +101,13 @@ class EventChunks:
         searched = 0
         while True:
             for match in _ARRAY_BEGINS.finditer(buffer, searched):
-                if _object(buffer[: match.start()] + b'"":0}') is not None:
+                if not _is_inside_an_object(buffer[: match.start()]):
                     return buffer[: match.start()], buffer[match.end() :]
-            first = _ARRAY_BEGINS.search(buffer)
-            if first and len(buffer) - first.end() > CHUNK_BYTES:  # what stands before it cannot be read, the events perhaps can
-                return buffer[: first.start()], buffer[first.end() :]
-            searched = max(0, len(buffer) - 64)
+                searched = match.end()
             data = self._more(max(CHUNK_BYTES, len(buffer)))
             if not data or len(buffer) > LARGEST_HEAD_BYTES:
-                if first:
-                    return buffer[: first.start()], buffer[first.end() :]
                 raise ParseError(f"{self.name} is not a torch trace: {_why_no_events(buffer, self._seen)}.", NOT_A_TRACE)
+            searched = max(searched, len(buffer) - _LONGEST_BEGINNING)
             buffer += data
 
     # --- the events -----------------------------------------------------------------------------------------------
@@ -144,16 +145,19 @@ class EventChunks:
             self.events += window.decode(self._decode, cut)
             return _Fed(True)
         except DECODE_FAILURES:
-            piece = window.between(1, cut)
+            piece = window.between(1, cut).rstrip(b", \t\r\n")  # a file may end behind a whole event's comma
         fed = self._attempt(piece)
         if fed.used or (fed.cut_inside and not last and len(piece) <= LARGEST_EVENT_BYTES):
             return fed
-        mended = self._repair(piece)
-        fed = self._attempt(mended)
-        if fed.used:
-            self.repaired += 1
-            return fed
-        return self._one_by_one(mended, last)
+        if fed.cut_inside and last and self._take_whole_part(piece):
+            return _Fed(True)
+        fed = self._attempt_mended(piece)
+        return fed if fed.used else self._one_by_one(piece, last)
+
+    def _attempt_mended(self, piece: bytes) -> _Fed:
+        fed = self._attempt(self._repair(piece))
+        self.repaired += fed.used
+        return fed
 
     def _attempt(self, piece: bytes) -> _Fed:
         """All events of the piece, or all up to the end of the array if that lies in it."""
@@ -170,20 +174,36 @@ class EventChunks:
                 return _Fed(True, text[end:-1])
             except DECODE_FAILURES as error:
                 failure = error
-        return _Fed(False, cut_inside="truncated" in str(failure))
+        return _Fed(False, cut_inside=_fails_at_its_end(text, failure))
 
     def _one_by_one(self, piece: bytes, last: bool) -> _Fed:
         lost = 0
         fed = _Fed(True)
+        event = b""
         for event in _single_events(piece):
             fed = self._attempt(event)
+            if not fed.used:
+                fed = self._attempt_mended(event)
             if fed.after is not None:
                 break
             lost += not fed.used
         if last and not fed.used:
             lost -= 1  # the file's end cut this one in two
+            self._take_whole_part(event)
         self.unreadable += lost
         return _Fed(True, fed.after)
+
+    def _take_whole_part(self, piece: bytes) -> bool:
+        """Take the events before the one that the file's end cut in two: the longest part that ends with a brace and decodes.
+
+        Whether it is settled how many there are.
+        """
+        end = len(piece)
+        for _ in range(_PARTS_TRIED):
+            end = piece.rfind(b"}", 0, end)
+            if end < 0 or self._attempt(piece[: end + 1]).used:
+                return True
+        return False
 
     # --- behind the events ----------------------------------------------------------------------------------------
 
@@ -269,6 +289,21 @@ def _array_end(text: bytes, error: BaseException) -> int | None:
         if end and not text[end:follows].strip():
             return end
     return None
+
+
+def _fails_at_its_end(text: bytes, error: BaseException) -> bool:
+    """Whether the text only stops too early: inside a value, or inside an escape, which the bracket put behind it then spoils."""
+    found = _BYTE.search(str(error))
+    return "truncated" in str(error) or (found is not None and int(found.group(1)) >= len(text) - _LONGEST_ESCAPE)
+
+
+def _is_inside_an_object(before: bytes) -> bool:
+    """Whether a key behind this text would stand in an inner object. Text that is no JSON at all says nothing against the key."""
+    try:
+        msgspec.json.decode(before + b'"":0}')
+    except DECODE_FAILURES as error:
+        return "truncated" in str(error)
+    return False
 
 
 def _object(text: bytes) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from llm_perf_opt.analysis.launches import is_kernel_launch
 from llm_perf_opt.analysis.projection import Bool
 from llm_perf_opt.analysis.tool_messages import message_problems
 from llm_perf_opt.errors import ParseError
@@ -26,6 +25,7 @@ from llm_perf_opt.events import (
     TraceProblem,
     WorkKind,
 )
+from llm_perf_opt.launch_calls import is_kernel_launch
 from llm_perf_opt.parsers.nsys_facts import read_facts
 from llm_perf_opt.parsers.nsys_rows import RowChecks
 from llm_perf_opt.parsers.sqlite_tables import Database, Integer, Product, open_database

@@ -158,7 +158,10 @@ def _triple(value: Any) -> tuple[int, int, int]:
 
 
 # torch writes names into its JSON as they are: a label with a quote in it breaks the file. Other tools write NaN and Infinity.
-_NAME = re.compile(rb'("name"\s*:\s*")([^\n]*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|s|id)"\s*:)')
+# A name that is sound is matched, so that nothing in it is taken for a beginning, and left alone.
+_NAME = re.compile(
+    rb'"name"\s*:\s*"(?:(?:[^"\\\n]|\\.)*"(?=\s*[,}])|([^\n]{0,4000}?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|s|id)"\s*:))'
+)
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\b(?:nan|NaN|inf|Infinity)\b')
 _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _CONTROL = re.compile(rb"[\x00-\x1f]")
@@ -168,13 +171,14 @@ def repaired(piece: bytes) -> bytes:
     """The piece with what writers are known to get wrong put right: bare quotes, wrong escapes, control characters, non-numbers,
     text that is not UTF-8."""
     text = piece.decode("utf-8", "replace").encode()
-    text = _NAME.sub(lambda found: found[1] + _plain(found[2]) + found[3], text)
-    return _STRING_OR_NUMBER.sub(_mended_value, text)
+    return _STRING_OR_NUMBER.sub(_mended_value, _NAME.sub(_mended_name, text))
 
 
-def _plain(name: bytes) -> bytes:
-    """The inside of a string, with every quote escaped exactly once."""
-    return name.replace(b'\\"', b'"').replace(b'"', b'\\"')
+def _mended_name(found: "re.Match[bytes]") -> bytes:
+    if found[1] is None:
+        return found[0]
+    escaped = found[1].replace(b'\\"', b'"').replace(b'"', b'\\"')
+    return b'"name": "' + escaped + found[2]
 
 
 def _mended_value(found: "re.Match[bytes]") -> bytes:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.events import DeviceWork, HostCalls, Int64, Operators, TraceProblem, WorkKind
+from llm_perf_opt.launch_calls import is_graph_launch, is_kernel_launch
 
-_LAUNCH = re.compile(r"^(?:cu|cuda|hip)(?:Ext|Module)?(?:Launch(?:Cooperative)?Kernel|GraphLaunch)")
 _LOSS = re.compile(r"dropped|overflow|exceeded max|terminating tracing|out of memory|failed to", re.IGNORECASE)
 LOST_LAUNCHES_SHARE = 0.02
 """Above this share of launches without a kernel, kernels are missing; below it, the window closed before they ran."""
@@ -22,7 +22,7 @@ def work_problems(work: DeviceWork, calls: HostCalls, names: Sequence[str]) -> l
 
 
 def _unmatched(work: DeviceWork, calls: HostCalls, names: Sequence[str]) -> list[TraceProblem]:
-    is_launch = np.array([bool(_LAUNCH.match(name)) for name in names], bool)
+    is_launch = np.array([is_kernel_launch(name) or is_graph_launch(name) for name in names], bool)
     launches = calls.correlation[is_launch[calls.name]] if len(calls) else calls.correlation
     if not len(work):
         if len(launches):

@@ -1,15 +1,16 @@
 """A trace is parsed once: its tables lie beside it under a name with a fingerprint of its bytes, and are read from then on."""
 
 import shutil
-import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.analysis.stage_columns import stage_columns
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.open_trace import read_trace
-from llm_perf_opt.tables import META_FILE, SCHEMA_VERSION, made_of, read_tables, write_tables
+from llm_perf_opt.tables import made_of, read_tables, write_tables
+from llm_perf_opt.trace_mark import SCHEMA_VERSION, seen_of, tables_beside
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ def cached_trace(source: Path, folder: Path | None = None) -> CachedTrace:
 
     The tables lie beside the source, or in `folder`. Where they cannot be written the trace comes all the same, with a note.
     """
-    seen = _seen(source)
-    for tables in [folder] if folder else _tables_beside(source):
+    seen = seen_of(source)
+    for tables in [folder] if folder else tables_beside(source):
         if seen and (trace := _kept(tables, seen=seen)):
             return CachedTrace(trace, tables, parsed=False)
     of = fingerprint(source)
@@ -40,7 +41,7 @@ def cached_trace(source: Path, folder: Path | None = None) -> CachedTrace:
         return CachedTrace(trace, tables, parsed=False)
     trace = read_trace(source)
     try:
-        write_tables(trace, tables, of=of, seen=seen)
+        write_tables(trace, tables, stage_columns(trace), of=of, seen=seen)
     except OSError as error:
         return CachedTrace(trace, None, True, f"the tables were not kept: {error.strerror or error}")
     except ResourceError as error:
@@ -59,21 +60,6 @@ def _kept(tables: Path, of: str = "", seen: str = "") -> Trace | None:
         return None
 
 
-def _seen(source: Path) -> str:
-    """What tells an untouched file without reading it: every write and every change of its times sets its change time anew.
-
-    Empty for a file changed so lately that a further change might get the same time.
-    """
-    try:
-        stat = source.stat()
-    except OSError as error:
-        raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
-    age = time.time() - stat.st_ctime
-    if age < 0.1:
-        return ""
-    return f"{stat.st_dev:x}-{stat.st_ino:x}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ctime_ns:x}"
-
-
 def fingerprint(source: Path) -> str:
     """The schema's version, the file's size and the CRC-32 of all its bytes: the fastest check that misses no single change."""
     checksum = size = 0
@@ -89,17 +75,8 @@ def fingerprint(source: Path) -> str:
     return f"v{SCHEMA_VERSION}-{size:x}-{checksum:08x}"
 
 
-def _tables_beside(source: Path) -> list[Path]:
-    """Folders of tables that were made of a file of this name."""
-    prefix = f"{source.name}.tables-v"
-    try:
-        return [folder for folder in source.parent.iterdir() if folder.name.startswith(prefix) and (folder / META_FILE).is_file()]
-    except OSError:
-        return []  # a folder that may be entered and not listed
-
-
 def _remove_others(source: Path, kept: Path) -> None:
     """Tables of what this source held before serve nobody."""
-    for folder in _tables_beside(source):
+    for folder in tables_beside(source):
         if folder != kept:
             shutil.rmtree(folder, ignore_errors=True)

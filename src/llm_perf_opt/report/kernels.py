@@ -190,9 +190,9 @@ def _hfu_section(hfus: Sequence[StageHfu], reasons: Reasons, level: str = "##") 
             f"{level} HFU\n",
             table(header, rows, "l" + "r" * (len(header) - 1)),
             "Executed FLOPs of the counted kernels over unprofiled time and peak. ≥: kernels or kinds of FLOPs that were not "
-            "counted are not in it. ≈: for some launches the counters of another grid stand in. Ratio: tensor-core FLOPs over "
-            "the cost model's of the same steps; above 1 where tiles pad the matrices or attention is computed whole, below 1 "
-            "where matrix products run outside the tensor cores or were not counted.\n",
+            "counted are not in it. ≈: for some launches the counters of another grid stand in. ≳: both. Ratio: tensor-core "
+            "FLOPs over the cost model's of the same steps; above 1 where tiles pad the matrices or attention is computed "
+            "whole, below 1 where matrix products run outside the tensor cores or were not counted.\n",
         ]
     )
 

@@ -1,20 +1,21 @@
 """report.md, stakeholder_summary.md and operators.md from one analysis."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llm_perf_opt.analysis.latency import compile_seconds
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.records import CleanTimings, Distribution, Missing, OperatorRow, StageTiming
+from llm_perf_opt.report.advice import budget_section, finding_sentences, findings_section
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
+from llm_perf_opt.report.environment import environment_rows
+from llm_perf_opt.report.image_links import images
 from llm_perf_opt.report.kernel_evidence import kernels_section
 from llm_perf_opt.report.passes import passes_section
-from llm_perf_opt.report.runtime import ran_by, runtime_rows
 from llm_perf_opt.report.substages import substage_notes
 from llm_perf_opt.report.text import (
-    count,
     escape,
     gibibytes,
     interval,
@@ -26,6 +27,7 @@ from llm_perf_opt.report.text import (
     table,
     with_unit,
 )
+from llm_perf_opt.report.what_ran import what_ran
 
 TOP_OPERATORS = 15
 
@@ -35,9 +37,12 @@ def report(analysis: RunAnalysis) -> str:
     sections = [
         _title(analysis),
         _warnings(analysis.warnings),
+        images(analysis),
         _environment(analysis),
         _aggregates(analysis),
         _stages(analysis),
+        budget_section(analysis.trace),
+        findings_section(analysis.trace, analysis.verified),
         efficiency_section(analysis.efficiency, () if isinstance(analysis.kernels, Missing) else analysis.kernels.hfus),
         _operators(analysis),
         kernels_section(analysis.kernels),
@@ -56,10 +61,11 @@ def stakeholder_summary(analysis: RunAnalysis) -> str:
     if isinstance(timings, Missing):
         lines += [f"This run has no timings: {escape(timings.why)}\n", escape(analysis.manifest.remedy)]
         return "\n".join(lines) + "\n"
-    lines.append(_what_ran(timings) + "\n")
+    lines.append(escape(what_ran(timings)) + "\n")
     lines += [f"- {sentence}" for sentence in _narrative(analysis, timings)]
     lines.append("")
     lines.append(_warnings(analysis.warnings) or _all_well(analysis))
+    lines.append(images(analysis))
     lines.append("Every figure is a median of unprofiled repeats; definitions, intervals and spread are in report.md.\n")
     return "\n".join(lines)
 
@@ -92,7 +98,7 @@ def _title(analysis: RunAnalysis) -> str:
         "partial": f"**This run is partial**: {escape(analysis.manifest.why)}",
         "failed": f"**This run failed**: {escape(analysis.manifest.why)}",
     }[status]
-    ran = "" if isinstance(analysis.timings, Missing) else _what_ran(analysis.timings) + "\n\n"
+    ran = "" if isinstance(analysis.timings, Missing) else escape(what_ran(analysis.timings)) + "\n\n"
     return f"# {escape(analysis.run)}\n\n{ran}{words}\n"
 
 
@@ -102,56 +108,11 @@ def _warnings(warnings: Sequence[str]) -> str:
     return "## Warnings\n\n" + "".join(f"- {escape(warning)}\n" for warning in warnings)
 
 
-def _what_ran(timings: CleanTimings) -> str:
-    model, work = timings.model, timings.workload
-    lengths = sorted(set(work.prompt_tokens))
-    prompt = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
-    return (
-        f"{escape(model.name)} ({count(model.parameters)} parameters, {model.dtype}) on {escape(model.device_name)}: "
-        f"batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
-        f"{escape(model.cache)} cache, compile {escape(model.compile)}, attention {escape(model.attention)}{ran_by(timings)}."
-    )
-
-
 def _environment(analysis: RunAnalysis) -> str:
-    env = analysis.env
-    if not env:
+    if not analysis.env:
         return "## Environment\n\nn/a: env.json was not written before the run ended, or is damaged\n"
-    cpu, gpu = env.get("cpu", {}), env.get("gpu")
-    rows = [
-        ("Host", f"{env.get('host')}, {env.get('system')}, {env.get('machine')}"),
-        ("CPU", f"{cpu.get('name')}, {cpu.get('usable')} usable of {cpu.get('logical')} logical processors"),
-        ("Memory", gibibytes(env.get("memory", {}).get("total_bytes", Missing("not recorded")))),
-        ("GPU", _gpu_words(gpu)),
-        (
-            "Driver",
-            f"{env.get('gpu_driver')}" + (f" (CUDA {env['gpu_driver_cuda']})" if "gpu_driver_cuda" in env else ""),
-        ),
-        ("Python", str(env.get("python"))),
-        ("Packages", ", ".join(f"{name} {version}" for name, version in env.get("packages", {}).items())),
-        ("llm-perf-opt", _tool_words(env.get("tool", {}))),
-    ]
-    if not isinstance(analysis.timings, Missing):
-        framework = ", ".join(f"{name} {version}" for name, version in analysis.timings.framework.items())
-        rows.append(("Measured process", f"{framework}, {analysis.timings.threads} threads"))
-        rows += runtime_rows(analysis.timings)
+    rows = environment_rows(analysis.env, analysis.timings)
     return "## Environment\n\n" + table(["", ""], [[name, escape(value)] for name, value in rows])
-
-
-def _gpu_words(gpu: Any) -> str:
-    if not isinstance(gpu, Mapping):
-        return str(gpu)
-    memory = gpu.get("memory_bytes")
-    size = gibibytes(memory) if isinstance(memory, int) else str(memory)
-    return (
-        f"{gpu.get('name')}, {size}, SM clock {gpu.get('sm_clock_mhz')} of {gpu.get('sm_clock_max_mhz')} MHz, "
-        f"power limit {gpu.get('power_limit_w')} W"
-    )
-
-
-def _tool_words(tool: Mapping[str, Any]) -> str:
-    commit = f", commit {str(tool['commit'])[:12]}{' with changes' if tool.get('dirty') else ''}" if "commit" in tool else ""
-    return f"{tool.get('version')}{commit}"
 
 
 def _aggregates(analysis: RunAnalysis) -> str:
@@ -384,6 +345,7 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
             f"and {shorter.name} {percent(shorter.share, 0)}: {longer.name} is where a change pays first."
         )
     sentences += efficiency_sentences(analysis.efficiency)
+    sentences += finding_sentences(analysis.trace)
     if not isinstance(analysis.drift, Missing):
         moved = analysis.drift
         certain = moved.ci_low > 0 or moved.ci_high < 0

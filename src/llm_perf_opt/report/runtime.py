@@ -2,13 +2,12 @@
 
 from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.records import CleanTimings
-from llm_perf_opt.report.text import escape
 
 
 def ran_by(timings: CleanTimings) -> str:
-    """`, run by vllm 0.32.0`."""
+    """`, run by vllm 0.32.0`, not escaped."""
     runtime = timings.runtime
-    return "" if runtime is None or runtime.type == PYTORCH else f", run by {escape(runtime.type)} {escape(runtime.version)}"
+    return "" if runtime is None or runtime.type == PYTORCH else f", run by {runtime.type} {runtime.version}"
 
 
 def runtime_rows(timings: CleanTimings) -> list[tuple[str, str]]:

@@ -74,6 +74,11 @@ def percent(share: Maybe[float], digits: int = 1) -> str:
     return reason(share) if isinstance(share, Missing) else f"{share * 100:.{digits}f} %"
 
 
+def share_words(share: float) -> str:
+    """A share in percent where a small one must not look like none."""
+    return "under 0.1 %" if 0 < abs(share) < 0.0005 else percent(share)
+
+
 def interval(value: Distribution, unit: str) -> str:
     """The 95 % interval of a median."""
     if isinstance(value.ci_low, Missing):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError
+from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, LineReader, OnMessage, pidfd
 from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
@@ -67,6 +67,11 @@ def child_environment() -> dict[str, str]:
         _PARENT: str(os.getpid()),
     }
     return {**os.environ, **fixed}
+
+
+def program_environment() -> dict[str, str]:
+    """The environment of a user's own program: ours, as it is. A model hub and the order of GPUs are its own affair."""
+    return dict(os.environ)
 
 
 def run_child(
@@ -168,6 +173,52 @@ def ask(argv: Sequence[str], timeout_s: float = 15.0, *, whatever_code: bool = F
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if whatever_code or done.returncode == 0 else None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said, whatever its exit code."""
+
+    exit_code: int
+    output: bytes
+    errors: str
+    timed_out: bool = False
+
+
+def answer(
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    stdin: Path | None = None,
+) -> Answer:
+    """Run a command in a folder with exactly this environment, fed from a file; it and its children end when its time is over."""
+    with (stdin or Path(os.devnull)).open("rb") as fed:
+        try:
+            child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
+                list(argv),
+                cwd=folder,
+                env=dict(environment),
+                stdin=fed,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ResourceError(
+                f"{argv[0]} cannot be started in {folder}: {error.strerror}.", "Check that it is installed and may be run."
+            ) from error
+        try:
+            output, errors = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            end(child)
+            output, errors = child.communicate()
+            return Answer(child.returncode, output, errors.decode(errors="replace"), True)
+        except KeyboardInterrupt:
+            end(child)
+            raise Interrupted("Interrupted.", "What was complete before is kept.") from None
+    return Answer(child.returncode, output, errors.decode(errors="replace"))
 
 
 def end(child: "subprocess.Popen[bytes]") -> None:

@@ -181,7 +181,12 @@ def _lines(text: str) -> list[str]:
 def _problems(lines: Sequence[str], rules: Sequence[_Rule]) -> list[LogProblem]:
     found = []
     for rule in rules:
-        line = next((line for line in lines if re.search(rule.pattern, line)), None)
-        if line is not None:
-            found.append(LogProblem(rule.id, rule.what, rule.remedy, rule.fatal, line[:300]))
+        said = next((match for line in lines if (match := re.search(rule.pattern, line))), None)
+        if said is not None:
+            found.append(LogProblem(rule.id, rule.what, rule.remedy, rule.fatal, _around(said)))
     return found
+
+
+def _around(said: re.Match[str], most: int = 300) -> str:
+    """The line that was found; of a long one, which begins with where in the tool it was thrown, the part that says it."""
+    return said.string[:most] if said.end() <= most else f"… {said.string[said.start() :][:most]}"

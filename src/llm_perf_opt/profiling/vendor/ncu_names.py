@@ -1,5 +1,6 @@
 """What the installed Nsight Compute itself calls its counters."""
 
+from functools import lru_cache
 from pathlib import Path
 
 from llm_perf_opt.counters.catalogue import names_listed
@@ -8,6 +9,7 @@ from llm_perf_opt.profiling.vendor.launch import ask
 from llm_perf_opt.records import Maybe, Missing
 
 
+@lru_cache(maxsize=8)
 def names_known_to(ncu: Path, chip: str) -> Maybe[frozenset[str]]:
     """The base names this ncu lists for a chip, or why it lists none. It needs no GPU for that."""
     answer = ask([str(ncu), "--query-metrics", "--chips", chip], timeout_s=60)

@@ -90,7 +90,7 @@ def _varying_flags(probe: NsysProbe | None, gpu_metrics: bool, follow_forks: boo
     if follow_forks and probe and "--trace-fork-before-exec" in probe.flags:
         flags.append("--trace-fork-before-exec=true")
     if gpu_metrics:
-        spelling = _GPU_METRICS_FLAGS[0] if probe is None else next((f for f in _GPU_METRICS_FLAGS if f in probe.flags), None)
+        spelling = gpu_metrics_flag(probe)
         if spelling is None:
             raise ConfigError(
                 f"nsys {probe.version if probe else ''} has no sampling of GPU metrics.",
@@ -98,6 +98,13 @@ def _varying_flags(probe: NsysProbe | None, gpu_metrics: bool, follow_forks: boo
             )
         flags.append(f"{spelling}=all")
     return flags
+
+
+def gpu_metrics_flag(probe: NsysProbe | None) -> str | None:
+    """How this nsys spells the sampling of GPU metrics; None where it has none."""
+    if probe is None:
+        return _GPU_METRICS_FLAGS[0]
+    return next((flag for flag in _GPU_METRICS_FLAGS if flag in probe.flags), None)
 
 
 def _literal(path: Path) -> str:

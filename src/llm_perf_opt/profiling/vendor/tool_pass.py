@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from llm_perf_opt.profiling.vendor.logs import LogProblem, ncu_log_problems, nsy
 from llm_perf_opt.profiling.vendor.reports import import_qdstrm
 from llm_perf_opt.records import Maybe, Missing
 
-ENDINGS = {"nsys": nsys.REPORT_ENDING, "ncu": ncu.REPORT_ENDING}
+ENDINGS: dict[Tool, str] = {"nsys": nsys.REPORT_ENDING, "ncu": ncu.REPORT_ENDING}
 """What each tool puts behind the base name of its report."""
 
 
@@ -47,17 +47,19 @@ def run_tool(
     max_trace_gb: float,
     on_message: OnMessage,
     on_start: Callable[[int], None] = lambda _: None,
+    environment: Mapping[str, str] | None = None,
     grace_s: tuple[float, float, float] = REPORT_GRACE_S,
 ) -> ToolRun:
     """Run what `build_nsys_cmd` or `build_ncu_cmd` made of `out_base`, within time and disk.
 
+    `environment` is the program's; without one, that of our own measured process.
     An interrupted run raises Interrupted as every pass does; its report is saved all the same.
     """
     begun = log.stat().st_size if log.exists() else 0
     report_of(tool, out_base).unlink(missing_ok=True)  # that of an earlier run would pass for this one's
     with _scratch(tool) as scratch:
         folders = (out_base.parent, scratch) if scratch else (out_base.parent,)
-        environment = {**child_environment(), **({"TMPDIR": str(scratch)} if scratch else {})}
+        inherited = child_environment() if environment is None else environment
         watch = DiskWatch(folders, int(max_trace_gb * BYTES_PER_GB))
         try:
             finished = run_child(
@@ -66,7 +68,7 @@ def run_tool(
                 timeout_s=timeout_s,
                 on_message=on_message,
                 on_start=on_start,
-                environment=environment,
+                environment={**inherited, **({"TMPDIR": str(scratch)} if scratch else {})},
                 watch=watch,
                 grace_s=grace_s,
             )

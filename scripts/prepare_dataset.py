@@ -1,0 +1,27 @@
+"""Make a variant of a dataset: the same as `llm-perf dataset prepare`.
+
+python scripts/prepare_dataset.py --dataset openwebtext --variant subset-1k --num-samples 1000
+"""
+
+import sys
+
+from llm_perf_opt.cli import main
+
+
+def _arguments(words: list[str]) -> list[str]:
+    """`--dataset NAME` is the verb's own argument by another way of writing it."""
+    found: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--dataset":
+            found += [value for value in (next(rest, None),) if value is not None]
+        elif word.startswith("--dataset="):
+            found.append(word.removeprefix("--dataset="))
+        else:
+            found.append(word)
+    return found
+
+
+if __name__ == "__main__":
+    sys.argv = ["llm-perf", "dataset", "prepare", *_arguments(sys.argv[1:])]
+    main()

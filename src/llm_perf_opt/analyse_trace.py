@@ -1,0 +1,140 @@
+"""Any trace or run → what is said of it. A trace by itself is analysed once: the result lies beside its tables."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from llm_perf_opt import __version__
+from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.run_folder import write_whole
+from llm_perf_opt.trace_mark import fresh_tables
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.trace_document import TraceAnalysis
+
+ANALYSIS_FILE = "analysis.json"
+_VERSION = f"{__version__}/1"
+"""The release, and a number that is raised when the same trace would be told otherwise."""
+_REPORTS = (".nsys-rep", ".qdrep")
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """What was found, and what is to be said beside it."""
+
+    document: "TraceAnalysis"
+    notes: tuple[str, ...] = ()
+    error: LlmPerfError | None = None
+    """What the command ends with."""
+
+
+def analyse_source(source: Path, *, use_cache: bool = True) -> Analysed:
+    """A run folder, a torch trace, or an nsys export or report."""
+    if not source.exists():
+        raise ParseError(f"{source} does not exist.", "Give a run folder, a torch trace, or an nsys report or SQLite export.")
+    if source.is_dir():
+        return _of_run(source)
+    notes: tuple[str, ...] = ()
+    file = source
+    if source.suffix in _REPORTS:
+        file, notes = _exported(source, use_cache)
+    found = _kept(file, source) if use_cache else None
+    if found is None:
+        found, more = _fresh(file, source, use_cache)
+        notes += more
+    return Analysed(found, notes, _refusal(found))
+
+
+def _of_run(source: Path) -> Analysed:
+    """The run's reports are made anew with it."""
+    from llm_perf_opt.analyse import reanalyse
+    from llm_perf_opt.records import Missing
+
+    folder, analysis = reanalyse(source)
+    if isinstance(analysis.trace, Missing):
+        raise ParseError(
+            f"{folder.path} has no trace to analyse: {analysis.trace.why}.", "run.json says what became of its passes."
+        )
+    return Analysed(analysis.trace, analysis.warnings, analysis.impossible or _refusal(analysis.trace))
+
+
+def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:
+    if found.complete:
+        return None
+    fatal = next(problem for problem in found.problems if problem.fatal)
+    return ParseError(f"The trace is incomplete, so nothing is added up: {fatal.what}.", fatal.remedy or "Record it again.")
+
+
+def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":
+    from llm_perf_opt.analysis.evidence import RunFacts
+    from llm_perf_opt.trace_reading import document_of
+
+    if use_cache:
+        from llm_perf_opt.parsers.trace_cache import cached_trace
+
+        opened = cached_trace(file)
+        found = document_of(opened.trace, RunFacts(), str(source))
+        notes: tuple[str, ...] = (opened.note,) if opened.note else ()
+        if opened.tables is not None:
+            try:
+                write_whole(opened.tables / ANALYSIS_FILE, msgspec.json.encode({"version": _VERSION, "document": found}))
+            except ResourceError as error:
+                notes += (f"the analysis was not kept: {error.fact}",)
+        return found, notes
+    from llm_perf_opt.parsers.open_trace import read_trace
+
+    return document_of(read_trace(file), RunFacts(), str(source)), ()
+
+
+class _Kept(msgspec.Struct):
+    version: str
+    document: msgspec.Raw
+
+
+def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
+    """What was found before of this very file by this very release."""
+    tables = fresh_tables(file)
+    if tables is None or not (tables / ANALYSIS_FILE).is_file():
+        return None
+    from llm_perf_opt.analysis.trace_document import TraceAnalysis
+
+    try:
+        kept = msgspec.json.decode((tables / ANALYSIS_FILE).read_bytes(), type=_Kept)
+        if kept.version != _VERSION:
+            return None
+        return msgspec.structs.replace(msgspec.json.decode(kept.document, type=TraceAnalysis), source=str(source))
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # damaged: it is made anew
+
+
+def _exported(report: Path, beside: bool) -> tuple[Path, tuple[str, ...]]:
+    """An nsys report as SQLite beside it, or in a folder for the time being; a newer one that is there is used as it is."""
+    from llm_perf_opt.profiling.vendor.probe import find_tool
+    from llm_perf_opt.profiling.vendor.reports import export_nsys
+
+    sqlite = report.with_suffix(".sqlite")
+    if sqlite.is_file() and sqlite.stat().st_mtime_ns >= report.stat().st_mtime_ns:
+        return sqlite, (f"{sqlite.name} beside it was read.",)
+    nsys = find_tool("nsys")
+    if nsys is None:
+        raise ResourceError(
+            f"{report} is nsys's own format, and there is no nsys here to export it.",
+            f"Where nsys is: nsys export --type sqlite -o {report.stem}.sqlite {report.name}; then analyze the .sqlite.",
+        )
+    if not beside:
+        sqlite = _scratch() / sqlite.name
+    complaints = export_nsys(nsys, report, sqlite, log=sqlite.with_suffix(".export.log"))
+    return sqlite, tuple(problem.what for problem in complaints)
+
+
+def _scratch() -> Path:
+    """A folder that goes when the program ends."""
+    import atexit
+    import shutil
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="llm-perf-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

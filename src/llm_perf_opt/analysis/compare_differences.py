@@ -1,0 +1,177 @@
+"""How two runs differ as they were asked for and as they ran, and whether that lets them be compared."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.records import CleanTimings
+
+Kind = Literal["hardware", "model", "workload"]
+KINDS: tuple[Kind, ...] = ("hardware", "model", "workload")
+
+_RELATED: dict[Kind, tuple[str, ...]] = {
+    "hardware": ("hardware",),
+    "model": ("model",),
+    "workload": ("runtime.batch_size", "runtime.prompt_tokens", "runtime.num_new_tokens", "dataset"),
+}
+"""Settings that a difference of this kind can come from."""
+_NEVER_AN_EXPERIMENT = ("experiment", "hydra")
+_VOLATILE = ("taken", "python_executable", "memory.available_bytes", "cpu.flags", "gpu.sm_clock_mhz", "gpu.memory_clock_mhz")
+"""What differs from moment to moment, or says nothing of speed."""
+_NOT_ARCHITECTURE = ("transformers_version", "dtype", "torch_dtype", "architectures")
+"""Fields of a model's configuration that say nothing of its shape."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not the same on both sides."""
+
+    key: str
+    base: str
+    new: str
+
+
+@dataclass(frozen=True)
+class FactDifference(Difference):
+    """A difference in what really ran."""
+
+    kind: Kind
+    settings: tuple[str, ...]
+    """The differing settings it can come from; empty: no setting explains it."""
+
+
+def config_differences(base: RunAnalysis, new: RunAnalysis) -> tuple[Difference, ...]:
+    """Settings that differ, by dotted key. The name of the experiment only names the folder."""
+    return tuple(
+        difference
+        for difference in _differences(flatten(base.config), flatten(new.config))
+        if not _under(difference.key, _NEVER_AN_EXPERIMENT)
+    )
+
+
+def environment_differences(base: RunAnalysis, new: RunAnalysis) -> tuple[Difference, ...]:
+    """Machine, driver and software that differ."""
+    return tuple(
+        difference for difference in _differences(flatten(base.env), flatten(new.env)) if not _under(difference.key, _VOLATILE)
+    )
+
+
+def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Nested settings by dotted key; a list is one value."""
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping) and value:
+            found.update(flatten(value, f"{key}."))
+        else:
+            found[key] = value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
+    return found
+
+
+def fact_differences(base: CleanTimings, new: CleanTimings, settings: Iterable[Difference]) -> tuple[FactDifference, ...]:
+    """Where hardware, model or workload really differ, with the settings each can come from."""
+    changed = [difference.key for difference in settings]
+    found = []
+    for kind in KINDS:
+        related = tuple(key for key in changed if _under(key, _RELATED[kind]))
+        one, other = flatten(_facts(base)[kind]), flatten(_facts(new)[kind])
+        found += [FactDifference(row.key, row.base, row.new, kind, related) for row in _differences(one, other)]
+    return tuple(found)
+
+
+def _facts(timings: CleanTimings) -> dict[Kind, dict[str, Any]]:
+    model, work = timings.model, timings.workload
+    return {
+        "hardware": {"device": model.device.split(":")[0], "device_name": model.device_name, "threads": timings.threads},
+        "model": {
+            "name": model.name,
+            "class": model.model_class,
+            "parameters": model.parameters,
+            "weight_bytes": model.weight_bytes,
+            "dtype": model.dtype,
+            "architecture": {
+                name: value
+                for name, value in model.architecture.items()
+                if not name.startswith("_") and name not in _NOT_ARCHITECTURE
+            },
+        },
+        "workload": {
+            "batch_size": work.batch_size,
+            "prompt_tokens": sorted(set(work.prompt_tokens)) if len(set(work.prompt_tokens)) == 1 else list(work.prompt_tokens),
+            "new_tokens": work.new_tokens,
+            "source": work.source,
+        },
+    }
+
+
+def check_comparable(
+    facts: Sequence[FactDifference],
+    settings: Sequence[Difference],
+    known: Iterable[str],
+    experiment: Sequence[str],
+    allow: Sequence[str],
+) -> None:
+    """Refuse runs that differ in a way nobody named as the experiment, with the option that would name it.
+
+    `known`: every setting of the runs. `experiment`: settings, or groups of them, whose difference is meant. `allow`: kinds.
+    """
+    changed = [difference.key for difference in settings]
+    _check_words(changed, sorted(set(known)), experiment, allow)
+    model_is_meant = "model" in allow or any(_under(key, ("model",)) for key in changed if _under(key, experiment))
+    for fact in facts:
+        if fact.kind in allow:
+            continue
+        left = [key for key in fact.settings if not _under(key, experiment)]
+        if fact.settings and not left:
+            continue
+        if fact.kind == "workload" and not fact.settings and fact.key in ("source", "prompt_tokens") and model_is_meant:
+            continue  # another model, another tokenizer, other lengths
+        option = " ".join(f"--experiment {key}" for key in left) if left else f"--allow {fact.kind}"
+        raise ConfigError(
+            f"The runs differ in their {fact.kind}: {fact.key} is {fact.base} on one side and {fact.new} on the other.",
+            f"If that is the experiment, add {option}; else compare runs that share it.",
+        )
+
+
+def _check_words(changed: Sequence[str], known: Sequence[str], experiment: Sequence[str], allow: Sequence[str]) -> None:
+    for word in allow:
+        if word not in KINDS:
+            raise ConfigError(f"--allow {word}: no such kind of difference.{nearest(word, KINDS)}", f"Known: {', '.join(KINDS)}.")
+    for key in experiment:
+        if any(_under(one, (key,)) for one in changed):
+            continue
+        if any(_under(one, (key,)) for one in known):
+            raise ConfigError(
+                f"--experiment {key}: it is the same on both sides.",
+                f"What differs: {', '.join(changed) or 'no setting at all'}.",
+            )
+        raise ConfigError(
+            f"--experiment {key}: the runs have no such setting.{nearest(key, known)}",
+            f"What differs: {', '.join(changed) or 'no setting at all'}.",
+        )
+
+
+def check_one_side(name: str, runs: Sequence[RunAnalysis]) -> None:
+    """Runs of one side must be repeats of each other."""
+    for other in runs[1:]:
+        found = [row for row in config_differences(runs[0], other) if not _under(row.key, ("profiling",))]
+        if found:
+            row = found[0]
+            raise ConfigError(
+                f"The runs of the {name} side are not repeats of one configuration: {row.key} is {row.base} in "
+                f"{runs[0].run} and {row.new} in {other.run}.",
+                "Give runs that differ in nothing but their time.",
+            )
+
+
+def _differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[Difference]:
+    absent = "(not there)"
+    keys = sorted({*base, *new})
+    return [Difference(key, base.get(key, absent), new.get(key, absent)) for key in keys if base.get(key) != new.get(key)]
+
+
+def _under(key: str, groups: Iterable[str]) -> bool:
+    return any(key == group or key.startswith(f"{group}.") for group in groups)

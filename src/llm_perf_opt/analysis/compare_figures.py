@@ -1,0 +1,136 @@
+"""Figures without an interval on both sides: memory, energy, operators, and what a budget or counters hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.stats import percentile
+from llm_perf_opt.records import CleanTimings, Maybe, Missing, OperatorRow
+
+
+class Figure(Protocol):
+    """One figure of a budget or of counters: same key, same meaning on both sides."""
+
+    @property
+    def key(self) -> str:
+        """What it is of, with its stage: `decode/idle`."""
+
+    @property
+    def unit(self) -> str:
+        """Of the value."""
+
+    @property
+    def value(self) -> Maybe[float]:
+        """The figure."""
+
+
+@dataclass(frozen=True)
+class FigureChange:
+    """A figure without an interval: one reading a run."""
+
+    key: str
+    label: str
+    unit: str
+    base: Maybe[float]
+    new: Maybe[float]
+    change: Maybe[float]
+
+
+@dataclass(frozen=True)
+class OperatorChange:
+    """An operator's self time on both sides; absent from a side: none."""
+
+    name: str
+    base_ns: int | None
+    new_ns: int | None
+    base_calls: int
+    new_calls: int
+
+
+MEMORY = (
+    ("memory.allocated", "Peak memory of tensors", "allocated_bytes"),
+    ("memory.reserved", "Peak memory of the allocator", "reserved_bytes"),
+    ("memory.device", "Peak memory of the device, everyone", "device_used_bytes"),
+    ("memory.process", "Peak memory of the process on the host", "process_rss_bytes"),
+)
+
+
+def memory_changes(base: Sequence[CleanTimings], new: Sequence[CleanTimings]) -> tuple[FigureChange, ...]:
+    """Peaks of memory; over several runs of a side their median."""
+    rows = []
+    for key, label, field in MEMORY:
+        sides = [_median([getattr(run.memory, field) for run in side]) for side in (base, new)]
+        rows.append(_figure(key, label, "bytes", sides[0], sides[1]))
+    return tuple(rows)
+
+
+def energy_changes(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis]) -> tuple[FigureChange, ...]:
+    """Energy of one request, from both sources of the driver."""
+    rows = []
+    for key, label, field in (
+        ("energy.counter", "Energy of a request, from the counter", "from_counter_j"),
+        ("energy.power", "Energy of a request, from the power readings", "from_power_j"),
+    ):
+        sides = [_median([_energy_of(run, field) for run in side]) for side in (base, new)]
+        rows.append(_figure(key, label, "J", sides[0], sides[1]))
+    return tuple(rows)
+
+
+def _energy_of(run: RunAnalysis, field: str) -> Maybe[float]:
+    if isinstance(run.telemetry, Missing) or isinstance(run.timings, Missing):
+        return run.telemetry if isinstance(run.telemetry, Missing) else Missing("no iteration was measured")
+    if not run.telemetry.energy:
+        return Missing("no energy was read")
+    whole: Maybe[float] = getattr(run.telemetry.energy[0], field)
+    return whole if isinstance(whole, Missing) else whole / len(run.timings.iterations)
+
+
+def _median(values: Sequence[Maybe[float]]) -> Maybe[float]:
+    missing = next((value for value in values if isinstance(value, Missing)), None)
+    return missing or percentile([value for value in values if not isinstance(value, Missing)], 0.5)
+
+
+def _figure(key: str, label: str, unit: str, base: Maybe[float], new: Maybe[float]) -> FigureChange:
+    if isinstance(base, Missing) or isinstance(new, Missing):
+        change: Maybe[float] = base if isinstance(base, Missing) else new
+    else:
+        change = new / base - 1 if base else Missing("it was zero before")
+    return FigureChange(key, label, unit, base, new, change)
+
+
+def figure_changes(base: Sequence[Figure], new: Sequence[Figure]) -> tuple[FigureChange, ...]:
+    """Figures of one key side by side, in the order of the base; those of one side alone say so."""
+    sides = [{figure.key: figure for figure in side} for side in (base, new)]
+    rows = []
+    for key in dict.fromkeys([*sides[0], *sides[1]]):
+        one, other = sides[0].get(key), sides[1].get(key)
+        unit = (one or other).unit  # type: ignore[union-attr]  # the key is of one of them
+        values = [figure.value if figure else Missing("only the other side has it") for figure in (one, other)]
+        rows.append(_figure(key, key, unit, values[0], values[1]))
+    return tuple(rows)
+
+
+def operator_changes(base: RunAnalysis, new: RunAnalysis) -> Maybe[tuple[OperatorChange, ...]]:
+    """By self time on the device where both sides have it, else on the host; largest difference first."""
+    if isinstance(base.torch, Missing) or isinstance(new.torch, Missing):
+        name, why = ("base", base.torch) if isinstance(base.torch, Missing) else ("new", new.torch)
+        return Missing(f"{name}: {why.why if isinstance(why, Missing) else ''}")
+    if base.torch.decode_steps != new.torch.decode_steps:
+        return Missing(
+            f"torch.profiler saw {base.torch.decode_steps} decode steps on one side and {new.torch.decode_steps} on the other"
+        )
+    sides = [{row.name: row for row in torch.operators} for torch in (base.torch, new.torch)]
+    on_device = all(any(not isinstance(row.device_self_ns, Missing) for row in side.values()) for side in sides)
+    rows = []
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        one, other = sides[0].get(name), sides[1].get(name)
+        times = [_self_ns(row, on_device) if row else None for row in (one, other)]
+        rows.append(OperatorChange(name, times[0], times[1], one.calls if one else 0, other.calls if other else 0))
+    return tuple(sorted(rows, key=lambda row: (-abs((row.new_ns or 0) - (row.base_ns or 0)), row.name)))
+
+
+def _self_ns(row: OperatorRow, on_device: bool) -> int:
+    return (
+        row.device_self_ns if on_device and not isinstance(row.device_self_ns, Missing) else (0 if on_device else row.cpu_self_ns)
+    )

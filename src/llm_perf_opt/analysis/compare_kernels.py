@@ -1,0 +1,157 @@
+"""Kernels of two runs matched by role, so that one which was renamed, retuned or replaced still meets its counterpart."""
+
+import difflib
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+How = Literal["same name", "same role"]
+
+MOST_CALL_RATIO = 1.5
+"""Kernels of one role are called about as often: beyond this they are not counterparts."""
+_BARE = re.compile(r"[<(].*", re.DOTALL)
+
+
+class KernelRow(Protocol):
+    """What matching needs of a kernel in one stage; rows stand in the order of their first launch."""
+
+    @property
+    def name(self) -> str:
+        """As the trace has it."""
+
+    @property
+    def stage(self) -> str:
+        """The stage that launched it."""
+
+    @property
+    def role(self) -> str:
+        """Its class: gemm, attention, norm …"""
+
+    @property
+    def calls(self) -> int:
+        """Launches in the stage."""
+
+    @property
+    def time_ns(self) -> int:
+        """All of them together."""
+
+
+@dataclass(frozen=True)
+class KernelPair:
+    """A kernel and its counterpart."""
+
+    stage: str
+    role: str
+    base_name: str
+    new_name: str
+    how: How
+    base_calls: int
+    new_calls: int
+    base_ns: int
+    new_ns: int
+
+
+@dataclass(frozen=True)
+class LoneKernel:
+    """A kernel that only one side has."""
+
+    stage: str
+    role: str
+    name: str
+    calls: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class KernelMatch:
+    """Every kernel of both sides, once."""
+
+    pairs: tuple[KernelPair, ...]
+    """Largest difference of time first."""
+    appeared: tuple[LoneKernel, ...]
+    vanished: tuple[LoneKernel, ...]
+
+
+def match_kernels(base: Sequence[KernelRow], new: Sequence[KernelRow]) -> KernelMatch:
+    """Pair kernels: first those of one name, then, in each stage and class, those with like call counts, order and names."""
+    pairs: list[KernelPair] = []
+    by_name: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index in reversed(range(len(new))):
+        by_name[new[index].stage, new[index].name].append(index)
+    free_new = set(range(len(new)))
+    left: list[int] = []
+    for index, row in enumerate(base):
+        namesakes = by_name[row.stage, row.name]
+        if not namesakes:
+            left.append(index)
+            continue
+        found = namesakes.pop()
+        free_new.discard(found)
+        pairs.append(_pair(row, new[found], "same name"))
+    for one, other in _by_role(base, new, left, sorted(free_new)):
+        left.remove(one)
+        free_new.discard(other)
+        pairs.append(_pair(base[one], new[other], "same role"))
+    return KernelMatch(
+        pairs=tuple(sorted(pairs, key=lambda pair: -abs(pair.new_ns - pair.base_ns))),
+        appeared=_alone(new, free_new),
+        vanished=_alone(base, left),
+    )
+
+
+def _by_role(
+    base: Sequence[KernelRow], new: Sequence[KernelRow], base_left: Sequence[int], new_left: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The likeliest counterparts among what no name paired, the surest first."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index in new_left:
+        groups[new[index].stage, new[index].role].append(index)
+    places_base, places_new = _places(base, base_left), _places(new, new_left)
+    candidates = []
+    for one in base_left:
+        for other in groups.get((base[one].stage, base[one].role), ()):
+            ratio = _call_ratio(base[one].calls, new[other].calls)
+            if ratio <= MOST_CALL_RATIO:
+                apart = abs(places_base[one] - places_new[other])
+                candidates.append((math.log(ratio) + apart + 0.5 * _unlike(base[one].name, new[other].name), one, other))
+    taken_base: set[int] = set()
+    taken_new: set[int] = set()
+    chosen = []
+    for _, one, other in sorted(candidates):
+        if one not in taken_base and other not in taken_new:
+            taken_base.add(one)
+            taken_new.add(other)
+            chosen.append((one, other))
+    return chosen
+
+
+def _places(rows: Sequence[KernelRow], indices: Sequence[int]) -> dict[int, float]:
+    """Where each stands among the unpaired of its stage, class and call count, 0 to 1."""
+    groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+    for index in indices:
+        groups[rows[index].stage, rows[index].role, rows[index].calls].append(index)
+    return {index: place / max(1, len(group) - 1) for group in groups.values() for place, index in enumerate(group)}
+
+
+def _call_ratio(one: int, other: int) -> float:
+    least, most = sorted((one, other))
+    return most / least if least else math.inf
+
+
+def _unlike(one: str, other: str) -> float:
+    """0 for names that read alike, 1 for ones that share nothing; templates and parameters are left out."""
+    return 1 - difflib.SequenceMatcher(None, _BARE.sub("", one)[:80], _BARE.sub("", other)[:80], autojunk=False).ratio()
+
+
+def _pair(base: KernelRow, new: KernelRow, how: How) -> KernelPair:
+    return KernelPair(
+        base.stage, base.role, base.name, new.name, how, base.calls, new.calls, base.time_ns, new.time_ns
+    )  # fmt: skip
+
+
+def _alone(rows: Sequence[KernelRow], indices: Sequence[int] | set[int]) -> tuple[LoneKernel, ...]:
+    found = [LoneKernel(row.stage, row.role, row.name, row.calls, row.time_ns) for row in (rows[index] for index in indices)]
+    return tuple(sorted(found, key=lambda kernel: (-kernel.time_ns, kernel.stage, kernel.name)))

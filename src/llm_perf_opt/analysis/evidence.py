@@ -1,0 +1,249 @@
+"""Everything findings stand on: what a trace shows of each stage, and what a run knows beside it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from llm_perf_opt.analysis.accounting import Account, StageTime
+from llm_perf_opt.analysis.budget import BudgetFacts, StageBudget, stage_budget
+from llm_perf_opt.analysis.efficiency import Efficiency, Roof, StageEfficiency, best_floor, request_cost, stage_seconds
+from llm_perf_opt.analysis.fusion import Fusion, fusion_of
+from llm_perf_opt.analysis.hardware import Hardware
+from llm_perf_opt.analysis.host_calls import HostCallCounts, host_calls
+from llm_perf_opt.analysis.idle import IdleCause
+from llm_perf_opt.analysis.intervals import union_blocks
+from llm_perf_opt.analysis.kernel_classes import CLASSES, KernelClass, class_of_work
+from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
+from llm_perf_opt.analysis.kernel_summary import KernelRow, kernels_by_time
+from llm_perf_opt.analysis.kernel_table import StageKernels
+from llm_perf_opt.analysis.overhead import PassOverhead
+from llm_perf_opt.analysis.projection import NONE
+from llm_perf_opt.analysis.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
+from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.events import Trace, UInt8, WorkKind
+from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
+from llm_perf_opt.stages import Stage
+
+UNITS = {PREFILL: "prefill", DECODE: "token", MIXED_STEP: "step", STEP: "step"}
+"""Stage → what a saving is given per. A decode step makes one token of each sequence."""
+_BARE = Missing("a trace alone does not tell")
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known beside the trace; of a trace alone, nothing."""
+
+    timings: Maybe[CleanTimings] = _BARE
+    efficiency: Maybe[Efficiency] = _BARE
+    kernels: Maybe[KernelEvidence] = _BARE
+    telemetry: Maybe[TelemetrySummary] = _BARE
+    ceilings: Maybe[Ceilings] = _BARE
+    hardware: Maybe[Hardware] = _BARE
+    overheads: tuple[PassOverhead, ...] = ()
+    trace_pass: str = ""
+    """The pass that recorded the trace."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def setting(self, key: str) -> Any:
+        """A value of the run's configuration by its dotted key, or None."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+
+@dataclass(frozen=True)
+class StageEvidence:
+    """One stage of the trace."""
+
+    name: str
+    unit: str
+    units: int
+    """Decode steps, prefills or steps in the trace."""
+    time: StageTime
+    budget: StageBudget
+    kernels: tuple[KernelRow, ...]
+    fusion: Fusion
+    calls: HostCallCounts
+    queued_gap_ns: Maybe[float]
+    """Median gap between two kernels of which the second was waiting: what the device itself needs in between."""
+    counters: Maybe[StageKernels]
+    efficiency: StageEfficiency | None
+    roof: Maybe[Roof]
+    """The limits of the floor."""
+    unprofiled: bool
+    """Whether the wall time is that of the unprofiled pass."""
+
+    @property
+    def wall_ns(self) -> float:
+        """Of one unit, unprofiled where that is known."""
+        return self.budget.wall_ns / self.units
+
+    @property
+    def busy_share(self) -> float:
+        """Of the wall time in which the device had work."""
+        return self.budget.busy_ns / self.budget.wall_ns if self.budget.wall_ns else 0.0
+
+    def per_unit(self, ns: float) -> float:
+        """A sum over the trace, per token, prefill or step."""
+        return ns / self.units
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What findings are made from."""
+
+    stages: tuple[StageEvidence, ...]
+    facts: RunFacts
+
+    def stage(self, name: str) -> StageEvidence | None:
+        """The stage of this name, where the trace shows it."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+
+def gather(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts) -> Evidence:
+    """Look at every stage that holds device work; a stage of stages (`profile`) says nothing of its own."""
+    classes = class_of_work(trace)
+    found = []
+    for time in account.stages:
+        if time.name in UNITS and time.span_ns:
+            found.append(_stage(trace, stages, account, time, classes, facts))
+    return Evidence(tuple(found), facts)
+
+
+def _stage(
+    trace: Trace, stages: TraceStages, account: Account, time: StageTime, classes: UInt8, facts: RunFacts
+) -> StageEvidence:
+    inner = DECODE_STEP if time.name == DECODE and DECODE_STEP in stages.names else time.name
+    group = stages.of_stage(inner)
+    units = len(np.unique(group[group != NONE])) or 1
+    floor_ns, roof = _floor(time.name, units, facts)
+    counters = _counters(time.name, facts)
+    counted_ns, share = _counted(counters, roof, time.name, units, facts)
+    wall_ns, source = _wall(time, units, facts)
+    unprofiled = wall_ns is not None
+    budget = stage_budget(
+        BudgetFacts(
+            stage=time.name,
+            units=units,
+            wall_ns=wall_ns if wall_ns is not None else max(time.wall_ns, time.span_ns),
+            wall_source=source,
+            unprofiled=unprofiled,
+            trace_wall_ns=time.wall_ns,
+            span_ns=time.span_ns,
+            busy_ns=time.busy_ns,
+            compute_ns=_compute_ns(trace, stages, time.name, classes),
+            idle=time.idle,
+            floor_ns=floor_ns,
+            counted_ns=counted_ns,
+            counted_share=share,
+        )
+    )
+    return StageEvidence(
+        name=time.name,
+        unit=UNITS[time.name],
+        units=units,
+        time=time,
+        budget=budget,
+        kernels=kernels_by_time(trace, stages, time.name),
+        fusion=fusion_of(trace, group, classes),
+        calls=host_calls(trace, stages, inner),
+        queued_gap_ns=_queued_gap(account),
+        counters=counters,
+        efficiency=_efficiency(time.name, facts),
+        roof=roof,
+        unprofiled=unprofiled,
+    )
+
+
+def _compute_ns(trace: Trace, stages: TraceStages, stage: str, classes: UInt8) -> int:
+    """Union of the stage's kernels, collectives left out, instance by instance."""
+    group = stages.of_stage(stage)
+    collective = CLASSES.index(KernelClass.COLLECTIVE)
+    rows = np.flatnonzero((group != NONE) & (trace.work.kind == WorkKind.KERNEL) & (classes != collective))
+    blocks = union_blocks(trace.work.start_ns[rows], trace.work.end_ns[rows], group[rows])
+    return int((blocks.end_ns - blocks.start_ns).sum())
+
+
+def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, str]:
+    """The unprofiled time of as many units, and where the wall time comes from."""
+    timings = facts.timings
+    profiled = "the trace, below the profiler"
+    if isinstance(timings, Missing):
+        return None, profiled if timings is _BARE else f"{profiled}: {timings.why}"
+    if time.name not in (PREFILL, DECODE) or not timings.iterations:
+        return None, f"{profiled}: the unprofiled pass did not time this stage"
+    seconds = stage_seconds(timings, Stage(time.name), units)
+    if isinstance(seconds, Missing):
+        return None, f"{profiled}: {seconds.why}"
+    times = units if time.name == PREFILL else 1
+    repeats = len(timings.iterations)
+    return round(seconds * 1e9) * times, f"the unprofiled pass, median of {repeats} repeats"
+
+
+def _floor(stage: str, units: int, facts: RunFacts) -> tuple[Maybe[int], Maybe[Roof]]:
+    if isinstance(facts.timings, Missing) or isinstance(facts.efficiency, Missing):
+        why = Missing(facts.timings.why if isinstance(facts.timings, Missing) else _why(facts.efficiency))
+        return why, why
+    if stage not in (PREFILL, DECODE):
+        why = Missing("the cost model has no such stage")
+        return why, why
+    request = request_cost(facts.timings)
+    cost = request if isinstance(request, Missing) else request.stage(Stage(stage), units)
+    least = cost if isinstance(cost, Missing) else best_floor(cost, facts.efficiency.roofs)
+    if isinstance(least, Missing):
+        return least, least
+    roof, found = least
+    return round(found.seconds * 1e9) * (units if stage == PREFILL else 1), roof
+
+
+def _why(value: Any) -> str:
+    return value.why if isinstance(value, Missing) else ""
+
+
+def _counters(stage: str, facts: RunFacts) -> Maybe[StageKernels]:
+    if isinstance(facts.kernels, Missing):
+        return facts.kernels
+    found = next((entry for entry in facts.kernels.stages if entry.stage == stage), None)
+    if found is None:
+        return Missing("no counters were read in this stage")
+    return found.counters if isinstance(found.counters, Missing) else found
+
+
+def _counted(
+    counters: Maybe[StageKernels], roof: Maybe[Roof], stage: str, units: int, facts: RunFacts
+) -> tuple[Maybe[int], float]:
+    """The executed work of the counted kernels, each at its roof, for as many units; and the share of the time it covers."""
+    if isinstance(counters, Missing):
+        return counters, 0.0
+    if isinstance(roof, Missing):
+        return roof, 0.0
+    peak, bandwidth = roof.peak_flops_per_s, roof.bandwidth_bytes_per_s
+    if isinstance(peak, Missing) or isinstance(bandwidth, Missing) or isinstance(facts.kernels, Missing):
+        return Missing("not both limits are known"), 0.0
+    seconds = 0.0
+    for row in counters.rows:
+        for variant in row.variants:
+            if isinstance(variant.per_call, Missing):
+                continue
+            flops, moved = variant.per_call.flops, variant.per_call.dram_bytes
+            if isinstance(flops, Missing) or isinstance(moved, Missing):
+                return Missing("FLOPs or bytes were not counted"), 0.0
+            seconds += variant.calls * max(flops / peak, moved / bandwidth)
+    recorded = facts.kernels.decode_steps if stage == DECODE else 1
+    share = counters.counters if not isinstance(counters.counters, Missing) else 0.0
+    return round(seconds * 1e9 * units / max(recorded, 1)), share
+
+
+def _efficiency(stage: str, facts: RunFacts) -> StageEfficiency | None:
+    if isinstance(facts.efficiency, Missing):
+        return None
+    return next((entry for entry in facts.efficiency.stages if entry.stage == stage), None)
+
+
+def _queued_gap(account: Account) -> Maybe[float]:
+    gaps = account.gaps
+    queued = (gaps.end_ns - gaps.start_ns)[gaps.cause == IdleCause.DEVICE_LATENCY]
+    return float(np.median(queued)) if len(queued) else Missing("no kernel of the trace was waiting for the one before it")

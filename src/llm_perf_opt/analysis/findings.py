@@ -1,0 +1,66 @@
+"""What to change first: every rule over the evidence, ranked by the wall-clock time it saves in a request.
+
+Savings of different findings overlap: the same gap may be claimed by two. They are never added up.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from llm_perf_opt.analysis.evidence import Evidence
+from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry
+from llm_perf_opt.analysis.rules.device import low_occupancy, small_batch, wave_tail
+from llm_perf_opt.analysis.rules.host import allocations_in_the_loop, copies_from_the_host, syncs_per_step
+from llm_perf_opt.analysis.rules.kernels import (
+    cache_concatenation,
+    logits_for_the_whole_prompt,
+    math_attention,
+    products_without_tensor_cores,
+    unfused_elementwise,
+)
+from llm_perf_opt.analysis.rules.launching import host_between_steps, launch_bound_decode, launch_bound_prefill
+from llm_perf_opt.analysis.rules.trust import noisy_machine, passes_disagree, profiler_inflation, throttled
+
+__all__ = ["RULES", "Finding", "Kind", "Rule", "Saving", "ToTry", "find"]
+
+Rule = Callable[[Evidence], Finding | None]
+
+RULES: tuple[Rule, ...] = (
+    launch_bound_decode,
+    launch_bound_prefill,
+    host_between_steps,
+    syncs_per_step,
+    allocations_in_the_loop,
+    copies_from_the_host,
+    cache_concatenation,
+    unfused_elementwise,
+    products_without_tensor_cores,
+    math_attention,
+    logits_for_the_whole_prompt,
+    low_occupancy,
+    wave_tail,
+    small_batch,
+    throttled,
+    noisy_machine,
+    profiler_inflation,
+    passes_disagree,
+)
+
+_OWN_RUNTIME = "pytorch"
+_OF_OWN_RUNTIME = ("runtime.cache=", "runtime.compile=", "runtime.attn_implementation=")
+"""Settings that only the runtime stepped by this program has."""
+
+_ORDER = {kind: place for place, kind in enumerate(Kind)}
+
+
+def find(evidence: Evidence) -> tuple[Finding, ...]:
+    """What the rules find: changes for latency by their saving, then for throughput, then reasons to measure again."""
+    found = [_fitting(finding, evidence) for rule in RULES if (finding := rule(evidence)) is not None]
+    return tuple(sorted(found, key=lambda one: (_ORDER[one.kind], -one.weight_ns)))
+
+
+def _fitting(finding: Finding, evidence: Evidence) -> Finding:
+    """Without overrides where the run's runtime does not know them: then the change in words is what to try."""
+    other = evidence.facts.setting("runtime.type") not in (None, _OWN_RUNTIME)
+    if other and any(override.startswith(_OF_OWN_RUNTIME) for override in finding.to_try.overrides):
+        return replace(finding, to_try=replace(finding.to_try, overrides=()))
+    return finding

@@ -1,0 +1,187 @@
+"""Rules on how much of the device is used: occupancy, waves, and a batch that leaves the memory roof to one sequence."""
+
+from collections.abc import Callable
+
+from llm_perf_opt.analysis.cost import step_cost
+from llm_perf_opt.analysis.dtypes import compute_dtype
+from llm_perf_opt.analysis.efficiency import RequestCost, request_cost
+from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
+from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry, milliseconds, saving_of
+from llm_perf_opt.analysis.floor import floor, turning_point
+from llm_perf_opt.analysis.hardware import Hardware
+from llm_perf_opt.analysis.kernel_table import KernelRow
+from llm_perf_opt.analysis.rules.kernels import HOST_BOUND
+from llm_perf_opt.analysis.rules.launching import request_units
+from llm_perf_opt.analysis.stage_instances import DECODE
+from llm_perf_opt.analysis.work import Step
+from llm_perf_opt.records import Maybe, Missing
+
+LOW_OCCUPANCY = 25.0
+"""Percent of the warps an SM can hold, below which latency is hardly hidden."""
+NEAR_A_LIMIT = 60.0
+"""Percent of a unit's peak: a kernel this near to one is not held back by occupancy."""
+NOTEWORTHY = 0.05
+TAIL = 0.25
+"""Share of a kernel's blocks' last round that stands empty, over all its rounds, from which on it is worth a word."""
+LARGER_BATCH = 8
+"""How many times the batch is tried, where the turning point is not nearer."""
+
+WordsOf = Callable[[KernelRow], tuple[str, float] | None]
+"""What holds a kernel back, in words, and the share of its time that a better one could save at most."""
+
+
+def low_occupancy(evidence: Evidence) -> Finding | None:
+    """Kernels that carry much of the time, near no limit, with few warps."""
+    return _counted(
+        evidence,
+        "low_occupancy",
+        _occupancy_words,
+        "Kernels of {stage} fill few of the device's warps and are near no limit: {names}.",
+        "More work per launch (a larger batch, a longer prompt), smaller tiles or split-K; max-autotune searches for such "
+        "kernels.",
+        ("runtime.cache=static", "runtime.compile=max-autotune"),
+    )
+
+
+def wave_tail(evidence: Evidence) -> Finding | None:
+    """Kernels whose blocks do not fill the device in their last, or only, round."""
+    return _counted(
+        evidence,
+        "wave_tail",
+        _tail_words,
+        "Kernels of {stage} leave a part of the device empty in their last round of blocks: {names}.",
+        "Choose tiles so that blocks fill whole rounds (split-K, stream-K, persistent kernels); max-autotune searches for "
+        "such kernels.",
+        ("runtime.cache=static", "runtime.compile=max-autotune"),
+    )
+
+
+def small_batch(evidence: Evidence) -> Finding | None:
+    """Decode reads all weights for a few tokens: more sequences cost little."""
+    stage, facts = evidence.stage(DECODE), evidence.facts
+    if stage is None or isinstance(facts.timings, Missing) or isinstance(facts.hardware, Missing):
+        return None
+    request = request_cost(facts.timings)
+    if isinstance(request, Missing):
+        return None
+    work = facts.timings.workload
+    turn = turning_point(request.architecture, facts.hardware, work.padded_tokens, request.formats)
+    if isinstance(turn.weights, Missing) or work.batch_size * 2 > turn.weights:
+        return None
+    larger = min(work.batch_size * LARGER_BATCH, turn.weights)
+    floors = [_step_floor_ns(request, facts.hardware, batch, work.padded_tokens) for batch in (work.batch_size, larger)]
+    if isinstance(floors[0], Missing) or isinstance(floors[1], Missing):
+        return None
+    # A larger step moves and computes more, at the limits of the device; at worst, all its kernels grow with the batch.
+    step_ns, busy_ns = stage.wall_ns, stage.per_unit(stage.budget.busy_ns)
+    now, best = step_ns / work.batch_size, step_ns / larger
+    then = (step_ns + floors[1] - floors[0]) / larger
+    worst = (step_ns + busy_ns * (larger / work.batch_size - 1)) / larger
+    whole = "" if isinstance(turn.step, Missing) else f"; with the cache's bytes at {turn.step:,}"
+    return Finding(
+        "small_batch",
+        Kind.THROUGHPUT,
+        stage.name,
+        f"At batch {work.batch_size} each token reads all weights for itself. Products turn from memory- to compute-bound at "
+        "batch "
+        f"{turn.weights:,} ({facts.hardware.name}){whole}: until then a step takes hardly longer, and a token's share of it "
+        "falls. "
+        "A single request is no faster.",
+        (
+            f"a step of {milliseconds(step_ns)} at batch {work.batch_size}: {milliseconds(now)} a token",
+            f"a step of batch {larger} moves and computes {milliseconds(floors[1] - floors[0])} more: {milliseconds(then)} a "
+            "token",
+        ),
+        Saving(
+            max(round(now - then), 0), max(round(now - max(then, worst)), 0), max(round(now - min(then, best)), 0), stage.unit
+        ),
+        request_units(evidence, stage),
+        "medium",
+        "the larger step is taken for the present one and what more it must move; at worst all its kernels grow with the batch",
+        ToTry((f"runtime.batch_size={larger}",), "Serve more sequences at once (continuous batching)."),
+    )
+
+
+def _step_floor_ns(request: RequestCost, hardware: Hardware, batch: int, context: int) -> Maybe[float]:
+    peak = hardware.peak(compute_dtype(request.formats.weights))
+    if isinstance(peak, Missing):
+        return peak
+    cost = step_cost(request.architecture, Step(batch, 1, context), request.formats)
+    return floor(cost, peak.flops_per_s, hardware.bandwidth_bytes_per_s).seconds * 1e9
+
+
+def _counted(
+    evidence: Evidence, id: str, words_of: WordsOf, claim: str, change: str, overrides: tuple[str, ...]
+) -> Finding | None:
+    candidates = []
+    for stage in evidence.stages:
+        held = [(row, words) for row in _all_rows(stage) if row.share >= NOTEWORTHY and (words := words_of(row))]
+        if held:
+            weight = stage.per_unit(sum(row.total_ns for row, _ in held)) * request_units(evidence, stage)
+            candidates.append((weight, stage, held))
+    if not candidates:
+        return None
+    _, stage, held = max(candidates, key=lambda one: one[0])
+    return _device_finding(evidence, stage, id, held, claim, change, overrides if stage.name == DECODE else ())
+
+
+def _device_finding(
+    evidence: Evidence,
+    stage: StageEvidence,
+    id: str,
+    held: list[tuple[KernelRow, tuple[str, float]]],
+    claim: str,
+    change: str,
+    overrides: tuple[str, ...],
+) -> Finding:
+    share = stage.time.kernel_ns / max(sum(row.total_ns for row in _all_rows(stage)), 1)
+    gain = sum(row.total_ns * part for row, (_, part) in held) * share
+    names = "; ".join(f"{row.name[:60]} ({words})" for row, (words, _) in held[:3])
+    text = claim.format(stage=stage.name, names=names)
+    host_bound = stage.busy_share < HOST_BOUND
+    if host_bound:
+        text += f" Faster, they save nothing now: the device is idle for {1 - stage.busy_share:.0%} of {stage.name}."
+    return Finding(
+        id,
+        Kind.LATENCY,
+        stage.name,
+        text,
+        tuple(
+            f"{row.name[:90]}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s kernel "
+            f"time, {words}"
+            for row, (words, _) in held[:3]
+        ),
+        saving_of(stage, 0, 0, 0) if host_bound else saving_of(stage, 0, gain / 2, gain),
+        request_units(evidence, stage),
+        "low",
+        "counters say what is not used, not what a better kernel would reach; half of it is shown",
+        ToTry(overrides, change),
+    )
+
+
+def _all_rows(stage: StageEvidence) -> tuple[KernelRow, ...]:
+    return () if isinstance(stage.counters, Missing) else stage.counters.rows
+
+
+def _occupancy_words(row: KernelRow) -> tuple[str, float] | None:
+    call = row.per_call
+    if isinstance(call, Missing):
+        return None
+    occupancy, sm, dram = call.occupancy_pct, call.sm_pct, call.dram_pct
+    if isinstance(occupancy, Missing) or isinstance(sm, Missing) or isinstance(dram, Missing):
+        return None
+    if occupancy >= LOW_OCCUPANCY or max(sm, dram) >= NEAR_A_LIMIT:
+        return None
+    return f"occupancy {occupancy:.0f} %, SM {sm:.0f} %, DRAM {dram:.0f} %", 1 - max(sm, dram) / 100
+
+
+def _tail_words(row: KernelRow) -> tuple[str, float] | None:
+    call = row.per_call
+    if isinstance(call, Missing) or isinstance(call.waves, Missing) or call.waves <= 0:
+        return None
+    limits = [value for value in (call.sm_pct, call.dram_pct) if not isinstance(value, Missing)]
+    rounds = -(-call.waves // 1)
+    empty = 1 - call.waves / rounds
+    if empty < TAIL or (limits and max(limits) >= NEAR_A_LIMIT):
+        return None
+    return f"{call.waves:.2f} rounds, {empty:.0%} of the places empty", empty

@@ -1,0 +1,231 @@
+"""Rules on kernels: work that need not be done, or not so slowly. Where the device waits for the host, faster saves nothing."""
+
+import re
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.budget import BudgetKey
+from llm_perf_opt.analysis.cost import step_cost
+from llm_perf_opt.analysis.efficiency import best_floor, request_cost
+from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
+from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of
+from llm_perf_opt.analysis.kernel_classes import KernelClass
+from llm_perf_opt.analysis.kernel_summary import KernelRow
+from llm_perf_opt.analysis.rules.launching import request_units
+from llm_perf_opt.analysis.stage_instances import DECODE, PREFILL
+from llm_perf_opt.analysis.work import Step
+from llm_perf_opt.records import Missing
+
+HOST_BOUND = 0.5
+"""Below this share of busy time a faster kernel only lengthens a gap."""
+NOTEWORTHY = 0.05
+"""Share of a stage's kernel time from which on kernels are worth a claim."""
+_CONCATENATION = re.compile(r"CatArrayBatchedCopy|cat_?kernel|concat", re.IGNORECASE)
+_NO_TENSOR_CORES = re.compile(r"simt|(?<![a-z])[sd]gemm(?!.*(tf32|tensorop|x3))|gemmSN|gemv2?[TN]_kernel.*float", re.IGNORECASE)
+_SOFTMAX = re.compile(r"(?<!log_)(?<!log)softmax|soft_max", re.IGNORECASE)
+
+
+def cache_concatenation(evidence: Evidence) -> Finding | None:
+    """The cache is copied whole at every step to append one token."""
+    stage = evidence.stage(DECODE)
+    if stage is None or evidence.facts.setting("runtime.cache") == "static":
+        return None
+    rows = [row for row in stage.kernels if _CONCATENATION.search(row.name)]
+    if not _noteworthy(rows, stage):
+        return None
+    total = sum(row.total_ns for row in rows)
+    return _kernel_finding(
+        evidence,
+        stage,
+        "cache_concatenation",
+        f"Each token concatenates and copies: {_calls(rows, stage)}, {milliseconds(stage.per_unit(total))} per token. "
+        "A cache that grows is copied whole at every step.",
+        rows,
+        (0, total / 2, total),
+        "some of these copies belong to rotary embedding, not to the cache; the middle is shown",
+        ToTry(("runtime.cache=static",), "Keep keys and values in preallocated tensors (StaticCache, or a paged cache)."),
+    )
+
+
+def unfused_elementwise(evidence: Evidence) -> Finding | None:
+    """Many small kernels that a compiler would fuse."""
+    stage = max(
+        (stage for stage in evidence.stages if stage.fusion.fusable_kernels), key=lambda one: one.fusion.saved_ns, default=None
+    )
+    if stage is None or stage.fusion.saved_ns < NOTEWORTHY * stage.time.kernel_ns:
+        return None
+    fusion = stage.fusion
+    gone = 1 - fusion.kernels / (fusion.kept_kernels + fusion.fusable_kernels)
+    claim = (
+        f"{stage.per_unit(fusion.fusable_kernels):,.0f} elementwise, norm, reduction and copy kernels per {stage.unit} take "
+        f"{milliseconds(stage.per_unit(fusion.fusable_ns))}; fused, {stage.per_unit(fusion.runs):,.0f} to "
+        f"{stage.per_unit(fusion.sizes):,.0f} kernels and about {milliseconds(stage.per_unit(fusion.fused_ns))} would be left."
+    )
+    rows = [row for row in stage.kernels if row.kind in _FUSED_CLASSES]
+    decode = stage.name == DECODE
+    to_try = ToTry(
+        ("runtime.cache=static", "runtime.compile=default") if decode else (),
+        "Compile the step (torch.compile), or use fused kernels for norms, rotary embedding and activations.",
+    )
+    if _host_bound(stage):
+        gaps = stage.budget.ns(BudgetKey.LAUNCH) * gone
+        return Finding(
+            "unfused_elementwise",
+            Kind.LATENCY,
+            stage.name,
+            claim
+            + f" The step waits for launches, so it is the {gone:.0%} fewer launches that would save, not the faster kernels.",
+            _rows(rows, stage),
+            saving_of(stage, 0, gaps / 2, gaps),
+            request_units(evidence, stage),
+            "low",
+            "what a launch of compiled code costs the host is not known; the middle is shown",
+            to_try,
+        )
+    return _kernel_finding(
+        evidence,
+        stage,
+        "unfused_elementwise",
+        claim,
+        rows,
+        (fusion.fusable_ns - fusion.most_ns, fusion.saved_ns, fusion.fusable_ns - fusion.least_ns),
+        "the bounds are one kernel per size of launch and one kernel per run",
+        to_try,
+    )
+
+
+_FUSED_CLASSES = (KernelClass.ELEMENTWISE, KernelClass.NORM, KernelClass.REDUCTION, KernelClass.COPY)
+
+
+def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
+    """Matrix products in fp32, or on the plain cores."""
+    for stage in evidence.stages:
+        rows = [row for row in stage.kernels if row.kind in (KernelClass.GEMM, KernelClass.GEMV) and _plain(row, stage)]
+        if not _noteworthy(rows, stage):
+            continue
+        total = sum(row.total_ns for row in rows)
+        dtype = "" if isinstance(evidence.facts.timings, Missing) else evidence.facts.timings.model.dtype
+        half = dtype != "fp32"
+        return _kernel_finding(
+            evidence,
+            stage,
+            "products_without_tensor_cores",
+            f"Matrix products of {stage.name} run without tensor cores: {_calls(rows, stage)}, "
+            f"{milliseconds(stage.per_unit(total))} per {stage.unit}" + (f"; the model is in {dtype}." if dtype else "."),
+            rows,
+            (0, total / 2, total),
+            "bf16 halves the bytes of a memory-bound product and speeds a compute-bound one up many times; half is shown",
+            ToTry(
+                () if half and dtype else ("model.dtype=bf16",),
+                'Use bf16 or fp16 weights, or allow TF32 (torch.set_float32_matmul_precision("high")).',
+            ),
+        )
+    return None
+
+
+def math_attention(evidence: Evidence) -> Finding | None:
+    """Attention in its plain form: scores written out, softmax by itself."""
+    for stage in evidence.stages:
+        softmax = [row for row in stage.kernels if _SOFTMAX.search(row.name) and row.kind is not KernelClass.ATTENTION]
+        fused = any(row.kind is KernelClass.ATTENTION for row in stage.kernels)
+        calls = sum(row.calls for row in softmax)
+        if fused or calls < 2 * stage.units:  # one softmax per step may be that of sampling
+            continue
+        total = sum(row.total_ns for row in softmax)
+        return _kernel_finding(
+            evidence,
+            stage,
+            "math_attention",
+            f"Attention of {stage.name} runs in its plain form: {_calls(softmax, stage)} of softmax and no fused attention "
+            "kernel. "
+            "Its scores go through memory.",
+            softmax,
+            (total, 2 * total, 4 * total),
+            "the softmax kernels save whole; masks, scaling and the scores' traffic are estimated at as much again",
+            ToTry(
+                ("runtime.attn_implementation=sdpa",), "Use scaled_dot_product_attention with a mask that a fused backend takes."
+            ),
+        )
+    return None
+
+
+def logits_for_the_whole_prompt(evidence: Evidence) -> Finding | None:
+    """Prefill computes logits that nobody reads."""
+    timings, efficiency, stage = evidence.facts.timings, evidence.facts.efficiency, evidence.stage(PREFILL)
+    if stage is None or isinstance(timings, Missing) or timings.model.logits != "whole prompt" or isinstance(efficiency, Missing):
+        return None
+    request = request_cost(timings)
+    if isinstance(request, Missing):
+        return None
+    work = timings.workload
+    lean = step_cost(request.architecture, Step(work.batch_size, work.padded_tokens, 0, "last"), request.formats)
+    most, least = (best_floor(cost, efficiency.roofs) for cost in (request.prefill, lean))
+    if isinstance(most, Missing) or isinstance(least, Missing):
+        return None
+    saved = (most[1].seconds - least[1].seconds) * 1e9 * stage.units
+    if saved < 0.01 * stage.budget.wall_ns:
+        return None
+    return _kernel_finding(
+        evidence,
+        stage,
+        "logits_for_the_whole_prompt",
+        f"Prefill computes logits for all {work.padded_tokens} positions and reads one: at the limits of the device that takes "
+        f"{milliseconds(stage.per_unit(saved))}.",
+        [row for row in stage.kernels if row.kind is KernelClass.GEMM],
+        (saved, saved, 2 * saved),
+        "the cost model's figure at the device's limits; a real product takes longer",
+        ToTry(change="Pass logits_to_keep=1 to the model's forward, or slice the hidden states before the head."),
+    )
+
+
+def _plain(row: KernelRow, stage: StageEvidence) -> bool:
+    """By its name, or because its counters saw vector and no tensor FLOPs."""
+    if _NO_TENSOR_CORES.search(row.name):
+        return True
+    if isinstance(stage.counters, Missing):
+        return False
+    counted = next((entry.per_call for entry in stage.counters.rows if entry.spelled == row.name), None)
+    if counted is None or isinstance(counted, Missing) or isinstance(counted.tensor_flops, Missing):
+        return False
+    vector = 0.0 if isinstance(counted.vector_flops, Missing) else counted.vector_flops
+    return row.kind is KernelClass.GEMM and counted.tensor_flops == 0 and vector > 0 and "splitKreduce" not in row.name
+
+
+def _host_bound(stage: StageEvidence) -> bool:
+    return stage.busy_share < HOST_BOUND
+
+
+def _noteworthy(rows: Sequence[KernelRow], stage: StageEvidence) -> bool:
+    return sum(row.total_ns for row in rows) >= max(NOTEWORTHY * stage.time.kernel_ns, 1)
+
+
+def _calls(rows: Sequence[KernelRow], stage: StageEvidence) -> str:
+    return f"{stage.per_unit(sum(row.calls for row in rows)):,.4g} kernels per {stage.unit}"
+
+
+def _rows(rows: Sequence[KernelRow], stage: StageEvidence) -> tuple[str, ...]:
+    """The longest three, as the kernel table has them."""
+    return tuple(
+        f"{row.kind} {row.name[:96]}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s "
+        "kernel time"
+        for row in rows[:3]
+    )
+
+
+def _kernel_finding(
+    evidence: Evidence,
+    stage: StageEvidence,
+    id: str,
+    claim: str,
+    rows: Sequence[KernelRow],
+    bounds: tuple[float, float, float],
+    because: str,
+    to_try: ToTry,
+) -> Finding:
+    """Kernel time saved is wall time saved only where the device is what the stage waits for."""
+    if _host_bound(stage):
+        claim += f" It saves nothing now: the device is idle for {1 - stage.busy_share:.0%} of {stage.name}."
+        bounds, because = (0, 0, 0), "kernels that end sooner only lengthen the gaps; first see to what the device waits for"
+    return Finding(
+        id, Kind.LATENCY, stage.name, claim, _rows(rows, stage), saving_of(stage, *bounds), request_units(evidence, stage),
+        "high" if _host_bound(stage) else "medium", because, to_try,
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""Rules on launches: a device that waits for the host to hand it the next kernel."""
+
+from llm_perf_opt.analysis.budget import BudgetKey
+from llm_perf_opt.analysis.ceiling_peaks import graph_interval_ns
+from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
+from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of
+from llm_perf_opt.analysis.stage_instances import DECODE, PREFILL
+from llm_perf_opt.records import Missing
+
+WAITING = 0.25
+"""Share of the wall time lost to launch gaps and the host from which on a stage is called launch-bound."""
+ONE_BY_ONE = 0.5
+"""Launches per kernel from which on kernels are launched one by one, not as graphs."""
+_GRAPHS = ("runtime.cache=static", "runtime.compile=reduce-overhead")
+
+
+def launch_bound_decode(evidence: Evidence) -> Finding | None:
+    """Decode waits for launches: static cache and CUDA graphs.
+
+    Predicted: what stays (products, attention, copies) at its traced time, what fuses by `fusion`, and between two kernels of a
+    graph something between nothing and the measured interval of empty kernels in one, which includes their running.
+    """
+    stage = evidence.stage(DECODE)
+    if stage is None or not is_launch_bound(stage) or stage.fusion.kept_kernels + stage.fusion.fusable_kernels == 0:
+        return None
+    fusion, exposed = stage.fusion, stage.budget.ns(BudgetKey.EXPOSED)
+    gap, source = _graph_gap(evidence, stage)
+    low = fusion.kept_ns + fusion.least_ns + exposed
+    high = fusion.kept_ns + fusion.most_ns + exposed + gap * (fusion.kept_kernels + fusion.sizes)
+    middle = fusion.kept_ns + fusion.fused_ns + exposed + gap / 2 * fusion.kernels
+    wall = stage.budget.wall_ns
+    saving = saving_of(stage, wall - high if stage.unprofiled else 0, wall - middle, wall - low)
+    if saving.expected_ns <= 0:
+        return None
+    return Finding(
+        id="launch_bound_decode",
+        kind=Kind.LATENCY,
+        stage=stage.name,
+        claim=(
+            f"Decode is launch-bound: {milliseconds(stage.wall_ns)} per token{below(stage)}, of which the device works "
+            f"{milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). With a static cache and CUDA graphs "
+            f"about {milliseconds(stage.per_unit(middle))} per token is expected "
+            f"({milliseconds(stage.per_unit(low))} to {milliseconds(stage.per_unit(high))})."
+        ),
+        evidence=(
+            *_launch_rows(stage),
+            f"stays: {stage.per_unit(fusion.kept_kernels):,.0f} kernels, {milliseconds(stage.per_unit(fusion.kept_ns))} per "
+            "token",
+            f"fuses: {stage.per_unit(fusion.fusable_kernels):,.0f} kernels, "
+            f"{milliseconds(stage.per_unit(fusion.fusable_ns))}, into "
+            f"{stage.per_unit(fusion.runs):,.0f} to {stage.per_unit(fusion.sizes):,.0f} kernels, "
+            f"{milliseconds(stage.per_unit(fusion.least_ns))} to {milliseconds(stage.per_unit(fusion.most_ns))}",
+            source,
+        ),
+        saving=saving,
+        units=request_units(evidence, stage),
+        confidence="high" if stage.unprofiled else "medium",
+        because=(
+            "the wall time is unprofiled and the kernels' times are the trace's"
+            if stage.unprofiled
+            else "the expected time stands; the saving is of the time below the profiler, which lengthens gaps: unprofiled it is "
+            "smaller by an unknown amount"
+        ),
+        to_try=ToTry(
+            _GRAPHS,
+            'Keep the cache in tensors that stay in place (transformers: cache_implementation="static") and compile the decode '
+            'step with torch.compile(model.forward, mode="reduce-overhead"), or capture it in a CUDA graph.',
+        ),
+    )
+
+
+def launch_bound_prefill(evidence: Evidence) -> Finding | None:
+    """Prefill waits for launches: too little work per launch."""
+    stage = evidence.stage(PREFILL)
+    if stage is None or not is_launch_bound(stage):
+        return None
+    gaps = stage.budget.ns(BudgetKey.LAUNCH)
+    return Finding(
+        id="launch_bound_prefill",
+        kind=Kind.LATENCY,
+        stage=stage.name,
+        claim=(
+            f"Prefill is launch-bound: {milliseconds(stage.wall_ns)}{below(stage)}, of which the device works "
+            f"{milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). A prompt several times as long, "
+            "or several "
+            "prompts in a batch, would take hardly longer."
+        ),
+        evidence=_launch_rows(stage),
+        saving=saving_of(stage, 0, gaps / 2, gaps),
+        units=request_units(evidence, stage),
+        confidence="low",
+        because="how much of the gaps goes away depends on the shapes that a compiled prefill is made for; the middle is shown",
+        to_try=ToTry(
+            change="Compile the prefill for a few padded lengths (torch.compile, one CUDA graph per length), or put more prompts "
+            "into one prefill: runtime.batch_size. No setting of this tool compiles prefill."
+        ),
+    )
+
+
+def host_between_steps(evidence: Evidence) -> Finding | None:
+    """The host works between decode steps while the device has nothing to do."""
+    stage = evidence.stage(DECODE)
+    if stage is None:
+        return None
+    host = stage.budget.ns(BudgetKey.HOST)
+    if host < 0.05 * stage.budget.wall_ns:
+        return None
+    return Finding(
+        id="host_between_steps",
+        kind=Kind.LATENCY,
+        stage=stage.name,
+        claim=(
+            f"Between decode steps the host holds the device up for {milliseconds(stage.per_unit(host))} per token "
+            f"({host / stage.budget.wall_ns:.0%})."
+        ),
+        evidence=(f"budget of decode: host {milliseconds(host)} of {milliseconds(stage.budget.wall_ns)}",),
+        saving=saving_of(stage, 0, host / 2, host),
+        units=request_units(evidence, stage),
+        confidence="low",
+        because="part of it may be work that each step needs; the middle is shown",
+        to_try=ToTry(
+            change="Prepare a step's inputs while the last one runs, keep positions and tokens on the device, and decide about "
+            "stopping a step late."
+        ),
+    )
+
+
+def is_launch_bound(stage: StageEvidence) -> bool:
+    """Whether the stage launches kernels one by one and loses much of its time to that."""
+    lost = stage.budget.ns(BudgetKey.LAUNCH) + stage.budget.ns(BudgetKey.HOST)
+    kernels = stage.time.kernels
+    one_by_one = kernels > 0 and stage.time.launches >= ONE_BY_ONE * kernels
+    return one_by_one and lost >= WAITING * stage.budget.wall_ns
+
+
+def below(stage: StageEvidence) -> str:
+    """Words to put behind a wall time that is the profiler's."""
+    return "" if stage.unprofiled else " below the profiler"
+
+
+def request_units(evidence: Evidence, stage: StageEvidence) -> int:
+    """How often the stage's unit occurs in a request; where no request is known, in the trace."""
+    timings = evidence.facts.timings
+    if isinstance(timings, Missing):
+        return stage.units
+    return timings.workload.decode_steps if stage.name == DECODE else 1
+
+
+def _graph_gap(evidence: Evidence, stage: StageEvidence) -> tuple[float, str]:
+    """The most that lies between two kernels of a graph, and where that comes from."""
+    ceilings = evidence.facts.ceilings
+    measured = ceilings if isinstance(ceilings, Missing) else graph_interval_ns(ceilings)
+    if not isinstance(measured, Missing):
+        return measured, f"from kernel to kernel inside a CUDA graph: at most {measured:,.0f} ns, as measured on this device"
+    if not isinstance(stage.queued_gap_ns, Missing):
+        gap = stage.queued_gap_ns
+        return (
+            gap,
+            f"inside a CUDA graph, from kernel to kernel: at most the trace's median gap of queued ones, {gap:,.0f} ns",
+        )
+    return 0.0, f"gaps inside a CUDA graph are left out: {stage.queued_gap_ns.why}"
+
+
+def _launch_rows(stage: StageEvidence) -> tuple[str, ...]:
+    launches, kernels = stage.per_unit(stage.time.launches), stage.per_unit(stage.time.kernels)
+    return (
+        f"budget of {stage.name}: launch gaps {milliseconds(stage.budget.ns(BudgetKey.LAUNCH))}, host "
+        f"{milliseconds(stage.budget.ns(BudgetKey.HOST))}, of {milliseconds(stage.budget.wall_ns)} ({stage.budget.wall_source})",
+        f"{launches:,.0f} launches of {kernels:,.0f} kernels per {stage.unit}",
+    )

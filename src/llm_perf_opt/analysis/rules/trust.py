@@ -1,0 +1,78 @@
+"""Rules on whether the figures can be believed: throttling, neighbours, unrest, a profiler that changes what it watches."""
+
+from collections.abc import Iterator
+
+from llm_perf_opt.analysis.evidence import Evidence
+from llm_perf_opt.analysis.finding import Finding, Kind, ToTry
+from llm_perf_opt.analysis.stage_instances import DECODE
+from llm_perf_opt.records import Missing
+
+INFLATED = 3.0
+"""A profiler that makes a stage this many times slower: the proportions of its gaps say little of the real ones."""
+_NO_SAVING = Missing("it is about trust in the figures, not about speed")
+
+
+def throttled(evidence: Evidence) -> Finding | None:
+    """The device ran slower than it could."""
+    said = [text for text in _warnings(evidence) if "throttled" in text]
+    return _finding(
+        "throttled",
+        "The GPU was throttled while it was measured: times are longer than the device can do, and vary with its temperature.",
+        said,
+        "Cool the machine, raise the power limit, or measure with locked clocks; then run again.",
+    )
+
+
+def noisy_machine(evidence: Evidence) -> Finding | None:
+    """Others used the machine, or the times did not settle."""
+    said = [text for text in _warnings(evidence) if "neighbour" in text or "shared the GPU" in text]
+    timings = evidence.facts.timings
+    if not isinstance(timings, Missing):
+        if not timings.stable:
+            said.append(f"The spread target was not reached: {timings.stopped}.")
+        if not timings.settled:
+            said.append(f"The times had not settled after {len(timings.warmup)} warm-up iterations.")
+    return _finding(
+        "noisy_machine",
+        "The machine was not quiet: small differences between runs are not real, and savings below its spread cannot be shown.",
+        said,
+        "End what else runs on the machine, raise runtime.max_repeats and runtime.time_limit_s, and run again.",
+    )
+
+
+def profiler_inflation(evidence: Evidence) -> Finding | None:
+    """The profiler slowed the stages so much that its gaps mean little."""
+    said = []
+    for overhead in evidence.facts.overheads:
+        if overhead.name == evidence.facts.trace_pass:
+            for stage, factor in (("prefill", overhead.prefill), (DECODE, overhead.decode)):
+                if not isinstance(factor, Missing) and factor > INFLATED:
+                    said.append(f"{stage} took {factor:.1f} times as long below the {overhead.name} pass")
+    return _finding(
+        "profiler_inflation",
+        "The profiler slowed the program many times over: kernels' times stand, the shares of the causes of idleness hardly do.",
+        said,
+        "Profile less at a time (profiling.torch.preset=minimal, fewer decode steps), and compare with the other timeline.",
+    )
+
+
+def passes_disagree(evidence: Evidence) -> Finding | None:
+    """The budget's parts do not fit together."""
+    said = [f"{stage.name}: {problem.what}" for stage in evidence.stages for problem in stage.budget.problems]
+    return _finding(
+        "passes_disagree",
+        "Trace and unprofiled pass do not fit together, so the budget has a row below zero.",
+        said,
+        "Run both passes again on a quiet machine; check that the limits are those of this device.",
+    )
+
+
+def _warnings(evidence: Evidence) -> Iterator[str]:
+    if not isinstance(evidence.facts.telemetry, Missing):
+        yield from evidence.facts.telemetry.warnings
+
+
+def _finding(id: str, claim: str, said: list[str], change: str) -> Finding | None:
+    if not said:
+        return None
+    return Finding(id, Kind.TRUST, "", claim, tuple(said), _NO_SAVING, 1, "high", "it was seen", ToTry(change=change))

@@ -1,0 +1,158 @@
+"""All that is said of a trace, as one plain record: what is printed, kept as JSON and read back.
+
+A number that cannot be had is None, and `why` says why. Nothing here takes long to import: a kept analysis is shown at once.
+"""
+
+import msgspec
+
+OVERLAP = "Savings overlap and are not to be added: what one change saves, another cannot save again."
+
+
+class ProblemLine(msgspec.Struct, frozen=True):
+    """Something that makes a trace, or a part of it, unfit for a number."""
+
+    id: str
+    what: str
+    fatal: bool
+    remedy: str
+
+
+class GpuTotals(msgspec.Struct, frozen=True):
+    """All devices together: busy is the union of kernels, copies and memsets; span runs from the first to the last of them."""
+
+    kernels: int | None
+    kernel_ns: int | None
+    busy_ns: int | None
+    idle_ns: int | None
+    span_ns: int | None
+
+
+class StageLine(msgspec.Struct, frozen=True):
+    """One stage, all its instances together."""
+
+    name: str
+    count: int
+    wall_ns: int
+    gpu_busy_ns: int
+    idle_ns: int
+    kernels: int
+    launches: int
+    kernel_ns: int
+
+
+class StepLine(msgspec.Struct, frozen=True):
+    """One step; its window runs to the first work of the next."""
+
+    stage: str
+    step: int
+    wall_ns: int
+    span_ns: int
+    gpu_busy_ns: int
+    idle_ns: int
+    kernels: int
+    kernel_ns: int
+    launches: int
+
+
+class OwnerLine(msgspec.Struct, frozen=True):
+    """The device time of one operator or module."""
+
+    name: str
+    calls: int
+    kernels: int
+    self_ns: int
+    total_ns: int
+    share: float
+
+
+class KernelLine(msgspec.Struct, frozen=True, rename={"kind": "class"}):
+    """All launches of one kernel."""
+
+    name: str
+    kind: str
+    calls: int
+    total_ns: int
+    mean_ns: float
+    share: float
+
+
+class IdleLine(msgspec.Struct, frozen=True):
+    """Idle time of one cause."""
+
+    cause: str
+    ns: int
+
+
+class BudgetLine(msgspec.Struct, frozen=True):
+    """One row of a budget."""
+
+    key: str
+    label: str
+    ns: int
+    share: float
+
+
+class BudgetTable(msgspec.Struct, frozen=True):
+    """The budget of a stage; its rows sum to `wall_ns`."""
+
+    stage: str
+    unit: str
+    units: int
+    wall_ns: int
+    wall_source: str
+    busy_ns: int
+    rows: list[BudgetLine]
+    problems: list[str]
+    notes: list[str]
+
+
+class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
+    """One finding; savings are of wall time per `saving_per`."""
+
+    id: str
+    claim: str
+    saving_ns: int | None
+    evidence: list[str]
+    to_try: str
+    kind: str
+    stage: str
+    saving_low_ns: int | None
+    saving_high_ns: int | None
+    saving_per: str
+    saving_why: str
+    """Why there is no saving."""
+    units: int
+    """How often the unit occurs in a request, or in the trace."""
+    confidence: str
+    because: str
+    overrides: list[str]
+    change: str
+    counted: int = 0
+    """Units that the budget it stands on holds: decode steps in the trace. 0: all there are."""
+
+
+class TraceAnalysis(msgspec.Struct, frozen=True):
+    """One trace."""
+
+    source: str
+    complete: bool
+    problems: list[ProblemLine]
+    gpu: GpuTotals
+    stages: list[StageLine]
+    kernels: list[KernelLine]
+    idle: list[IdleLine]
+    findings: list[FindingLine]
+    why: str
+    """Why there are no numbers; empty where there are."""
+    profiler: str
+    device: str
+    stage_method: str
+    stage_why: str
+    stage_coverage: float | None
+    """Share of the device time that belongs to a stage."""
+    unknown_share: float | None
+    """Share of the kernel time whose class is not known."""
+    budgets: list[BudgetTable]
+    steps: list[StepLine]
+    modules: list[OwnerLine]
+    """By the device time of their own; empty where the trace labels none."""

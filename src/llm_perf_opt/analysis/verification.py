@@ -1,0 +1,89 @@
+"""What became of findings that were tried: predicted against measured, on the unprofiled clock of both runs."""
+
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.stage_instances import DECODE, PREFILL
+from llm_perf_opt.analysis.stats import percentile
+from llm_perf_opt.analysis.trace_document import FindingLine
+from llm_perf_opt.records import CleanTimings
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One finding, tried alone on top of the run's own configuration. Times are per unit: a token, or a prefill."""
+
+    id: str
+    overrides: tuple[str, ...]
+    unit: str
+    run: str
+    """The folder of the run that tried it; empty where none was begun."""
+    why: str
+    """Why there is no measurement; empty where there is one."""
+    predicted_saving_ns: int | None
+    predicted_low_ns: int | None
+    predicted_high_ns: int | None
+    before_ns: int | None = None
+    after_ns: int | None = None
+    spread_ns: int | None = None
+    """Half the distance of the quartiles of both runs, added: a saving below it is not real."""
+
+    @property
+    def saving_ns(self) -> int | None:
+        """As measured."""
+        return None if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
+
+    @property
+    def predicted_ns(self) -> int | None:
+        """The time that was predicted."""
+        if self.before_ns is None or self.predicted_saving_ns is None:
+            return None
+        return self.before_ns - self.predicted_saving_ns
+
+    @property
+    def error(self) -> float | None:
+        """How far the predicted time is from the measured one, as a share of it; above zero: slower was predicted."""
+        if self.predicted_ns is None or not self.after_ns:
+            return None
+        return self.predicted_ns / self.after_ns - 1
+
+
+@dataclass(frozen=True)
+class Verification:
+    """verify.json."""
+
+    base: str
+    """The run that the trials are compared with."""
+    remeasured: str
+    """Why the base was measured again; empty where the run's own times stand."""
+    trials: tuple[Trial, ...]
+
+
+def unmeasured(finding: FindingLine, why: str, run: str = "") -> Trial:
+    """A finding that could not be tried."""
+    return Trial(
+        finding.id, tuple(finding.overrides), finding.saving_per, run, why,
+        finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns,
+    )  # fmt: skip
+
+
+def measured(finding: FindingLine, base: CleanTimings, tried: CleanTimings, run: str) -> Trial:
+    """Compare the finding's stage in both runs. For throughput, a token's time is its share of the batch's step."""
+    before, after = (_unit_times(finding, timings) for timings in (base, tried))
+    if not before or not after:
+        return unmeasured(finding, f"{finding.stage} was not timed in both runs", run)
+    spread = sum(percentile(values, 0.75) - percentile(values, 0.25) for values in (before, after)) / 2
+    return Trial(
+        finding.id, tuple(finding.overrides), finding.saving_per, run, "",
+        finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns,
+        before_ns=round(percentile(before, 0.5)), after_ns=round(percentile(after, 0.5)), spread_ns=round(spread),
+    )  # fmt: skip
+
+
+def _unit_times(finding: FindingLine, timings: CleanTimings) -> list[float]:
+    share = timings.workload.batch_size if finding.kind == "throughput" else 1
+    if finding.stage == PREFILL:
+        return [iteration.prefill_ns / share for iteration in timings.iterations]
+    if finding.stage == DECODE:  # the steps that the prediction is of: later ones have a longer context, and the host its moods
+        taken = [one.steps_ns[: finding.counted or None] for one in timings.iterations if one.steps_ns]
+        return [sum(steps) / len(steps) / share for steps in taken]
+    return []

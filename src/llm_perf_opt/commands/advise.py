@@ -1,0 +1,52 @@
+"""What to change first in a run, and whether it holds."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, print_json, raise_if
+
+
+def advise(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Try the findings that are plain configuration, one at a time, on this machine.")
+    ] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many findings to try.")] = 3,
+    remeasure: Annotated[
+        bool, typer.Option("--remeasure", help="Measure the run's own configuration again, too, to compare with.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List what to change first with what each change would save; with --verify, try it and print predicted against measured."""
+    note_debug(debug)
+    from llm_perf_opt.advice import findings_of, to_try
+    from llm_perf_opt.advice import verify as try_findings
+    from llm_perf_opt.errors import ConfigError
+    from llm_perf_opt.progress import progress_for
+    from llm_perf_opt.report.advice import advice_text, trials_text, verification_json
+
+    if remeasure and not verify:
+        raise ConfigError("--remeasure measures what trials are compared with.", "Add --verify.")
+    folder, _, findings = findings_of(run_folder)
+    if not verify:
+        print_json({"run": str(folder.path), "findings": findings}) if as_json else sys.stdout.write(advice_text(findings))
+        return
+    chosen = to_try(findings, top)
+    if not as_json:
+        sys.stdout.write(advice_text(findings))
+    if not chosen:
+        print("note: no finding is plain configuration that promises a saving: nothing to try", file=sys.stderr)
+        print_json({"run": str(folder.path), "findings": findings, "verification": None}) if as_json else None
+        return
+    with progress_for(quiet) as progress:
+        found, interrupted = try_findings(folder, chosen, command_line(), progress, remeasure=remeasure)
+    if as_json:
+        print_json({"run": str(folder.path), "findings": findings, "verification": verification_json(found)})
+    else:
+        sys.stdout.write(trials_text(found))
+    raise_if(interrupted)

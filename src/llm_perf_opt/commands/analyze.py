@@ -1,0 +1,34 @@
+"""Where a trace's time went, why, and what to change first."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json, raise_if
+
+
+def analyze(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN|TRACE", help="A run folder, a torch trace, an nsys report or its SQLite export.")
+    ],
+    top: Annotated[int, typer.Option(min=1, help="Kernels to list in the terminal.")] = 15,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the trace itself; keep nothing beside it.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Account for a trace: health, stages, budget, idle causes, kernels, and findings with what each would save."""
+    note_debug(debug)
+    from llm_perf_opt.analyse_trace import analyse_source
+
+    found = analyse_source(source, use_cache=not no_cache)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if as_json:
+        print_json(found.document)
+    else:
+        from llm_perf_opt.report.trace_page import trace_text
+
+        sys.stdout.write(trace_text(found.document, top))
+    raise_if(found.error)

@@ -1,0 +1,90 @@
+"""Hold two runs, or several repeats of each, against each other."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.errors import ConfigError
+
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds runs and baselines.json.")]
+
+
+def compare(
+    base: Annotated[
+        str | None, typer.Argument(metavar="BASE", help="A run, a baseline's name, a pattern, or several with commas between.")
+    ] = None,
+    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Likewise.")] = None,
+    more_base: Annotated[list[str] | None, typer.Option("--base", help="A run of the base side; may be repeated.")] = None,
+    more_new: Annotated[list[str] | None, typer.Option("--new", help="A run of the new side; may be repeated.")] = None,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC=TOLERANCE", help="Fail on a worsening beyond it: tpot=3%. May be repeated."),
+    ] = None,
+    experiment: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="The setting whose difference is meant. May be repeated.")
+    ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help="Compare although hardware, model or workload differ.")
+    ] = None,
+    smallest: Annotated[
+        float, typer.Option(min=0, max=100, metavar="PERCENT", help="The smallest change worth a verdict.")
+    ] = 1.0,
+    process_spread: Annotated[
+        float,
+        typer.Option(min=0, max=100, metavar="PERCENT", help="Deviation between processes, where one run a side cannot show it."),
+    ] = 1.0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The whole page as Markdown on standard output.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page to this file (.md or .json).")] = None,
+    runs_dir: RunsDir = Path("runs"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What changed from BASE to NEW, and whether it is real.
+
+    Exit code with --gate: 0 every gate passes, 1 a regression, 2 cannot tell (too noisy) or refused. Without: 0.
+    """
+    note_debug(debug)
+    if as_json and markdown:
+        raise ConfigError("--json and --markdown both want standard output.", "Give one, or write a file with --out.")
+    kind = _kind(out)
+    sides = _words(base, more_base), _words(new, more_new)
+    from llm_perf_opt.analysis.compare_stats import Judgement
+    from llm_perf_opt.analysis.gates import exit_code
+    from llm_perf_opt.comparing import compare_runs
+    from llm_perf_opt.report.compare import comparison_page, comparison_text
+
+    found = compare_runs(
+        *sides,
+        runs_dir,
+        experiment=experiment or (),
+        allow=allow or (),
+        gates=gate or (),
+        judgement=Judgement(smallest=smallest / 100, process_spread=process_spread / 100),
+    )
+    if out is not None:
+        import msgspec
+
+        from llm_perf_opt.run_folder import write_whole
+
+        write_whole(out, msgspec.json.encode(found) if kind == ".json" else comparison_page(found).encode())
+    if as_json:
+        print_json(found)
+    else:
+        sys.stdout.write(comparison_page(found) if markdown else comparison_text(found))
+    if found.gates:
+        raise typer.Exit(exit_code(found.gates))
+
+
+def _words(one: str | None, more: list[str] | None) -> list[str]:
+    return [*([one] if one else []), *(more or [])]
+
+
+def _kind(out: Path | None) -> str:
+    if out is None:
+        return ""
+    if out.suffix not in (".md", ".json"):
+        raise ConfigError(f"--out {out}: the ending says what is written.", "Use a name that ends in .md or .json.")
+    return out.suffix

@@ -1,0 +1,84 @@
+"""What `llm-perf compare` asks: words → run folders → the two sides."""
+
+import glob
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from llm_perf_opt.analyse import analyse
+from llm_perf_opt.analysis.compare import Comparison, compare, gate_names
+from llm_perf_opt.analysis.compare_sides import side_of
+from llm_perf_opt.analysis.compare_stats import DEFAULT_JUDGEMENT, Judgement
+from llm_perf_opt.analysis.gates import parse_gates
+from llm_perf_opt.baselines import Baselines, is_run
+from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.sweep_folder import is_sweep
+
+
+def compare_runs(
+    base: Sequence[str],
+    new: Sequence[str],
+    runs_dir: Path,
+    *,
+    experiment: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    gates: Sequence[str] = (),
+    judgement: Judgement = DEFAULT_JUDGEMENT,
+) -> Comparison:
+    """Compare what the words of each side stand for. Wrong gates are told before anything is read."""
+    parsed = parse_gates(gates, gate_names())
+    folders = [resolve(words, runs_dir, name) for words, name in ((base, "base"), (new, "new"))]
+    for path in set(folders[0]) & set(folders[1]):
+        raise ConfigError(f"{path} stands on both sides.", "A run is not compared with itself.")
+    sides = [side_of([analyse(RunFolder.open(path)) for path in paths]) for paths in folders]
+    return compare(sides[0], sides[1], experiment, allow, parsed, judgement)
+
+
+def resolve(words: Sequence[str], runs_dir: Path, side: str) -> list[Path]:
+    """Run folders of one side: paths, patterns, names of baselines, each also several with commas between."""
+    found: list[Path] = []
+    for word in words:
+        parts = [word] if is_run(Path(word)) else [part for part in word.split(",") if part]
+        for part in parts:
+            found += [path.resolve() for path in _runs_of(part, runs_dir)]
+    if not found:
+        raise ConfigError(f"The {side} side names no run.", "Give a run folder or the name of a baseline.")
+    twice = next((path for path in found if found.count(path) > 1), None)
+    if twice:
+        raise ConfigError(f"{twice} stands twice on the {side} side.", "A run is no repeat of itself: name each once.")
+    return found
+
+
+def _runs_of(word: str, runs_dir: Path) -> list[Path]:
+    path, baselines = Path(word), Baselines(runs_dir)
+    named = baselines.read() if "/" not in word else {}
+    if is_run(path):
+        if word in named:
+            raise ConfigError(
+                f"{word!r} is a baseline and also a run here.", f"Write ./{word} for the run, or remove the baseline."
+            )
+        return [path]
+    if word in named:
+        return baselines.runs_of(word)
+    if any(char in word for char in "*?["):
+        matched = [Path(text) for text in sorted(glob.glob(word)) if is_run(Path(text))]  # noqa: PTH207 - may be absolute
+        if matched:
+            return matched
+        raise ConfigError(f"No run matches {word!r}.", "The pattern must match run folders: runs/baseline/tiny/*.")
+    raise _no_run(path, word, named)
+
+
+def _no_run(path: Path, word: str, named: Iterable[str]) -> ConfigError:
+    if is_sweep(path):
+        return ConfigError(f"{path} is a sweep: many configurations.", f"Name one of its runs, such as {path / '000'}.")
+    if path.is_dir():
+        inside = [child for child in sorted(path.iterdir()) if is_run(child)]
+        if inside:
+            return ConfigError(
+                f"{path} is not a run but holds {len(inside)}.", f"Name one, or all as repeats of each other: '{path}/*'."
+            )
+        return ConfigError(f"{path} is not a run: it has no run.json.", "Give the folder that `llm-perf run` printed.")
+    known = ", ".join(sorted(named)) or "none is set"
+    return ConfigError(
+        f"{word!r} is neither a run nor a baseline.{nearest(word, named)}", f"Baselines: {known}. `llm-perf runs` lists runs."
+    )

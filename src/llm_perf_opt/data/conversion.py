@@ -1,0 +1,147 @@
+"""The transform `converted`: the same records in another format, file by file, so that splits stay what they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from llm_perf_opt.data import parquet_files
+from llm_perf_opt.data.formats import DataFile, Format
+from llm_perf_opt.data.inventory import Advance, ignore
+from llm_perf_opt.data.json_schema import Seen, columns
+from llm_perf_opt.data.lines import BadRecords
+from llm_perf_opt.data.record_streams import objects, texts
+from llm_perf_opt.errors import ConfigError, ParseError
+
+TARGETS: tuple[Format, ...] = ("jsonl", "parquet", "txt")
+_SPILL = ".spill"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is asked for."""
+
+    to: Format
+    text_field: str
+    join_lines: bool
+    """A text of several lines becomes one; without it such a text is refused where a line is a record."""
+
+
+def write_converted(
+    files: Sequence[DataFile], out: Path, asked: Conversion, bad: BadRecords, advance: Advance
+) -> tuple[Format, dict[str, int]]:
+    """Each file under its own name in the other format."""
+    targets = _targets(files, asked.to)
+    for target in targets.values():
+        (out / target).parent.mkdir(parents=True, exist_ok=True)
+    splits: dict[str, int] = dict.fromkeys((file.split for file in files), 0)
+    if asked.to == "parquet":
+        written = _to_parquet(files, targets, out, bad, advance)
+    else:
+        written = {}
+        for file in files:
+            one = _to_jsonl if asked.to == "jsonl" else _to_txt
+            written[file.name] = one(file, out / targets[file.name], asked, bad, advance)
+    for file in files:
+        splits[file.split] += written[file.name]
+    return asked.to, splits
+
+
+def _targets(files: Sequence[DataFile], to: Format) -> dict[str, str]:
+    if all(file.name.lower().endswith(f".{to}") for file in files):
+        raise ConfigError(
+            f"The data are {to} already.", f"Convert to one of: {', '.join(kind for kind in TARGETS if kind != to)}."
+        )
+    targets: dict[str, str] = {}
+    for file in files:
+        name = f"{file.stem}.{to}"
+        for other in (known for known, taken in targets.items() if taken == name):
+            raise ConfigError(f"{other} and {file.name} would both become {name}.", "Rename one of them in the source.")
+        targets[file.name] = name
+    return targets
+
+
+def _to_jsonl(file: DataFile, target: Path, asked: Conversion, bad: BadRecords, advance: Advance) -> int:
+    del asked
+    if file.format == "parquet":
+        parquet_files.write_json(file.path, target, advance)
+        made = DataFile(file.name, target, "jsonl", file.split)
+        rows = sum(len(block) for block in objects(made, BadRecords(skip=False), ignore))  # what JSON cannot hold shows here
+        _check_count(made, rows, parquet_files.count_rows(file.path))
+        return rows
+    with target.open("wb") as out:
+        return _write_objects(file, out, bad, advance)
+
+
+def _write_objects(file: DataFile, out: BinaryIO, bad: BadRecords, advance: Advance, seen: Seen | None = None) -> int:
+    count = 0
+    for block in objects(file, bad, advance):
+        for record in block:
+            if seen is not None:
+                seen.note_object(record)
+            out.write(msgspec.json.encode(record) + b"\n")
+        count += len(block)
+    return count
+
+
+def _to_txt(file: DataFile, target: Path, asked: Conversion, bad: BadRecords, advance: Advance) -> int:
+    count = 0
+    with target.open("wb") as out:
+        for block in texts(file, asked.text_field, bad, advance):
+            for text in block:
+                if asked.join_lines:
+                    text = " ".join(text.splitlines())
+                elif "\n" in text or "\r" in text:
+                    raise ConfigError(
+                        f"{file.name}: record {count + 1} has several lines, and in a .txt a line is a record.",
+                        "Join them with a space by --join-lines, or convert to jsonl or parquet.",
+                    )
+                if not text.strip():
+                    bad.note(f"{file.name}, record {count + 1}", "an empty text, which a .txt cannot hold")
+                    continue
+                out.write(text.encode() + b"\n")
+                count += 1
+    return count
+
+
+def _to_parquet(
+    files: Sequence[DataFile], targets: dict[str, str], out: Path, bad: BadRecords, advance: Advance
+) -> dict[str, int]:
+    """All files get the same columns: the first pass finds them, the second writes."""
+    seen, counts, ready = Seen(), {}, {}
+    for number, file in enumerate(files):
+        spill = out / f"{_SPILL}{number}"
+        counts[file.name], ready[file.name] = _lines_for_database(file, spill, seen, bad, advance)
+    kinds = columns(seen, "The dataset")
+    for file in files:
+        lines, target = ready[file.name], out / targets[file.name]
+        parquet_files.write_parquet(lines, kinds, counts[file.name], target, ignore)
+        _check_count(file, parquet_files.count_rows(target), counts[file.name])
+        if lines != file.path:
+            lines.unlink()
+    return counts
+
+
+def _lines_for_database(file: DataFile, spill: Path, seen: Seen, bad: BadRecords, advance: Advance) -> tuple[int, Path]:
+    """JSON lines that hold the good records alone: the file itself where it is just that, else a copy."""
+    if file.format == "jsonl" and file.path.suffix.lower() != ".gz":
+        before, count = bad.count, 0
+        for block in objects(file, bad, advance):
+            for record in block:
+                seen.note_object(record)
+            count += len(block)
+        with file.path.open("rb") as start:
+            marked = start.read(1) not in (b"{", b"")
+        if bad.count == before and not marked:
+            return count, file.path
+        advance = ignore
+        bad = BadRecords(skip=True)  # they have been counted
+    with spill.open("wb") as out:
+        return _write_objects(file, out, bad, advance, seen), spill
+
+
+def _check_count(file: DataFile, found: int, expected: int) -> None:
+    if found != expected:
+        raise ParseError(f"{file.name}: {expected} records were read, and {found} came out.", "Please report this with the file.")

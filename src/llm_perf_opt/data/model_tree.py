@@ -1,0 +1,196 @@
+"""The models/ tree: links to folders of weights outside the project, and what lies behind them."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from llm_perf_opt.data.layout import checked_name, dangling, refuse_existing
+from llm_perf_opt.data.making import write_error
+from llm_perf_opt.data.safetensors_header import StoredTensor, read_header
+from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, nearest
+from llm_perf_opt.records import Maybe, Missing
+
+_CONFIG = "config.json"
+_WEIGHTS = ".safetensors"
+_INDEX = ".safetensors.index.json"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+_PICKLED = ("*.bin", "*.pt", "*.pth")
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """A linked model: what it is, and every reason why it would not run."""
+
+    name: str
+    target: str
+    problems: list[str]
+    notes: list[str]
+    model_type: Maybe[str]
+    dtypes: dict[str, int]
+    """Bytes stored in each, most first."""
+    files: int
+    bytes: Maybe[int]
+    """Of the weights."""
+    parameters: Maybe[int]
+    tokenizer: Maybe[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing stands against it."""
+        return not self.problems
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def link_model(root: Path, name: str, target: Path) -> Path:
+    """Make models/NAME a link to a folder outside; the link, or an error. Nothing is overwritten."""
+    place = root / checked_name(name, "model")
+    refuse_existing(place, "Nothing is overwritten: choose another name, or remove that link first.")
+    if not target.is_dir():
+        what = "a link to nothing" if dangling(target) else "not a folder"
+        raise ResourceError(f"{target} is {what}.", "Give a local Hugging Face folder, with config.json and *.safetensors.")
+    if not (target / _CONFIG).is_file():
+        raise ResourceError(
+            f"{target} has no {_CONFIG}.", "Give a local Hugging Face folder, with config.json and *.safetensors."
+        )
+    if root.resolve().is_relative_to(target.resolve()):
+        raise ConfigError(f"{target} contains {root} itself.", "Give the folder of the weights.")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(target.resolve(), target_is_directory=True)
+    except OSError as error:
+        raise write_error(error, place) from error
+    return place
+
+
+def linked_models(root: Path) -> list[Path]:
+    """Every model in the tree, dangling links included, by name."""
+    if not root.is_dir():
+        return []
+    return sorted(entry for entry in root.iterdir() if not entry.name.startswith(".") and (entry.is_dir() or dangling(entry)))
+
+
+def model_named(root: Path, name: str) -> Path:
+    """A model that is there, or an error that lists those that are."""
+    place = root / checked_name(name, "model")
+    if not (place.is_symlink() or place.is_dir()):
+        known = [path.name for path in linked_models(root)]
+        have = f"Known in {root}: {', '.join(known)}." if known else f"{root} holds none yet."
+        raise ResourceError(
+            f"There is no model {name!r}.{nearest(name, known)}", f"{have} Link it with `llm-perf model link {name} DIR`."
+        )
+    return place
+
+
+def check_model(place: Path) -> ModelCheck:
+    """Configuration, shards, dtypes, sizes and tokenizer, from the files' heads alone."""
+    target = str(place.readlink()) if place.is_symlink() else str(place)
+    if dangling(place):
+        why = Missing("the link leads nowhere")
+        problem = f"a dangling link: {target} is not there"
+        return ModelCheck(place.name, target, [problem], [], why, {}, 0, why, why, why)
+    problems: list[str] = []
+    notes: list[str] = []
+    config = _config(place, problems)
+    tensors, files = _tensors(place, problems)
+    dtypes: Counter[str] = Counter()
+    for tensor in tensors.values():
+        dtypes[tensor.dtype] += tensor.bytes
+    tokenizer = next((name for name in _TOKENIZERS if (place / name).is_file()), None)
+    if tokenizer is None:
+        notes.append("no tokenizer: texts are fed byte by byte")
+    return ModelCheck(
+        place.name,
+        target,
+        problems,
+        notes,
+        _model_type(config, problems),
+        dict(dtypes.most_common()),
+        files,
+        sum(dtypes.values()) if tensors else Missing("no weights could be read"),
+        _parameters(config, tensors),
+        tokenizer or Missing("there is none"),
+    )
+
+
+def _config(place: Path, problems: list[str]) -> dict[str, Any] | None:
+    path = place / _CONFIG
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        problems.append(f"{_CONFIG} is missing")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        problems.append(f"{_CONFIG} is not a JSON object ({error})")
+    except OSError as error:
+        problems.append(f"{_CONFIG} cannot be read: {error.strerror or error}")
+    return None
+
+
+def _model_type(config: dict[str, Any] | None, problems: list[str]) -> Maybe[str]:
+    if config is None:
+        return Missing(f"{_CONFIG} cannot be read")
+    found = config.get("model_type")
+    if isinstance(found, str):
+        return found
+    problems.append(f"{_CONFIG} has no model_type")
+    return Missing(f"{_CONFIG} does not tell")
+
+
+def _parameters(config: dict[str, Any] | None, tensors: dict[str, StoredTensor]) -> Maybe[int]:
+    if not tensors:
+        return Missing("no weights could be read")
+    if config is not None and config.get("quantization_config"):
+        return Missing("the weights are quantized: several parameters may share one stored number")
+    return sum(tensor.elements for tensor in tensors.values())
+
+
+def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor], int]:
+    """Every stored tensor, and how many files hold them; what is missing or damaged goes to `problems`."""
+    indices = sorted(place.glob(f"*{_INDEX}"))
+    if not indices:
+        names = sorted(path.name for path in place.glob(f"*{_WEIGHTS}"))
+        if not names:
+            pickled = any(next(place.glob(pattern), None) for pattern in _PICKLED)
+            problems.append(f"no *{_WEIGHTS}" + ("; pickled weights are not read: convert them" if pickled else ""))
+        elif len(names) > 1 and any("-of-" in name for name in names):
+            problems.append(f"{len(names)} shards, but no *{_INDEX} that lists them")
+        return _read_shards(place, names, problems), len(names)
+    found: dict[str, StoredTensor] = {}
+    shards: set[str] = set()
+    for path in indices:
+        try:
+            weight_map = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
+            problems.append(f"{path.name} cannot be read: {error}")
+            continue
+        outside = sorted({name for name in weight_map.values() if Path(name).name != name})
+        problems += [f"{path.name} lists {name!r}, which is no file of this folder" for name in outside]
+        listed = sorted(set(weight_map.values()) - set(outside))
+        tensors = _read_shards(place, listed, problems)
+        lost = sorted(name for name, shard in weight_map.items() if name not in tensors and (place / shard).is_file())
+        if lost and not any("damaged" in problem for problem in problems):
+            problems.append(f"{len(lost)} tensors are listed but not stored, the first is {lost[0]!r}")
+        found |= tensors
+        shards.update(listed)
+    return found, len(shards)
+
+
+def _read_shards(place: Path, names: list[str], problems: list[str]) -> dict[str, StoredTensor]:
+    found: dict[str, StoredTensor] = {}
+    for name in names:
+        path = place / name
+        if dangling(path):
+            problems.append(f"the shard {name} is a dangling link")
+        elif not path.is_file():
+            problems.append(f"the shard {name} is missing")
+        else:
+            try:
+                found |= read_header(path)
+            except ParseError as error:
+                problems.append(error.fact.rstrip("."))
+    return found

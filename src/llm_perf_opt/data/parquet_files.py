@@ -1,0 +1,189 @@
+"""Parquet through DuckDB: one thread, so that the same rows give the same bytes, and a bounded memory."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.data.inventory import Advance
+from llm_perf_opt.data.lines import MAX_LINE_BYTES
+from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, nearest
+
+if TYPE_CHECKING:
+    import duckdb
+
+_MEMORY_MB = 256
+_ROWS_HELD = 2048
+"""The database works on so many rows at a time: its memory goes with the length of a record, not with their number."""
+_COPIES_HELD = 16
+ROWS_AT_ONCE = 1024
+_SCRATCH = ".duckdb"
+_POLL_S = 0.2
+_GROUP_BYTES = 32 * 1024 * 1024
+_MOST_OBJECT_BYTES = MAX_LINE_BYTES + 1024 * 1024
+"""The database holds buffers of twice this, whatever the lines are."""
+_MOST_GROUP_ROWS = 122_880
+"""DuckDB's own row group, where the rows are small enough."""
+
+
+@contextmanager
+def database(scratch: Path | None = None, held_bytes: float = 0) -> Iterator["duckdb.DuckDBPyConnection"]:
+    """A database in memory that holds about `held_bytes` of rows, spills into `scratch`, and fetches nothing from outside."""
+    import duckdb
+
+    limit = f"{_MEMORY_MB + int(_COPIES_HELD * held_bytes / 1e6)}MB"
+    settings = {"threads": "1", "memory_limit": limit, "autoinstall_known_extensions": "false"}
+    connection = duckdb.connect(":memory:", config={**settings, "temp_directory": str(scratch) if scratch else ""})
+    try:
+        connection.execute("SET enable_progress_bar = true")  # so that it can be asked how far it is,
+        connection.execute("SET enable_progress_bar_print = false")  # without writing into what this program prints
+        yield connection
+    finally:
+        connection.close()
+
+
+def columns_of(path: Path) -> dict[str, str]:
+    """Names and types of the columns."""
+    with database() as connection, _named(path):
+        rows = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", [str(path)]).fetchall()
+    return {str(row[0]): str(row[1]) for row in rows}
+
+
+def count_rows(path: Path) -> int:
+    """Rows, as the footer tells."""
+    with database() as connection, _named(path):
+        row = connection.execute("SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata(?)", [str(path)]).fetchone()
+    return int(row[0]) if row and row[0] is not None else 0
+
+
+def _held_bytes(path: Path) -> float:
+    """What the rows that are worked on at a time take."""
+    with database() as connection, _named(path):
+        query = "SELECT sum(total_uncompressed_size)::BIGINT FROM parquet_metadata(?)"
+        row = connection.execute(query, [str(path)]).fetchone()
+    rows = count_rows(path)
+    return min(rows, _ROWS_HELD) * float(row[0]) / rows if row and row[0] and rows else 0
+
+
+def objects(path: Path, advance: Advance) -> Iterator[list[dict[str, Any]]]:
+    """Blocks of rows as objects."""
+    names = list(columns_of(path))
+    for rows in _fetched(path, "*", advance):
+        yield [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
+    """Blocks of one column."""
+    known = list(columns_of(path))
+    if name not in known:
+        raise ConfigError(
+            f"{path.name} has no column {name!r}.{nearest(name, known)}",
+            f"It has: {', '.join(known)}. Name the one that holds the text: --text-field NAME, "
+            "or dataset.text_field=NAME in a run.",
+        )
+    for rows in _fetched(path, quoted(name), advance):
+        yield [row[0] for row in rows]
+
+
+def write_json(path: Path, out: Path, advance: Advance, rows: Sequence[int] | None = None) -> None:
+    """The rows (or those at the places `rows`, from 0) as JSON lines. JSON has no NaN and no infinity: they become null."""
+    chosen = ", ".join(_finite(name, kind) for name, kind in columns_of(path).items())
+    sql = f"SELECT {chosen} FROM read_parquet(?)"  # noqa: S608 - names are quoted
+    values: list[Any] = [str(path)]
+    if rows is not None:
+        where = "file_row_number IN (SELECT unnest(?::BIGINT[]))"
+        sql = f"SELECT {chosen} FROM read_parquet(?, file_row_number=true) WHERE {where} ORDER BY file_row_number"  # noqa: S608
+        values.append(list(rows))
+    _copy(f"COPY ({sql}) TO {literal(str(out))} (FORMAT json)", values, path, out.parent, _held_bytes(path), advance)
+
+
+def write_parquet(lines: Path, columns: dict[str, str], rows: int, out: Path, advance: Advance) -> None:
+    """JSON lines as Parquet with these columns; row groups of about 32 MiB, however long a row is."""
+    spelled = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in columns.items())
+    row_bytes = lines.stat().st_size / max(1, rows)
+    group = int(min(_MOST_GROUP_ROWS, max(_ROWS_HELD, _GROUP_BYTES / max(row_bytes, 1) // _ROWS_HELD * _ROWS_HELD)))
+    read = f"read_json(?, format='newline_delimited', columns={{{spelled}}}, maximum_object_size={_MOST_OBJECT_BYTES})"
+    options = f"FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {group}"
+    sql = f"COPY (SELECT * FROM {read}) TO {literal(str(out))} ({options})"  # noqa: S608 - names are quoted
+    _copy(sql, [str(lines)], lines, out.parent, row_bytes * min(rows, _ROWS_HELD), advance)
+
+
+def quoted(name: str) -> str:
+    """A column's name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A text in SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _finite(name: str, kind: str) -> str:
+    column = quoted(name)
+    return f"CASE WHEN isfinite({column}) THEN {column} END AS {column}" if kind in ("DOUBLE", "FLOAT") else column
+
+
+def _fetched(path: Path, what: str, advance: Advance) -> Iterator[list[tuple[Any, ...]]]:
+    total, size, done, told = max(1, count_rows(path)), path.stat().st_size, 0, 0
+    with database(held_bytes=_held_bytes(path)) as connection, _named(path):
+        result = connection.execute(f"SELECT {what} FROM read_parquet(?)", [str(path)])  # noqa: S608 - quoted above
+        while rows := result.fetchmany(ROWS_AT_ONCE):
+            done += len(rows)
+            advance(size * done // total - told)
+            told = size * done // total
+            yield rows
+
+
+def _copy(sql: str, values: list[Any], path: Path, scratch: Path, held_bytes: float, advance: Advance) -> None:
+    """Run one long statement beside this thread, which tells how far it is and lets an interrupt through."""
+    size, told, failure = path.stat().st_size, 0, []
+    with database(scratch / _SCRATCH, held_bytes) as connection:
+
+        def work() -> None:
+            try:
+                connection.execute(sql, values)
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+                failure.append(error)
+
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        try:
+            while worker.is_alive():
+                worker.join(_POLL_S)
+                share = min(100.0, max(0.0, connection.query_progress())) / 100 if worker.is_alive() else 0
+                now = max(told, int(size * share))
+                advance(now - told)
+                told = now
+        except BaseException:
+            connection.interrupt()
+            worker.join()
+            raise
+        advance(size - told)
+        if failure:
+            with _named(path):
+                raise failure[0]
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    import duckdb
+
+    try:
+        yield
+    except duckdb.OutOfMemoryException as error:
+        raise ResourceError(
+            f"{path} has records too long to be held {_ROWS_HELD} at a time: {_first_line(error)}", "Keep it as JSONL."
+        ) from error
+    except duckdb.IOException as error:
+        if "No space left" in str(error):
+            raise OSError(28, "No space left on device") from error
+        raise ParseError(f"{path} cannot be read: {_first_line(error)}", "The file is damaged or cut short.") from error
+    except duckdb.Error as error:
+        raise ParseError(
+            f"{path} cannot be read: {_first_line(error)}", "The file is damaged, or holds what is not read."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:300]

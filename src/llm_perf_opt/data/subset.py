@@ -1,0 +1,102 @@
+"""The transform `subset`: so many records, drawn by a seed, in the order of the source and as they stand there."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from llm_perf_opt.data import arrow_files, parquet_files
+from llm_perf_opt.data.formats import WHOLE, DataFile, Format
+from llm_perf_opt.data.inventory import CHUNK_BYTES, Advance, ignore
+from llm_perf_opt.data.layout import SAMPLES
+from llm_perf_opt.data.lines import BadRecords
+from llm_perf_opt.data.record_streams import checked_lines
+from llm_perf_opt.data.sampling import Reservoir, sample_places
+from llm_perf_opt.errors import ResourceError
+
+_SPILL = ".spill"
+
+
+def write_subset(
+    files: Sequence[DataFile], out: Path, num_samples: int, seed: int, bad: BadRecords, advance: Advance
+) -> tuple[Format, dict[str, int]]:
+    """`num_samples` records of `files` into one file under `out`. Lines are copied as they stand; rows become JSON lines."""
+    if files[0].format in ("jsonl", "txt"):
+        kind = files[0].format
+        _sampled_lines(files, out / f"{SAMPLES}.{kind}", num_samples, seed, bad, advance)
+        return kind, {WHOLE: num_samples}
+    _sampled_rows(files, out / f"{SAMPLES}.jsonl", num_samples, seed, advance)
+    return "jsonl", {WHOLE: num_samples}
+
+
+def _sampled_lines(files: Sequence[DataFile], out: Path, size: int, seed: int, bad: BadRecords, advance: Advance) -> None:
+    """One pass; lines that may be in the sample wait on disk, so that memory holds their places alone."""
+    import numpy as np
+
+    reservoir, base = Reservoir(size, seed), 0
+    spill_file = out.with_name(_SPILL)
+    with spill_file.open("w+b") as spill:
+        for file in files:
+            last = 0
+            for block in checked_lines(file, bad, advance):
+                if not block:
+                    continue
+                places = np.fromiter((base + number - 1 for number, _ in block), np.int64, len(block))
+                chosen = reservoir.candidates(places)
+                starts = np.empty(len(chosen), np.int64)
+                for index, candidate in enumerate(chosen.tolist()):
+                    starts[index] = spill.tell()
+                    spill.write(block[candidate][1] + b"\n")
+                reservoir.keep(places[chosen], starts)
+                last = block[-1][0]
+            base += last
+        _check_enough(reservoir.offered, size)
+        with out.open("wb") as kept:
+            for start in reservoir.sample()[1].tolist():
+                spill.seek(start)
+                kept.write(spill.readline())
+    spill_file.unlink()
+
+
+def _sampled_rows(files: Sequence[DataFile], out: Path, size: int, seed: int, advance: Advance) -> None:
+    """The places are drawn from the row counts; only the chosen rows are then written."""
+    reader = arrow_files if files[0].format == "arrow" else parquet_files
+    counts = [reader.count_rows(file.path) for file in files]
+    _check_enough(sum(counts), size)
+    places = sample_places(sum(counts), size, seed)
+    first = 0
+    with out.open("wb") as kept:
+        for file, count in zip(files, counts, strict=True):
+            inside = (places[(places >= first) & (places < first + count)] - first).tolist()
+            if inside and file.format == "parquet":
+                _append_parquet_rows(file, inside, out.with_name(_SPILL), kept)
+            elif inside:
+                _append_arrow_rows(file, inside, kept)
+            first += count
+            advance(file.bytes)
+
+
+def _append_parquet_rows(file: DataFile, rows: list[int], spill: Path, kept: BinaryIO) -> None:
+    parquet_files.write_json(file.path, spill, ignore, rows)
+    with spill.open("rb") as lines:
+        shutil.copyfileobj(lines, kept, CHUNK_BYTES)
+    spill.unlink()
+
+
+def _append_arrow_rows(file: DataFile, rows: list[int], kept: BinaryIO) -> None:
+    wanted, place = iter([*rows, -1]), 0
+    following = next(wanted)
+    for block in arrow_files.objects(file.path, ignore):
+        while place <= following < place + len(block):
+            kept.write(msgspec.json.encode(block[following - place]) + b"\n")
+            following = next(wanted)
+        place += len(block)
+
+
+def _check_enough(found: int, asked: int) -> None:
+    if found < asked:
+        raise ResourceError(
+            f"{asked} samples are asked for, and there are {found} records.", f"Use --num-samples {found} or less."
+        )

@@ -1,0 +1,141 @@
+"""Findings and their trials: in the terminal, in the report, as data."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from llm_perf_opt.analysis.trace_document import OVERLAP, BudgetTable, FindingLine, TraceAnalysis
+from llm_perf_opt.analysis.verification import Trial, Verification
+from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.text import columns, escape, milliseconds, percent, reason, table
+from llm_perf_opt.report.trace_page import finding_lines, ms, plain, saving_words
+
+WITHIN = 0.25
+"""A predicted time this near to the measured one is called right."""
+
+
+def advice_text(findings: Sequence[FindingLine]) -> str:
+    """For the terminal."""
+    if not findings:
+        return "Nothing found: no rule found anything above its threshold.\n"
+    lines = [line for number, finding in enumerate(findings, 1) for line in finding_lines(number, finding)]
+    return "\n".join([*lines, OVERLAP]) + "\n"
+
+
+def trials_text(found: Verification) -> str:
+    """Predicted against measured, for the terminal."""
+    rows = [[plain(cell) for cell in _cells(trial)] for trial in found.trials]
+    lines = [f"Tried, each alone, against {plain(found.base)}", columns(_HEADER, rows, "lrrrrrl")]
+    if found.remeasured:
+        lines.append(f"The base was measured again: {plain(found.remeasured)}.")
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def verification_json(found: Verification) -> dict[str, Any]:
+    """With the figures that follow from the others."""
+    trials = [
+        asdict(trial) | {"saving_ns": trial.saving_ns, "predicted_ns": trial.predicted_ns, "error": trial.error}
+        for trial in found.trials
+    ]
+    return {"base": found.base, "remeasured": found.remeasured, "trials": trials}
+
+
+def budget_section(trace: Maybe[TraceAnalysis]) -> str:
+    """Where the time goes, stage by stage."""
+    if isinstance(trace, Missing):
+        return f"## Where the time goes\n\n{reason(trace)}\n"
+    if not trace.budgets:
+        return f"## Where the time goes\n\nn/a: {escape(trace.why or 'the trace shows no stage: ' + trace.stage_why)}\n"
+    head = (
+        f"Rows sum to the wall time to the nanosecond. Kernels' times from {escape(trace.source)}; "
+        f"stages by {escape(trace.stage_method)} ({escape(trace.stage_why)}).\n"
+    )
+    return "\n".join(["## Where the time goes\n", head, *[_budget(budget) for budget in trace.budgets]])
+
+
+def findings_section(trace: Maybe[TraceAnalysis], verified: Verification | None) -> str:
+    """What to change first, and what became of it where it was tried."""
+    if isinstance(trace, Missing):
+        return f"## What to change first\n\n{reason(trace)}\n"
+    if not trace.complete:
+        return f"## What to change first\n\nn/a: {escape(trace.why)}\n"
+    parts = ["## What to change first\n"]
+    if not trace.findings:
+        parts.append(f"Nothing was found above the rules' thresholds{'' if trace.budgets else ': ' + escape(trace.why)}.\n")
+    for number, finding in enumerate(trace.findings, 1):
+        parts.append(_finding(number, finding))
+    if len(trace.findings) > 1:
+        parts.append(f"{OVERLAP}\n")
+    if verified is not None and verified.trials:
+        parts += [
+            f"### Tried, each alone, against {escape(verified.base)}\n",
+            table(_HEADER, [[escape(cell) for cell in _cells(trial)] for trial in verified.trials], "lrrrrrl"),
+        ]
+        if verified.remeasured:
+            parts.append(f"The base was measured again: {escape(verified.remeasured)}.\n")
+    return "\n".join(parts)
+
+
+def finding_sentences(trace: Maybe[TraceAnalysis]) -> list[str]:
+    """The first finding that saves something, for the summary."""
+    if isinstance(trace, Missing):
+        return []
+    found = next((one for one in trace.findings if one.kind == "latency" and one.saving_ns), None)
+    if found is None:
+        return []
+    return [f"What to change first: {escape(found.claim)} Try `{found.to_try.replace('`', ' ')}`: {saving_words(found)}."]
+
+
+def _budget(budget: BudgetTable) -> str:
+    many = f"{budget.units} {budget.unit}s" if budget.units > 1 else f"one {budget.unit}"
+    rows = [
+        [escape(row.label), milliseconds(row.ns), milliseconds(row.ns / budget.units), percent(row.share)] for row in budget.rows
+    ]
+    rows.append(["sum", milliseconds(budget.wall_ns), milliseconds(budget.wall_ns / budget.units), "100.0 %"])
+    said = [f"- **{escape(problem)}**\n" for problem in budget.problems] + [f"- {escape(note)}\n" for note in budget.notes]
+    header = [f"{budget.stage}, {many}", "time", f"per {budget.unit}", "share"]
+    return f"{table(header, rows, 'lrrr')}\nWall time from {escape(budget.wall_source)}.\n\n{''.join(said)}"
+
+
+def _finding(number: int, finding: FindingLine) -> str:
+    lines = [
+        f"{number}. **{escape(finding.claim)}**",
+        f"   - saves: {escape(saving_words(finding))}; {finding.confidence} confidence: {escape(finding.because)}",
+        *[f"   - {escape(row)}" for row in finding.evidence],
+        f"   - try: `{finding.to_try.replace('`', ' ')}`" if finding.overrides else f"   - try: {escape(finding.to_try)}",
+    ]
+    if finding.overrides and finding.change:
+        lines.append(f"   - in other programs: {escape(finding.change)}")
+    return "\n".join(lines) + "\n"
+
+
+_HEADER = ["finding", "before", "predicted", "measured", "saved", "predicted saving", "verdict"]
+
+
+def _cells(trial: Trial) -> list[str]:
+    if trial.before_ns is None or trial.after_ns is None or trial.saving_ns is None:
+        return [trial.id, "", "", "", "", _maybe(trial.predicted_saving_ns), f"n/a: {trial.why}"]
+    return [
+        trial.id,
+        ms(trial.before_ns),
+        _maybe(trial.predicted_ns),
+        ms(trial.after_ns),
+        ms(trial.saving_ns),
+        _maybe(trial.predicted_saving_ns),
+        _verdict(trial),
+    ]
+
+
+def _maybe(ns: int | None) -> str:
+    return "n/a" if ns is None else ms(ns)
+
+
+def _verdict(trial: Trial) -> str:
+    if trial.saving_ns is None or trial.error is None or trial.spread_ns is None:
+        return "n/a"
+    near = f"predicted time {trial.error:+.0%}"
+    if abs(trial.saving_ns) <= trial.spread_ns:
+        return f"no difference beyond the spread; {near}"
+    if trial.saving_ns < 0:
+        return f"slower; {near}"
+    return f"{'holds' if abs(trial.error) <= WITHIN else 'saves, but not as predicted'}; {near}"

@@ -1,0 +1,328 @@
+"""Charts as Plotly figures: plain data and layout, drawn by the page's own script. No colour of the page is in them.
+
+Plotly reads some tags in labels and hover texts, so names go through `label` and come out as they were.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from llm_perf_opt.analysis.stats import percentile
+from llm_perf_opt.analysis.telemetry import measured_window
+from llm_perf_opt.records import CleanTimings, CpuSample, GpuSample, Maybe, Missing, Telemetry
+from llm_perf_opt.report.chart_data import Roofline, Waterfall, roof_corners, roofline_extent
+from llm_perf_opt.report.palette import BLUE, GREY, ORANGE, SERIES, STAGE_COLOURS, colour_of
+from llm_perf_opt.report.text import milliseconds, percent, share_words, significant
+
+Figure = dict[str, Any]
+"""`data` and `layout`, as Plotly takes them."""
+
+MOST_READINGS = 4000
+"""Of one quantity on the telemetry chart."""
+MOST_SHADED = 200
+"""Iterations whose prefill is shaded."""
+_SYMBOLS = {"stage": "star", "part": "diamond", "kernel": "circle"}
+_DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def label(name: str) -> str:
+    """A name as Plotly shows it literally, on one line."""
+    one_line = "".join(char if char.isprintable() else " " for char in name)
+    return one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def wrapped(text: str, width: int = 26) -> str:
+    """The same in several lines of at most `width` characters, broken between words."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".strip()
+    return "<br>".join(label(line) for line in lines)
+
+
+def waterfall_chart(data: Waterfall) -> Figure:
+    """Every use a bar that begins where the one before ended; the last bar is the whole."""
+    names, bases, lengths, texts, hovers, colours = [], [], [], [], [], []
+    reached = 0
+    whole = data.total_ns
+    for use in data.uses:
+        names.append(wrapped(use.label))
+        bases.append(reached / 1e6)
+        lengths.append(use.ns / 1e6)
+        share = share_words(use.ns / whole) if whole else "n/a"
+        texts.append(f"{milliseconds(use.ns)} · {share}")
+        hovers.append(
+            f"<b>{label(use.label)}</b><br>{milliseconds(use.ns)}, {share}" + (f"<br>{label(use.note)}" if use.note else "")
+        )
+        colours.append(colour_of(use.colour))
+        reached += use.ns
+    names.append("measured")
+    bases.append(0)
+    lengths.append(whole / 1e6)
+    texts.append(milliseconds(whole))
+    hovers.append(f"<b>{label(data.title)}</b><br>{milliseconds(whole)}")
+    colours.append(GREY)
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "y": list(range(len(names))),
+        "x": lengths,
+        "base": bases,
+        "marker": {"color": colours},
+        "text": texts,
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertext": hovers,
+        "hoverinfo": "text",
+    }
+    # Long bars have their text beside them too: the axis leaves room for it.
+    longest = max([abs(base + length) for base, length in zip(bases, lengths, strict=True)] or [1.0]) or 1.0
+    lowest = min(0.0, *[base + length for base, length in zip(bases, lengths, strict=True)])
+    layout = {
+        "xaxis": {"title": {"text": "ms"}, "range": [lowest * 1.05, longest * 1.62], "zeroline": True},
+        "yaxis": {
+            "autorange": "reversed",
+            "tickmode": "array",
+            "tickvals": list(range(len(names))),
+            "ticktext": names,
+            "automargin": True,
+        },
+        "showlegend": False,
+        "height": 60 + 38 * len(names),
+        "margin": {"l": 10, "r": 10, "t": 10, "b": 45},
+    }
+    return {"data": [trace], "layout": layout}
+
+
+def roofline_chart(data: Roofline) -> Figure:
+    """Limits as lines, what ran as points, both axes logarithmic."""
+    (low, high), (bottom, top) = roofline_extent(data)
+    traces: list[Figure] = []
+    for number, roof in enumerate(data.roofs):
+        corners = roof_corners(roof, low, high)
+        bandwidth = roof.bandwidth_bytes_per_s
+        moved = f" and {significant(bandwidth / 1e9)} GB/s" if bandwidth else ""
+        text = f"<b>{label(roof.name)}</b><br>{significant(roof.peak_flops_per_s / 1e12)} TFLOP/s{moved}"
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": f"{label(roof.name)} limits",
+                "x": [x for x, _ in corners],
+                "y": [y / 1e12 for _, y in corners],
+                "line": {"dash": _DASHES[number % len(_DASHES)], "width": 2, "color": GREY},
+                "hovertext": [text] * len(corners),
+                "hoverinfo": "text",
+            }
+        )
+    groups = list(dict.fromkeys((point.kind, point.stage) for point in data.points))
+    longest = max([point.time_ns for point in data.points if point.kind != "stage"] or [1])
+    for kind, stage in groups:
+        members = [point for point in data.points if (point.kind, point.stage) == (kind, stage)]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": f"{label(stage)}: {'whole' if kind == 'stage' else f'{kind}s'}",
+                "x": [point.flops_per_byte for point in members],
+                "y": [point.flops_per_s / 1e12 for point in members],
+                "marker": {
+                    "symbol": _SYMBOLS[kind],
+                    "color": STAGE_COLOURS.get(stage, SERIES[2]),
+                    "opacity": 0.6 if kind == "kernel" else 1,
+                    "size": [18 if kind == "stage" else 6 + 12 * (point.time_ns / longest) ** 0.5 for point in members],
+                    "line": {"width": 1},
+                },
+                "hovertext": [
+                    f"<b>{label(point.name)}</b><br>{label(point.stage)}, {milliseconds(point.time_ns)}<br>"
+                    f"{significant(point.flops_per_s / 1e12)} TFLOP/s, "
+                    f"{significant(point.flops_per_s / point.flops_per_byte / 1e9)} GB/s<br>"
+                    f"{significant(point.flops_per_byte)} FLOP/byte<br>{label(point.detail)}"
+                    for point in members
+                ],
+                "hoverinfo": "text",
+            }
+        )
+    layout = {
+        "xaxis": {"type": "log", "title": {"text": "arithmetic intensity, FLOP/byte"}, "range": _log_range(low, high)},
+        "yaxis": {
+            "type": "log",
+            "title": {"text": f"TFLOP/s ({label(data.dtype)})"},
+            "range": _log_range(bottom / 1e12, top / 1e12),
+        },
+        "legend": {"orientation": "h", "y": -0.2},
+        "hovermode": "closest",
+        "height": 560,
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _log_range(low: float, high: float) -> list[float]:
+    from math import log10
+
+    return [log10(low), log10(high)]
+
+
+def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
+    """The median time of each decode step over the repeats, with the middle half, against the context it ran on."""
+    steps = min((len(iteration.steps_ns) for iteration in timings.iterations), default=0)
+    if not steps:
+        return Missing("the request has no decode step")
+    columns = [[iteration.steps_ns[step] / 1e6 for iteration in timings.iterations] for step in range(steps)]
+    contexts = [timings.workload.padded_tokens + 1 + step for step in range(steps)]
+    median, low, high = ([percentile(column, share) for column in columns] for share in (0.5, 0.25, 0.75))
+    band = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "middle half of the repeats",
+        "x": contexts + contexts[::-1],
+        "y": high + low[::-1],
+        "fill": "toself",
+        "line": {"width": 0},
+        "fillcolor": "rgba(86,180,233,0.35)",
+        "hoverinfo": "skip",
+    }
+    line = {
+        "type": "scatter",
+        "mode": "lines+markers" if steps < 200 else "lines",
+        "name": "median step",
+        "x": contexts,
+        "y": median,
+        "line": {"color": BLUE},
+        "marker": {"size": 5},
+        "hovertemplate": "context %{x} tokens<br>%{y:.4g} ms<extra></extra>",
+    }
+    layout = {
+        "xaxis": {"title": {"text": "context the step attends to, tokens"}},
+        "yaxis": {"title": {"text": "decode step, ms"}, "rangemode": "tozero"},
+        "legend": {"orientation": "h", "y": -0.25},
+        "height": 380,
+    }
+    return {"data": [band, line], "layout": layout}
+
+
+def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> Maybe[Figure]:
+    """Nested shares of time. `nodes` are paths with the time of the whole node, parents before their children."""
+    known = [(path, ns) for path, ns in nodes if ns > 0]
+    if not known:
+        return Missing("nothing took any time")
+    ids = {path: f"n{number}" for number, (path, _) in enumerate(known)}
+    whole = sum(ns for path, ns in known if path[:-1] not in ids)
+    root = "all"  # Plotly draws nothing where there are several roots
+    trace = {
+        "type": "icicle",
+        "ids": [root, *[ids[path] for path, _ in known]],
+        "labels": ["all", *[label(path[-1]) or "(no name)" for path, _ in known]],
+        "parents": ["", *[ids.get(path[:-1], root) for path, _ in known]],
+        "values": [whole, *[ns for _, ns in known]],
+        "branchvalues": "total",
+        "tiling": {"orientation": "v"},
+        "pathbar": {"visible": False},
+        "hovertext": [
+            f"<b>all</b><br>{milliseconds(whole)} of {label(what)}",
+            *[
+                f"<b>{' › '.join(label(step) for step in path)}</b><br>{milliseconds(ns)} of {label(what)}, {percent(ns / whole)}"
+                for path, ns in known
+            ],
+        ],
+        "hoverinfo": "text",
+        "textinfo": "label",
+        "maxdepth": 6,
+        "marker": {"line": {"width": 1}},
+    }
+    return {
+        "data": [trace],
+        "layout": {"height": 420, "margin": {"l": 5, "r": 5, "t": 36, "b": 5}, "iciclecolorway": list(SERIES)},
+    }
+
+
+def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Figure, str]]:
+    """The sampler's readings, time counted from the first repeat, with each prefill shaded; and what was left out."""
+    begin, end = measured_window(timings)
+    rows = _gpu_rows(samples.gpu) if samples.gpu else _cpu_rows(samples.cpu)
+    rows = [(name, unit, points) for name, unit, points in rows if points]
+    if not rows:
+        return Missing(samples.header.gpu_note or "the sampler took no readings")
+    stride = max(1, -(-max(len(points) for _, _, points in rows) // MOST_READINGS))
+    traces: list[Figure] = []
+    layout: Figure = {"height": 170 * len(rows) + 60, "showlegend": False, "grid": {"rows": len(rows), "columns": 1}}
+    for number, (name, unit, points) in enumerate(rows):
+        axis = "" if number == 0 else str(number + 1)
+        shown = points[::stride]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": name,
+                "x": [(at - begin) / 1e9 for at, _ in shown],
+                "y": [value for _, value in shown],
+                "xaxis": "x",
+                "yaxis": f"y{axis}",
+                "line": {"color": colour_of(number)},
+                "hovertemplate": f"%{{x:.3f}} s<br>{label(name)} %{{y:.4g}} {unit}<extra></extra>",
+            }
+        )
+        height = 1 / len(rows)
+        low = 1 - (number + 1) * height
+        layout[f"yaxis{axis}"] = {
+            "title": {"text": f"{wrapped(name, 16)}<br>{unit}"},
+            "domain": [low + 0.05 * height, low + 0.95 * height],
+            "rangemode": "tozero",
+        }
+    layout["xaxis"] = {
+        "title": {"text": "seconds after the first repeat began"},
+        "anchor": f"y{len(rows)}" if len(rows) > 1 else "y",
+    }
+    layout["shapes"] = _shading(timings, begin, end)
+    note = f"Every {stride}th reading is drawn; nvml.csv has all." if stride > 1 else ""
+    return {"data": traces, "layout": layout}, note
+
+
+def _shading(timings: CleanTimings, begin: int, end: int) -> list[Figure]:
+    """The measured window, and inside it every prefill."""
+
+    def band(start: int, stop: int, colour: str) -> Figure:
+        return {
+            "type": "rect",
+            "xref": "x",
+            "yref": "paper",
+            "x0": (start - begin) / 1e9,
+            "x1": (stop - begin) / 1e9,
+            "y0": 0,
+            "y1": 1,
+            "fillcolor": colour,
+            "opacity": 0.15,
+            "line": {"width": 0},
+            "layer": "below",
+        }
+
+    prefills = [
+        band(iteration.started_ns, iteration.started_ns + iteration.prefill_ns, ORANGE)
+        for iteration in timings.iterations[:MOST_SHADED]
+    ]
+    return [band(begin, end, BLUE), *prefills]
+
+
+Row = tuple[str, str, list[tuple[int, float]]]
+
+
+def _gpu_rows(samples: Sequence[GpuSample]) -> list[Row]:
+    def of(value: Sequence[Maybe[int]], factor: float = 1.0) -> list[tuple[int, float]]:
+        return [(s.at_ns, v * factor) for s, v in zip(samples, value, strict=True) if not isinstance(v, Missing)]
+
+    return [
+        ("GPU power", "W", of([s.power_mw for s in samples], 1e-3)),
+        ("SM clock", "MHz", of([s.sm_clock_mhz for s in samples])),
+        ("GPU temperature", "°C", of([s.temperature_c for s in samples])),
+        ("GPU utilisation", "%", of([s.gpu_utilisation_pct for s in samples])),
+    ]
+
+
+def _cpu_rows(samples: Sequence[CpuSample]) -> list[Row]:
+    frequency = [(s.at_ns, s.frequency_mhz) for s in samples if not isinstance(s.frequency_mhz, Missing)]
+    return [
+        ("busy, whole machine", "processors", [(s.at_ns, s.machine_pct / 100) for s in samples]),
+        ("busy, measured process", "processors", [(s.at_ns, s.ours_pct / 100) for s in samples]),
+        ("processor frequency", "MHz", frequency),
+    ]

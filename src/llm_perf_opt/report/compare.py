@@ -1,0 +1,272 @@
+"""A comparison as a Markdown page and as lines for the terminal."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.compare import Comparison, Row
+from llm_perf_opt.analysis.compare_differences import Difference
+from llm_perf_opt.analysis.compare_figures import FigureChange, OperatorChange
+from llm_perf_opt.analysis.compare_kernels import KernelMatch, LoneKernel
+from llm_perf_opt.analysis.compare_stats import LEAST_FREEDOM, Effect
+from llm_perf_opt.analysis.gates import GateResult
+from llm_perf_opt.analysis.kernel_names import short_name
+from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, table, with_unit
+
+TOP = 15
+HEADLINE = ("e2e", "ttft", "tpot")
+
+
+def signed_percent(share: Maybe[float]) -> str:
+    """A change with its sign."""
+    return reason(share) if isinstance(share, Missing) else f"{share * 100:+.2f} %"
+
+
+def verdict_sentences(found: Comparison) -> list[str]:
+    """What is said first: the request as a whole, then its two halves."""
+    sentences = []
+    for key in HEADLINE:
+        row = found.row(key)
+        if isinstance(row.effect, Missing):
+            sentences.append(f"{row.label}: {row.effect}.")
+        else:
+            sentences.append(f"{row.label}: {_verdict_words(row.effect)}.")
+    return sentences
+
+
+def _verdict_words(effect: Effect) -> str:
+    about = f"{signed_percent(effect.change)}, 95 %: {_interval(effect)}"
+    if effect.verdict != "not distinguishable":
+        return f"new is {effect.verdict} ({about})"
+    if effect.uncertainty.restless:
+        return f"not distinguishable ({about}; repeats scatter by {effect.uncertainty.scatter:.1%}, much for one process a side)"
+    if not effect.low <= 0 <= effect.high:
+        return f"not distinguishable ({about}; smaller than the smallest change worth a verdict)"
+    return f"not distinguishable ({about})"
+
+
+def _interval(effect: Effect) -> str:
+    return f"{effect.low * 100:+.2f} to {effect.high * 100:+.2f} %"
+
+
+def gate_line(result: GateResult) -> str:
+    """A gate's outcome in a line, with what would let it be told."""
+    line = f"{result.outcome}: {result.gate.asked} {result.why}"
+    if result.outcome != "cannot tell":
+        return line
+    return f"{line}. " + (f"{result.needed.why}." if isinstance(result.needed, Missing) else f"To tell: {result.needed}.")
+
+
+def comparison_text(found: Comparison) -> str:
+    """For the terminal: verdicts, metrics, differences, gates."""
+    lines = [*verdict_sentences(found), ""]
+    body = [_row_cells(row) for row in (*found.metrics, *found.stages) if not isinstance(row.effect, Missing)]
+    lines.append(columns(_HEADER, body, _ALIGN))
+    lines += [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
+    lines.append("")
+    lines += [f"setting {row.key}: {row.base} → {row.new}" for row in found.settings]
+    lines += [f"environment {row.key}: {row.base} → {row.new}" for row in found.environment]
+    lines += [f"caution: {text}" for text in found.cautions]
+    lines += [f"gate {gate_line(result)}" for result in found.gates]
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in "\n".join(lines).rstrip() + "\n")
+
+
+def comparison_page(found: Comparison) -> str:
+    """The whole page; the verdict stands first."""
+    sections = [
+        "# Comparison\n\n" + "".join(f"- {escape(sentence)}\n" for sentence in verdict_sentences(found)),
+        _sides(found),
+        _gates(found.gates),
+        _cautions(found.cautions),
+        "## Metrics\n\n" + _rows(found.metrics),
+        "## Stages\n\n" + _rows(found.stages) + _paired_note(found.stages),
+        _differences("Settings that differ", found.settings),
+        _differences("Hardware, model and workload that differ", found.facts),
+        _differences("Environment that differs", found.environment),
+        "## Memory and energy\n\n" + _figures((*found.memory, *found.energy)),
+        _operators(found.operators),
+        _kernels(found.kernels),
+        _figure_section("Budget", found.budget),
+        _figure_section("Counters", found.counters),
+        _left_out(found),
+        _method(found),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+_HEADER = ("metric", "base", "new", "change", "95 % interval", "verdict", "repeats")
+_ALIGN = "lrrrrlr"
+
+
+def _row_cells(row: Row) -> list[str]:
+    effect = row.effect
+    if isinstance(effect, Missing):
+        return [row.label, "n/a", "n/a", "n/a", "n/a", reason(effect), ""]
+    return [
+        row.label,
+        with_unit(effect.base, row.unit),
+        with_unit(effect.new, row.unit),
+        signed_percent(effect.change),
+        _interval(effect),
+        effect.verdict,
+        f"{_repeats(effect.base_repeats)} / {_repeats(effect.new_repeats)}",
+    ]
+
+
+def _repeats(counts: Sequence[int]) -> str:
+    return str(counts[0]) if len(counts) == 1 else f"{len(counts)} runs, {sum(counts)}"
+
+
+def _rows(rows: Sequence[Row]) -> str:
+    return table(_HEADER, [[escape(row.label), *_row_cells(row)[1:]] for row in rows], _ALIGN)
+
+
+def _paired_note(rows: Sequence[Row]) -> str:
+    for row in rows:
+        if not isinstance(row.effect, Missing) and row.effect.paired_steps:
+            return f"\n{row.label} is paired: each of {row.effect.paired_steps} steps with the same step of the other side.\n"
+    return ""
+
+
+def _sides(found: Comparison) -> str:
+    rows = [["base", escape(name)] for name in found.base_runs] + [["new", escape(name)] for name in found.new_runs]
+    meant = f"\nThe experiment: {escape(', '.join(found.experiment))}.\n" if found.experiment else ""
+    return table(["side", "run"], rows) + meant
+
+
+def _gates(results: Sequence[GateResult]) -> str:
+    if not results:
+        return ""
+    rows = [
+        [
+            escape(result.gate.asked),
+            result.outcome,
+            escape(result.why),
+            "" if isinstance(result.needed, Missing) else result.needed,
+        ]
+        for result in results
+    ]
+    return "## Gates\n\n" + table(["gate", "outcome", "why", "to tell"], rows)
+
+
+def _needed(result: GateResult) -> str:
+    if result.outcome != "cannot tell":
+        return ""
+    return reason(result.needed) if isinstance(result.needed, Missing) else escape(result.needed)
+
+
+def _cautions(texts: Sequence[str]) -> str:
+    return "## Cautions\n\n" + "".join(f"- {escape(text)}\n" for text in texts) if texts else ""
+
+
+def _differences(title: str, rows: Sequence[Difference]) -> str:
+    if not rows:
+        return f"## {title}\n\nNone.\n"
+    return f"## {title}\n\n" + table(
+        ["key", "base", "new"], [[escape(row.key), escape(row.base), escape(row.new)] for row in rows]
+    )
+
+
+def _figures(rows: Sequence[FigureChange]) -> str:
+    body = [
+        [escape(row.label), _figure(row.base, row.unit), _figure(row.new, row.unit), _change(row)] for row in rows
+    ]  # fmt: skip
+    return table(["figure, one reading a run", "base", "new", "change"], body, "lrrr")
+
+
+def _change(row: FigureChange) -> str:
+    """The reason stands beside the value that is missing; once is enough."""
+    missing = isinstance(row.base, Missing) or isinstance(row.new, Missing)
+    return "n/a" if missing else signed_percent(row.change)
+
+
+def _figure(value: Maybe[float], unit: str) -> str:
+    if isinstance(value, Missing):
+        return reason(value)
+    return gibibytes(round(value)) if unit == "bytes" else with_unit(value, unit)
+
+
+def _operators(rows: Maybe[tuple[OperatorChange, ...]]) -> str:
+    if isinstance(rows, Missing):
+        return f"## Operators\n\n{reason(rows)}\n"
+    body = [
+        [
+            escape(row.name),
+            "appeared" if row.base_ns is None else milliseconds(row.base_ns),
+            "vanished" if row.new_ns is None else milliseconds(row.new_ns),
+            f"{((row.new_ns or 0) - (row.base_ns or 0)) / 1e6:+.3f} ms",
+            f"{row.base_calls:,} / {row.new_calls:,}",
+        ]
+        for row in rows[:TOP]
+    ]
+    note = f"Self time under torch.profiler, the {len(body)} of {len(rows)} that changed most; without an interval.\n\n"
+    return "## Operators\n\n" + note + table(["operator", "base", "new", "difference", "calls"], body, "lrrrr")
+
+
+def _kernels(match: Maybe[KernelMatch]) -> str:
+    if isinstance(match, Missing):
+        return f"## Kernels\n\n{reason(match)}\n"
+    body = [
+        [
+            escape(pair.stage),
+            escape(pair.role),
+            escape(_short(pair.base_name) if pair.how == "same name" else f"{_short(pair.base_name)} → {_short(pair.new_name)}"),
+            milliseconds(pair.base_ns),
+            milliseconds(pair.new_ns),
+            f"{(pair.new_ns - pair.base_ns) / 1e6:+.3f} ms",
+            f"{pair.base_calls:,} / {pair.new_calls:,}",
+        ]
+        for pair in match.pairs[:TOP]
+    ]
+    header = ["stage", "role", "kernel", "base", "new", "difference", "calls"]
+    text = "## Kernels\n\n" + table(header, body, "lllrrrr")
+    return text + _alone("Appeared", match.appeared) + _alone("Vanished", match.vanished)
+
+
+def _alone(title: str, kernels: Sequence[LoneKernel]) -> str:
+    if not kernels:
+        return f"\n{title}: none.\n"
+    rows = [
+        [escape(one.stage), escape(one.role), escape(_short(one.name)), milliseconds(one.time_ns), f"{one.calls:,}"]
+        for one in kernels[:TOP]
+    ]
+    return f"\n{title}, {len(kernels)}:\n\n" + table(["stage", "role", "kernel", "time", "calls"], rows, "lllrr")
+
+
+def _figure_section(title: str, rows: Maybe[tuple[FigureChange, ...]]) -> str:
+    return f"## {title}\n\n" + (f"{reason(rows)}\n" if isinstance(rows, Missing) else _figures(rows))
+
+
+def _left_out(found: Comparison) -> str:
+    """What could not be compared, in one place."""
+    rows = [f"{row.label}: {row.effect.why}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
+    sections = (
+        ("operators", found.operators),
+        ("kernels", found.kernels),
+        ("budget", found.budget),
+        ("counters", found.counters),
+    )
+    rows += [f"{name}: {value.why}" for name, value in sections if isinstance(value, Missing)]
+    rows += [f"{row.label}: {row.change.why}" for row in (*found.memory, *found.energy) if isinstance(row.change, Missing)]
+    return "## Not compared\n\n" + "".join(f"- {escape(text)}\n" for text in rows) if rows else ""
+
+
+def _method(found: Comparison) -> str:
+    judgement = found.judgement
+    several = len(found.base_runs) + len(found.new_runs) - 2 >= LEAST_FREEDOM
+    between = (
+        "The spread between processes is measured over the runs of both sides (Student's t over their medians)."
+        if several
+        else f"The spread between processes is assumed to be {judgement.process_spread:.1%} or, where the repeats or their drift "
+        f"suggest more, that; where repeats scatter by more than {judgement.restless:.0%}, four times that scatter."
+    )
+    return (
+        "## How to read it\n\n"
+        "A change is that of the medians of unprofiled repeats, with a 95 % bootstrap interval, widened where neighbouring "
+        f"repeats resemble each other. {between} A change is called faster or slower when its interval excludes zero and it is "
+        f"at least {judgement.smallest:.1%}.\n"
+    )
+
+
+def _short(name: str) -> str:
+    """A kernel's name as a table can hold it."""
+    return short_name(name, 72)

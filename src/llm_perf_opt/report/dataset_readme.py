@@ -1,0 +1,59 @@
+"""The README of a dataset in the tree: what it is, where it comes from, how it is used."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.data.metadata import DatasetMetadata
+from llm_perf_opt.report.text import escape, table
+
+_MOST_NAMES = 100
+
+
+def dataset_readme(metadata: DatasetMetadata, first_level: Sequence[str]) -> str:
+    """Markdown; names and remarks are data in it."""
+    facts = [
+        ["version", _said(metadata.version)],
+        ["source", escape(metadata.source)],
+        ["license", _said(metadata.license)],
+        ["format", f"{metadata.format}, text in the field {escape(metadata.text_field)}"],
+        ["size", f"{metadata.size.records} records, {metadata.size.files} files, {metadata.size.bytes} bytes"],
+        ["content sha256", metadata.content_sha256],
+        ["added", metadata.added],
+    ]
+    splits = table(["split", "records"], [[name, str(records)] for name, records in metadata.splits.items()], "lr")
+    notes = f"\n{escape(metadata.notes)}\n" if metadata.notes else ""
+    return f"""# {escape(metadata.name)}
+{notes}
+{table(["", ""], facts)}
+{splits}
+## Source
+
+`source-data` is a link to the data as they were obtained. It is never written; `llm-perf dataset check {metadata.name}`
+finds out whether they changed.
+
+```
+source-data/
+{_tree(first_level)}
+```
+
+## Use
+
+```
+llm-perf run dataset={metadata.name}
+llm-perf dataset prepare {metadata.name} --variant subset-1k --num-samples 1000 --seed 0
+llm-perf run dataset={metadata.name} dataset.variant=subset-1k
+```
+
+Each variant lies in a folder of its own beside this file; its metadata.yaml says what it was made from and how.
+`llm-perf dataset list` shows them all.
+"""
+
+
+def _said(value: str | float | None) -> str:
+    return "not told" if value is None else escape(str(value))
+
+
+def _tree(names: Sequence[str]) -> str:
+    shown = ["".join(char if char.isprintable() else "?" for char in name) for name in names[:_MOST_NAMES]]
+    if len(names) > _MOST_NAMES:
+        shown.append(f"… and {len(names) - _MOST_NAMES} more")
+    return "\n".join(f"{'└──' if index == len(shown) - 1 else '├──'} {name}" for index, name in enumerate(shown))

@@ -1,0 +1,17 @@
+"""A checked model as lines for the terminal."""
+
+from llm_perf_opt.data.model_tree import ModelCheck
+from llm_perf_opt.records import Missing
+from llm_perf_opt.report.text import count, gibibytes
+
+
+def model_lines(found: ModelCheck) -> list[str]:
+    """Name and target, what it is, and every problem."""
+    parameters = str(found.parameters) if isinstance(found.parameters, Missing) else f"{count(found.parameters)} parameters"
+    dtypes = ", ".join(f"{name} {gibibytes(size)}" for name, size in found.dtypes.items()) or "no weights"
+    tokenizer = "no tokenizer" if isinstance(found.tokenizer, Missing) else f"tokenizer {found.tokenizer}"
+    lines = [f"{found.name} → {found.target}"]
+    if not isinstance(found.model_type, Missing) or found.dtypes:
+        lines.append(f"  {found.model_type}, {parameters}, {dtypes} in {found.files} files, {tokenizer}")
+    lines += [f"  problem: {problem}" for problem in found.problems]
+    return lines + [f"  note: {note}" for note in found.notes]

@@ -1,0 +1,192 @@
+"""One self-contained HTML file of sections and blocks: no request leaves it, and no name in it can become markup or script.
+
+The policy in its head lets nothing run but the two scripts written here (by their hashes), and lets nothing be fetched at all.
+"""
+
+import base64
+import hashlib
+import importlib.resources
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from llm_perf_opt.errors import ResourceError
+from llm_perf_opt.report.charts import Figure
+from llm_perf_opt.report.html_tables import HtmlTable
+
+MOST_BYTES = 8_000_000
+"""A page larger than this is a defect: mail and browsers still take it."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """A paragraph; `kind` is a class of the style sheet."""
+
+    text: str
+    kind: str = ""
+    block: str = "words"
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list; each item may begin with something to stress."""
+
+    items: Sequence[tuple[str, str]]
+    kind: str = ""
+    block: str = "items"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure, with what it shows in words and an image for where no script runs."""
+
+    id: str
+    caption: str
+    figure: Figure
+    still: str = ""
+    notes: Sequence[str] = ()
+    half: bool = False
+    """Whether two stand side by side where there is room."""
+    block: str = "chart"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table."""
+
+    table: HtmlTable
+    block: str = "table"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Something to type."""
+
+    text: str
+    block: str = "code"
+
+
+@dataclass(frozen=True)
+class Absent:
+    """What cannot be shown, and why."""
+
+    what: str
+    why: str
+    block: str = "absent"
+
+
+@dataclass(frozen=True)
+class Card:
+    """A figure of the first screen."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Figures side by side."""
+
+    cards: Sequence[Card]
+    block: str = "cards"
+
+
+Block = Words | Items | Chart | Table | Code | Absent | Cards
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading; `folded` ones are closed at first, and open in print."""
+
+    id: str
+    title: str
+    blocks: Sequence[Block] = field(default=())
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page."""
+
+    title: str
+    subtitle: str
+    notice: str
+    """What must be known before anything else, such as that the run is partial; empty where all is well."""
+    sections: Sequence[Section]
+    made_by: str
+
+
+_NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What no reader sees: control characters, those that turn the direction of writing, halves of characters."""
+
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def _as_text(value: Any) -> Any:
+    """Every value that a template shows goes through here; only our own markup is left as it is."""
+    from markupsafe import Markup
+
+    return value if not isinstance(value, str) or isinstance(value, Markup) else _NOT_TEXT.sub(" ", value)
+
+
+def render(page: Page) -> str:
+    """The page as one file of HTML."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("llm_perf_opt", "report/templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, finalize=_as_text,
+    )  # fmt: skip
+    charts = {block.id: block.figure for section in page.sections for block in section.blocks if isinstance(block, Chart)}
+    library = _plotly() if charts else ""
+    script = _template("page.js")
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; script-src "
+        + " ".join(f"'{_hash(text)}'" for text in (library, script) if text)
+    )
+    made: str = environment.get_template("page.html.j2").render(
+        page=page, policy=policy, style=_template("page.css"), library=library, script=script, charts=script_data(charts)
+    )
+    return made
+
+
+def script_data(value: Any) -> str:
+    """JSON that can stand inside a script element: nothing in it ends the element or begins a comment."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+
+
+@cache
+def _plotly() -> str:
+    """The library's own file, as the installed package has it."""
+    try:
+        import plotly
+
+        file = importlib.resources.files(plotly).joinpath("package_data").joinpath("plotly.min.js")
+        return _one_script(file.read_text(encoding="utf-8"))
+    except (ImportError, FileNotFoundError) as error:
+        raise ResourceError("The page's charts need the package plotly, which is not installed.", "pip install plotly") from error
+
+
+@cache
+def _template(name: str) -> str:
+    file = importlib.resources.files("llm_perf_opt").joinpath("report").joinpath("templates").joinpath(name)
+    return _one_script(file.read_text(encoding="utf-8"))
+
+
+def _one_script(text: str) -> str:
+    """Text that HTML keeps as it is, so that its hash holds: line ends as browsers read them, nothing that ends the element."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    for end in ("</script", "</style", "<!--"):
+        if end in text.lower():
+            raise ValueError(f"the script holds {end!r} and cannot be put into a page")
+    return text
+
+
+def _hash(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

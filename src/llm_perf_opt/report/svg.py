@@ -1,0 +1,156 @@
+"""Waterfall and roofline as still SVG images: for Markdown, for slides, and in the page where no script runs.
+
+Written by hand so that a run folder gets its images without a browser or a drawing library. On a white ground, so that they are
+readable wherever they are put.
+"""
+
+from collections.abc import Sequence
+from html import escape as _markup
+from math import ceil, floor, log10
+
+from llm_perf_opt.report.chart_data import Roofline, Waterfall, roof_corners, roofline_extent
+from llm_perf_opt.report.palette import GREY, SERIES, STAGE_COLOURS, colour_of
+from llm_perf_opt.report.text import milliseconds, share_words, significant
+
+WIDTH = 960
+_FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#222"'
+_DASHES = ("", ' stroke-dasharray="8 5"', ' stroke-dasharray="2 4"')
+_BAR = 30
+_LABELS = 330
+_TEXT = 150
+
+
+def plain(text: str) -> str:
+    """A name as text inside an SVG: characters that XML forbids become spaces, markup becomes text."""
+    return _markup("".join(char if char.isprintable() else " " for char in text))
+
+
+def waterfalls_svg(waterfalls: Sequence[Waterfall]) -> str:
+    """All stages below each other."""
+    parts: list[str] = []
+    top = 10
+    for data in waterfalls:
+        top = _waterfall(data, top, parts)
+    return _document(WIDTH, top + 10, "Where the time goes", parts)
+
+
+def _waterfall(data: Waterfall, top: int, parts: list[str]) -> int:
+    whole = data.total_ns
+    left, right = _LABELS, WIDTH - _TEXT
+    ends = [0]
+    for use in data.uses:
+        ends.append(ends[-1] + use.ns)
+    low, high = min(ends), max([*ends, 1])
+
+    def across(ns: float) -> float:
+        return left + (right - left) * (ns - low) / (high - low)
+
+    parts.append(f'<text x="10" y="{top + 16}" font-weight="bold">{plain(data.title)}</text>')
+    y = top + 30
+    rows = [(use.label, begin, use.ns, colour_of(use.colour)) for use, begin in zip(data.uses, ends, strict=False)]
+    for name, begin, ns, colour in [*rows, ("measured", 0, whole, GREY)]:
+        start, stop = sorted((across(begin), across(begin + ns)))
+        said = milliseconds(ns) + (f" · {share_words(ns / whole)}" if whole and name != "measured" else "")
+        parts.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{plain(_short(name, 46))}</text>')
+        parts.append(f'<rect x="{start:.1f}" y="{y}" width="{max(stop - start, 1):.1f}" height="{_BAR - 8}" fill="{colour}"/>')
+        parts.append(f'<text x="{stop + 6:.1f}" y="{y + 15}">{said}</text>')
+        y += _BAR
+    return y + 14
+
+
+def roofline_svg(data: Roofline) -> str:
+    """Log-log; stages as stars, parts as diamonds, kernels as circles."""
+    width, height, left, right, bottom, top = WIDTH, 560, 80, 20, 110, 20
+    (x_low, x_high), (y_low, y_high) = roofline_extent(data)
+
+    def across(value: float) -> float:
+        return left + (width - left - right) * (log10(value) - log10(x_low)) / (log10(x_high) - log10(x_low))
+
+    def up(value: float) -> float:
+        return height - bottom - (height - top - bottom) * (log10(value) - log10(y_low)) / (log10(y_high) - log10(y_low))
+
+    parts: list[str] = []
+    for value in _decades(x_low, x_high):
+        parts.append(f'<line x1="{across(value):.1f}" x2="{across(value):.1f}" y1="{top}" y2="{height - bottom}" stroke="#ddd"/>')
+        parts.append(
+            f'<text x="{across(value):.1f}" y="{height - bottom + 18}" text-anchor="middle">{significant(value, 1)}</text>'
+        )
+    for value in _decades(y_low, y_high):
+        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{up(value):.1f}" y2="{up(value):.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{significant(value / 1e12, 1)}</text>')
+    middle = (left + width - right) / 2
+    parts.append(f'<text x="{middle}" y="{height - bottom + 40}" text-anchor="middle">arithmetic intensity, FLOP/byte</text>')
+    parts.append(
+        f'<text transform="translate(18 {(top + height - bottom) / 2:.0f}) rotate(-90)" text-anchor="middle">'
+        f"TFLOP/s ({plain(data.dtype)})</text>"
+    )
+    for number, roof in enumerate(data.roofs):
+        line = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in roof_corners(roof, x_low, x_high))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="#555" stroke-width="2"{_DASHES[number % 3]}/>')
+    longest = max([point.time_ns for point in data.points if point.kind != "stage"] or [1])
+    order = {"kernel": 0, "part": 1, "stage": 2}
+    for point in sorted(data.points, key=lambda point: order[point.kind]):
+        size = 9.0 if point.kind == "stage" else 3 + 6 * (point.time_ns / longest) ** 0.5
+        shape = _mark(
+            point.kind, across(point.flops_per_byte), up(point.flops_per_s), size, STAGE_COLOURS.get(point.stage, SERIES[2])
+        )
+        said = f"{point.name} ({point.stage}): {milliseconds(point.time_ns)}, {significant(point.flops_per_s / 1e12)} TFLOP/s"
+        parts.append(f"<g>{shape}<title>{plain(said)}</title></g>")
+    parts += _legend(data, height - bottom + 70, left)
+    return _document(width, height, "Roofline", parts)
+
+
+def _legend(data: Roofline, y: int, left: int) -> list[str]:
+    entries = [
+        (f'<line x1="0" x2="24" y1="-4" y2="-4" stroke="#555" stroke-width="2"{_DASHES[number % 3]}/>', f"{roof.name} limits")
+        for number, roof in enumerate(data.roofs)
+    ]
+    for kind, stage in dict.fromkeys((point.kind, point.stage) for point in data.points):
+        mark = _mark(kind, 12, -4, 6, STAGE_COLOURS.get(stage, SERIES[2]))
+        entries.append((mark, f"{stage}: {'whole' if kind == 'stage' else f'{kind}s'}"))
+    parts = []
+    x = left
+    for mark, words in entries:
+        if x > WIDTH - 190:
+            x, y = left, y + 22
+        parts.append(f'<g transform="translate({x} {y})">{mark}<text x="30" y="0">{plain(words)}</text></g>')
+        x += 45 + 8 * len(words)
+    return parts
+
+
+def _mark(kind: str, x: float, y: float, size: float, colour: str) -> str:
+    if kind == "kernel":
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}" fill="{colour}" fill-opacity="0.5" stroke="{colour}"/>'
+    if kind == "part":
+        corners = [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)]
+    else:
+        corners = [
+            (0, -1.4),
+            (0.4, -0.4),
+            (1.4, -0.4),
+            (0.6, 0.3),
+            (0.9, 1.3),
+            (0, 0.7),
+            (-0.9, 1.3),
+            (-0.6, 0.3),
+            (-1.4, -0.4),
+            (-0.4, -0.4),
+        ]
+    points = " ".join(f"{x + dx * size:.1f},{y + dy * size:.1f}" for dx, dy in corners)
+    return f'<polygon points="{points}" fill="{colour}" stroke="#222"/>'
+
+
+def _decades(low: float, high: float) -> list[float]:
+    return [10.0**power for power in range(ceil(log10(low)), floor(log10(high)) + 1)]
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _document(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{plain(title)}"><rect width="{width}" height="{height}" fill="#fff"/><g {_FONT}>'
+    )
+    return head + "\n".join(parts) + "</g></svg>\n"

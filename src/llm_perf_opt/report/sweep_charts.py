@@ -1,0 +1,133 @@
+"""Charts of a sweep."""
+
+from collections.abc import Callable, Sequence
+
+from llm_perf_opt.analysis.sweep_rows import SweepRow, swept_keys
+from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.charts import Figure, label
+from llm_perf_opt.report.palette import GREY, colour_of
+from llm_perf_opt.report.text import milliseconds, significant
+
+_SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star")
+_WHY_NONE = Missing("no point has figures")
+
+Quantity = tuple[str, Callable[[SweepRow], Maybe[float]], Callable[[SweepRow], Maybe[float]] | None]
+_QUANTITIES: tuple[Quantity, ...] = (
+    ("TTFT, ms", lambda row: _scaled(row.median("ttft"), 1e-6), None),
+    ("TPOT, ms", lambda row: _scaled(row.median("tpot"), 1e-6), lambda row: _scaled(row.floor_ns, 1e-6)),
+    ("decode tokens/s", lambda row: row.median("decode_rate"), lambda row: row.floor_rate),
+)
+"""Name, value, and the value at the floor."""
+
+
+def _scaled(value: Maybe[float], factor: float) -> Maybe[float]:
+    return value if isinstance(value, Missing) else value * factor
+
+
+def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe[Figure]:
+    """Every point with figures; the front as a line."""
+    placed = [(row, place) for row in rows if (place := _place(row)) is not None]
+    if not placed:
+        return _WHY_NONE
+    corners = [place for row in front if (place := _place(row)) is not None]
+    traces: list[Figure] = [
+        {
+            "type": "scatter", "mode": "lines", "name": "not beaten by another point", "x": [x for x, _ in corners],
+            "y": [y for _, y in corners], "line": {"dash": "dash", "color": GREY}, "hoverinfo": "skip",
+        }
+    ]  # fmt: skip
+    bounds = list(dict.fromkeys(_bound_words(row) for row, _ in placed))
+    for number, bound in enumerate(bounds):
+        members = [(row, place) for row, place in placed if _bound_words(row) == bound]
+        traces.append({
+            "type": "scatter", "mode": "markers+text" if len(placed) <= 24 else "markers", "name": f"decode {label(bound)}",
+            "x": [place[0] for _, place in members], "y": [place[1] for _, place in members],
+            "text": [label(row.label) for row, _ in members], "textposition": "top center", "cliponaxis": False,
+            "marker": {"size": 11, "symbol": _SYMBOLS[number % len(_SYMBOLS)], "color": colour_of(number)},
+            "hovertext": [_hover(row) for row, _ in members], "hoverinfo": "text",
+        })  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": "TPOT, ms (less is better)"}, "range": [0, 1.15 * max(x for _, (x, _) in placed)]},
+        "yaxis": {"title": {"text": "decode tokens/s (more is better)"}, "range": [0, 1.15 * max(y for _, (_, y) in placed)]},
+        "legend": {"orientation": "h", "y": -0.2},
+        "hovermode": "closest",
+        "height": 520,
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _place(row: SweepRow) -> tuple[float, float] | None:
+    latency, rate = row.median("tpot"), row.median("decode_rate")
+    return None if isinstance(latency, Missing) or isinstance(rate, Missing) else (latency / 1e6, rate)
+
+
+def _bound_words(row: SweepRow) -> str:
+    return "bound by what is not known" if isinstance(row.decode_bound, Missing) else row.decode_bound
+
+
+def _hover(row: SweepRow) -> str:
+    rate = row.median("decode_rate")
+    lines = [f"<b>{label(row.label)}</b>", f"TPOT {milliseconds(row.median('tpot'))}"]
+    lines.append("" if isinstance(rate, Missing) else f"{significant(rate)} decode tokens/s")
+    lines.append(f"TTFT {label(milliseconds(row.median('ttft')))}")
+    lines.append(label(_bound_words(row)))
+    return "<br>".join(line for line in lines if line)
+
+
+def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
+    """Latencies and throughput over the values of one parameter, a line for each setting of the others."""
+    others = [other for other in swept_keys(rows) if other != key]
+    groups: dict[str, list[SweepRow]] = {}
+    for row in rows:
+        if key in row.values and _place(row) is not None:
+            words = ", ".join(f"{other.rsplit('.', 1)[-1]} {row.values.get(other, '')}" for other in others)
+            groups.setdefault(words, []).append(row)
+    if not groups:
+        return _WHY_NONE
+    as_numbers = all(number_of(row.values[key]) is not None for members in groups.values() for row in members)
+    layout: Figure = {"height": 210 * len(_QUANTITIES) + 70, "legend": {"orientation": "h", "y": -0.12}, "hovermode": "closest"}
+    traces: list[Figure] = []
+    for place, (name, value, least) in enumerate(_QUANTITIES):
+        axis = "" if place == 0 else str(place + 1)
+        height = 1 / len(_QUANTITIES)
+        low = 1 - (place + 1) * height
+        layout[f"yaxis{axis}"] = {
+            "title": {"text": name}, "domain": [low + 0.06 * height, low + 0.94 * height], "rangemode": "tozero",
+        }  # fmt: skip
+        for number, (words, members) in enumerate(groups.items()):
+            ordered = sorted(members, key=lambda row: number_of(row.values[key]) or 0.0) if as_numbers else members
+            common = {"yaxis": f"y{axis}", "xaxis": "x", "type": "scatter", "legendgroup": f"g{number}"}
+            title = label(words) or "measured"
+            traces.append({
+                **common, **_line(ordered, key, value, as_numbers), "mode": "lines+markers", "name": title,
+                "showlegend": place == 0, "line": {"color": colour_of(number)},
+                "marker": {"symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8},
+            })  # fmt: skip
+            if least is not None:
+                traces.append({
+                    **common, **_line(ordered, key, least, as_numbers), "mode": "lines", "name": f"{title}: floor",
+                    "showlegend": place == 1, "line": {"dash": "dash", "color": colour_of(number)},
+                })  # fmt: skip
+    layout["xaxis"] = {
+        "title": {"text": label(key)}, "anchor": f"y{len(_QUANTITIES)}", **({} if as_numbers else {"type": "category"}),
+    }  # fmt: skip
+    return {"data": [trace for trace in traces if trace["x"]], "layout": layout}
+
+
+def _line(rows: Sequence[SweepRow], key: str, value: Callable[[SweepRow], Maybe[float]], as_numbers: bool) -> Figure:
+    points = [(row, found) for row in rows if not isinstance(found := value(row), Missing)]
+    return {
+        "x": [number_of(row.values[key]) if as_numbers else label(row.values[key]) for row, _ in points],
+        "y": [found for _, found in points],
+        "hovertext": [f"<b>{label(row.label)}</b><br>{significant(found)}" for row, found in points],
+        "hoverinfo": "text",
+    }
+
+
+def number_of(text: str) -> float | None:
+    """A swept value as a number, where it is one."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < 1e300 else None

@@ -1,0 +1,46 @@
+"""Reads the trace of a run, or takes any, and says all that it shows."""
+
+from dataclasses import replace
+
+from llm_perf_opt.analysis.accounting import account
+from llm_perf_opt.analysis.evidence import RunFacts
+from llm_perf_opt.analysis.trace_analysis import analysed, refused
+from llm_perf_opt.analysis.trace_document import TraceAnalysis
+from llm_perf_opt.analysis.trace_health import examined
+from llm_perf_opt.analysis.trace_stages import find_stages
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.events import Trace
+from llm_perf_opt.parsers.trace_cache import cached_trace
+from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.run_folder import RunFolder
+
+
+def document_of(trace: Trace, facts: RunFacts, source: str) -> TraceAnalysis:
+    """Health first: a trace that cannot carry numbers gets none."""
+    sound = examined(trace)
+    if not sound.complete:
+        return refused(sound, source)
+    stages = find_stages(sound)
+    return analysed(sound, stages, account(sound, stages), facts, source)
+
+
+def read_run_trace(folder: RunFolder, facts: RunFacts) -> tuple[Maybe[TraceAnalysis], tuple[str, ...]]:
+    """What the first sound trace of a run shows, else the first that is incomplete, else why there is none; and notes."""
+    incomplete: TraceAnalysis | None = None
+    why, notes = [], []
+    for name, file in folder.trace_files().items():
+        if not file.is_file():
+            continue
+        try:
+            opened = cached_trace(file, folder.tables(name))
+        except ParseError as error:
+            why.append(f"{name}: {error.fact}")
+            continue
+        if opened.note:
+            notes.append(f"Trace of the {name} pass: {opened.note}.")
+        found = document_of(opened.trace, replace(facts, trace_pass=name), str(file.relative_to(folder.path)))
+        if found.complete:
+            return found, tuple(notes)
+        incomplete = incomplete or found
+    none = Missing("; ".join(why) or "neither its torch pass nor its nsys pass left a trace")
+    return incomplete or none, tuple(notes)

@@ -1,0 +1,115 @@
+"""A budget sums to the wall time, to the nanosecond, and says what does not fit."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, apportion, stage_budget
+from llm_perf_opt.analysis.idle import IdleCause
+from llm_perf_opt.records import Missing
+
+FACTS = BudgetFacts(
+    stage="decode",
+    units=4,
+    wall_ns=1000,
+    wall_source="the unprofiled pass",
+    unprofiled=True,
+    trace_wall_ns=4000,
+    span_ns=3900,
+    busy_ns=300,
+    compute_ns=280,
+    idle={IdleCause.LAUNCH_BOUND: 2000, IdleCause.SYNC: 600, IdleCause.HOST_BETWEEN_STEPS: 700, IdleCause.COPY_WAIT: 300},
+    floor_ns=100,
+    counted_ns=150,
+    counted_share=1.0,
+)
+BIG = st.integers(0, 10**13)
+
+
+def test_every_row_by_hand() -> None:
+    """Idle is 700 unprofiled; the trace idled for 3,600 inside its window and 100 outside it: 2000, 600, 800 and 300 of 3,700."""
+    budget = stage_budget(FACTS)
+    assert {row.key: row.ns for row in budget.rows} == {
+        BudgetKey.FLOOR: 100,
+        BudgetKey.EXTRA_WORK: 50,
+        BudgetKey.BELOW_ROOF: 130,
+        BudgetKey.EXPOSED: 20 + 57,  # 300/3700 of 700 is 56.76
+        BudgetKey.LAUNCH: 378,  # 378.38
+        BudgetKey.SYNC: 114,  # 113.51
+        BudgetKey.HOST: 151,  # 151.35
+    }
+    assert sum(row.ns for row in budget.rows) == 1000
+    assert not budget.problems
+
+
+@given(
+    wall=BIG,
+    busy=BIG,
+    compute=BIG,
+    floor=st.none() | BIG,
+    counted=st.none() | BIG,
+    idle=st.lists(BIG, min_size=len(IdleCause), max_size=len(IdleCause)),
+    span=BIG,
+    label=BIG,
+)
+def test_rows_sum_to_the_wall_time_whatever_comes(
+    wall: int, busy: int, compute: int, floor: int | None, counted: int | None, idle: list[int], span: int, label: int
+) -> None:
+    compute = min(busy, compute)
+    budget = stage_budget(
+        replace(
+            FACTS,
+            wall_ns=wall,
+            busy_ns=busy,
+            compute_ns=compute,
+            floor_ns=Missing("none") if floor is None else floor,
+            counted_ns=Missing("none") if counted is None else counted,
+            idle=dict(zip(IdleCause, idle, strict=True)),
+            span_ns=span,
+            trace_wall_ns=label,
+        )
+    )
+    assert sum(row.ns for row in budget.rows) == wall
+    below_zero = {row.key for row in budget.rows if row.ns < 0}
+    named = {problem.id for problem in budget.problems}
+    assert (BudgetKey.DISAGREEMENT in below_zero) == ("busy_over_wall" in named) == (busy > wall)
+    assert (BudgetKey.BELOW_ROOF in below_zero) == ("kernels_under_floor" in named)
+
+
+def test_busy_beyond_the_wall_time_is_named_not_clipped() -> None:
+    budget = stage_budget(replace(FACTS, wall_ns=250))
+    assert budget.ns(BudgetKey.DISAGREEMENT) == -50
+    assert [problem.id for problem in budget.problems] == ["busy_over_wall"]
+    assert sum(row.ns for row in budget.rows) == 250
+
+
+def test_without_a_cost_model_kernels_stand_in_one_row_and_that_is_said() -> None:
+    budget = stage_budget(replace(FACTS, floor_ns=Missing("an unknown architecture")))
+    assert budget.ns(BudgetKey.BELOW_ROOF) == 280
+    assert any("an unknown architecture" in note for note in budget.notes)
+
+
+def test_without_counters_extra_work_is_folded_and_that_is_said() -> None:
+    budget = stage_budget(replace(FACTS, counted_ns=Missing("no ncu here")))
+    assert budget.ns(BudgetKey.BELOW_ROOF) == 180
+    assert any("no ncu here" in note for note in budget.notes)
+
+
+def test_a_trace_that_never_idled_leaves_the_rest_to_the_host() -> None:
+    budget = stage_budget(replace(FACTS, idle={}, trace_wall_ns=300, span_ns=300))
+    assert budget.ns(BudgetKey.HOST) == 700
+
+
+@given(total=BIG, weights=st.lists(BIG, min_size=1, max_size=9).filter(any))
+def test_shares_are_whole_exact_and_within_one_of_their_proportion(total: int, weights: list[int]) -> None:
+    shares = apportion(total, weights)
+    assert sum(shares) == total
+    for share, weight in zip(shares, weights, strict=True):
+        assert abs(share * sum(weights) - total * weight) < sum(weights)
+
+
+def test_nothing_can_be_shared_out_without_weights() -> None:
+    with pytest.raises(ValueError, match="no weight"):
+        apportion(5, [0, 0])

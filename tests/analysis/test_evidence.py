@@ -1,0 +1,49 @@
+"""Evidence of a run: the unprofiled time of as many steps, the floor of as many, the trace's kernels."""
+
+from pathlib import Path
+
+import pytest
+
+from builders import MS, clean_timings, in_a_row
+from llm_perf_opt.analysis.accounting import account
+from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
+from llm_perf_opt.analysis.findings import find
+from llm_perf_opt.analysis.trace_stages import find_stages
+from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.records import Missing
+
+TRACE = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
+
+
+def given(facts: RunFacts) -> Evidence:
+    trace = read_torch_trace(TRACE)
+    stages = find_stages(trace)
+    return gather(trace, stages, account(trace, stages), facts)
+
+
+def test_the_wall_time_is_that_of_as_many_unprofiled_steps() -> None:
+    """The trace holds eight steps; the unprofiled pass has ten of 4.37 ms, as was measured on that card."""
+    timings = clean_timings(in_a_row(10, 5 * MS, [4_370_000] * 10))
+    found = given(RunFacts(timings=timings))
+    decode = found.stage("decode")
+    assert decode is not None
+    assert decode.units == 8
+    assert decode.budget.wall_ns == 8 * 4_370_000
+    assert sum(row.ns for row in decode.budget.rows) == 8 * 4_370_000
+    first = find(found)[0]
+    assert first.id == "launch_bound_decode"
+    assert not isinstance(first.saving, Missing)
+    assert 3_700_000 < first.saving.low_ns < first.saving.expected_ns < first.saving.high_ns < 4_000_000
+    assert first.units == 10
+
+
+def test_a_pass_shorter_than_the_trace_cannot_lend_its_time() -> None:
+    decode = given(RunFacts(timings=clean_timings(in_a_row(10, 5 * MS, [MS] * 3)))).stage("decode")
+    assert decode is not None
+    assert not decode.unprofiled
+    assert "3 decode steps, not 8" in decode.budget.wall_source
+
+
+@pytest.mark.parametrize("key", ["runtime.cache", "runtime", "nothing.at.all"])
+def test_settings_that_are_not_there_are_none(key: str) -> None:
+    assert RunFacts().setting(key) is None

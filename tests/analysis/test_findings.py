@@ -1,0 +1,318 @@
+"""Every rule fires where it should and holds its tongue where it must not; savings are of the wall clock."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import MS, clean_timings, default_config, in_a_row, model_facts
+from evidence_builders import NOTHING_TO_FUSE, QUIET, evidence, stage_evidence
+from llm_perf_opt.analysis.efficiency import efficiency
+from llm_perf_opt.analysis.evidence import Evidence
+from llm_perf_opt.analysis.finding import Finding, Kind, Saving
+from llm_perf_opt.analysis.findings import RULES, find
+from llm_perf_opt.analysis.fusion import Fusion
+from llm_perf_opt.analysis.hardware import hardware_named
+from llm_perf_opt.analysis.idle import IdleCause
+from llm_perf_opt.analysis.kernel_table import KernelRow, PerCall, StageKernels, Variant
+from llm_perf_opt.analysis.overhead import PassOverhead
+from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.records import CeilingRow, Ceilings, CleanTimings, Missing
+
+WAITING = {IdleCause.LAUNCH_BOUND: 90 * MS}
+FUSABLE = Fusion(
+    kept_kernels=200, kept_ns=6 * MS, fusable_kernels=800, fusable_ns=4 * MS, runs=100, sizes=300, least_ns=1 * MS, most_ns=2 * MS
+)
+SMALL = "void at::native::vectorized_elementwise_kernel<add>"
+
+
+def host_bound(**changes: Any) -> Evidence:
+    """Ten steps of 10 ms, of which the device works 1 ms in 100 launches."""
+    made = stage_evidence(
+        busy_ns=10 * MS, idle=WAITING, fusion=FUSABLE, kernels=[("nvjet", 200, 6 * MS), (SMALL, 800, 4 * MS)], **changes
+    )
+    return evidence(made)
+
+
+def found(rule_id: str, given: Evidence) -> Finding | None:
+    return next((one for one in find(given) if one.id == rule_id), None)
+
+
+def known(rule_id: str, given: Evidence) -> tuple[Finding, Saving]:
+    finding = found(rule_id, given)
+    assert finding is not None
+    assert not isinstance(finding.saving, Missing)
+    return finding, finding.saving
+
+
+def ceilings(graph_ns: float) -> Ceilings:
+    rows = (CeilingRow("launch_graph", "kernels in a graph", "ns", summarise([graph_ns] * 3), "a graph of empty kernels"),)
+    return Ceilings("cuda", "a GPU", "0", "580", "2.13", 1, "2026-01-01T00:00:00+00:00", 9.0, 8.0, (), rows)
+
+
+# --- launches ---------------------------------------------------------------------------------------------------------
+
+
+def test_launch_bound_decode_predicts_kernels_and_gaps_inside_a_graph() -> None:
+    """Per token: 0.6 ms stay, 0.1 to 0.2 ms fused, 20 kernels stay and 10 to 30 are fused, 1 µs apart at most."""
+    given = replace(host_bound(), facts=replace(host_bound().facts, ceilings=ceilings(1000.0)))
+    finding, saving = known("launch_bound_decode", given)
+    assert finding.to_try.overrides == ("runtime.cache=static", "runtime.compile=reduce-overhead")
+    assert saving.expected_ns == 10 * MS - (600_000 + 150_000 + 40 * 500)
+    assert saving.low_ns == 10 * MS - (600_000 + 200_000 + 50 * 1000)
+    assert saving.high_ns == 10 * MS - (600_000 + 100_000)
+    assert finding.units == 10
+    assert finding.confidence == "high"
+
+
+def test_below_the_profiler_the_saving_may_be_nothing_and_that_is_said() -> None:
+    finding, saving = known("launch_bound_decode", host_bound(unprofiled=False))
+    assert saving.low_ns == 0
+    assert "below the profiler" in finding.claim
+    assert finding.confidence == "medium"
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        evidence(stage_evidence()),  # the device is busy
+        host_bound(launches=10),  # graphs already
+        evidence(stage_evidence("prefill", busy_ns=10 * MS, idle=WAITING)),  # another stage
+    ],
+)
+def test_no_launch_bound_decode(quiet: Evidence) -> None:
+    assert found("launch_bound_decode", quiet) is None
+
+
+def test_launch_bound_prefill() -> None:
+    _, saving = known("launch_bound_prefill", evidence(stage_evidence("prefill", busy_ns=10 * MS, idle=WAITING)))
+    assert (saving.low_ns, saving.expected_ns, saving.high_ns, saving.unit) == (0, 45 * MS, 90 * MS, "prefill")
+    assert found("launch_bound_prefill", evidence(stage_evidence("prefill"))) is None
+
+
+def test_host_between_steps() -> None:
+    waiting = stage_evidence(busy_ns=60 * MS, idle={IdleCause.HOST_BETWEEN_STEPS: 40 * MS})
+    assert known("host_between_steps", evidence(waiting))[1].high_ns == 4 * MS
+    assert found("host_between_steps", evidence(stage_evidence())) is None
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+CAT = ("void at::native::CatArrayBatchedCopy<x>", 560, 20 * MS)
+
+
+def test_cache_concatenation_saves_where_the_device_is_the_bottleneck() -> None:
+    given = evidence(stage_evidence(kernels=[("nvjet", 100, 70 * MS), CAT]))
+    finding, saving = known("cache_concatenation", given)
+    assert (saving.low_ns, saving.expected_ns, saving.high_ns) == (0, 1 * MS, 2 * MS)
+    assert finding.to_try.overrides == ("runtime.cache=static",)
+
+
+def test_a_faster_kernel_saves_nothing_in_a_host_bound_step_and_the_finding_says_so() -> None:
+    given = evidence(stage_evidence(busy_ns=10 * MS, idle=WAITING, kernels=[("nvjet", 100, 8 * MS), (CAT[0], 560, 2 * MS)]))
+    finding, saving = known("cache_concatenation", given)
+    assert saving.high_ns == 0
+    assert "saves nothing now: the device is idle for 90%" in finding.claim
+
+
+def test_no_cache_concatenation() -> None:
+    assert found("cache_concatenation", evidence(stage_evidence())) is None
+    static = evidence(stage_evidence(kernels=[("nvjet", 100, 70 * MS), CAT]), config={"runtime": {"cache": "static"}})
+    assert found("cache_concatenation", static) is None
+
+
+def test_unfused_elementwise() -> None:
+    busy = evidence(
+        stage_evidence(fusion=replace(FUSABLE, fusable_ns=40 * MS), kernels=[("nvjet", 9, 40 * MS), (SMALL, 9, 40 * MS)])
+    )
+    _, saving = known("unfused_elementwise", busy)
+    assert (saving.low_ns, saving.expected_ns, saving.high_ns) == (3_800_000, 3_850_000, 3_900_000)
+    finding, waiting = known("unfused_elementwise", host_bound())
+    assert "fewer launches" in finding.claim
+    assert (waiting.low_ns, waiting.high_ns) == (0, 5_400_000)  # 600 of 1,000 launches go, of 9 ms of gaps a token
+    assert found("unfused_elementwise", evidence(stage_evidence(fusion=NOTHING_TO_FUSE))) is None
+
+
+def test_products_without_tensor_cores() -> None:
+    plain = evidence(stage_evidence(kernels=[("ampere_sgemm_128x64_tn", 100, 60 * MS), ("nvjet", 10, 20 * MS)]))
+    finding, saving = known("products_without_tensor_cores", plain)
+    assert finding.to_try.overrides == ("model.dtype=bf16",)
+    assert saving.expected_ns == 3 * MS
+    tensor = [("cutlass_80_tensorop_s1688gemm_bf16", 100, 60 * MS), ("sgemm_tiny", 1, 1 * MS)]
+    assert found("products_without_tensor_cores", evidence(stage_evidence(kernels=tensor))) is None
+
+
+def test_math_attention() -> None:
+    softmax = ("void softmax_warp_forward<float>", 280, 10 * MS)
+    given = evidence(stage_evidence(kernels=[("nvjet", 100, 60 * MS), softmax]))
+    finding, saving = known("math_attention", given)
+    assert finding.to_try.overrides == ("runtime.attn_implementation=sdpa",)
+    assert (saving.low_ns, saving.expected_ns) == (1 * MS, 2 * MS)
+    fused = [("flash_fwd_kernel", 280, 60 * MS), softmax]
+    assert found("math_attention", evidence(stage_evidence(kernels=fused))) is None
+    sampling = [("nvjet", 100, 60 * MS), ("softmax_warp_forward", 10, 1 * MS)]
+    assert found("math_attention", evidence(stage_evidence(kernels=sampling))) is None
+
+
+def timings_of(**model: Any) -> CleanTimings:
+    made = clean_timings(in_a_row(10, 50 * MS, [10 * MS] * 10))
+    return replace(made, model=model_facts(architecture=default_config().model.architecture, dtype="bf16", **model))
+
+
+def test_logits_for_the_whole_prompt() -> None:
+    timings = timings_of(logits="whole prompt")
+    timings = replace(timings, workload=replace(timings.workload, prompt_tokens=(100_000, 100_000), padded_tokens=100_000))
+    facts: dict[str, Any] = {
+        "timings": timings,
+        "efficiency": efficiency(
+            replace(timings, iterations=tuple(in_a_row(10, 500_000 * MS, [10 * MS] * 10))),
+            Missing("none"),
+            hardware_named("h100_sxm"),
+            Missing("none"),
+        ),
+    }
+    prefill = stage_evidence("prefill", wall_ns=60 * MS, busy_ns=55 * MS, idle={})
+    assert known("logits_for_the_whole_prompt", evidence(prefill, **facts))[1].expected_ns > 0
+    lean = replace(timings, model=replace(timings.model, logits="last token"))
+    assert found("logits_for_the_whole_prompt", evidence(prefill, **{**facts, "timings": lean})) is None
+
+
+# --- host -------------------------------------------------------------------------------------------------------------
+
+
+def test_syncs_per_step() -> None:
+    calls = replace(QUIET, syncs=20, sync_ns=30 * MS, items=10)
+    waiting = stage_evidence(busy_ns=70 * MS, idle={IdleCause.SYNC: 30 * MS}, calls=calls)
+    finding, saving = known("syncs_per_step", evidence(waiting))
+    assert "2 times per token, 1 of them to read a value" in finding.claim
+    assert saving.high_ns == 3 * MS
+    assert found("syncs_per_step", evidence(replace(waiting, calls=replace(calls, syncs=1)))) is None
+
+
+def test_allocations_in_the_loop() -> None:
+    given = stage_evidence(calls=replace(QUIET, allocations=10, allocation_ns=5 * MS))
+    assert known("allocations_in_the_loop", evidence(given))[1].high_ns == 500_000
+    assert found("allocations_in_the_loop", evidence(stage_evidence())) is None
+
+
+def test_copies_from_the_host() -> None:
+    given = stage_evidence(
+        busy_ns=80 * MS, idle={IdleCause.COPY_WAIT: 20 * MS}, calls=replace(QUIET, to_device=10, copied_bytes=80)
+    )
+    finding, saving = known("copies_from_the_host", evidence(given))
+    assert "8 bytes" in finding.claim
+    assert saving.high_ns == 2 * MS
+    assert found("copies_from_the_host", evidence(stage_evidence())) is None
+
+
+# --- device -----------------------------------------------------------------------------------------------------------
+
+
+def counted(**values: float) -> StageKernels:
+    none = Missing("not counted")
+    call = PerCall(
+        none, none, none, none, none, **{"sm_pct": 20.0, "dram_pct": 20.0, "occupancy_pct": 60.0, "waves": 4.0, **values}
+    )
+    row = KernelRow("decode", "slow", "slow", 10, 40 * MS, 0.5, (Variant(1, 32, 10, 40 * MS, 1, False, call),), call)
+    return StageKernels("decode", (row,), 80 * MS, 10, 1.0, 0.0, none, none, none, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("rule", "fires", "silent"),
+    [
+        ("low_occupancy", {"occupancy_pct": 10.0}, {"occupancy_pct": 10.0, "dram_pct": 90.0}),
+        ("wave_tail", {"waves": 1.1}, {"waves": 3.9}),
+    ],
+)
+def test_counters(rule: str, fires: dict[str, float], silent: dict[str, float]) -> None:
+    assert known(rule, evidence(stage_evidence(counters=counted(**fires))))[1].expected_ns > 0
+    assert found(rule, evidence(stage_evidence(counters=counted(**silent)))) is None
+    assert found(rule, evidence(stage_evidence())) is None
+    idle = stage_evidence(busy_ns=10 * MS, idle=WAITING, counters=counted(**fires))
+    assert known(rule, evidence(idle))[1].high_ns == 0
+
+
+def test_small_batch_names_the_batch_at_which_it_turns() -> None:
+    timings = timings_of()
+    given = evidence(stage_evidence(), timings=timings, hardware=hardware_named("h200"))
+    finding, saving = known("small_batch", given)
+    assert finding.kind is Kind.THROUGHPUT
+    assert "compute-bound at batch" in finding.claim
+    assert finding.to_try.overrides == ("runtime.batch_size=16",)
+    assert 0 <= saving.low_ns <= saving.expected_ns <= 5 * MS  # ten steps of 10 ms, two sequences
+    many = replace(timings, workload=replace(timings.workload, batch_size=4096, prompt_tokens=(10,) * 4096))
+    assert found("small_batch", evidence(stage_evidence(), timings=many, hardware=hardware_named("h200"))) is None
+
+
+# --- trust ------------------------------------------------------------------------------------------------------------
+
+
+def summary(*warnings: str) -> TelemetrySummary:
+    return TelemetrySummary((), (), "", warnings)
+
+
+def test_throttled() -> None:
+    given = evidence(stage_evidence(), telemetry=summary("The GPU was throttled (power cap) in 3 of 9 readings while measuring."))
+    finding = found("throttled", given)
+    assert finding is not None
+    assert isinstance(finding.saving, Missing)
+    assert found("throttled", evidence(stage_evidence(), telemetry=summary())) is None
+
+
+def test_noisy_machine() -> None:
+    assert found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(stable=False))) is not None
+    assert found("noisy_machine", evidence(stage_evidence(), telemetry=summary("a busy neighbour."))) is not None
+    assert found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(), telemetry=summary())) is None
+
+
+def test_profiler_inflation() -> None:
+    def given(factor: float) -> Evidence:
+        return evidence(stage_evidence(), trace_pass="torch", overheads=(PassOverhead("torch", 1.0, factor, 10),))
+
+    assert found("profiler_inflation", given(4.7)) is not None
+    assert found("profiler_inflation", given(1.5)) is None
+
+
+def test_passes_disagree() -> None:
+    assert found("passes_disagree", evidence(stage_evidence(wall_ns=50 * MS, idle={}))) is not None
+    assert found("passes_disagree", evidence(stage_evidence())) is None
+
+
+# --- all together -----------------------------------------------------------------------------------------------------
+
+
+def test_findings_are_ranked_latency_first_by_what_a_request_saves() -> None:
+    given = evidence(
+        *host_bound().stages,
+        stage_evidence("prefill", busy_ns=10 * MS, idle=WAITING),
+        timings=timings_of(),
+        hardware=hardware_named("h200"),
+        telemetry=summary("The GPU was throttled (power cap) in 3 of 9 readings while measuring."),
+    )
+    kinds = [one.kind for one in find(given)]
+    assert kinds == sorted(kinds, key=list(Kind).index)
+    weights = [one.weight_ns for one in find(given) if one.kind is Kind.LATENCY]
+    assert weights == sorted(weights, reverse=True)
+    assert find(given)[0].id == "launch_bound_decode"
+
+
+def test_another_runtime_gets_words_not_settings_it_does_not_know() -> None:
+    given = host_bound()
+    other = replace(given, facts=replace(given.facts, config={"runtime": {"type": "vllm"}}))
+    finding, _ = known("launch_bound_decode", other)
+    assert finding.to_try.overrides == ()
+    assert "CUDA graph" in str(finding.to_try)
+
+
+def test_a_sound_stage_is_left_alone() -> None:
+    assert find(evidence(stage_evidence(), stage_evidence("prefill"))) == ()
+
+
+def test_no_stage_no_finding() -> None:
+    assert all(rule(evidence()) is None for rule in RULES)
+
+
+def test_a_saving_lies_within_its_bounds() -> None:
+    with pytest.raises(ValueError, match="not within"):
+        Saving(5, 6, 7, "token")

@@ -1,0 +1,76 @@
+"""Git repositories made for a test, on local disk: an upstream with two commits, and a project that refers to it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from llm_perf_opt.externals.places import Places
+
+_AUTHOR = ("-c", "user.name=Test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false")
+
+
+def git(folder: Path, *words: str, **environment: str) -> str:
+    """What git prints, run as a user would run it."""
+    argv = ["git", "-C", str(folder), *_AUTHOR, "-c", "protocol.file.allow=always", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def new_repository(folder: Path) -> Path:
+    """An empty one."""
+    folder.mkdir(parents=True)
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    return folder
+
+
+class Upstream:
+    """A repository with the commits `first` and `second`; a tag and a branch stand on the second."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = new_repository(folder)
+        for path, content in {
+            "LICENSE": "free\n",
+            "src/one/a.py": "a = 1\n",
+            "src/two/b.py": "b = 1\n",
+            "docs/x.md": "x\n",
+        }.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(content)
+        self.first = self.commit("first")
+        (folder / "src" / "one" / "a.py").write_text("a = 2\n")
+        (folder / "src" / "one" / "new.py").write_text("new = 1\n")
+        (folder / "docs" / "x.md").unlink()
+        self.second = self.commit("second")
+        git(folder, "tag", "v1")
+
+    def commit(self, message: str) -> str:
+        git(self.folder, "add", "--all")
+        git(self.folder, "commit", "--quiet", "--message", message)
+        return git(self.folder, "rev-parse", "HEAD")
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.folder}"
+
+
+def new_project(folder: Path) -> Places:
+    """A project with one commit."""
+    new_repository(folder)
+    (folder / "main.py").write_text("x = 1\n")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "begin")
+    return Places.find(folder)
+
+
+def listing(places: Places, text: str) -> None:
+    """Write externals.yaml."""
+    places.third_party.mkdir(exist_ok=True)
+    places.listing_file.write_text(text)
+
+
+def entry(name: str, way: str, source: str, commit: str, more: str = "") -> str:
+    """One entry as somebody would write it."""
+    key = {"symlink": "path", "hub": "repo"}.get(way, "url")
+    extra = "  paths: [src/one]\n" if way == "sparse" else ""
+    return f'{name}:  # {name} of ours\n  way: {way}\n  {key}: {source}\n  commit: "{commit}"  # the pin\n{extra}{more}'

@@ -1,0 +1,56 @@
+"""Budgets and findings in the report: names are data, what is missing says why."""
+
+import pytest
+
+from builders import HOSTILE_NAMES, run_analysis
+from evidence_builders import evidence, stage_evidence
+from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, saving_of
+from llm_perf_opt.analysis.trace_analysis import finding_lines
+from llm_perf_opt.analysis.trace_document import BudgetLine, BudgetTable, GpuTotals, TraceAnalysis
+from llm_perf_opt.records import Missing
+from llm_perf_opt.report.advice import advice_text, budget_section, finding_sentences, findings_section
+from llm_perf_opt.report.markdown import report, stakeholder_summary
+from llm_perf_opt.report.trace_page import trace_text
+from markdown_reader import read
+
+
+def document(name: str = "a kernel") -> TraceAnalysis:
+    stage = evidence(stage_evidence()).stages[0]
+    found = Finding(
+        "some_rule", Kind.LATENCY, "decode", f"It is {name}.", (f"row of {name}",), saving_of(stage, 0, 5e6, 1e7), 10, "low",
+        f"because {name}", ToTry(("runtime.cache=static",), f"change {name}"),
+    )  # fmt: skip
+    budget = BudgetTable(
+        "decode", "token", 10, 100, f"from {name}", 60,
+        [BudgetLine("below_roof", "kernels", 60, 0.6), BudgetLine("launch_gaps", "gaps", 40, 0.4)], [], [f"note of {name}"],
+    )  # fmt: skip
+    return TraceAnalysis(
+        source=name, complete=True, problems=[], gpu=GpuTotals(1, 60, 60, 40, 100), stages=[], kernels=[], idle=[],
+        findings=finding_lines([found]), why="", profiler="torch", device=name, stage_method="labels", stage_why=name,
+        stage_coverage=1.0, unknown_share=0.0, budgets=[budget], steps=[], modules=[],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_names_are_data(name: str) -> None:
+    made = document(name)
+    page = budget_section(made) + findings_section(made, None)
+    (table,) = read(page).tables
+    assert len(table) == 4  # the header, two rows and the sum
+    assert "<script>" not in page
+    assert all(char.isprintable() or char == "\n" for char in trace_text(made) + advice_text(made.findings))
+
+
+def test_the_report_and_the_summary_hold_both_sections() -> None:
+    analysis = run_analysis(trace=document())
+    assert "## Where the time goes" in report(analysis)
+    assert "## What to change first" in report(analysis)
+    assert "What to change first: It is a kernel." in stakeholder_summary(analysis)
+
+
+def test_what_is_missing_says_why() -> None:
+    none = Missing("no pass left a trace")
+    assert "n/a: no pass left a trace" in budget_section(none)
+    assert "n/a: no pass left a trace" in findings_section(none, None)
+    assert finding_sentences(none) == []
+    assert advice_text([]).startswith("Nothing found")

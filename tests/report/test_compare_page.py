@@ -1,0 +1,87 @@
+"""The page of a comparison, read as a renderer does: the verdict first, hostile names as text."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from builders import HOSTILE_NAMES, clean_timings, iteration, operator, run_analysis, torch_pass
+from llm_perf_opt.analysis.compare import Comparison, Side, compare, gate_names
+from llm_perf_opt.analysis.gates import parse_gates
+from llm_perf_opt.records import Iteration
+from llm_perf_opt.report.compare import comparison_page, comparison_text
+from markdown_reader import read, uneven_tables
+
+MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    stage: str
+    role: str
+    calls: int
+    time_ns: int
+
+
+def repeats(slower: float) -> list[Iteration]:
+    return [iteration(round((100 + index % 3 * 0.1) * MS * slower), [round(10 * MS * slower)] * 3) for index in range(10)]
+
+
+def compared(slower: float = 1.1, **more: Any) -> Comparison:
+    base = run_analysis(timings=clean_timings(repeats(1.0)))
+    new = replace(base, timings=clean_timings(repeats(slower)), run="baseline/tiny/new", **more)
+    gates = parse_gates(["tpot=3%", "e2e=50%", "energy=1%"], gate_names())
+    return compare(Side((base,)), Side((new,)), gates=gates)
+
+
+def test_the_verdict_stands_first() -> None:
+    source = comparison_page(compared())
+    page = read(source)
+    assert source.index("End to end: new is slower (+10.0") < source.index("## Metrics")
+    assert uneven_tables(source) == []
+    for heading in (
+        "Gates",
+        "Cautions",
+        "Metrics",
+        "Stages",
+        "Settings that differ",
+        "Kernels",
+        "Not compared",
+        "How to read it",
+    ):
+        assert page.section(heading), heading
+    metrics = next(rows for rows in page.tables if rows[0][0] == "metric")
+    assert metrics[0] == ["metric", "base", "new", "change", "95 % interval", "verdict", "repeats"]
+    assert metrics[1][0] == "Time to first token (TTFT)"
+    assert metrics[1][5:] == ["slower", "10 / 10"]
+    gates = next(rows for rows in page.tables if rows[0][0] == "gate")
+    assert [row[1] for row in gates[1:]] == ["regression", "pass", "cannot tell"]
+    assert "nan" not in source.split()
+
+
+def test_no_change_is_said_as_such() -> None:
+    assert "End to end: not distinguishable (+0.00 %" in comparison_page(compared(1.0))
+    assert "End to end: new is faster (-10.0" in comparison_text(compared(0.9))
+
+
+def test_hostile_names_are_text() -> None:
+    base = run_analysis(timings=clean_timings(repeats(1.0)), torch=torch_pass(operators=tuple(map(operator, HOSTILE_NAMES))))
+    other = torch_pass(operators=tuple(operator(f"{name}x") for name in HOSTILE_NAMES))
+    config = {f"key{number}": name for number, name in enumerate(HOSTILE_NAMES)}
+    new = replace(base, torch=other, run=HOSTILE_NAMES[0], config=config, warnings=HOSTILE_NAMES)
+    kernels = [Kernel(name, name, name, 1, 1) for name in HOSTILE_NAMES]
+    source = comparison_page(compare(Side((base,), kernels), Side((new,), [replace(one, name="y") for one in kernels])))
+    page = read(source)
+    assert uneven_tables(source) == []
+    assert not set(page.markup) - {"code_inline", "strong"}
+    assert "<script>alert(1)</script>" in page.text
+    text = comparison_text(compare(Side((base,)), Side((new,))))
+    assert "\x07" not in text
+
+
+def test_as_data_every_part_is_there() -> None:
+    data = msgspec.json.decode(msgspec.json.encode(compared()))
+    assert {"metrics", "stages", "settings", "facts", "gates", "cautions", "memory", "kernels"} <= set(data)
+    assert data["metrics"][0]["effect"]["verdict"] == "slower"
+    assert data["kernels"]["why"]

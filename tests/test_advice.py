@@ -1,0 +1,139 @@
+"""Trying findings: the configuration they make, the arithmetic of the verdict, and a whole trial on the CPU."""
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import MS, clean_timings, default_config, in_a_row
+from llm_perf_opt.advice import findings_of, overridden, to_try, verify
+from llm_perf_opt.analysis.trace_document import FindingLine
+from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
+from llm_perf_opt.capture import capture
+from llm_perf_opt.composition import compose
+from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.progress import QuietProgress
+from llm_perf_opt.records import Missing
+from llm_perf_opt.report.advice import findings_section, trials_text, verification_json
+from llm_perf_opt.run_folder import RunFolder, read_record, write_record
+
+
+def finding(**changes: Any) -> FindingLine:
+    values: dict[str, Any] = {
+        "id": "some_change", "claim": "It is slow.", "saving_ns": 4 * MS, "evidence": ["a row"], "to_try": "runtime.batch_size=2",
+        "kind": "latency", "stage": "decode", "saving_low_ns": 3 * MS, "saving_high_ns": 5 * MS, "saving_per": "token",
+        "saving_why": "", "units": 3, "confidence": "high", "because": "it was measured", "overrides": ["runtime.batch_size=2"],
+        "change": "Use more.",
+    }  # fmt: skip
+    return FindingLine(**{**values, **changes})
+
+
+def test_overrides_replace_values_of_the_run_and_drop_its_profiling() -> None:
+    values = asdict(default_config())
+    config = overridden(values, ["runtime.cache=static", "runtime.compile=reduce-overhead"])
+    assert (config.runtime.cache, config.runtime.compile) == ("static", "reduce-overhead")
+    assert not config.profiling.torch.enable
+    assert config.profiling.clean
+    assert values["runtime"]["cache"] == "dynamic"  # the run's own is left alone
+
+
+@pytest.mark.parametrize("text", ["runtime.nothing=1", "nothing.at.all=1", "runtime.cache", "runtime.cache=sideways"])
+def test_what_sets_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        overridden(asdict(default_config()), [text])
+
+
+def test_only_plain_configuration_that_promises_something_is_tried() -> None:
+    good, code, nothing = finding(), finding(id="code", overrides=[]), finding(id="none", saving_high_ns=0)
+    assert to_try([code, nothing, good, finding(id="second")], 1) == [good]
+
+
+def test_decode_is_compared_over_the_steps_that_the_prediction_is_of() -> None:
+    base, tried = (clean_timings(in_a_row(10, 50 * MS, [step * MS, step * MS, 30 * MS])) for step in (10, 5))
+    trial = measured(finding(counted=2), base, tried, "run")
+    assert (trial.before_ns, trial.after_ns) == (10 * MS, 5 * MS)
+
+
+def test_predicted_against_measured_by_hand() -> None:
+    """10 ms a token before, 5 ms after; 4 ms were to be saved: 6 ms predicted, 20 % too slow."""
+    base, tried = (clean_timings(in_a_row(10, 50 * MS, [step * MS] * 3)) for step in (10, 5))
+    trial = measured(finding(), base, tried, "run")
+    assert (trial.before_ns, trial.after_ns, trial.saving_ns, trial.predicted_ns) == (10 * MS, 5 * MS, 5 * MS, 6 * MS)
+    assert trial.error == pytest.approx(0.2)
+    assert "holds; predicted time +20%" in trials_text(Verification("base", "", (trial,)))
+    prefill = measured(finding(stage="prefill", saving_per="prefill"), base, tried, "run")
+    assert prefill.saving_ns == 0
+    assert "no difference beyond the spread" in trials_text(Verification("base", "", (prefill,)))
+    wrong = measured(finding(saving_ns=1 * MS, saving_low_ns=0), base, tried, "run")
+    assert "not as predicted" in trials_text(Verification("base", "", (wrong,)))
+    slower = measured(finding(), tried, base, "run")
+    assert "slower" in trials_text(Verification("base", "", (slower,)))
+
+
+def test_throughput_counts_a_token_as_its_share_of_the_step() -> None:
+    base = clean_timings(in_a_row(10, 50 * MS, [10 * MS] * 3))
+    tried = replace(base, workload=replace(base.workload, batch_size=20))
+    trial = measured(finding(kind="throughput"), base, tried, "run")
+    assert (trial.before_ns, trial.after_ns) == (5 * MS, MS // 2)
+
+
+def test_a_trial_that_failed_says_why_everywhere() -> None:
+    found = Verification("base", "it was asked for", (unmeasured(finding(), "the <b>pass</b> | failed"),))
+    assert "n/a: the <b>pass</b>" in trials_text(found)
+    assert verification_json(found)["trials"][0]["saving_ns"] is None
+    assert findings_section(Missing("no trace"), found).endswith("n/a: no trace\n")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    small = ["runtime.num_new_tokens=4", "runtime.prompt_tokens=8", "runtime.min_repeats=6", "runtime.max_repeats=6"]
+    composed = compose([*small, "hardware=cpu", "profiling=none", "runtime.max_warmup=3"])
+    folder, error = capture(
+        replace(composed, run_dir=tmp_path_factory.mktemp("advice") / "run"), ["llm-perf", "run"], QuietProgress()
+    )
+    assert error is None
+    return folder
+
+
+def test_a_whole_trial_beside_the_run(run: RunFolder) -> None:
+    """Plain configuration is tried in a run of its own, and one that cannot be composed stops nothing."""
+    chosen = [finding(id="impossible", overrides=["runtime.batch_size=0"]), finding(kind="throughput", saving_low_ns=0)]
+    found, interrupted = verify(run, chosen, ["llm-perf", "advise"], QuietProgress())
+    assert interrupted is None
+    impossible, tried = found.trials
+    assert "batch_size" in impossible.why
+    assert impossible.saving_ns is None
+    assert tried.why == ""
+    assert tried.before_ns
+    assert tried.after_ns
+    beside = run.path.with_name(tried.run)
+    assert json.loads((beside / "raw/clean/timings.json").read_text())["workload"]["batch_size"] == 2
+    assert (beside / "report.md").exists()
+    kept = json.loads(run.verify_file.read_text())
+    assert [trial["id"] for trial in kept["trials"]] == ["impossible", "some_change"]
+    assert found.base == run.path.name
+    assert found.remeasured == ""
+
+
+def test_a_run_of_another_machine_is_measured_again(run: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "elsewhere")))
+    env = json.loads(copy.env_file.read_text())
+    copy.env_file.write_text(json.dumps({**env, "host": "another"}))
+    found, _ = verify(copy, [finding(overrides=["runtime.batch_size=2"])], ["llm-perf", "advise"], QuietProgress())
+    assert "host differs" in found.remeasured
+    assert found.base == "elsewhere-verify-base"
+    assert found.trials[0].before_ns
+
+
+def test_a_run_without_a_trace_has_nothing_to_find(run: RunFolder) -> None:
+    with pytest.raises(ParseError, match="no trace"):
+        findings_of(run.path)
+
+
+def test_trials_read_back_as_they_were_kept(run: RunFolder) -> None:
+    made = Verification("base", "", (Trial("a", ("b=c",), "token", "run", "", 1, 0, 2, 10, 9, 1),))
+    write_record(run.path / "copy.json", made)
+    assert read_record(run.path / "copy.json", Verification) == made

@@ -1,0 +1,169 @@
+"""`llm-perf analyze` as a user types it, on recorded traces whose truth is known."""
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.analyse_trace import ANALYSIS_FILE, analyse_source
+from llm_perf_opt.errors import ParseError, ResourceError
+from llm_perf_opt.trace_mark import fresh_tables
+from synthetic_traces import Recipe, kinds, write_trace
+
+H200 = Path(__file__).parent / "fixtures" / "h200"
+
+
+def analyze(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "llm_perf_opt", "analyze", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def as_json(source: Path, *words: str) -> dict[str, Any]:
+    done = analyze(source, "--json", *words)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    for name in ("torch_trace.json.gz", "nsys_decode.sqlite.gz", "nsys_truncated.sqlite.gz"):
+        shutil.copy(H200 / name, tmp_path)
+    return tmp_path
+
+
+def test_a_torch_trace_is_accounted_for_and_found_launch_bound(traces: Path) -> None:
+    found = as_json(traces / "torch_trace.json.gz")
+    assert found["complete"] is True
+    gpu = found["gpu"]
+    assert (gpu["kernels"], round(gpu["kernel_ns"] / 1e6, 3)) == (1711, 5.521)
+    assert gpu["busy_ns"] + gpu["idle_ns"] == gpu["span_ns"]
+    assert sum(row["ns"] for row in found["idle"]) == gpu["idle_ns"]
+    assert sum(row["calls"] for row in found["kernels"]) == 1711
+    assert sum(row["total_ns"] for row in found["kernels"]) == gpu["kernel_ns"]
+    assert {"name", "class", "calls", "total_ns", "mean_ns", "share"} <= set(found["kernels"][0])
+    stages = {stage["name"]: stage for stage in found["stages"]}
+    assert stages["decode_step"]["count"] == 8
+    assert (stages["prefill"]["kernels"], stages["decode"]["kernels"]) == (183, 1528)
+    assert {"count", "wall_ns", "gpu_busy_ns", "idle_ns", "kernels", "launches"} <= set(stages["prefill"])
+    first = found["findings"][0]
+    assert first["id"] == "launch_bound_decode"
+    assert first["try"] == "runtime.cache=static runtime.compile=reduce-overhead"
+    assert first["saving_low_ns"] <= first["saving_ns"] <= first["saving_high_ns"]
+    wall = stages["decode"]["wall_ns"] / 8
+    assert 0.3e6 < wall - first["saving_ns"] < 0.6e6  # four layers' kernels: 0.57 ms a token, of which 0.21 ms fuse
+    assert first["evidence"]
+
+
+def test_an_nsys_export_has_eight_equal_steps_and_is_found_launch_bound(traces: Path) -> None:
+    found = as_json(traces / "nsys_decode.sqlite.gz")
+    assert (found["gpu"]["kernels"], round(found["gpu"]["kernel_ns"] / 1e6, 3)) == (1528, 4.651)
+    assert [step["kernels"] for step in found["steps"]] == [191] * 8
+    assert found["findings"][0]["id"] == "launch_bound_decode"
+    assert "below the profiler" in found["findings"][0]["claim"]
+    for budget in found["budgets"]:
+        assert sum(row["ns"] for row in budget["rows"]) == budget["wall_ns"]
+
+
+def test_a_truncated_report_is_refused_with_its_problems_and_no_number(traces: Path) -> None:
+    done = analyze(traces / "nsys_truncated.sqlite.gz", "--json")
+    assert done.returncode == 5
+    found = json.loads(done.stdout)
+    assert found["complete"] is False
+    assert any(problem["fatal"] for problem in found["problems"])
+    assert set(found["gpu"].values()) == {None}
+    assert found["stages"] == found["kernels"] == found["idle"] == found["findings"] == []
+    assert found["why"]
+    shown = analyze(traces / "nsys_truncated.sqlite.gz")
+    assert "INCOMPLETE" in shown.stdout
+    assert "incomplete" in shown.stderr
+
+
+def test_the_terminal_page_fits_a_hundred_columns(traces: Path) -> None:
+    done = analyze(traces / "torch_trace.json.gz")
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines()[1:])) <= 100  # the first is the file's path, as long as it is
+    for words in ("health", "Where decode goes", "launch-bound", "Kernels:", "What to change first", "not to be added"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize("recipe", list(kinds(3)))
+def test_every_synthetic_kind_is_told_exactly(recipe: Recipe, tmp_path: Path) -> None:
+    truth = write_trace(tmp_path / "trace.json", recipe)
+    found = analyse_source(tmp_path / "trace.json", use_cache=False).document
+    gpu = found.gpu
+    assert (gpu.kernels, gpu.kernel_ns, gpu.busy_ns, gpu.idle_ns) == (
+        truth.kernels,
+        truth.kernel_ns,
+        truth.busy_ns,
+        truth.idle_ns,
+    )
+    for budget in found.budgets:
+        assert sum(row.ns for row in budget.rows) == budget.wall_ns
+    assert any(one.id == "launch_bound_decode" for one in found.findings) == (not recipe.graph)
+
+
+def test_what_is_kept_says_the_same_and_is_not_believed_when_damaged(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    write_trace(source, Recipe())
+    time.sleep(0.15)  # a file so young is fingerprinted anew each time
+    first = analyse_source(source)
+    tables = fresh_tables(source)
+    assert tables is not None
+    assert analyse_source(source).document == first.document
+    kept = tables / ANALYSIS_FILE
+    kept.write_bytes(kept.read_bytes().replace(b'"kernels":180', b'"kernels":181'))
+    assert analyse_source(source).document.gpu.kernels == 181  # it is the kept one that is shown
+    kept.write_bytes(b"{")
+    assert analyse_source(source).document == first.document
+    kept.write_bytes(kept.read_bytes().replace(b'"version":"', b'"version":"0'))
+    assert analyse_source(source).document == first.document
+
+
+def test_no_cache_leaves_nothing_behind(traces: Path) -> None:
+    before = sorted(traces.iterdir())
+    as_json(traces / "torch_trace.json.gz", "--no-cache")
+    assert sorted(traces.iterdir()) == before
+
+
+def test_an_nsys_report_needs_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tmp_path / "run.nsys-rep"
+    report.write_bytes(b"not really")
+    monkeypatch.setattr("llm_perf_opt.profiling.vendor.probe.find_tool", lambda name: None)
+    with pytest.raises(ResourceError, match="no nsys here"):
+        analyse_source(report)
+
+
+def test_an_export_beside_the_report_is_read(traces: Path) -> None:
+    report = traces / "run.nsys-rep"
+    report.write_bytes(b"not really")
+    (traces / "run.sqlite").write_bytes(gzip.decompress((H200 / "nsys_decode.sqlite.gz").read_bytes()))
+    found = analyse_source(report, use_cache=False)
+    assert found.document.gpu.kernels == 1528
+    assert found.document.source == str(report)
+
+
+def test_what_is_not_there_or_no_trace_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ParseError, match="does not exist"):
+        analyse_source(tmp_path / "nothing.json")
+    (tmp_path / "x.json").write_text("[]")
+    assert analyze(tmp_path / "x.json").returncode == 5
+    assert analyze(tmp_path).returncode == 5
+
+
+def test_a_trace_of_the_cpu_alone_has_no_device_figures(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    source.write_text(
+        '{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, '
+        '"ts": 1.0, "dur": 2.0, "args": {}}]}'
+    )
+    found = analyse_source(source, use_cache=False)
+    assert found.error is None
+    assert found.document.why == "the trace holds no work of a GPU"
+    assert found.document.findings == []

@@ -1,0 +1,170 @@
+"""compare, baseline and runs as a user types them: real runs, the page of documentation line by line."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCUMENT = (Path(__file__).parents[1] / "docs" / "compare.md").read_text()
+COMMANDS = [line for block in re.findall(r"```\n(.*?)```", DOCUMENT, re.S) for line in block.splitlines()]
+SMALL = (
+    "profiling=none", "hardware.cpu_threads=1", "runtime.num_new_tokens=4", "runtime.prompt_tokens=8", "runtime.min_repeats=6",
+    "runtime.max_repeats=8", "runtime.max_warmup=5",
+)  # fmt: skip
+NONE = "not distinguishable"
+
+
+def llm_perf(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "llm_perf_opt", *words]
+    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+def run(*words: str, cwd: Path) -> None:
+    done = llm_perf("run", "--quiet", *words, *SMALL, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs that the page makes, small: main and change are the same thing twice each, batch4 is not."""
+    folder = tmp_path_factory.mktemp("project")
+    for line in COMMANDS:
+        words = shlex.split(line, comments=True)
+        if words[1] == "run":
+            run(*words[2:], cwd=folder)
+    return folder
+
+
+def compare_json(*words: str, cwd: Path) -> dict[str, Any]:
+    done = llm_perf("compare", *words, "--json", cwd=cwd)
+    assert done.returncode in (0, 1, 2), done.stderr
+    values: dict[str, Any] = json.loads(done.stdout)
+    return values
+
+
+def test_every_command_of_the_page_does_what_it_says(project: Path) -> None:
+    assert {line.split()[1] for line in COMMANDS} == {"run", "compare", "baseline", "runs"}
+    for line in COMMANDS:
+        words = shlex.split(line, comments=True)
+        if words[1] == "run":
+            continue
+        done = llm_perf(*words[1:], cwd=project)
+        if "# refused" in line:
+            assert done.returncode == 2, line
+            assert "--experiment runtime.batch_size" in done.stderr
+        else:
+            assert done.returncode in ((0, 1, 2) if "--gate" in line else (0,)), f"{line}\n{done.stderr}"
+            assert "error" not in done.stderr, line
+            assert done.stdout, line
+    assert (project / "comparison.md").read_text().startswith("# Comparison")
+
+
+def test_the_same_thing_twice_is_not_distinguishable(project: Path) -> None:
+    """Two runs a side, made in turn. A level of 5 % is wrong once in twenty: two more runs a side then decide."""
+
+    def verdicts() -> set[str]:
+        found = compare_json("runs/main/*", "runs/change/*", cwd=project)
+        return {row["effect"]["verdict"] for row in found["metrics"] if row["key"] in ("ttft", "tpot", "e2e")}
+
+    if verdicts() != {NONE}:
+        for number, side in enumerate(("main", "change", "change", "main")):
+            run(f"hydra.run.dir=runs/{side}/more{number}", cwd=project)
+    assert verdicts() == {NONE}
+
+
+def test_an_experiment_is_compared_and_says_what_differs(project: Path) -> None:
+    found = compare_json("runs/main/1", "runs/batch4/1", "--experiment", "runtime.batch_size", cwd=project)
+    assert [row["key"] for row in found["settings"]] == ["runtime.batch_size"]
+    assert {(row["kind"], row["key"]) for row in found["facts"]} == {("workload", "batch_size")}
+    assert found["cautions"]
+
+
+# --- figures that are known: copies of a real run with times written into it --------------------------------------------
+
+
+def with_times(project: Path, name: str, slower: float = 1.0, scatter: float = 0.001) -> str:
+    """A copy of a real run whose every repeat takes the same time, up to `scatter`."""
+    copy = project / "made" / name
+    if not copy.exists():
+        shutil.copytree(project / "runs" / "main" / "1", copy)
+    file = copy / "raw" / "clean" / "timings.json"
+    timings = json.loads(file.read_text())
+    first = timings["iterations"][0]
+    timings["iterations"] = []
+    for number in range(20):
+        factor = slower * (1 + scatter * (number * 7 % 5 - 2))
+        steps = [round(5_000_000 * factor)] * len(first["steps_ns"])
+        timings["iterations"].append({**first, "prefill_ns": round(20_000_000 * factor), "steps_ns": steps})
+    file.write_text(json.dumps(timings))
+    return str(copy.relative_to(project))
+
+
+@pytest.mark.parametrize(
+    ("slower", "scatter", "gates", "code", "said"),
+    [
+        (1.0, 0.001, ["decode.tpot=4%"], 0, "gate pass"),
+        (0.8, 0.001, ["decode.tpot=0%", "throughput=0%"], 0, "new is faster"),
+        (1.1, 0.001, ["tpot=4%", "memory.process=1%"], 1, "gate regression"),
+        (1.1, 0.001, ["tpot=20%"], 0, "new is slower"),
+        (1.04, 0.001, ["tpot=4%"], 2, "gate cannot tell"),
+        (1.0, 0.1, ["tpot=4%"], 2, "runs on each side"),
+        (1.1, 0.001, [], 0, "new is slower"),
+    ],
+)
+def test_exit_codes_of_gates(project: Path, slower: float, scatter: float, gates: list[str], code: int, said: str) -> None:
+    base, new = with_times(project, "base", 1.0, scatter), with_times(project, "new", slower, scatter)
+    done = llm_perf("compare", base, new, *[f"--gate={gate}" for gate in gates], cwd=project)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["runs/main/1"], 2, "The new side names no run"),
+        (["runs/main/1", "runs/main/1"], 2, "stands on both sides"),
+        (["runs/main/1,runs/main/1", "runs/change/1"], 2, "stands twice"),
+        (["runs/main", "runs/change/1"], 2, "is not a run but holds"),
+        (["runs/main/1", "mian"], 2, "neither a run nor a baseline"),
+        (["runs/nothing*", "runs/change/1"], 2, "No run matches"),
+        (["runs/main/1", "runs/change/1", "--gate", "tpto=3%"], 2, "Did you mean 'tpot'?"),
+        (["runs/main/1", "runs/change/1", "--experiment", "runtime.batch"], 2, "no such setting"),
+        (["runs/main/1", "runs/change/1", "--json", "--markdown"], 2, "standard output"),
+        (["runs/main/1", "runs/change/1", "--out", "page.pdf"], 2, "ends in .md or .json"),
+        (["runs/main/1", "damaged"], 5, "cannot be read"),
+    ],
+)
+def test_a_wrong_request_is_refused(project: Path, words: list[str], code: int, said: str) -> None:
+    (project / "damaged").mkdir(exist_ok=True)
+    (project / "damaged" / "run.json").write_text("{")
+    done = llm_perf("compare", *words, cwd=project)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_baseline_whose_run_is_gone_says_so(project: Path) -> None:
+    shutil.copytree(project / "runs" / "main" / "1", project / "runs" / "short-lived")
+    assert llm_perf("baseline", "set", "gone", "runs/short-lived", cwd=project).returncode == 0
+    shutil.rmtree(project / "runs" / "short-lived")
+    done = llm_perf("compare", "gone", "runs/change/1", cwd=project)
+    assert done.returncode == 2
+    assert "no run there any more" in done.stderr
+    assert "gone: no run lies there" in llm_perf("baseline", "list", cwd=project).stdout
+    assert llm_perf("baseline", "set", "../x", "runs/main/1", cwd=project).returncode == 2
+    assert llm_perf("baseline", "remove", "gone", cwd=project).returncode == 0
+
+
+def test_runs_are_listed_as_data(project: Path) -> None:
+    done = llm_perf("runs", "--json", "--limit", "0", cwd=project)
+    rows = json.loads(done.stdout)
+    assert {"runs/main/1", "runs/change/2", "runs/batch4/1"} <= {row["path"] for row in rows}
+    assert [row["created"] for row in rows] == sorted((row["created"] for row in rows), reverse=True)
+    assert all(row["model"] == "tiny" and row["tpot_ns"] > 0 for row in rows)
