@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from docs_commands import commands
 from llm_perf_opt import runtimes
 from llm_perf_opt.composition import compose, group_options
 from llm_perf_opt.errors import ConfigError, ResourceError
@@ -116,6 +117,25 @@ def test_the_torch_pass_of_a_runner_without_a_profiler_says_why(tmp_path: Path) 
     done = llm_perf(*words, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path, site=site)
     assert done.returncode == 3
     assert "torch.profiler cannot see echo: it computes nothing." in done.stderr
+
+
+SHOWN = [words for words in commands("runtimes.md") if "runtime=vllm" not in words]
+"""Commands of the page; those of vLLM are run by the tests of its engine."""
+
+
+@pytest.mark.parametrize("words", SHOWN, ids=" ".join)
+def test_the_pages_commands_run(tmp_path: Path, words: list[str]) -> None:
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", the_minimal_runner())
+    short = ["-q", "runtime.num_new_tokens=3", "runtime.max_repeats=6", "runtime.min_repeats=6", "runtime.max_warmup=4"]
+    done = llm_perf(*words, *short, "hardware=cpu", "profiling=none", cwd=tmp_path, site=site)
+    if "runtime=tensorrtllm" in words and not runtime_installed("tensorrtllm"):
+        assert (done.returncode, "needs the package tensorrt_llm" in done.stderr) == (3, True)
+    else:
+        assert done.returncode == 0, done.stderr
+
+
+def runtime_installed(name: str) -> bool:
+    return next(runtime.installed for runtime in known_runtimes() if runtime.name == name)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from builders import MS, clean_timings, in_a_row, iteration, torch_pass, workload
 from llm_perf_opt.analysis.latency import METRICS, NO_DECODE, compile_seconds, context_drift, metrics, stage_timings
 from llm_perf_opt.records import CleanTimings, Distribution, Drift, Iteration, Missing, StageTiming, SubstageSpan
+from llm_perf_opt.runtime_records import RuntimeFacts
 
 NO_TORCH = Missing("the run was asked for without the torch pass")
 
@@ -252,3 +253,23 @@ def test_compiling_is_what_warm_up_took_beyond_settled_requests() -> None:
 @pytest.mark.parametrize("timings", [clean_timings(warmup=()), clean_timings([])])
 def test_without_warm_up_or_repeats_nothing_is_claimed_about_compiling(timings: CleanTimings) -> None:
     assert compile_seconds(timings) == Missing("no warm-up was measured")
+
+
+def mixed() -> CleanTimings:
+    """A run in which some sequences decoded while others were still in prefill."""
+    return clean_timings(runtime=RuntimeFacts("vllm", "1", "by arrival", inseparable="they ran together"))
+
+
+def test_what_needs_the_stages_apart_is_missing_where_they_ran_together() -> None:
+    found = {metric.key: metric.value for metric in metrics(mixed())}
+    missing = {key for key, value in found.items() if isinstance(value, Missing)}
+    assert missing == {"tpot", "itl_p50", "itl_p90", "itl_p99", "prefill_rate", "decode_rate"}
+    assert found["tpot"] == Missing("they ran together")
+    assert [row.name for row in stage_timings(mixed(), Missing("no torch pass"))] == ["profile"]
+    assert context_drift(mixed()) == Missing("they ran together")
+
+
+def test_an_engine_hands_its_tokens_over_on_the_host() -> None:
+    engine = clean_timings(runtime=RuntimeFacts("vllm", "1", "by arrival"))
+    assert "ready on the device" in metrics(clean_timings())[0].definition
+    assert "in the caller's hands on the host" in metrics(engine)[0].definition

@@ -18,6 +18,7 @@ from llm_perf_opt.analysis.telemetry import (
     throttle_names,
 )
 from llm_perf_opt.records import CleanTimings, GpuSample, Iteration, Missing
+from llm_perf_opt.runtime_records import RuntimeFacts
 
 ON_GPU = model_facts(device="cuda:0", device_name="NVIDIA H200")
 
@@ -304,3 +305,13 @@ def test_a_driver_that_tells_nothing_is_survived() -> None:
     assert found.warnings == ()
     assert all(row.n == 0 for row in found.readings if "GPU" in row.name)
     assert energy(found).from_power_j == Missing("NVML: Unknown Error")
+
+
+def test_stages_that_ran_together_have_no_energy_of_their_own() -> None:
+    together = clean_timings(
+        [iteration(prefill_ns=SECOND, steps_ns=(SECOND,))], runtime=RuntimeFacts("vllm", "1", "by arrival", inseparable="mixed")
+    )
+    summary = summarise_telemetry(telemetry(constant(100, 2 * SECOND)), together)
+    assert not isinstance(energy(summary).from_power_j, Missing)
+    for stage in ("prefill", "decode"):
+        assert energy(summary, f"{stage}, all repeats").from_power_j == Missing("mixed")

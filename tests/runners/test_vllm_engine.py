@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from docs_commands import commands
+
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 MODEL = {
@@ -80,6 +82,14 @@ def test_the_tokens_are_those_of_pytorch(by_vllm: Path, by_pytorch: Path) -> Non
     assert theirs["workload"] == ours["workload"]
 
 
+def test_it_is_compared_with_pytorch(by_vllm: Path, by_pytorch: Path) -> None:
+    done = llm_perf(sys.executable, "compare", str(by_pytorch), str(by_vllm), cwd=by_vllm.parent)
+    assert done.returncode == 0, done.stderr
+    assert "setting runtime.type: pytorch → vllm" in done.stdout
+    for row in ("Time to first token (TTFT)", "Time per output token (TPOT)", "prefill", "decode_step"):
+        assert any(line.startswith(f"{row} ") for line in done.stdout.splitlines()), row
+
+
 def test_the_engine_and_what_it_was_given_are_recorded(by_vllm: Path) -> None:
     runtime = timings(by_vllm)["runtime"]
     assert (runtime["type"], runtime["inseparable"], runtime["uncosted"]) == ("vllm", "", "")
@@ -129,10 +139,25 @@ def test_the_torch_pass_has_operators_from_the_engines_own_profiler(by_vllm: Pat
     assert "torch.profiler" in (by_vllm / "report.md").read_text()
 
 
-def test_chunked_prefill_is_not_told_apart(vllm_python: Path, saved_model: Path, tmp_path: Path) -> None:
-    words = ["runtime=vllm", "model=hf", f"model.path={saved_model}", *SHAPE, "runtime.prompt_tokens=40", "profiling=none"]
-    limit = "runtime.engine.max_num_batched_tokens=48"  # the first prompt and a piece of the second
-    folder = run(vllm_python, tmp_path / "run", *words, limit, "runtime.engine.enforce_eager=true")
+SHOWN = [words[1:] for words in commands("runtimes.md") if "runtime=vllm" in words]
+"""The page's own commands, without the verb."""
+
+
+def test_random_weights_and_texts_of_different_length(vllm_python: Path, tmp_path: Path) -> None:
+    (words,) = [words for words in SHOWN if not any("max_num_batched_tokens" in word for word in words)]
+    more = ["dataset=sample_prompts", "runtime.num_new_tokens=3", "hardware=cpu", "profiling=none"]
+    folder = run(vllm_python, tmp_path / "run", *words, *more)
+    found = timings(folder)
+    assert found["runtime"]["engine"]["load_format"] == "dummy"
+    assert not Path(found["runtime"]["engine"]["model"]).exists(), "the folder without weights is cleared away"
+    assert len(set(found["workload"]["prompt_tokens"])) == 2
+    assert "without padding" in found["runtime"]["uncosted"]
+    assert "padded on the left" not in (folder / "report.md").read_text()
+
+
+def test_chunked_prefill_is_not_told_apart(vllm_python: Path, tmp_path: Path) -> None:
+    (words,) = [words for words in SHOWN if any("max_num_batched_tokens" in word for word in words)]
+    folder = run(vllm_python, tmp_path / "run", *words, "runtime.num_new_tokens=6", "hardware=cpu", "profiling=none")
     why = timings(folder)["runtime"]["inseparable"]
     assert "some sequences decoded while others were still in prefill" in why
     report = (folder / "report.md").read_text()
@@ -142,23 +167,12 @@ def test_chunked_prefill_is_not_told_apart(vllm_python: Path, saved_model: Path,
     assert f"## MFU and distance from the limit\n\nn/a: {why}" in report
 
 
-def test_random_weights_and_texts_of_different_length(vllm_python: Path, tmp_path: Path) -> None:
-    words = ["runtime=vllm", "model=tiny", "dataset=sample_prompts", "runtime.batch_size=2", "runtime.num_new_tokens=3"]
-    folder = run(vllm_python, tmp_path / "run", *words, "hardware=cpu", "profiling=none", "runtime.engine.enforce_eager=true")
-    found = timings(folder)
-    assert found["runtime"]["engine"]["load_format"] == "dummy"
-    assert not Path(found["runtime"]["engine"]["model"]).exists(), "the folder without weights is cleared away"
-    assert len(set(found["workload"]["prompt_tokens"])) == 2
-    assert "without padding" in found["runtime"]["uncosted"]
-    assert "padded on the left" not in (folder / "report.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["runtime.engine.max_num_seq=3"], 2, "no such engine argument. Did you mean 'max_num_seqs'?"),
         (["runtime.engine.dtype=float16"], 2, "runtime.engine.dtype is decided by model.dtype"),
-        (["runtime.engine.max_model_len=4"], 3, "cannot open this model"),
+        (["runtime.engine.max_num_batched_tokens=1"], 3, "cannot open this model"),
     ],
 )
 def test_what_the_engine_does_not_take_is_refused(

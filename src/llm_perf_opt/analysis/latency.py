@@ -114,15 +114,17 @@ def inseparable(timings: CleanTimings) -> Missing | None:
     return Missing(runtime.inseparable) if runtime is not None and runtime.inseparable else None
 
 
+def value_of(definition: MetricDefinition, iteration: Iteration, timings: CleanTimings) -> Maybe[float]:
+    """A figure of one iteration; missing where it needs stages that cannot be told apart."""
+    mixed = inseparable(timings) if definition.key in NEED_STAGES else None
+    return mixed or definition.of(iteration, timings.workload)
+
+
 def metrics(timings: CleanTimings) -> tuple[Metric, ...]:
     """Every figure over the repeats: one value per iteration, then its distribution."""
     found = []
     for definition in METRICS:
-        mixed = inseparable(timings) if definition.key in NEED_STAGES else None
-        if mixed is not None:
-            found.append(Metric(definition.key, definition.label, definition.unit, _words(definition, timings), mixed))
-            continue
-        values = [definition.of(iteration, timings.workload) for iteration in timings.iterations]
+        values = [value_of(definition, iteration, timings) for iteration in timings.iterations]
         missing = next((value for value in values if isinstance(value, Missing)), None)
         present = [value for value in values if not isinstance(value, Missing)]
         value = missing or (summarise(present) if present else Missing("no iteration was measured"))

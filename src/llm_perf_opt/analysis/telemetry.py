@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from llm_perf_opt.analysis.latency import inseparable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.records import (
     CleanTimings,
@@ -142,6 +143,10 @@ def _energy(telemetry: Telemetry, timings: CleanTimings, window: Window) -> tupl
     prefill = [(it.started_ns, it.started_ns + it.prefill_ns) for it in timings.iterations]
     decode = [(it.started_ns + it.prefill_ns, it.started_ns + it.total_ns) for it in timings.iterations if it.steps_ns]
     rows = [_energy_of("measured repeats", telemetry, [window], resolved=True)]
+    mixed = inseparable(timings)
+    if mixed is not None:
+        seconds = (window[1] - window[0]) / 1e9
+        return (*rows, *[Energy(f"{name}, all repeats", seconds, mixed, mixed) for name in ("prefill", "decode")])
     for name, windows in (("prefill, all repeats", prefill), ("decode, all repeats", decode)):
         if windows:
             shortest = min(end - begin for begin, end in windows) / 1e9
