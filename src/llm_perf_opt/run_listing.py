@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.analysis.latency import METRICS
+from llm_perf_opt.analysis.latency import METRICS, value_of
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
@@ -163,7 +163,7 @@ def _whole(row: Listed) -> Listed:
 
 def _median(key: str, timings: CleanTimings) -> Maybe[float]:
     definition = next(metric for metric in METRICS if metric.key == key)
-    values = [definition.of(repeat, timings.workload) for repeat in timings.iterations]
+    values = [value_of(definition, repeat, timings) for repeat in timings.iterations]
     missing = next((value for value in values if isinstance(value, Missing)), None)
     present = [value for value in values if not isinstance(value, Missing)]
     return missing or (percentile(present, 0.5) if present else Missing("no iteration was measured"))

@@ -82,6 +82,14 @@ def test_the_tokens_are_those_of_pytorch(by_vllm: Path, by_pytorch: Path) -> Non
     assert theirs["workload"] == ours["workload"]
 
 
+def test_it_is_compared_with_pytorch(by_vllm: Path, by_pytorch: Path) -> None:
+    done = llm_perf(sys.executable, "compare", str(by_pytorch), str(by_vllm), cwd=by_vllm.parent)
+    assert done.returncode == 0, done.stderr
+    assert "setting runtime.type: pytorch → vllm" in done.stdout
+    for row in ("Time to first token (TTFT)", "Time per output token (TPOT)", "prefill", "decode_step"):
+        assert any(line.startswith(f"{row} ") for line in done.stdout.splitlines()), row
+
+
 def test_the_engine_and_what_it_was_given_are_recorded(by_vllm: Path) -> None:
     runtime = timings(by_vllm)["runtime"]
     assert (runtime["type"], runtime["inseparable"], runtime["uncosted"]) == ("vllm", "", "")

@@ -27,7 +27,7 @@ from llm_perf_opt.analysis.compare_figures import (
 from llm_perf_opt.analysis.compare_kernels import KernelMatch, KernelRow, match_kernels
 from llm_perf_opt.analysis.compare_stats import DEFAULT_JUDGEMENT, LEAST_FREEDOM, Effect, Judgement, effect, paired_effect
 from llm_perf_opt.analysis.gates import Gate, GateResult, hold, hold_exact
-from llm_perf_opt.analysis.latency import METRICS, stage_values, substage_values
+from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
@@ -158,7 +158,7 @@ def _metrics(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgemen
         sides = []
         missing: Missing | None = None
         for side in (base, new):
-            values = [[definition.of(repeat, run.workload) for repeat in run.iterations] for run in side]
+            values = [[value_of(definition, repeat, run) for repeat in run.iterations] for run in side]
             missing = missing or next((value for run in values for value in run if isinstance(value, Missing)), None)
             sides.append([[value for value in run if not isinstance(value, Missing)] for run in values])
         found = missing or effect(sides[0], sides[1], higher, judgement)
@@ -186,6 +186,9 @@ def _stages(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement
 
 def _stage_effect(stage: Stage, base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> Maybe[Effect]:
     """Steps are paired where the same step stands at the same context on both sides."""
+    mixed = next((why for run in (*base, *new) if (why := inseparable(run)) is not None), None)
+    if mixed is not None:
+        return mixed
     if stage is Stage.DECODE_STEP and base[0].workload.padded_tokens == new[0].workload.padded_tokens:
         steps = [[[repeat.steps_ns for repeat in run.iterations] for run in side] for side in (base, new)]
         return paired_effect(steps[0], steps[1], judgement)

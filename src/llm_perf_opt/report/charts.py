@@ -6,6 +6,7 @@ Plotly reads some tags in labels and hover texts, so names go through `label` an
 from collections.abc import Sequence
 from typing import Any
 
+from llm_perf_opt.analysis.latency import inseparable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.telemetry import measured_window
 from llm_perf_opt.records import CleanTimings, CpuSample, GpuSample, Maybe, Missing, Telemetry
@@ -166,6 +167,9 @@ def _log_range(low: float, high: float) -> list[float]:
 
 def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
     """The median time of each decode step over the repeats, with the middle half, against the context it ran on."""
+    mixed = inseparable(timings)
+    if mixed is not None:
+        return mixed
     steps = min((len(iteration.steps_ns) for iteration in timings.iterations), default=0)
     if not steps:
         return Missing("the request has no decode step")
@@ -299,7 +303,7 @@ def _shading(timings: CleanTimings, begin: int, end: int) -> list[Figure]:
 
     prefills = [
         band(iteration.started_ns, iteration.started_ns + iteration.prefill_ns, ORANGE)
-        for iteration in timings.iterations[:MOST_SHADED]
+        for iteration in timings.iterations[: MOST_SHADED if inseparable(timings) is None else 0]
     ]
     return [band(begin, end, BLUE), *prefills]
 

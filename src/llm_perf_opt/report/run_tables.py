@@ -101,16 +101,12 @@ def stages_table(analysis: RunAnalysis) -> HtmlTable:
         *numbers("runs", "one run, median", "95 % interval", "n", "share", "under torch.profiler", "× unprofiled"),
     ]
     table = HtmlTable("stages", "Stages of one request, unprofiled", columns)
-    parents = {stage.name: stage.parent for stage in analysis.stages}
     for stage in analysis.stages:
-        depth, parent = 0, stage.parent
-        while parent and depth < len(parents):
-            depth, parent = depth + 1, parents.get(parent, "")
         bounds = (
             stage.time_ns.ci_low if isinstance(stage.time_ns.ci_low, Missing) else Cell(interval(stage.time_ns, "ns") + " ms")
         )
         table.add(
-            "\u2003" * depth + stage.name,
+            "\u2003" * stage.depth + stage.name,
             Cell(str(stage.per_iteration), stage.per_iteration),
             _ms(stage.time_ns.median),
             bounds,
