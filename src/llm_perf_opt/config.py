@@ -1,7 +1,7 @@
 """The typed configuration of a run, and its checks. No I/O: `composition.py` fills it from YAML and overrides."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,7 +81,7 @@ class RuntimeConfig:
     """Repeat until half the 95 % interval of the median is within this share of the median."""
     time_limit_s: float
     """No further repeat is begun after repeating for this long."""
-    engine: dict[str, Any]
+    engine: dict[str, Any] = field(default_factory=dict)
     """Arguments of the engine, passed through as they are; none for pytorch, which has no engine."""
 
 
