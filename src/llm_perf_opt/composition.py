@@ -337,8 +337,8 @@ def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
     for key in value:
         if key not in hints:
             raise ConfigError(f"'{key}' is not known in {label}.{nearest(str(key), hints)}", f"Known: {', '.join(hints)}.")
-    given = dataclasses.MISSING
-    may_lack = {field.name for field in dataclasses.fields(kind) if not (field.default is field.default_factory is given)}
+    needed = dataclasses.MISSING
+    may_lack = {one.name for one in dataclasses.fields(kind) if one.default is not needed or one.default_factory is not needed}
     for key in hints:
         if key not in value and key not in may_lack:
             raise ConfigError(f"'{key}' is missing in {label}.", f"It needs all of: {', '.join(hints)}.")
