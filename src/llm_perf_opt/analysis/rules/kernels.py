@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.kernel_classes import KernelClass
 from llm_perf_opt.analysis.kernel_summary import KernelRow
-from llm_perf_opt.analysis.rules.launching import request_units
+from llm_perf_opt.analysis.rules.launching import lengthened, request_units
 from llm_perf_opt.analysis.stage_instances import DECODE, PREFILL
 from llm_perf_opt.analysis.work import Step
 from llm_perf_opt.records import Missing
@@ -79,7 +79,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
             saving_of(stage, 0, gaps / 2, gaps),
             request_units(evidence, stage),
             "low",
-            "what a launch of compiled code costs the host is not known; the middle is shown",
+            f"what a launch of compiled code costs the host is not known; the middle is shown{lengthened(stage)}",
             to_try,
         )
     return _kernel_finding(

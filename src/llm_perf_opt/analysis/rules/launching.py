@@ -110,14 +110,14 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
         kind=Kind.LATENCY,
         stage=stage.name,
         claim=(
-            f"Between decode steps the host holds the device up for {milliseconds(stage.per_unit(host))} per token "
-            f"({host / stage.budget.wall_ns:.0%})."
+            f"Before, between and after the kernels of its steps, decode waits for the host for "
+            f"{milliseconds(stage.per_unit(host))} per token{below(stage)} ({host / stage.budget.wall_ns:.0%})."
         ),
         evidence=(f"budget of decode: host {milliseconds(host)} of {milliseconds(stage.budget.wall_ns)}",),
         saving=saving_of(stage, 0, host / 2, host),
         units=request_units(evidence, stage),
         confidence="low",
-        because="part of it may be work that each step needs; the middle is shown",
+        because=f"part of it may be work that each step needs; the middle is shown{lengthened(stage)}",
         to_try=ToTry(
             change="Prepare a step's inputs while the last one runs, keep positions and tokens on the device, and decide about "
             "stopping a step late."
@@ -136,6 +136,11 @@ def is_launch_bound(stage: StageEvidence) -> bool:
 def below(stage: StageEvidence) -> str:
     """Words to put behind a wall time that is the profiler's."""
     return "" if stage.unprofiled else " below the profiler"
+
+
+def lengthened(stage: StageEvidence) -> str:
+    """Words to put behind a reason where the saving is of gaps that the profiler made longer."""
+    return "" if stage.unprofiled else "; it is of the time below the profiler, unprofiled there is less to save"
 
 
 def request_units(evidence: Evidence, stage: StageEvidence) -> int:
