@@ -62,7 +62,7 @@ def test_every_command_of_the_page_does_what_it_says(project: Path) -> None:
             assert done.returncode in ((0, 1, 2) if "--gate" in line else (0,)), f"{line}\n{done.stderr}"
             assert "error" not in done.stderr, line
             assert done.stdout, line
-    assert (project / "comparison.md").read_text().startswith("# Comparison")
+    assert "<title>Comparison" in (project / "comparison.html").read_text()
 
 
 def test_the_same_thing_twice_is_not_distinguishable(project: Path) -> None:
@@ -137,7 +137,7 @@ def test_exit_codes_of_gates(project: Path, slower: float, scatter: float, gates
         (["runs/main/1", "runs/change/1", "--gate", "tpto=3%"], 2, "Did you mean 'tpot'?"),
         (["runs/main/1", "runs/change/1", "--experiment", "runtime.batch"], 2, "no such setting"),
         (["runs/main/1", "runs/change/1", "--json", "--markdown"], 2, "standard output"),
-        (["runs/main/1", "runs/change/1", "--out", "page.pdf"], 2, "ends in .md or .json"),
+        (["runs/main/1", "runs/change/1", "--out", "page.pdf"], 2, "ends in .html, .md or .json"),
         (["runs/main/1", "damaged"], 5, "cannot be read"),
     ],
 )

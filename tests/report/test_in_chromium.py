@@ -1,14 +1,18 @@
 """The pages in a real browser: opened from disk, nothing fetched, charts drawn, tables alive, hostile names harmless."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from builders import HOSTILE_NAMES, empty_analysis
+from builders import HOSTILE_NAMES, clean_timings, empty_analysis, iteration, run_analysis
 from chromium import Chromium
+from llm_perf_opt.analysis.compare import Side, compare
+from llm_perf_opt.analysis.compare_sides import ComparedFigure, ComparedKernel
 from llm_perf_opt.analysis.sweep_rows import sweep_rows
 from llm_perf_opt.records import Missing
+from llm_perf_opt.report.compare_html import comparison_html
 from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.page import MOST_BYTES
 from llm_perf_opt.report.sweep import SweepReport, sweep_page
@@ -251,3 +255,18 @@ def test_in_print_everything_is_dark_on_white(chromium: Chromium, run_file: Path
     assert browser.ask("getComputedStyle(document.querySelector('nav')).display") == "none"
     assert json.dumps(browser.console) == "[]"
     browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_a_comparison_is_one_page_and_its_names_are_text(chromium: Chromium, tmp_path: Path) -> None:
+    base = run_analysis(timings=clean_timings([iteration() for _ in range(8)]))
+    kernels = [ComparedKernel(name, "decode", "GEMM", 2, 1000 + number) for number, name in enumerate(ATTACKS)]
+    figures = [ComparedFigure(f"decode/{name}, per token", "ns", 1e6) for name in ATTACKS[:4]]
+    sides = [Side((replace(base, run=run),), kernels, figures) for run in (ATTACKS[0], ATTACKS[1])]
+    path = tmp_path / "comparison.html"
+    path.write_text(comparison_html(compare(sides[0], sides[1])), encoding="utf-8")
+    browser = opened(chromium, path)
+    assert browser.ask("typeof window.hacked") == "undefined"
+    assert browser.console == []
+    assert browser.requests == [path.resolve().as_uri()]
+    assert browser.ask("document.querySelectorAll('#changes .scatterlayer .point').length") > 0
+    assert ATTACKS[2] in str(browser.ask("document.body.innerText"))

@@ -37,7 +37,7 @@ def compare(
         typer.Option(min=0, max=100, metavar="PERCENT", help="Deviation between processes, where one run a side cannot show it."),
     ] = 1.0,
     markdown: Annotated[bool, typer.Option("--markdown", help="The whole page as Markdown on standard output.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page to this file (.md or .json).")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page to this file (.html, .md or .json).")] = None,
     runs_dir: RunsDir = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,
@@ -69,7 +69,13 @@ def compare(
 
         from llm_perf_opt.run_folder import write_whole
 
-        write_whole(out, msgspec.json.encode(found) if kind == ".json" else comparison_page(found).encode())
+        if kind == ".html":
+            from llm_perf_opt.report.compare_html import comparison_html
+
+            content = comparison_html(found).encode()
+        else:
+            content = msgspec.json.encode(found) if kind == ".json" else comparison_page(found).encode()
+        write_whole(out, content)
     if as_json:
         print_json(found)
     else:
@@ -85,6 +91,6 @@ def _words(one: str | None, more: list[str] | None) -> list[str]:
 def _kind(out: Path | None) -> str:
     if out is None:
         return ""
-    if out.suffix not in (".md", ".json"):
-        raise ConfigError(f"--out {out}: the ending says what is written.", "Use a name that ends in .md or .json.")
+    if out.suffix not in (".html", ".md", ".json"):
+        raise ConfigError(f"--out {out}: the ending says what is written.", "Use a name that ends in .html, .md or .json.")
     return out.suffix

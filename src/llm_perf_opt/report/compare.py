@@ -59,7 +59,7 @@ def gate_line(result: GateResult) -> str:
 def comparison_text(found: Comparison) -> str:
     """For the terminal: verdicts, metrics, differences, gates."""
     lines = [*verdict_sentences(found), ""]
-    body = [_row_cells(row) for row in (*found.metrics, *found.stages) if not isinstance(row.effect, Missing)]
+    body = [row_cells(row) for row in (*found.metrics, *found.stages) if not isinstance(row.effect, Missing)]
     lines.append(columns(_HEADER, body, _ALIGN))
     lines += [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
     lines.append("")
@@ -88,7 +88,7 @@ def comparison_page(found: Comparison) -> str:
         _figure_section("Budget", found.budget),
         _figure_section("Counters", found.counters),
         _left_out(found),
-        _method(found),
+        f"## How to read it\n\n{method_words(found)}\n",
     ]
     return "\n".join(section for section in sections if section)
 
@@ -97,7 +97,8 @@ _HEADER = ("metric", "base", "new", "change", "95 % interval", "verdict", "repea
 _ALIGN = "lrrrrlr"
 
 
-def _row_cells(row: Row) -> list[str]:
+def row_cells(row: Row) -> list[str]:
+    """Label, base, new, change, interval, verdict, repeats; plain text."""
     effect = row.effect
     if isinstance(effect, Missing):
         return [row.label, "n/a", "n/a", "n/a", "n/a", reason(effect), ""]
@@ -117,7 +118,7 @@ def _repeats(counts: Sequence[int]) -> str:
 
 
 def _rows(rows: Sequence[Row]) -> str:
-    return table(_HEADER, [[escape(row.label), *_row_cells(row)[1:]] for row in rows], _ALIGN)
+    return table(_HEADER, [[escape(row.label), *row_cells(row)[1:]] for row in rows], _ALIGN)
 
 
 def _paired_note(rows: Sequence[Row]) -> str:
@@ -180,8 +181,11 @@ def _change(row: FigureChange) -> str:
 
 
 def _figure(value: Maybe[float], unit: str) -> str:
-    if isinstance(value, Missing):
-        return reason(value)
+    return reason(value) if isinstance(value, Missing) else figure_words(value, unit)
+
+
+def figure_words(value: float, unit: str) -> str:
+    """A figure with its unit."""
     return gibibytes(round(value)) if unit == "bytes" else with_unit(value, unit)
 
 
@@ -250,7 +254,8 @@ def _left_out(found: Comparison) -> str:
     return "## Not compared\n\n" + "".join(f"- {escape(text)}\n" for text in rows) if rows else ""
 
 
-def _method(found: Comparison) -> str:
+def method_words(found: Comparison) -> str:
+    """How the verdicts were come by."""
     judgement = found.judgement
     several = len(found.base_runs) + len(found.new_runs) - 2 >= LEAST_FREEDOM
     between = (
@@ -260,10 +265,9 @@ def _method(found: Comparison) -> str:
         f"suggest more, that; where repeats scatter by more than {judgement.restless:.0%}, four times that scatter."
     )
     return (
-        "## How to read it\n\n"
         "A change is that of the medians of unprofiled repeats, with a 95 % bootstrap interval, widened where neighbouring "
         f"repeats resemble each other. {between} A change is called faster or slower when its interval excludes zero and it is "
-        f"at least {judgement.smallest:.1%}.\n"
+        f"at least {judgement.smallest:.1%}."
     )
 
 

@@ -1,0 +1,180 @@
+"""A comparison as one page: the verdict first, the changes with their intervals, budget against budget, kernels, what differs."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt import __version__
+from llm_perf_opt.analysis.compare import Comparison, Row
+from llm_perf_opt.analysis.compare_differences import Difference
+from llm_perf_opt.analysis.compare_figures import FigureChange
+from llm_perf_opt.analysis.compare_kernels import KernelMatch, LoneKernel
+from llm_perf_opt.analysis.kernel_names import short_name
+from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.charts import Figure, label
+from llm_perf_opt.report.compare import figure_words, gate_line, method_words, row_cells, signed_percent, verdict_sentences
+from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, name_cell, numbers
+from llm_perf_opt.report.page import Absent, Block, Chart, Items, Page, Section, Table, Words, render
+from llm_perf_opt.report.palette import BLUE, GREY, ORANGE
+from llm_perf_opt.report.text import milliseconds
+
+_NAME_WIDTH = 72
+
+
+def comparison_html(found: Comparison) -> str:
+    """The whole page."""
+    sides = f"base: {', '.join(found.base_runs)}; new: {', '.join(found.new_runs)}"
+    meant = f". The experiment: {', '.join(found.experiment)}" if found.experiment else ""
+    failed = [gate_line(result) for result in found.gates if result.outcome == "regression"]
+    sections = [
+        Section("verdict", "Verdict", _verdict(found)),
+        Section("metrics", "Metrics and stages", [_changes_chart(found), Table(_rows("metrics", found.metrics)),
+                                                  Table(_rows("stages", found.stages))]),
+        Section("budget", "Budget against budget", _budget(found.budget)),
+        Section("kernels", "Kernels", _kernels(found.kernels)),
+        Section("figures", "Memory, energy and counters", [Table(_figures("memory", (*found.memory, *found.energy))),
+                                                           *_counters(found.counters)]),
+        Section("differences", "What differs", [*_differences("settings", found.settings),
+                                                *_differences("hardware, model and workload", found.facts),
+                                                *_differences("environment", found.environment)]),
+        Section("method", "How to read it", [Words(method_words(found))]),
+    ]  # fmt: skip
+    return render(Page("Comparison", sides + meant, "; ".join(failed), sections, f"llm-perf {__version__}"))
+
+
+def _verdict(found: Comparison) -> list[Block]:
+    blocks: list[Block] = [Items([("", sentence) for sentence in verdict_sentences(found)])]
+    if found.gates:
+        blocks += [Words("Gates", "heading"), Items([("", gate_line(result)) for result in found.gates])]
+    if found.cautions:
+        blocks += [Words("Cautions", "heading"), Items([("", text) for text in found.cautions])]
+    return blocks
+
+
+def _changes_chart(found: Comparison) -> Block:
+    """Every change with its interval, as a ratio of new to base on a logarithmic axis: twice and half lie equally far from 1."""
+    known = [(row, row.effect) for row in (*found.metrics, *found.stages) if not isinstance(row.effect, Missing)]
+    if not known:
+        return Absent("Changes", "no metric could be compared")
+    ratios = [1 + effect.change for _, effect in known]
+    trace: Figure = {
+        "type": "scatter", "mode": "markers", "x": ratios, "y": list(range(len(known))), "marker": {"size": 10, "color": BLUE},
+        "error_x": {
+            "type": "data", "symmetric": False, "color": GREY,
+            "array": [effect.high - effect.change for _, effect in known],
+            "arrayminus": [effect.change - effect.low for _, effect in known],
+        },
+        "hovertext": [f"<b>{label(row.label)}</b><br>{label(' · '.join(row_cells(row)[1:6]))}" for row, _ in known],
+        "hoverinfo": "text",
+    }  # fmt: skip
+    layout: Figure = {
+        "xaxis": {"type": "log", "title": {"text": "new / base (logarithmic; 1: no change)"}},
+        "yaxis": {
+            "tickvals": list(range(len(known))), "ticktext": [label(row.label) for row, _ in known], "autorange": "reversed",
+            "automargin": True,
+        },
+        "shapes": [
+            {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": {"dash": "dash", "color": GREY}}
+        ],
+        "height": 90 + 32 * len(known),
+    }  # fmt: skip
+    return Chart("changes", "Change of each metric, with its 95 % interval", {"data": [trace], "layout": layout})
+
+
+def _rows(name: str, rows: Sequence[Row]) -> HtmlTable:
+    made = HtmlTable(name, name.capitalize(), [Column("metric"), *numbers("base", "new", "change", "95 % interval"),
+                                               Column("verdict"), Column("repeats")])  # fmt: skip
+    for row in rows:
+        if isinstance(row.effect, Missing):
+            made.add(row.label, *[row.effect] * 6)
+        else:
+            _, base, new, change, interval, verdict, repeats = row_cells(row)
+            values = row.effect.base, row.effect.new, row.effect.change, row.effect.low
+            cells = [Cell(text, value) for text, value in zip((base, new, change, interval), values, strict=True)]
+            made.add(row.label, *cells, verdict, repeats)
+    return made
+
+
+def _budget(rows: Maybe[tuple[FigureChange, ...]]) -> list[Block]:
+    if isinstance(rows, Missing):
+        return [Absent("Budgets", rows.why)]
+    blocks: list[Block] = []
+    for stage in dict.fromkeys(row.key.partition("/")[0] for row in rows):
+        members = [row for row in rows if row.key.partition("/")[0] == stage]
+        blocks.append(Chart(f"budget-{stage}", f"Where {stage} goes, base and new", _budget_chart(members), half=True))
+    return [*blocks, Table(_figures("budget", rows))]
+
+
+def _budget_chart(rows: Sequence[FigureChange]) -> Figure:
+    names = [label(row.label.partition("/")[2].partition(", per ")[0]) for row in rows]
+    traces = [
+        {
+            "type": "bar", "orientation": "h", "name": name, "y": names, "marker": {"color": colour},
+            "x": [None if isinstance(value, Missing) else value / 1e6 for value in values],
+        }
+        for name, colour, values in (
+            ("base", ORANGE, [row.base for row in rows]),
+            ("new", BLUE, [row.new for row in rows]),
+        )
+    ]  # fmt: skip
+    layout = {
+        "barmode": "group", "xaxis": {"title": {"text": "ms"}}, "yaxis": {"autorange": "reversed", "automargin": True},
+        "legend": {"orientation": "h", "y": -0.25}, "height": 120 + 44 * len(rows),
+    }  # fmt: skip
+    return {"data": traces, "layout": layout}
+
+
+def _figures(name: str, rows: Sequence[FigureChange]) -> HtmlTable:
+    made = HtmlTable(name, f"{name.capitalize()}, one reading a run", [Column("figure"), *numbers("base", "new", "change")])
+    for row in rows:
+        cells = [
+            value if isinstance(value, Missing) else Cell(figure_words(value, row.unit), value) for value in (row.base, row.new)
+        ]
+        change = row.change if isinstance(row.change, Missing) else Cell(signed_percent(row.change), row.change)
+        made.add(row.label, *cells, change)
+    return made
+
+
+def _counters(rows: Maybe[tuple[FigureChange, ...]]) -> list[Block]:
+    return [Absent("Counters", rows.why)] if isinstance(rows, Missing) else [Table(_figures("counters", rows))]
+
+
+def _kernels(match: Maybe[KernelMatch]) -> list[Block]:
+    if isinstance(match, Missing):
+        return [Absent("Kernels", match.why)]
+    columns = [
+        Column("stage"),
+        Column("role"),
+        Column("kernel"),
+        *numbers("base", "new", "difference", "calls, base", "calls, new"),
+    ]
+    made = HtmlTable("kernels", "Kernels on both sides, matched by name or by role; decode per token", columns, tools=True)
+    for pair in match.pairs:
+        name = pair.base_name if pair.how == "same name" else f"{pair.base_name} → {pair.new_name}"
+        difference = pair.new_ns - pair.base_ns
+        made.add(
+            pair.stage, pair.role, name_cell(name, _short(name)), Cell(milliseconds(pair.base_ns), pair.base_ns),
+            Cell(milliseconds(pair.new_ns), pair.new_ns), Cell(f"{difference / 1e6:+.4f} ms", difference),
+            Cell(f"{pair.base_calls:,}", pair.base_calls), Cell(f"{pair.new_calls:,}", pair.new_calls),
+        )  # fmt: skip
+    return [Table(made), Table(_alone("appeared", match.appeared)), Table(_alone("vanished", match.vanished))]
+
+
+def _alone(name: str, kernels: Sequence[LoneKernel]) -> HtmlTable:
+    columns = [Column("stage"), Column("role"), Column("kernel"), *numbers("time", "calls")]
+    made = HtmlTable(name, f"Kernels that {name}: {len(kernels)}", columns, tools=len(kernels) > 10)
+    for one in kernels:
+        time, calls = Cell(milliseconds(one.time_ns), one.time_ns), Cell(f"{one.calls:,}", one.calls)
+        made.add(one.stage, one.role, name_cell(one.name, _short(one.name)), time, calls)
+    return made
+
+
+def _short(name: str) -> str:
+    return short_name(name, _NAME_WIDTH)
+
+
+def _differences(name: str, rows: Sequence[Difference]) -> list[Block]:
+    if not rows:
+        return [Words(f"No difference in {name}.")]
+    made = HtmlTable(name.split(",")[0], f"Differences in {name}", [Column("key"), Column("base"), Column("new")])
+    for row in rows:
+        made.add(row.key, row.base, row.new)
+    return [Table(made)]
