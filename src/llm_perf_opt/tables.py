@@ -117,7 +117,9 @@ def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside.mkdir()
-        connection.execute("set threads = 2")
+        connection.execute(
+            "set threads = 1"
+        )  # a second one costs a sixth more than it saves, and a trace is read by many at once
         load_trace(connection, trace, extra)
         files = {}
         for table in (*_TABLES, "names"):

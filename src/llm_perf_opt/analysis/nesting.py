@@ -65,7 +65,9 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64) -> Nesting:
     lanes = of[first]
     jump = np.arange(len(order), dtype=np.int64) - 1
     jump[first] = NONE
-    pending = np.arange(len(order))
+    pending = np.flatnonzero(end[:-1] < end[1:]) + 1  # the first round of the loop, for all rows at once
+    pending = pending[jump[pending] != NONE]
+    jump[pending] = jump[pending - 1]
     while len(pending):
         target = jump[pending]
         pending = pending[target != NONE]

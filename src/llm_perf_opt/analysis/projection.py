@@ -81,12 +81,21 @@ def step_of_work(trace: Trace, projection: Projection, stage: Stage = Stage.DECO
     return through(projection.range_of_work, marked)
 
 
+_TABLE_ENTRIES_PER_ROW = 8
+"""A table of all keys is made up to this many entries per row, which is less memory than the rows themselves."""
+
+
 def launching_calls(trace: Trace) -> Int64:
     """Per row of device work: the first call with its correlation and process, or -1."""
     work, calls = trace.work, trace.calls
     if not len(work) or not len(calls):
         return np.full(len(work), NONE, np.int64)
     call_key, work_key = packed_keys((calls.process, calls.correlation), (work.process, work.correlation))
+    widest = int(max(call_key.max(), work_key.max())) + 1
+    if widest <= _TABLE_ENTRIES_PER_ROW * (len(work) + len(calls)):  # the rule: correlations are counted up; no search is needed
+        first = np.full(widest, NONE, np.int64)
+        first[call_key[::-1]] = np.arange(len(calls) - 1, -1, -1)  # written last, and so kept: the first of one correlation
+        return np.where(work.correlation != 0, first[work_key], NONE)
     order = np.argsort(call_key, kind="stable")  # of several calls with one correlation the first, which encloses the others
     sorted_keys = call_key[order]
     place = np.minimum(np.searchsorted(sorted_keys, work_key), len(order) - 1)

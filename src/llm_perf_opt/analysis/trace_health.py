@@ -128,7 +128,10 @@ def _launches_without_kernels(trace: Trace) -> Iterator[TraceProblem]:
         ("launches_without_kernels", "kernel launches", kernel_launches(trace) & ~recorded, work_key[kernels]),
         ("graph_launches_without_kernels", "launches of CUDA graphs", graph_launches(trace), work_key),
     ):
-        launched = np.unique(call_key[calls])  # a runtime call and the driver call inside it share a correlation
+        launched = np.sort(call_key[calls], kind="stable")  # nearly sorted: faster than the hashing of np.unique
+        launched = launched[
+            np.diff(launched, prepend=-1) != 0
+        ]  # a runtime call and the driver call inside it share a correlation
         lost = len(launched) - int(np.isin(launched, ran).sum())
         if lost:
             fact = f"{lost:,} of {len(launched):,} {what} have no kernel in the trace"
