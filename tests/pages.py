@@ -134,6 +134,7 @@ def sweep_entries(why: str = "out of memory") -> list[SweepEntry]:
         none = Missing("the run was asked for without the torch pass")
         found = efficiency(timings, none, hardware_named("h200"), Missing("none"))
         analysis = run_analysis(timings=timings, metrics=metrics(timings), efficiency=found, torch=none)
-        entries.append(SweepEntry((f"runtime.batch_size={batch}",), "complete", "", f"{len(entries):03d}", analysis))
+        name = f"{len(entries):03d}"
+        entries.append(SweepEntry((f"runtime.batch_size={batch}",), "complete", "", name, analysis, f"{name}/report.html"))
     entries.append(SweepEntry(("runtime.batch_size=16",), "failed", why, "", Missing(why)))
     return entries

@@ -4,6 +4,7 @@ import json
 import struct
 import sys
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,15 +98,27 @@ def test_open_without_a_browser_says_where_the_page_is(tmp_path: Path, monkeypat
     assert str(folder.page_file) in done.stderr
 
 
+def test_a_program_has_no_page_to_open(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_manifest(replace(manifest(), kind="exec"))
+    with pytest.raises(ConfigError, match="Markdown"):
+        CliRunner().invoke(app, ["report", str(folder.path), "--open"], catch_exceptions=False)
+
+
 def test_a_sweep_is_one_page_with_its_failed_points(tmp_path: Path) -> None:
     folder = a_sweep(tmp_path / "sweep")
+    (folder.path / "000" / "report.md").write_text("made by an older version")
     said = report(str(folder.path))
     assert "2 of 3 points are complete" in said
     assert "batch_size 2: failed: No <memory>." in said
     page = folder.page_file.read_text()
     assert "failed: No &lt;memory&gt;." in page
-    assert 'href="./000/report.html"' in page
-    assert "002 is not a folder" in page, "a point whose run was removed says so"
+    assert 'href="./000/report.md"' in page, "it leads to what is there"
+    assert "/002/" not in page.replace(str(folder.path), ""), "and to nothing that is not"
+    assert f"complete: {folder.path / '002'} is not a folder" in page, "a point whose run was removed says so"
+    report(str(folder.path / "000"))
+    report(str(folder.path))
+    assert 'href="./000/report.html"' in folder.page_file.read_text()
     assert "No \\<memory\\>." in folder.report_file.read_text()
 
 

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from builders import clean_timings
 from llm_perf_opt import run_listing
+from llm_perf_opt.cli import app
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, RunStatus
 from llm_perf_opt.run_folder import RunFolder, write_record
@@ -71,6 +73,13 @@ def test_a_run_without_times_says_so(tmp_path: Path) -> None:
     (row,) = list_runs(tmp_path).rows
     assert row.why == "It broke."
     assert isinstance(row.tpot_ns, Missing)
+
+
+def test_a_complete_run_without_times_is_listed_with_the_reason(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "1")
+    folder.write_manifest(Manifest(SCHEMA, "0", "complete", day(1), ("llm-perf", "exec"), ()))
+    said = CliRunner().invoke(app, ["runs", str(tmp_path)], catch_exceptions=False).stdout
+    assert "n/a: the run has no times" in said
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 999}', "[]"])

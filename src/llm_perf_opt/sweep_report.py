@@ -16,11 +16,21 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
     """Make sweep.html and sweep.md anew."""
     folder = SweepFolder.open(path)
     sweep = folder.read()
-    entries = [SweepEntry(point.swept, point.status, point.why, point.folder, _analysis(folder, point)) for point in sweep.points]
+    entries = [
+        SweepEntry(point.swept, point.status, point.why, point.folder, _analysis(folder, point), _page(folder, point))
+        for point in sweep.points
+    ]
     found = SweepReport("/".join(folder.path.parts[-3:]), sweep.created, sweep.command, sweep_rows(entries))
     write_whole(folder.page_file, sweep_page(found).encode())
     write_whole(folder.report_file, sweep_markdown(found).encode())
     return folder, found
+
+
+def _page(folder: SweepFolder, point: SweepPoint) -> str:
+    """The point's own report; a run that ended early, or was moved away, may have none."""
+    run = RunFolder(folder.path / point.folder)
+    pages = [page for page in (run.page_file, run.report_file) if point.folder and page.is_file()]
+    return pages[0].relative_to(folder.path).as_posix() if pages else ""
 
 
 def _analysis(folder: SweepFolder, point: SweepPoint) -> Maybe[RunAnalysis]:

@@ -115,6 +115,19 @@ def test_figures_without_an_interval_decide_themselves() -> None:
     assert hold_exact(GATE, 0, 1).outcome == "regression"
 
 
+def test_an_outcome_says_better_or_worse_never_a_signed_worsening() -> None:
+    said = [hold(GATE, measured(change), False).why for change in (-0.2, 0.02, 0.12)]
+    assert said[0].startswith("better by at least 1")
+    assert said[1].startswith("worse by at most ")
+    assert said[2].startswith("worse by 1")
+    noisy = hold(GATE, measured(-0.01, deviation=0.2), False).why
+    assert noisy.startswith(("better by ", "worse by "))
+    assert " perhaps " in noisy
+    said += [noisy, *[hold_exact(GATE, 100, new).why for new in (90, 100, 106)]]
+    assert [text.split(",")[0] for text in said[-3:]] == ["less by 10.00%", "the same", "more by 6.00%"]
+    assert not any("+" in text or "-" in text for text in said)
+
+
 def test_a_regression_outweighs_what_cannot_be_told() -> None:
     results = [hold(GATE, measured(change), False) for change in (0.0, 0.05, 0.12)]
     assert [exit_code(results[:1]), exit_code(results[:2]), exit_code(results)] == [0, 2, 1]

@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.gates import parse_gates
 from llm_perf_opt.records import Iteration
 from llm_perf_opt.report.compare import comparison_page, comparison_text
+from llm_perf_opt.report.compare_html import comparison_html
 from markdown_reader import read, uneven_tables
 
 MS = 1_000_000
@@ -63,6 +64,38 @@ def test_the_verdict_stands_first() -> None:
 def test_no_change_is_said_as_such() -> None:
     assert "End to end: not distinguishable (+0.00 %" in comparison_page(compared(1.0))
     assert "End to end: new is faster (-10.0" in comparison_text(compared(0.9))
+
+
+@dataclass(frozen=True)
+class Part:
+    key: str
+    value: float
+    unit: str = "ns"
+
+
+def test_a_real_change_is_explained_by_what_moved_in_the_budget() -> None:
+    base = run_analysis(timings=clean_timings(repeats(1.0)))
+    before = [
+        Part("decode/launch gaps, per token", 8 * MS),
+        Part("decode/host, per token", MS),
+        Part("decode/floor, per token", MS),
+    ]
+    after = [Part("decode/launch gaps, per token", 2 * MS), before[2], Part("decode/sync, per token", 2 * MS)]
+
+    def told(slower: float) -> Comparison:
+        new = replace(base, timings=clean_timings(repeats(slower)), run="baseline/tiny/new")
+        return compare(Side((base,), budget=before), Side((new,), budget=after))
+
+    why = (
+        "Why decode is faster, by the budgets of one trace a side: launch gaps, per token: 8.000 ms → 2.000 ms; "
+        "sync, per token: none → 2.000 ms; host, per token: 1.000 ms → none."
+    )
+    assert why in comparison_text(told(0.9))
+    assert "Why decode is faster" in comparison_page(told(0.9))
+    assert "Why decode is faster" in comparison_html(told(0.9))
+    assert "Why decode" not in comparison_text(told(1.0)), "what did not change needs no cause"
+    gates = next(rows for rows in read(comparison_page(compared())).tables if rows[0][0] == "gate")
+    assert gates[3][3] == "More repeats do not cure this"
 
 
 def test_hostile_names_are_text() -> None:

@@ -26,7 +26,7 @@ from llm_perf_opt.analysis.compare_figures import (
 )
 from llm_perf_opt.analysis.compare_kernels import KernelMatch, KernelRow, match_kernels
 from llm_perf_opt.analysis.compare_stats import DEFAULT_JUDGEMENT, LEAST_FREEDOM, Effect, Judgement, effect, paired_effect
-from llm_perf_opt.analysis.gates import Gate, GateResult, hold, hold_exact
+from llm_perf_opt.analysis.gates import NO_CURE, Gate, GateResult, hold, hold_exact
 from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.errors import ConfigError
@@ -241,7 +241,8 @@ def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[FigureChange]) -> G
         if row.key == gate.metric:
             return hold(gate, row.effect, row.higher_is_better)
     figure = next(figure for figure in figures if figure.key == gate.metric)
-    if isinstance(figure.base, Missing) or isinstance(figure.new, Missing):
-        why = figure.base.why if isinstance(figure.base, Missing) else str(figure.new)
-        return GateResult(gate, "cannot tell", why, Missing("more repeats do not cure this"))
+    if isinstance(figure.base, Missing):
+        return GateResult(gate, "cannot tell", figure.base.why, NO_CURE)
+    if isinstance(figure.new, Missing):
+        return GateResult(gate, "cannot tell", figure.new.why, NO_CURE)
     return hold_exact(gate, figure.base, figure.new)

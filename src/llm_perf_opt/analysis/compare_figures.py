@@ -48,6 +48,8 @@ class OperatorChange:
     new_calls: int
 
 
+ONE_SIDED = Missing("only the other side has it")
+
 MEMORY = (
     ("memory.allocated", "Peak memory of tensors", "allocated_bytes"),
     ("memory.reserved", "Peak memory of the allocator", "reserved_bytes"),
@@ -106,7 +108,7 @@ def figure_changes(base: Sequence[Figure], new: Sequence[Figure]) -> tuple[Figur
     for key in dict.fromkeys([*sides[0], *sides[1]]):
         one, other = sides[0].get(key), sides[1].get(key)
         unit = (one or other).unit  # type: ignore[union-attr]  # the key is of one of them
-        values = [figure.value if figure else Missing("only the other side has it") for figure in (one, other)]
+        values = [figure.value if figure else ONE_SIDED for figure in (one, other)]
         rows.append(_figure(key, key, unit, values[0], values[1]))
     return tuple(rows)
 

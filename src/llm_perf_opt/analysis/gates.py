@@ -16,6 +16,8 @@ Outcome = Literal["pass", "regression", "cannot tell"]
 MOST_RUNS = 30
 """More runs a side than this are not asked for."""
 MOST_REPEATS = 10_000
+NO_CURE = Missing("More repeats do not cure this")
+"""The figure itself is missing."""
 _GATE = re.compile(r"(?P<metric>[^=\s]+)=(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%?)")
 
 
@@ -72,16 +74,20 @@ def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool) -> GateResul
     and its best estimate is beyond the tolerance. Everything else cannot be told.
     """
     if isinstance(effect, Missing):
-        return GateResult(gate, "cannot tell", effect.why, Missing("more repeats do not cure this"))
+        return GateResult(gate, "cannot tell", effect.why, NO_CURE)
     worse = _worsening(effect, higher_is_better)
     most = _worsening_bound(effect, higher_is_better)
     limit = f"{gate.tolerance:.2%} tolerated"
     if most <= gate.tolerance:
-        return GateResult(gate, "pass", f"worse by at most {most:+.2%}, {limit}", Missing("it passes"))
+        surely = f"worse by at most {most:.2%}" if most > 0 else f"better by at least {-most:.2%}"
+        return GateResult(gate, "pass", f"{surely}, {limit}", Missing("it passes"))
     if effect.verdict == "slower" and worse > gate.tolerance:
-        return GateResult(gate, "regression", f"worse by {worse:+.2%}, {limit}", Missing("it is told"))
+        return GateResult(gate, "regression", f"worse by {worse:.2%}, {limit}", Missing("it is told"))
     noise = f" (repeats inside one run scatter by {effect.uncertainty.scatter:.1%})" if effect.uncertainty.restless else ""
-    why = f"worse by {worse:+.2%}, perhaps by {most:+.2%}, {limit}: too noisy to tell{noise}"
+    likely = (
+        f"worse by {worse:.2%}, perhaps by {most:.2%}" if worse > 0 else f"better by {-worse:.2%}, perhaps worse by {most:.2%}"
+    )
+    why = f"{likely}, {limit}: too noisy to tell{noise}"
     return GateResult(gate, "cannot tell", why, needed_to_tell(effect, worse, gate.tolerance))
 
 
@@ -89,7 +95,8 @@ def hold_exact(gate: Gate, base: float, new: float) -> GateResult:
     """A gate on a figure without an interval, such as the peak of memory: the change itself decides."""
     worse = new / base - 1 if base else (math.inf if new else 0.0)
     outcome: Outcome = "pass" if worse <= gate.tolerance else "regression"
-    why = f"more by {worse:+.2%}, {gate.tolerance:.2%} tolerated; the figure has no interval"
+    change = f"more by {worse:.2%}" if worse > 0 else f"less by {-worse:.2%}" if worse else "the same"
+    why = f"{change}, {gate.tolerance:.2%} tolerated; the figure has no interval"
     return GateResult(gate, outcome, why, Missing("it is told"))
 
 

@@ -20,6 +20,8 @@ class SweepEntry:
     why: str
     folder: str
     analysis: Maybe[RunAnalysis]
+    page: str = ""
+    """Its own report, from the folder of the sweep; empty where there is none."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class SweepRow:
     prefill_bound: Maybe[str]
     decode_bound: Maybe[str]
     warnings: int
+    page: str = ""
+    """Its own report; empty where there is none to lead to."""
 
     def median(self, key: str) -> Maybe[float]:
         """The median of a metric."""
@@ -95,7 +99,7 @@ def _row(number: int, entry: SweepEntry) -> SweepRow:
         none = dict.fromkeys(METRIC_KEYS, analysis)
         return SweepRow(
             number, values, entry.status, entry.why or analysis.why, entry.folder, dict(none), analysis, analysis, analysis,
-            analysis, analysis, 0,
+            analysis, analysis, 0, entry.page,
         )  # fmt: skip
     found: dict[str, Maybe[Distribution]] = {}
     timings = analysis.timings
@@ -109,7 +113,7 @@ def _row(number: int, entry: SweepEntry) -> SweepRow:
         number, values, entry.status, entry.why, entry.folder, found,
         timings if isinstance(timings, Missing) else timings.workload.batch_size,
         _floor_ns(decode, steps), _times_floor(decode), _bound(_stage(analysis, "prefill")), _bound(decode),
-        len(analysis.warnings),
+        len(analysis.warnings), entry.page,
     )  # fmt: skip
 
 

@@ -46,6 +46,8 @@ def report(
             raise ConfigError(
                 "The report of a user's own program knows no limits.", "Leave --peak-tflops and --bandwidth-gbs out."
             )
+        if open_page:
+            raise ConfigError("The report of a user's own program is Markdown, not a page.", "Leave --open out.")
         print_program(opened, report_program(opened), as_json)
         return
     folder, analysis = reanalyse(run_folder, limits)
@@ -70,7 +72,7 @@ def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> Non
     else:
         print(f"{found.complete} of {len(found.rows)} points are complete")
         for row in found.rows:
-            if row.status != "complete":
+            if row.status != "complete" or row.why:
                 print(f"{row.label}: {row.status}: {row.why}")
         print(f"report: {folder.page_file}")
     if open_page:

@@ -9,6 +9,7 @@ from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 
 if TYPE_CHECKING:
     from llm_perf_opt.records import Maybe
+    from llm_perf_opt.run_listing import Listed
 
 
 def runs(
@@ -41,7 +42,7 @@ def runs(
             _time(row.ttft_ns),
             _time(row.tpot_ns),
             row.path,
-            row.why,
+            row.why or _why_no_time(row),
         ]
         for row in found.rows
     ]
@@ -52,6 +53,12 @@ def runs(
         print(f"{len(found.rows)} of {found.matching} shown; --limit 0 shows all.", file=sys.stderr)
     elif not found.rows:
         print(f"No run in {folder} matches ({found.found} in all).", file=sys.stderr)
+
+
+def _why_no_time(row: "Listed") -> str:
+    from llm_perf_opt.records import Missing
+
+    return next((f"n/a: {value.why}" for value in (row.ttft_ns, row.tpot_ns) if isinstance(value, Missing)), "")
 
 
 def _time(ns: "Maybe[float] | None") -> str:

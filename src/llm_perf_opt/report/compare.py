@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.compare import Comparison, Row
 from llm_perf_opt.analysis.compare_differences import Difference
-from llm_perf_opt.analysis.compare_figures import FigureChange, OperatorChange
+from llm_perf_opt.analysis.compare_figures import ONE_SIDED, FigureChange, OperatorChange
 from llm_perf_opt.analysis.compare_kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.compare_stats import LEAST_FREEDOM, Effect
 from llm_perf_opt.analysis.gates import GateResult
@@ -33,6 +33,41 @@ def verdict_sentences(found: Comparison) -> list[str]:
     return sentences
 
 
+def cause_sentences(found: Comparison) -> list[str]:
+    """Of each stage that really changed, the rows of its budget that changed most; nothing where there are no budgets."""
+    if isinstance(found.budget, Missing):
+        return []
+    sentences = []
+    for stage in dict.fromkeys(row.key.partition("/")[0] for row in found.budget):
+        about = next((row.effect for row in found.stages if row.key == stage), None)
+        if about is None or isinstance(about, Missing) or about.verdict == "not distinguishable":
+            continue
+        moved = sorted(
+            ((row, _moved(row)) for row in found.budget if row.key.startswith(f"{stage}/")), key=lambda pair: -abs(pair[1])
+        )
+        least = _WORTH_NAMING * sum(abs(by) for _, by in moved)
+        named = [_cause(row) for row, by in moved[:_MOST_CAUSES] if by and abs(by) >= least]
+        if named:
+            sentences.append(f"Why {stage} is {about.verdict}, by the budgets of one trace a side: {'; '.join(named)}.")
+    return sentences
+
+
+_MOST_CAUSES = 3
+_WORTH_NAMING = 0.05
+"""Of all that moved in a budget: what is less explains nothing."""
+
+
+def _moved(row: FigureChange) -> float:
+    """By how much a row of a budget changed; a row that one side does not have took no time there."""
+    base, new = (0.0 if value == ONE_SIDED else value for value in (row.base, row.new))
+    return 0.0 if isinstance(base, Missing) or isinstance(new, Missing) else new - base
+
+
+def _cause(row: FigureChange) -> str:
+    base, new = ("none" if isinstance(value, Missing) else with_unit(value, row.unit) for value in (row.base, row.new))
+    return f"{row.label.partition('/')[2]}: {base} → {new}"
+
+
 def _verdict_words(effect: Effect) -> str:
     about = f"{signed_percent(effect.change)}, 95 %: {_interval(effect)}"
     if effect.verdict != "not distinguishable":
@@ -50,7 +85,7 @@ def _interval(effect: Effect) -> str:
 
 def gate_line(result: GateResult) -> str:
     """A gate's outcome in a line, with what would let it be told."""
-    line = f"{result.outcome}: {result.gate.asked} {result.why}"
+    line = f"{result.outcome}: {result.gate.asked}: {result.why}"
     if result.outcome != "cannot tell":
         return line
     return f"{line}. " + (f"{result.needed.why}." if isinstance(result.needed, Missing) else f"To tell: {result.needed}.")
@@ -58,7 +93,7 @@ def gate_line(result: GateResult) -> str:
 
 def comparison_text(found: Comparison) -> str:
     """For the terminal: verdicts, metrics, differences, gates."""
-    lines = [*verdict_sentences(found), ""]
+    lines = [*verdict_sentences(found), *cause_sentences(found), ""]
     body = [row_cells(row) for row in (*found.metrics, *found.stages) if not isinstance(row.effect, Missing)]
     lines.append(columns(_HEADER, body, _ALIGN))
     lines += [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
@@ -73,7 +108,8 @@ def comparison_text(found: Comparison) -> str:
 def comparison_page(found: Comparison) -> str:
     """The whole page; the verdict stands first."""
     sections = [
-        "# Comparison\n\n" + "".join(f"- {escape(sentence)}\n" for sentence in verdict_sentences(found)),
+        "# Comparison\n\n"
+        + "".join(f"- {escape(sentence)}\n" for sentence in (*verdict_sentences(found), *cause_sentences(found))),
         _sides(found),
         _gates(found.gates),
         _cautions(found.cautions),
@@ -142,7 +178,7 @@ def _gates(results: Sequence[GateResult]) -> str:
             escape(result.gate.asked),
             result.outcome,
             escape(result.why),
-            "" if isinstance(result.needed, Missing) else result.needed,
+            _needed(result),
         ]
         for result in results
     ]
@@ -152,7 +188,7 @@ def _gates(results: Sequence[GateResult]) -> str:
 def _needed(result: GateResult) -> str:
     if result.outcome != "cannot tell":
         return ""
-    return reason(result.needed) if isinstance(result.needed, Missing) else escape(result.needed)
+    return escape(result.needed.why if isinstance(result.needed, Missing) else result.needed)
 
 
 def _cautions(texts: Sequence[str]) -> str:

@@ -10,7 +10,15 @@ from llm_perf_opt.analysis.compare_kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.kernel_names import short_name
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.charts import Figure, label
-from llm_perf_opt.report.compare import figure_words, gate_line, method_words, row_cells, signed_percent, verdict_sentences
+from llm_perf_opt.report.compare import (
+    cause_sentences,
+    figure_words,
+    gate_line,
+    method_words,
+    row_cells,
+    signed_percent,
+    verdict_sentences,
+)
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, name_cell, numbers
 from llm_perf_opt.report.page import Absent, Block, Chart, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.palette import BLUE, GREY, ORANGE
@@ -41,7 +49,7 @@ def comparison_html(found: Comparison) -> str:
 
 
 def _verdict(found: Comparison) -> list[Block]:
-    blocks: list[Block] = [Items([("", sentence) for sentence in verdict_sentences(found)])]
+    blocks: list[Block] = [Items([("", sentence) for sentence in (*verdict_sentences(found), *cause_sentences(found))])]
     if found.gates:
         blocks += [Words("Gates", "heading"), Items([("", gate_line(result)) for result in found.gates])]
     if found.cautions:

@@ -146,7 +146,7 @@ def _all_findings(analysis: RunAnalysis) -> Section:
     found = findings_of(analysis)
     if isinstance(found, Missing):
         return Section("findings", "Findings", [Absent("Findings:", found.why)])
-    items = [(finding.claim, f"{finding.detail} {finding.grounds}") for finding in found]
+    items = [(finding.claim, f"{finding.detail} — {finding.grounds}") for finding in found]
     return Section("findings", "Findings", [Items(items, "findings") if items else Words("No rule found anything worth naming.")])
 
 

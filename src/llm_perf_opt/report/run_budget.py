@@ -71,8 +71,10 @@ def _view(finding: FindingLine, trial: Trial | None) -> FindingView:
     saving = saving_words(finding)
     words = f"Saving {saving}." if finding.saving_ns is None else f"Saves {saving}, confidence {finding.confidence}."
     claim = finding.claim if finding.claim.endswith((".", "!", "?")) else f"{finding.claim}."
-    tried = "" if trial is None else f" {_tried(trial)}"
-    detail = f"{words} Try: {finding.to_try}{tried}" if finding.to_try else f"{words}{tried}"
+    attempt = f"Try: {finding.to_try}" if finding.to_try else ""
+    detail = f"{words} {attempt}" if attempt else words
+    if trial is not None:
+        detail = f"{detail} — {_tried(trial)}" if attempt else f"{detail} {_tried(trial)}"
     grounds = f"Confidence {finding.confidence}: {finding.because}. Stands on: {'; '.join(finding.evidence)}."
     return FindingView(claim, detail, grounds)
 

@@ -119,13 +119,14 @@ def _points(rows: Sequence[SweepRow]) -> HtmlTable:
         Column("#", number=True), *[Column(key) for key in keys], Column("status"), Column("decode is"), *numbers(*_FIGURES),
         Column("prefill is"), Column("on the front"), Column("warnings", number=True),
     ]  # fmt: skip
-    made = HtmlTable("points-table", "Every point of the sweep; its number leads to its own report", columns, tools=True)
+    made = HtmlTable(
+        "points-table", "Every point of the sweep; its number leads to its own report, where there is one", columns, tools=True
+    )
     front = {row.number for row in pareto_front(rows)}
     for row in rows:
-        link = f"{row.folder}/report.html" if row.folder else ""
-        status = row.status if row.status == "complete" else f"{row.status}: {row.why}"
+        status = f"{row.status}: {row.why}" if row.why else row.status
         made.add(
-            Cell(str(row.number), row.number, link=link), *[_value(row.values.get(key, "")) for key in keys], status,
+            Cell(str(row.number), row.number, link=row.page), *[_value(row.values.get(key, "")) for key in keys], status,
             row.decode_bound, *_figures(row), row.prefill_bound, "yes" if row.number in front else "no",
             Cell(str(row.warnings), row.warnings),
         )  # fmt: skip
