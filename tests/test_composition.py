@@ -204,6 +204,13 @@ def test_a_wrong_word_is_answered_with_the_fact_the_choices_and_the_nearest(
         assert f"Did you mean '{meant}'?" in error.fact
 
 
+def test_an_unknown_runtime_is_answered_with_what_there_is_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_perf_opt.runtimes.find_spec", lambda _: None)
+    remedy = refusal("runtime=nonsense").remedy
+    assert "pytorch, vllm (not installed: pip install 'llm-perf-opt[vllm]')" in remedy
+    assert "engine" not in remedy
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llm_perf_opt.config import PROJECT_CONF, RunConfig, check
 from llm_perf_opt.errors import ConfigError, nearest
-from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes
+from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes, listed
 
 CONF_MODULE = "llm_perf_opt.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
@@ -193,13 +193,7 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
     if key in options:
         choice = override.value()
         if choice not in options[key]:
-            shown = [name for name in options[key] if (key, name) not in _HIDDEN_OPTIONS]
-            if key == "runtime":
-                shown += [runtime.name for runtime in known_runtimes() if runtime.brought_by]
-            raise ConfigError(
-                f"{key}={choice} is not known.{nearest(str(choice), shown)}",
-                f"Known: {', '.join(shown)}. Looked in the package's own conf/{key}, in --config-dir and in ./{PROJECT_CONF}.",
-            )
+            raise _unknown_option(key, str(choice), options[key])
         _refuse_shadowed(key, str(choice))
         return text
     if key.split(".")[0] == "hydra":
@@ -208,6 +202,20 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
         return text
     open_mapping = _check_key(key, options)
     return f"++{text.lstrip('+')}" if open_mapping and not override.is_delete() else text
+
+
+def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
+    shown = [name for name in options if (group, name) not in _HIDDEN_OPTIONS]
+    known = ", ".join(shown)
+    if group == "runtime":
+        runtimes = known_runtimes()
+        names = [runtime.name for runtime in runtimes]
+        known = ", ".join([listed(runtimes), *(name for name in shown if name not in names)])
+        shown += [name for name in names if name not in shown]
+    return ConfigError(
+        f"{group}={choice} is not known.{nearest(choice, shown)}",
+        f"Known: {known}. Looked in the package's own conf/{group}, in --config-dir and in ./{PROJECT_CONF}.",
+    )
 
 
 def _check_key(key: str, groups: Mapping[str, Any]) -> bool:

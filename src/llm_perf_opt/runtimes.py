@@ -70,17 +70,18 @@ def runtime_named(name: str) -> Runtime:
     if found is None:
         raise ConfigError(
             f"runtime.type={name} is not known.{nearest(name, [runtime.name for runtime in known])}",
-            f"Known: {_listed(known)}. One of your own is brought by an entry point of the group {GROUP}; see docs/runtimes.md.",
+            f"Known: {listed(known)}. One of your own is brought by an entry point of the group {GROUP}; see docs/runtimes.md.",
         )
     if not found.installed:
         raise ResourceError(
             f"runtime={name} needs the package {found.needs}, which is not installed beside this program.",
-            f"{found.install}, best in an environment of its own; then run llm-perf from there. Here: {_listed(known)}.",
+            f"{found.install}, best in an environment of its own; then run llm-perf from there. Here: {listed(known)}.",
         )
     return found
 
 
-def _listed(known: Iterable[Runtime]) -> str:
+def listed(known: Iterable[Runtime]) -> str:
+    """Names in a line; with those that are not installed, how to get them."""
     return ", ".join(
         runtime.name if runtime.installed else f"{runtime.name} (not installed: {runtime.install})" for runtime in known
     )

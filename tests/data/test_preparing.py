@@ -304,6 +304,22 @@ def test_a_folder_saved_by_datasets_is_read(tmp_path: Path) -> None:
         made(folder, tokenizer="bytes", text_field="txt", variant="t")
 
 
+@pytest.mark.parametrize("way", [{"num_samples": 3}, {"to": "parquet"}, {"to": "jsonl"}])
+def test_a_text_field_that_is_not_there_is_never_written_into_metadata(folder: DatasetFolder, way: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="no text in the field 'nope'"):
+        made(folder, text_field="nope", **way)
+    assert folder.variants() == ()
+
+
+def test_a_run_reads_the_field_its_variant_was_made_with_unless_another_is_named(tmp_path: Path) -> None:
+    records = [{"text": f"question {n}", "answer": f"answer {n}", "id": str(n)} for n in range(5)]
+    folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", records).parent)
+    made(folder, num_samples=5, text_field="answer")
+    assert next(open_entry(str(folder.path), "v", "text").texts()) == "answer 0"
+    assert next(open_entry(str(folder.path), "v", "id").texts()) == "0"
+    assert next(open_entry(str(folder.path), None, "text").texts()) == "question 0"
+
+
 def test_without_pyarrow_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -10,6 +10,7 @@ from builders import HOSTILE_NAMES
 from llm_perf_opt.analysis.stats import summarise
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.text import (
+    byte_count,
     columns,
     count,
     escape,
@@ -196,3 +197,18 @@ def test_figures_in_their_units() -> None:
     assert interval(ten, "ns") == "2.000 – 9.000", "second and ninth of ten, in ms"
     assert spread(ten, "ns") == "4.500 ms"  # 7.75 − 3.25
     assert interval(summarise(range(1, 11)), "tokens/s") == "2.000 – 9.000"
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (0, "0 bytes"),
+        (653, "653 bytes"),
+        (26_560, "26.6 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (2_500_000_000, "2.5 GB"),
+    ],
+)
+def test_bytes_are_said_in_the_unit_they_fill(number: int, shown: str) -> None:
+    assert byte_count(number) == shown

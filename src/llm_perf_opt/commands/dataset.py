@@ -45,6 +45,7 @@ def add(
     from llm_perf_opt.commands.watching import watched
     from llm_perf_opt.data.adding import Description, add_dataset
     from llm_perf_opt.report.dataset_readme import dataset_readme
+    from llm_perf_opt.report.text import byte_count
 
     said = Description(version, origin, license_name, notes, text_field, data_format)
     with watched("add", name, quiet) as phases:
@@ -52,7 +53,7 @@ def add(
     if as_json:
         print_json({"path": str(folder.path), "metadata": metadata})
         return
-    print(f"{folder.path}: {metadata.size.records} records, {metadata.size.bytes / 1e6:,.1f} MB, {metadata.format}")
+    print(f"{folder.path}: {metadata.size.records} records, {byte_count(metadata.size.bytes)}, {metadata.format}")
     print(f"run it: llm-perf run dataset={name}")
 
 
@@ -61,6 +62,7 @@ def list_datasets(root: Root = DATASETS_ROOT, as_json: Json = False, debug: Debu
     """List the datasets and their variants."""
     note_debug(debug)
     from llm_perf_opt.data.checking import listed
+    from llm_perf_opt.report.text import byte_count
 
     found = [listed(folder) for folder in DatasetTree(root).datasets()]
     if as_json:
@@ -69,7 +71,7 @@ def list_datasets(root: Root = DATASETS_ROOT, as_json: Json = False, debug: Debu
     if not found:
         print(f"{root} holds no dataset. Add one with `llm-perf dataset add NAME --source PATH`.")
     for entry in found:
-        size = f"{entry.records} records, {entry.bytes / 1e6:,.1f} MB, {entry.format}"
+        size = f"{entry.records} records, {byte_count(entry.bytes)}, {entry.format}"
         print(f"{entry.name}  {size}  → {entry.source}{'' if entry.state == 'ok' else f'  ({entry.state})'}")
         for name, what in entry.variants.items():
             print(f"  {name}  {what}")
@@ -130,6 +132,7 @@ def prepare(
     from llm_perf_opt.commands.watching import watched
     from llm_perf_opt.data.preparing import Preparation
     from llm_perf_opt.data.preparing import prepare as make
+    from llm_perf_opt.report.text import byte_count
 
     asked = Preparation(
         variant, parent, split, num_samples, seed, tokenizer, to, text_field, join_lines=join_lines, skip_bad=skip_bad
@@ -141,7 +144,7 @@ def prepare(
         print_json({"path": str(folder.variant(variant).path), "metadata": metadata})
         return
     size = metadata.size
-    print(f"{folder.path / variant}: {size.records} records, {size.bytes / 1e6:,.1f} MB, {metadata.format}")
+    print(f"{folder.path / variant}: {size.records} records, {byte_count(size.bytes)}, {metadata.format}")
     _print_skipped(metadata.skipped)
     print(f"run it: llm-perf run dataset={name} dataset.variant={variant}")
 

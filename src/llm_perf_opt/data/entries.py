@@ -50,7 +50,13 @@ def open_entry(root: str, variant: str | None, text_field: str) -> Entry:
     if metadata.format == "tokens":
         arguments = metadata.arguments
         return Entry(label, files, text_field, str(arguments.get("tokenizer")), int(arguments.get("id_bytes", 0)))
-    return Entry(label, files, text_field, None, 0)
+    return Entry(label, files, _field_of_variant(folder, metadata, text_field), None, 0)
+
+
+def _field_of_variant(folder: DatasetFolder, variant: VariantMetadata, asked: str) -> str:
+    """The dataset's own field is what its option says of itself: a variant made with another has that. Any other was meant."""
+    dataset = read_metadata(folder.metadata_file, DatasetMetadata)
+    return variant.text_field if asked == dataset.text_field else asked
 
 
 def _source(folder: DatasetFolder, text_field: str) -> Entry:

@@ -23,7 +23,7 @@ from llm_perf_opt.data.metadata import (
     tool_versions,
     write_metadata,
 )
-from llm_perf_opt.data.record_streams import TEXT_FIELD
+from llm_perf_opt.data.record_streams import TEXT_FIELD, check_text_field
 from llm_perf_opt.data.subset import write_subset
 from llm_perf_opt.data.tokenizing import Tokenizer, load_tokenizer, write_tokenized
 from llm_perf_opt.errors import ConfigError, ResourceError, nearest
@@ -120,6 +120,9 @@ def _verified_parent(folder: DatasetFolder, asked: Preparation, phases: Phases) 
     records = only_split(data_files(files, where, metadata.format), asked.split)
     if metadata.format == "tokens":
         raise ConfigError(f"{asked.parent} holds token ids, and these are not transformed further.", "Start from texts.")
+    reads_texts = asked.tokenizer is not None or asked.to == "txt"
+    if asked.text_field is not None and not reads_texts:  # the metadata will name it all the same, so it must be there
+        check_text_field(records, asked.text_field)
     return _Parent(files, records, found, asked.text_field or metadata.text_field)
 
 
