@@ -119,7 +119,7 @@ def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str
         beside.mkdir()
         connection.execute(
             "set threads = 1"
-        )  # a second one costs a sixth more than it saves, and a trace is read by many at once
+        )  # a second one costs about a sixth more CPU time in all, and a trace is read by many at once
         load_trace(connection, trace, extra)
         files = {}
         for table in (*_TABLES, "names"):
