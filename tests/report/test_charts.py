@@ -1,12 +1,14 @@
 """The figures behind the charts."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
 from builders import HOSTILE_NAMES, MS, clean_timings, cpu_sample, in_a_row, iteration, run_analysis, telemetry
-from llm_perf_opt.analysis.sweep_rows import pareto_front, sweep_rows
-from llm_perf_opt.records import Missing
+from llm_perf_opt.analysis.sweep_rows import SweepRow, pareto_front, sweep_rows
+from llm_perf_opt.records import Distribution, Missing
 from llm_perf_opt.report.chart_data import Use, Waterfall, coarse_waterfalls, roofline
 from llm_perf_opt.report.charts import (
     MOST_READINGS,
@@ -145,5 +147,33 @@ def test_the_chart_of_a_sweep_has_the_front_and_the_floor() -> None:
     assert [trace["line"].get("dash") for trace in rates] == [None, "dash"]
     assert rates[0]["x"] == [1, 2, 4, 8]
     assert all(floor > rate for floor, rate in zip(rates[1]["y"], rates[0]["y"], strict=True))
+    assert "type" not in scaling["layout"]["xaxis"], "1 to 8 can be read on a linear axis"
+    assert tradeoff["layout"]["yaxis"]["range"][0] == 0
     assert isinstance(tradeoff_chart(rows[-1:], []), Missing)
     assert isinstance(parameter_chart(rows[-1:], "runtime.batch_size"), Missing)
+
+
+def test_values_far_apart_stand_on_logarithmic_axes_with_their_own_ticks() -> None:
+    entries = sweep_entries()
+    far = [replace(entry, swept=(f"runtime.batch_size={4**number}",)) for number, entry in enumerate(entries[:4])]
+    rows = [replace(row, metrics={**row.metrics, "decode_rate": scaled(row, 4**row.number)}) for row in sweep_rows(far)]
+    scaling = parameter_chart(rows, "runtime.batch_size")
+    assert not isinstance(scaling, Missing)
+    assert scaling["layout"]["xaxis"]["type"] == "log"
+    assert scaling["layout"]["xaxis"]["ticktext"] == ["1", "4", "16", "64"]
+    assert scaling["layout"]["yaxis3"]["type"] == "log"
+    assert "type" not in scaling["layout"]["yaxis2"], "latencies begin at zero"
+    tradeoff = tradeoff_chart(rows, pareto_front(rows))
+    assert not isinstance(tradeoff, Missing)
+    low, high = tradeoff["layout"]["yaxis"]["range"]
+    assert tradeoff["layout"]["yaxis"]["type"] == "log"
+    assert all(low < math.log10(y) < high for trace in tradeoff["data"] for y in trace["y"])
+    zero = parameter_chart([replace(rows[0], values={"runtime.batch_size": "0"}), rows[3]], "runtime.batch_size")
+    assert not isinstance(zero, Missing)
+    assert "type" not in zero["layout"]["xaxis"], "zero has no place on a logarithmic axis"
+
+
+def scaled(row: SweepRow, times: int) -> Distribution:
+    found = row.metrics["decode_rate"]
+    assert not isinstance(found, Missing)
+    return replace(found, median=found.median * times)

@@ -1,5 +1,6 @@
 """Charts of a sweep."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from llm_perf_opt.analysis.sweep_rows import SweepRow, swept_keys
@@ -48,12 +49,19 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
         })  # fmt: skip
     layout = {
         "xaxis": {"title": {"text": "TPOT, ms (less is better)"}, "range": [0, 1.15 * max(x for _, (x, _) in placed)]},
-        "yaxis": {"title": {"text": "decode tokens/s (more is better)"}, "range": [0, 1.15 * max(y for _, (_, y) in placed)]},
+        "yaxis": {"title": {"text": "decode tokens/s (more is better)"}, **_rate_axis([y for _, (_, y) in placed])},
         "legend": {"orientation": "h", "y": -0.2},
         "hovermode": "closest",
         "height": 520,
     }
     return {"data": traces, "layout": layout}
+
+
+def _rate_axis(rates: Sequence[float]) -> Figure:
+    wide = _if_wide(rates)
+    if not wide:
+        return {"range": [0, 1.15 * max(rates)]}
+    return {**wide, "range": [math.log10(min(rates)) - 0.15, math.log10(max(rates)) + 0.25]}
 
 
 def _place(row: SweepRow) -> tuple[float, float] | None:
@@ -91,9 +99,8 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
         axis = "" if place == 0 else str(place + 1)
         height = 1 / len(_QUANTITIES)
         low = 1 - (place + 1) * height
-        layout[f"yaxis{axis}"] = {
-            "title": {"text": name}, "domain": [low + 0.06 * height, low + 0.94 * height], "rangemode": "tozero",
-        }  # fmt: skip
+        domain = [low + 0.06 * height, low + 0.94 * height]
+        layout[f"yaxis{axis}"] = {"title": {"text": name}, "domain": domain, "rangemode": "tozero"}
         for number, (words, members) in enumerate(groups.items()):
             ordered = sorted(members, key=lambda row: number_of(row.values[key]) or 0.0) if as_numbers else members
             common = {"yaxis": f"y{axis}", "xaxis": "x", "type": "scatter", "legendgroup": f"g{number}"}
@@ -108,10 +115,30 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
                     **common, **_line(ordered, key, least, as_numbers), "mode": "lines", "name": f"{title}: floor",
                     "showlegend": place == 1, "line": {"dash": "dash", "color": colour_of(number)},
                 })  # fmt: skip
-    layout["xaxis"] = {
-        "title": {"text": label(key)}, "anchor": f"y{len(_QUANTITIES)}", **({} if as_numbers else {"type": "category"}),
-    }  # fmt: skip
+    rates = f"y{len(_QUANTITIES)}"
+    layout[f"yaxis{len(_QUANTITIES)}"] |= _if_wide([y for trace in traces if trace["yaxis"] == rates for y in trace["y"]])
+    layout["xaxis"] = {"title": {"text": label(key)}, "anchor": rates, **({} if as_numbers else {"type": "category"})}
+    if as_numbers:
+        layout["xaxis"] |= _values_axis(sorted({x for trace in traces for x in trace["x"]}))
     return {"data": [trace for trace in traces if trace["x"]], "layout": layout}
+
+
+_WIDE = 10.0
+_MOST_TICKS = 12
+
+
+def _if_wide(values: Sequence[float]) -> Figure:
+    """A logarithmic axis where the least would lie flat on a linear one: batch 1 beside batch 64."""
+    wide = bool(values) and min(values) > 0 and max(values) >= _WIDE * min(values)
+    return {"type": "log", "dtick": 1} if wide else {}
+
+
+def _values_axis(values: Sequence[float]) -> Figure:
+    """The axis of a swept number: its own values are the ticks, where they are few enough to be read."""
+    axis = _if_wide(values)
+    if axis and len(values) <= _MOST_TICKS:
+        axis |= {"tickmode": "array", "tickvals": list(values), "ticktext": [f"{value:g}" for value in values]}
+    return axis
 
 
 def _line(rows: Sequence[SweepRow], key: str, value: Callable[[SweepRow], Maybe[float]], as_numbers: bool) -> Figure:
