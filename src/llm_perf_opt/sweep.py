@@ -76,6 +76,8 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
         try:
             run, error = run_one(replace(composed[number], run_dir=folder.point_folder(number)), words)
             status = run.manifest().status
+            if error is not None and status == "complete":  # captured whole, but with a figure that cannot be
+                status = "partial"
             point = replace(point, folder=run.path.name, status=status, why=error.fact if error else run.manifest().why)
         except LlmPerfError as raised:  # no folder could be made of it
             error = raised

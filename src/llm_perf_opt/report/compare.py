@@ -276,8 +276,8 @@ def _figure_section(title: str, rows: Maybe[tuple[FigureChange, ...]]) -> str:
     return f"## {title}\n\n" + (f"{reason(rows)}\n" if isinstance(rows, Missing) else _figures(rows))
 
 
-def _left_out(found: Comparison) -> str:
-    """What could not be compared, in one place."""
+def left_out(found: Comparison) -> list[str]:
+    """What could not be compared, and why."""
     rows = [f"{row.label}: {row.effect.why}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
     sections = (
         ("operators", found.operators),
@@ -287,6 +287,11 @@ def _left_out(found: Comparison) -> str:
     )
     rows += [f"{name}: {value.why}" for name, value in sections if isinstance(value, Missing)]
     rows += [f"{row.label}: {row.change.why}" for row in (*found.memory, *found.energy) if isinstance(row.change, Missing)]
+    return rows
+
+
+def _left_out(found: Comparison) -> str:
+    rows = left_out(found)
     return "## Not compared\n\n" + "".join(f"- {escape(text)}\n" for text in rows) if rows else ""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt import __version__
 from llm_perf_opt.analysis.compare import Comparison, Row
 from llm_perf_opt.analysis.compare_differences import Difference
-from llm_perf_opt.analysis.compare_figures import FigureChange
+from llm_perf_opt.analysis.compare_figures import FigureChange, OperatorChange
 from llm_perf_opt.analysis.compare_kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.kernel_names import short_name
 from llm_perf_opt.records import Maybe, Missing
@@ -14,6 +14,7 @@ from llm_perf_opt.report.compare import (
     cause_sentences,
     figure_words,
     gate_line,
+    left_out,
     method_words,
     row_cells,
     signed_percent,
@@ -38,11 +39,13 @@ def comparison_html(found: Comparison) -> str:
                                                   Table(_rows("stages", found.stages))]),
         Section("budget", "Budget against budget", _budget(found.budget)),
         Section("kernels", "Kernels", _kernels(found.kernels)),
+        Section("operators", "Operators", _operators(found.operators)),
         Section("figures", "Memory, energy and counters", [Table(_figures("memory", (*found.memory, *found.energy))),
                                                            *_counters(found.counters)]),
         Section("differences", "What differs", [*_differences("settings", found.settings),
                                                 *_differences("hardware, model and workload", found.facts),
                                                 *_differences("environment", found.environment)]),
+        Section("left-out", "Not compared", [Items([("", text) for text in left_out(found) or ["Nothing."]])]),
         Section("method", "How to read it", [Words(method_words(found))]),
     ]  # fmt: skip
     return render(Page("Comparison", sides + meant, "; ".join(failed), sections, f"llm-perf {__version__}"))
@@ -164,6 +167,24 @@ def _kernels(match: Maybe[KernelMatch]) -> list[Block]:
             Cell(f"{pair.base_calls:,}", pair.base_calls), Cell(f"{pair.new_calls:,}", pair.new_calls),
         )  # fmt: skip
     return [Table(made), Table(_alone("appeared", match.appeared)), Table(_alone("vanished", match.vanished))]
+
+
+def _operators(rows: Maybe[tuple[OperatorChange, ...]]) -> list[Block]:
+    if isinstance(rows, Missing):
+        return [Absent("Operators", rows.why)]
+    columns = [Column("operator"), *numbers("base", "new", "difference", "calls, base", "calls, new")]
+    made = HtmlTable("operators", "Self time under torch.profiler, without an interval", columns, tools=True)
+    for row in rows:
+        difference = (row.new_ns or 0) - (row.base_ns or 0)
+        made.add(
+            name_cell(row.name),
+            Cell("appeared", 0) if row.base_ns is None else Cell(milliseconds(row.base_ns), row.base_ns),
+            Cell("vanished", 0) if row.new_ns is None else Cell(milliseconds(row.new_ns), row.new_ns),
+            Cell(f"{difference / 1e6:+.4f} ms", difference),
+            Cell(f"{row.base_calls:,}", row.base_calls),
+            Cell(f"{row.new_calls:,}", row.new_calls),
+        )
+    return [Table(made)]
 
 
 def _alone(name: str, kernels: Sequence[LoneKernel]) -> HtmlTable:
