@@ -1,11 +1,13 @@
 """What is said of a model that an engine runs: counted on the architecture, since an engine packs, pads and shards weights."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.config import ModelConfig
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.records import ModelFacts
 from llm_perf_opt.runners import models
 from llm_perf_opt.runners.model_facts import last_level_cache_of, plain_config, short_dtype
@@ -63,3 +65,20 @@ def write_model_folder(architecture: "PretrainedConfig", folder: Path) -> Path:
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"The configuration of {architecture.model_type} cannot be written: {error}.") from error
     return folder
+
+
+@contextmanager
+def refused_in_its_own_words(engine: str) -> Iterator[None]:
+    """An engine's error while it opens a model, as one of ours. Running out of memory is told as everywhere else."""
+    try:
+        yield
+    except LlmPerfError:
+        raise
+    except (ValueError, TypeError, NotImplementedError, OSError, ImportError, RuntimeError, AssertionError) as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        words = " ".join(str(error).split())[:500] or type(error).__name__
+        raise ResourceError(
+            f"{engine} cannot open this model: {words}",
+            "Engine arguments are runtime.engine.NAME=VALUE; the whole error is in the pass's log.txt.",
+        ) from error

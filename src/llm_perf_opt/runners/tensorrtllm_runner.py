@@ -11,11 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.data.prompts import Prompts
-from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
+from llm_perf_opt.errors import ConfigError, ResourceError
 from llm_perf_opt.profiling.annotations import StageMarker
 from llm_perf_opt.records import Missing
 from llm_perf_opt.runners.base import Generated, RunnerRequest
-from llm_perf_opt.runners.engine_facts import COUNTED, EngineWords, engine_model_facts, write_model_folder
+from llm_perf_opt.runners.engine_facts import (
+    COUNTED,
+    EngineWords,
+    engine_model_facts,
+    refused_in_its_own_words,
+    write_model_folder,
+)
 from llm_perf_opt.runtime_records import RuntimeFacts
 from llm_perf_opt.stages import Stage
 
@@ -97,18 +103,8 @@ def open_tensorrtllm(request: RunnerRequest) -> TensorRtLlmRunner:
     from tensorrt_llm.llmapi import KvCacheConfig
 
     version = str(getattr(tensorrt_llm, "__version__", "of unknown version"))
-    try:
+    with refused_in_its_own_words(f"TensorRT-LLM {version}"):
         llm = LLM(**{**arguments, "kv_cache_config": KvCacheConfig(**arguments["kv_cache_config"])})
-    except LlmPerfError:
-        raise
-    except (ValueError, TypeError, NotImplementedError, OSError, ImportError, RuntimeError, AssertionError) as error:
-        if type(error).__name__ == "OutOfMemoryError":
-            raise
-        words = " ".join(str(error).split())[:500] or type(error).__name__
-        raise ResourceError(
-            f"TensorRT-LLM {version} cannot open this model: {words}",
-            "Engine arguments are runtime.engine.NAME=VALUE; the whole error is in the pass's log.txt.",
-        ) from error
     atexit.register(llm.shutdown)
     return TensorRtLlmRunner(llm, request, arguments, version)
 

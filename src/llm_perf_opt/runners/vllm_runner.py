@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.config import TorchPreset
 from llm_perf_opt.data.prompts import Prompts
-from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ResourceError, nearest
+from llm_perf_opt.errors import CaptureError, ConfigError, ResourceError, nearest
 from llm_perf_opt.profiling.annotations import StageMarker, unmarked
 from llm_perf_opt.profiling.torch_profiler import PRESETS
 from llm_perf_opt.records import Missing
 from llm_perf_opt.runners import models
 from llm_perf_opt.runners.base import EngineProfiler, Generated, RunnerRequest
-from llm_perf_opt.runners.engine_facts import COUNTED, EngineWords, engine_model_facts, write_model_folder
+from llm_perf_opt.runners.engine_facts import (
+    COUNTED,
+    EngineWords,
+    engine_model_facts,
+    refused_in_its_own_words,
+    write_model_folder,
+)
 from llm_perf_opt.runtime_records import RuntimeFacts
 from llm_perf_opt.stages import Stage
 
@@ -179,19 +185,9 @@ def open_vllm(request: RunnerRequest) -> VllmRunner:
             arguments["profiler_config"] = _profiler_config(request.config.profiling.torch.preset, request.trace_dir)
         else:
             os.environ.update(profiling)
-    try:
+    with refused_in_its_own_words(f"vLLM {vllm.__version__}"):
         _check_device(request)
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-    except LlmPerfError:
-        raise
-    except (ValueError, TypeError, NotImplementedError, OSError, ImportError, RuntimeError, AssertionError) as error:
-        if type(error).__name__ == "OutOfMemoryError":
-            raise
-        words = " ".join(str(error).split())[:500] or type(error).__name__
-        raise ResourceError(
-            f"vLLM {vllm.__version__} cannot open this model: {words}",
-            "Engine arguments are runtime.engine.NAME=VALUE; the whole error is in the pass's log.txt.",
-        ) from error
     return VllmRunner(engine, request, arguments, str(vllm.__version__))
 
 
