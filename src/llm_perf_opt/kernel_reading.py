@@ -120,8 +120,9 @@ def selection_notes(folder: RunFolder, name: str, stage: str) -> list[str]:
         chosen = read_record(path, Selection)
     except ParseError as error:
         return [error.fact]
+    launches = f"{chosen.launch_count} launches" + (f" of step {chosen.step}" if chosen.step else "")
     words = (
-        f"Counters of {stage}: {len(chosen.kernels)} functions, chosen from {chosen.source}; {chosen.launch_count} launches "
-        f"of step {chosen.step}, which stand for {chosen.coverage:.0%} of its kernel time."
+        f"Counters of {stage}: {len(chosen.kernels)} functions, chosen from {chosen.source}; {launches}, "
+        f"which stand for {chosen.coverage:.0%} of its kernel time."
     )
     return [words, *chosen.notes]

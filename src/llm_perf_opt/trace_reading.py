@@ -37,7 +37,7 @@ def read_run_trace(folder: RunFolder, facts: RunFacts) -> tuple[Maybe[TraceAnaly
             why.append(f"{name}: {error.fact}")
             continue
         if opened.note:
-            notes.append(f"Trace of the {name} pass: {opened.note}.")
+            notes.append(f"Trace of the {name} pass: {opened.note.rstrip('.')}.")
         found = document_of(opened.trace, replace(facts, trace_pass=name), str(file.relative_to(folder.path)))
         if found.complete:
             return found, tuple(notes)
