@@ -39,7 +39,7 @@ def test_the_first_screen_has_verdicts_budget_and_three_findings() -> None:
     assert "Decode is" in first
     assert "Where the time goes: decode, 10.00 ms per token" in first
     assert first.count("Finding ") == TOP_FINDINGS
-    assert "1 more are below" in first
+    assert "1 more is below" in first
 
 
 def test_every_metric_shown_is_defined() -> None:

@@ -84,8 +84,11 @@ def _summary(analysis: RunAnalysis, shown: Shown) -> Section:
     cards = [_card(analysis, key) for key in _CARDS]
     blocks.append(Cards([card for card in cards if card is not None]))
     blocks += _verdicts(analysis)
-    blocks += waterfall_blocks(shown.budget)
+    if analysis.warnings:
+        many = len(analysis.warnings)
+        blocks.append(Words(f"{many} warning{'s' if many > 1 else ''} below the charts.", "pointer"))
     blocks += _findings(findings_of(analysis), TOP_FINDINGS)
+    blocks += waterfall_blocks(shown.budget)
     if analysis.warnings:
         blocks.append(Words("Warnings", "heading"))
         blocks.append(Items([("", warning) for warning in analysis.warnings], "warnings"))
@@ -137,9 +140,10 @@ def _findings(found: Maybe[Sequence[FindingView]], most: int) -> list[Block]:
         return [Absent("What to change first:", found.why)]
     if not found:
         return [Words("What to change first: nothing that the evidence supports saves enough to be named.")]
-    shown = [(finding.claim, finding.detail) for finding in found[:most]]
-    rest = f" {len(found) - most} more are below." if len(found) > most else ""
-    return [Words("What to change first", "heading"), Words(f"{OVERLAP}{rest}", "foot"), Items(shown, "findings")]
+    shown = [finding.gist for finding in found[:most]]
+    more = len(found) - most
+    rest = f" {more} more {'is' if more == 1 else 'are'} below, with what all of them stand on." if more > 0 else ""
+    return [Words("What to change first", "heading"), Items(shown, "gists"), Words(f"{OVERLAP}{rest}", "foot")]
 
 
 def _all_findings(analysis: RunAnalysis) -> Section:

@@ -1,5 +1,6 @@
 """Budget and findings of a run as the page shows them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ _PLACES = {key.value: place for place, key in enumerate(BudgetKey)}
 class FindingView:
     """One finding in words."""
 
+    gist: tuple[str, str]
+    """For the first screen: what it saves; then the claim's first sentence and the override that tries it."""
     claim: str
     detail: str
     """What it would save, how sure that is, and what to try."""
@@ -76,7 +79,14 @@ def _view(finding: FindingLine, trial: Trial | None) -> FindingView:
     if trial is not None:
         detail = f"{detail} — {_tried(trial)}" if attempt else f"{detail} {_tried(trial)}"
     grounds = f"Confidence {finding.confidence}: {finding.because}. Stands on: {'; '.join(finding.evidence)}."
-    return FindingView(claim, detail, grounds)
+    attempt = f"Try {' '.join(finding.overrides)}" if finding.overrides else "What to change stands below"
+    outcome = f" {_tried(trial)}" if trial is not None else ""
+    return FindingView((words, f"{_first_sentence(claim)} {attempt}.{outcome}"), claim, detail, grounds)
+
+
+def _first_sentence(text: str) -> str:
+    """Up to the first full stop that a capital follows; names and numbers hold stops of their own."""
+    return re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
 
 
 def _tried(trial: Trial) -> str:
