@@ -73,6 +73,21 @@ def test_regions_of_a_program_below_the_real_nsys(tmp_path: Path, real_nsys: Pat
     }
 
 
+def test_the_regions_that_are_asked_for(tmp_path: Path, real_nsys: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = llm_perf(
+        tmp_path, "exec", "--json", "--passes", "nsys", "--aggregate", "--without-regions", "*inner", "--", sys.executable,
+        "script.py", NSYS=str(real_nsys),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (group,) = json.loads(done.stdout)["regions"]["groups"]
+    assert [region["path"] for region in group["regions"]] == [["mine@outer"]]
+    run, _ = only_run(tmp_path)
+    before = (run / "regions.md").read_bytes()
+    assert llm_perf(tmp_path, "report", str(run)).returncode == 0
+    assert (run / "regions.md").read_bytes() == before, "made anew, it shows what was asked for"
+
+
 def test_a_gate_on_a_range_of_the_program(tmp_path: Path, real_nsys: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = llm_perf(
@@ -108,6 +123,8 @@ def test_a_program_that_fails_alone_is_not_run_again(tmp_path: Path) -> None:
         (["exec", "--passes", "program,nvprof", "--", "x"], "nvprof"),
         (["exec", "--passes", ",", "--", "x"], "No pass"),
         (["exec", "--metrics", "rooflin", "--", "x"], "roofline"),
+        (["exec", "--section", "no such", "--", "x"], "no name of a section"),
+        (["exec", "--regions", "regex:(", "--", "x"], "regex:("),
         (["exec", "--range", "decode*", "--", "x"], "asterisk"),
         (["exec", "--passes", "program", "--", "no-such-program-anywhere"], "cannot be started"),
         (["exec"], "PROGRAM"),

@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.evidence import RunFacts
@@ -29,7 +27,7 @@ from llm_perf_opt.report.kernel_evidence import kernels_md
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.run_folder import RunFolder, read_record, read_values, write_record, write_whole
 from llm_perf_opt.run_tables import write_run_tables
 from llm_perf_opt.stored_ceilings import read_ceilings
 from llm_perf_opt.trace_reading import read_run_trace
@@ -56,7 +54,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else Missing("no iteration was measured")
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
-    config = _yaml(folder.config_file)
+    config = read_values(folder.config_file)
     costs = overheads(measured, torch, _wrapped(folder, manifest))
     ceilings = _ceilings(folder, manifest)[0]
     facts = RunFacts(
@@ -207,7 +205,7 @@ def _verified(folder: RunFolder) -> Verification | None:
 
 def _datasheet(folder: RunFolder, timings: CleanTimings, limits: dict[str, float] | None) -> Maybe[Hardware]:
     """What the user says of the device, now or in the configuration, else the table's entry for its name."""
-    given = limits or _yaml(folder.config_file).get("hardware")
+    given = limits or read_values(folder.config_file).get("hardware")
     if not isinstance(given, dict):
         given = {}
     if given.get("peak_tflops") and given.get("bandwidth_gbs"):
@@ -252,16 +250,6 @@ def _env(folder: RunFolder) -> dict[str, Any]:
         return read_record(folder.env_file, dict[str, Any])
     except ParseError:
         return {}
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParseError(f"{path} cannot be read as YAML: {error}") from error
-    return values if isinstance(values, dict) else {}
 
 
 def _warnings(

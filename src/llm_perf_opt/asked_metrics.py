@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.analysis.patterns import Selection
-from llm_perf_opt.config import RunConfig
+from llm_perf_opt.config import RegionsConfig, RunConfig
 from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.counters.set_file import PRESETS
@@ -26,7 +26,7 @@ def settled(config: RunConfig) -> RunConfig:
 
     Raises a ConfigError for unknown sets and counters and for patterns that are none, as far as this machine can tell.
     """
-    _check_patterns(config)
+    check_patterns(config.profiling.regions)
     wanted = resolve(config.profiling.metrics.sets, chip=ANY_CHIP).torch_preset
     if config.profiling.nsys.enable or config.profiling.ncu.enable:
         _check_counters(config)
@@ -35,9 +35,8 @@ def settled(config: RunConfig) -> RunConfig:
     return replace(config, profiling=replace(config.profiling, torch=torch))
 
 
-def _check_patterns(config: RunConfig) -> None:
-    """A pattern is compiled when it is given to a selection."""
-    asked = config.profiling.regions
+def check_patterns(asked: RegionsConfig) -> None:
+    """A ConfigError for a pattern that is none: it is compiled when it is given to a selection."""
     Selection(asked.include, asked.exclude)
     Selection(asked.kernels_include, asked.kernels_exclude)
 
@@ -46,12 +45,13 @@ def _check_counters(config: RunConfig) -> None:
     """By the chip that is here, and by the installed ncu where there is one; otherwise by a chip that has them all."""
     counting = config.profiling.ncu.enable and on_gpu(config.hardware.device)
     chip = chip_of(config.hardware.device_index) if counting else Missing("no counters are read here")
-    if isinstance(chip, Missing):
-        run_metrics(config, ANY_CHIP)
-        return
     ncu = find_tool("ncu")
+    sections = sections_of(ncu) if ncu and config.profiling.metrics.sections else None
+    if isinstance(chip, Missing):
+        run_metrics(config, ANY_CHIP, sections=sections)
+        return
     known = names_known_to(ncu, chip) if ncu else Missing("there is no ncu")
-    run_metrics(config, chip, None if isinstance(known, Missing) else known)
+    run_metrics(config, chip, None if isinstance(known, Missing) else known, sections)
 
 
 def run_metrics(
@@ -59,7 +59,15 @@ def run_metrics(
 ) -> ResolvedMetrics:
     """What a run asks for on a chip; `known` and `sections` are those that the installed ncu lists."""
     asked = config.profiling.metrics
-    return resolve(asked.sets, add=asked.add, remove=asked.remove, chip=chip, known=known, known_sections=sections)
+    return resolve(
+        asked.sets,
+        add=asked.add,
+        remove=asked.remove,
+        sections=asked.sections,
+        chip=chip,
+        known=known,
+        known_sections=sections,
+    )
 
 
 def on_gpu(device: str = "auto") -> bool:

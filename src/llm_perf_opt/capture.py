@@ -13,7 +13,7 @@ from llm_perf_opt.asked_metrics import settled
 from llm_perf_opt.ceilings import build_ceilings_argv, run_ceilings
 from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
-from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError
 from llm_perf_opt.listener import Listener
 from llm_perf_opt.nsight_capture import run_ncu, run_nsys
 from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, closed, left_something, plain_run, run_pass
@@ -97,7 +97,9 @@ def _run_passes(folder: RunFolder, config: RunConfig, listener: Listener) -> Non
         if name in wanted:
             try:
                 step()
-            except (CaptureError, ResourceError) as error:  # the other passes still stand
+            except Interrupted:
+                raise
+            except LlmPerfError as error:  # the other passes still stand
                 failed = failed or error
     if failed is not None:
         raise failed

@@ -150,6 +150,8 @@ class MetricsConfig:
     """See `llm-perf metrics list`."""
     add: tuple[str, ...]
     remove: tuple[str, ...]
+    sections: tuple[str, ...] = ()
+    """Sections of Nsight Compute beside those of the sets: `ncu --list-sections` names them."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.text import escape, table
-from llm_perf_opt.run_folder import RunFolder, write_record, write_whole
+from llm_perf_opt.run_folder import RunFolder, read_values, write_record, write_whole
 from llm_perf_opt.timelines import Timeline, timelines
 
 PROGRAM = "program"
@@ -42,7 +42,7 @@ def analyse_program(folder: RunFolder) -> ProgramAnalysis:
     return ProgramAnalysis(
         folder.manifest(),
         _kernels(folder),
-        read_regions(folder, {}),
+        read_regions(folder, read_values(folder.config_file)),
         read_selftest(folder),
         tuple(selection_notes(folder, "ncu", PROGRAM)),
     )
@@ -91,9 +91,6 @@ def _kernels(folder: RunFolder) -> Maybe[tuple[StageKernels, ...]]:
     reasons = []
     for timeline in timelines(folder):
         if isinstance(timeline, Timeline):
-            if not timeline.trace.complete:
-                reasons.append(next(problem.what for problem in timeline.trace.problems if problem.fatal))
-                continue
             launches = all_launches(timeline.trace, project(timeline.trace))
             if launches:
                 return _joined(folder, launches)

@@ -44,10 +44,6 @@ def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str
         if not isinstance(timeline, Timeline):
             why.append(timeline.why)
             continue
-        if not timeline.trace.complete:
-            fatal = next(problem.what for problem in timeline.trace.problems if problem.fatal)
-            why.append(f"the trace of {timeline.source} is not used: {fatal}")
-            continue
         projection = project(timeline.trace)
         before = len(found)
         inside = {name: stage_launches(timeline.trace, projection, stage) for name, stage in STAGES.items()}

@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.trace_health import Expected
 from llm_perf_opt.asked_metrics import ANY_CHIP, chip_of, names_of, nsys_traces, on_gpu, run_metrics, sections_of, told_drops
 from llm_perf_opt.config import PYTORCH, RunConfig
 from llm_perf_opt.counters.manifest import ResolvedMetrics
-from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ResourceError
+from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.listener import Listener
 from llm_perf_opt.nsight_passes import NcuAsked, NsysAsked, ncu_pass, nsys_pass
 from llm_perf_opt.passes import LABELS, PassPlan, skip_pass
@@ -31,9 +31,13 @@ from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.selftest_capture import Tested, run_selftest
 from llm_perf_opt.stages import Stage, ncu_range
-from llm_perf_opt.timelines import Timeline, timelines
+from llm_perf_opt.timelines import NSYS_PASSES, Timeline, timelines
 
 _STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
+_SLOW_START, _LEAST_START_S = 5, 60.0
+"""A program below Nsight Compute starts and launches slower than below Nsight Systems: twice on the H200."""
+_OVERRUN = 3
+"""How far the estimate of the replays may be off before they are cut short."""
 _GATED_BY_RANGE = "The NVTX range opened the capture: on the CPU nothing calls cudaProfilerStart."
 MARK_STAGES = (PYTORCH, "vllm")
 """Runtimes whose stages are marked by the thread that launches their work …"""
@@ -113,7 +117,7 @@ def _nsys_stage(
         trace=traces.modules,
         gpu_metrics=traces.gpu_metrics,
     )
-    expected = Expected(gpu=gpu, ranges=_expected_ranges(stage, config), command="llm_profile_runner")
+    expected = Expected(gpu=gpu, ranges=_expected_ranges(stage, config), command=str(folder.config_file))
     plan = PassPlan(name, argv, config.profiling.pass_timeout_s, f"nsys {probe.version}", " ".join(filter(None, notes)))
     nsys_pass(folder, plan, listener, NsysAsked(nsys, expected, config.profiling.max_trace_gb))
 
@@ -165,7 +169,9 @@ def run_ncu(folder: RunFolder, config: RunConfig, listener: Listener, names: Seq
         share_s = left_s / 2 if name == "ncu_prefill" and "ncu_decode" in names else left_s
         try:
             left_s -= _count_stage(folder, config, listener, counting, name, share_s)
-        except (CaptureError, ResourceError) as error:
+        except Interrupted:
+            raise
+        except LlmPerfError as error:  # the other stage still stands
             failed = failed or error
     if failed is not None:
         raise failed
@@ -217,9 +223,20 @@ def _count_stage(
         launch_skip=chosen.launch_skip,
         launch_count=chosen.launch_count,
     )
-    plan = PassPlan(name, argv, config.profiling.pass_timeout_s, counting.version)
-    ncu_pass(folder, plan, listener, NcuAsked(counting.ncu, config.profiling.max_trace_gb))
+    within_s, limit = counting_limit(folder, budget_s, config.profiling.pass_timeout_s)
+    plan = PassPlan(name, argv, within_s, counting.version, limit=limit)
+    ncu_pass(folder, plan, listener, NcuAsked(counting.ncu, config.profiling.max_trace_gb, chosen.launch_count))
     return chosen.seconds
+
+
+def counting_limit(folder: RunFolder, budget_s: float, timeout_s: float) -> tuple[float, str]:
+    """The time that counting may take, and the setting it comes from: what the estimate is worth, only the clock knows.
+
+    Starting the program takes what it took below the tool that recorded the timeline, several times over.
+    """
+    started = [entry.seconds or 0.0 for entry in folder.manifest().passes if entry.name in (*NSYS_PASSES, "torch")]
+    within_s = _SLOW_START * max(started, default=0.0) + _LEAST_START_S + _OVERRUN * budget_s
+    return (within_s, "profiling.ncu.budget_s") if within_s < timeout_s else (timeout_s, PassPlan.limit)
 
 
 def _choose(folder: RunFolder, config: RunConfig, counting: _Counting, stage: Stage, budget_s: float) -> Selection | str:

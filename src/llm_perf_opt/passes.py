@@ -40,14 +40,27 @@ class PassPlan:
     """What of the request it goes without; told where it ends well, too."""
     environment: Mapping[str, str] | None = None
     """Of the child; None: that of our own measured process."""
+    limit: str = "profiling.pass_timeout_s"
+    """The setting that `timeout_s` comes from."""
     spellings: Mapping[str, str] = field(default_factory=dict)
     """A setting of `llm-perf run` → what it is called where this pass was asked for: remedies must be typeable."""
 
 
 Run = Callable[[PassPlan, RunFolder, OnMessage], Finished]
 """Runs a pass's command to its end."""
-Check = Callable[[LlmPerfError | None], LlmPerfError | None]
-"""Told what a child's end means, looks at what it left; returns what is wrong with the pass."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is to be said of a pass that has ended."""
+
+    error: LlmPerfError | None = None
+    note: str = ""
+    """Of one that ended well: what it goes without."""
+
+
+Check = Callable[[LlmPerfError | None], Judged]
+"""Told what a child's end means, looks at what it left."""
 
 
 def begin_pass(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
@@ -72,9 +85,7 @@ def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:
     return run
 
 
-def run_pass(
-    folder: RunFolder, plan: PassPlan, listener: Listener, *, run: Run | None = None, check: Check = lambda error: error
-) -> None:
+def run_pass(folder: RunFolder, plan: PassPlan, listener: Listener, *, run: Run | None = None, check: Check = Judged) -> None:
     """Run it to its end and write down what became of it; raises what went wrong. The caller has announced it."""
     begin_pass(folder, plan.name, plan.argv)
     entry = PassRecord(plan.name, "started", tuple(plan.argv), tool_version=plan.tool_version)
@@ -90,16 +101,16 @@ def run_pass(
     finished: Finished | None = None
     try:
         finished = (run or plain_run())(plan, folder, hear)
-        error = check(_verdict(plan.name, finished, said, folder))
+        judged = check(_verdict(plan, finished, said, folder))
     except LlmPerfError as raised:
-        error = raised
-    error = _respelled(error, plan.spellings) if error else None
+        judged = Judged(raised)
+    error = _respelled(judged.error, plan.spellings) if judged.error else None
     entry = replace(
         entry,
         status="complete" if error is None else "failed",
         exit_code=finished.exit_code if finished else None,
         seconds=round(finished.seconds, 3) if finished else None,
-        why=error.fact if error else plan.note,
+        why=error.fact if error else " ".join(filter(None, (plan.note, judged.note))),
         remedy=error.remedy if error else "",
     )
     folder.update_pass(entry)
@@ -147,15 +158,15 @@ def left_something(folder: RunFolder, passes: Sequence[PassRecord]) -> bool:
     )
 
 
-def _verdict(name: str, finished: Finished, said: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:
+def _verdict(plan: PassPlan, finished: Finished, said: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:
     if finished.stopped is not None:
         return finished.stopped
     return verdict(
-        f"The {LABELS[name]} pass",
+        f"The pass {plan.name} ({LABELS[plan.name]})",
         finished,
         said,
-        folder.log_file(name),
-        limit="profiling.pass_timeout_s",
-        longer="Raise profiling.pass_timeout_s, or measure less.",
+        folder.log_file(plan.name),
+        limit=f"{plan.limit} allows",
+        longer=f"Raise {plan.limit}, or measure less.",
         smaller="try a smaller model, batch or prompt.",
     )

@@ -294,3 +294,16 @@ def disk_error(error: OSError, path: Path) -> LlmPerfError:
         f"{path} cannot be written: {error.strerror or error}.",
         "Check the folder's permissions, or use hydra.run.dir=DIR.",
     )
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """A mapping of a run's YAML; empty where there is no such file."""
+    import yaml
+
+    if not path.exists():
+        return {}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ParseError(f"{path} cannot be read as YAML: {error}") from error
+    return values if isinstance(values, dict) else {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.counter_selftest import SelfTest, judge, told_work
+from llm_perf_opt.analysis.counter_selftest import judge, told_work
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.errors import CaptureError
 from llm_perf_opt.listener import Listener
@@ -68,14 +68,18 @@ def run_selftest(folder: RunFolder, listener: Listener, tested: Tested) -> None:
     ncu_pass(folder, plan, heard, NcuAsked(ncu, tested.max_trace_gb))
     found = judge(read_ncu(folder.counters_file(NAME)), told_work(heard.ran), asked)
     if isinstance(found, Missing):
-        return
+        _mark_failed(folder, found.why)
+        raise CaptureError(f"The counter self-test tells nothing: {found.why}.", f"See {folder.log_file(NAME)}.")
     write_record(folder.selftest_file, found)
     if not found.passed:
-        _mark_failed(folder, found)
-        raise CaptureError(f"The counter self-test failed: {found.why}.", "See kernels.md; another tool may hold the counters.")
+        _mark_failed(folder, found.why)
+        raise CaptureError(
+            f"The counter self-test failed: {found.why}.",
+            "kernels.md shows what was counted. Let nothing else use the GPU and its counters, or try another Nsight Compute.",
+        )
 
 
-def _mark_failed(folder: RunFolder, found: SelfTest) -> None:
+def _mark_failed(folder: RunFolder, why: str) -> None:
     entry = folder.manifest().pass_named(NAME)
     if entry is not None:
-        folder.update_pass(replace(entry, status="failed", why=found.why))
+        folder.update_pass(replace(entry, status="failed", why=why))

@@ -6,18 +6,19 @@ from llm_perf_opt.analysis.accounting import account
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.trace_analysis import analysed, refused
 from llm_perf_opt.analysis.trace_document import TraceAnalysis
-from llm_perf_opt.analysis.trace_health import examined
+from llm_perf_opt.analysis.trace_health import Expected, examined
 from llm_perf_opt.analysis.trace_stages import find_stages
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.trace_cache import cached_trace
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.timelines import expected_of
 
 
-def document_of(trace: Trace, facts: RunFacts, source: str) -> TraceAnalysis:
-    """Health first: a trace that cannot carry numbers gets none."""
-    sound = examined(trace)
+def document_of(trace: Trace, facts: RunFacts, source: str, expected: Expected | None = None) -> TraceAnalysis:
+    """Health first: a trace that cannot carry numbers, or is not the `expected` one, gets none."""
+    sound = examined(trace, expected)
     if not sound.complete:
         return refused(sound, source)
     stages = find_stages(sound)
@@ -38,7 +39,9 @@ def read_run_trace(folder: RunFolder, facts: RunFacts) -> tuple[Maybe[TraceAnaly
             continue
         if opened.note:
             notes.append(f"Trace of the {name} pass: {opened.note.rstrip('.')}.")
-        found = document_of(opened.trace, replace(facts, trace_pass=name), str(file.relative_to(folder.path)))
+        found = document_of(
+            opened.trace, replace(facts, trace_pass=name), str(file.relative_to(folder.path)), expected_of(folder, name)
+        )
         if found.complete:
             return found, tuple(notes)
         incomplete = incomplete or found

@@ -201,6 +201,18 @@ def test_every_set_resolves_on_gh100_against_the_real_ncu(real_ncu: Path) -> Non
         assert bases <= known
 
 
+def test_sections_by_name_follow_those_of_the_sets() -> None:
+    found = resolve(["nvlink"], sections=["SpeedOfLight", "Nvlink"], chip="gh100", known_sections=("SpeedOfLight", "Nvlink"))
+    assert found.sections == ("Nvlink", "SpeedOfLight")
+
+
+@pytest.mark.parametrize(("name", "words"), [("SpeedOfLigt", "SpeedOfLight"), ("--set", "no name of a section"), ("", "no name")])
+def test_sections_that_are_none_are_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve([], sections=[name], chip="gh100", known_sections=("SpeedOfLight",))
+    assert words in f"{refused.value.fact} {refused.value.remedy}"
+
+
 def test_the_real_ncu_has_every_section(real_ncu: Path) -> None:
     text = ask([str(real_ncu), "--list-sections"], timeout_s=120) or ""
     there = set(re.findall(r"^(\w+)\s", text, re.MULTILINE))

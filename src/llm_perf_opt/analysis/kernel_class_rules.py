@@ -39,7 +39,7 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
         "hand-written collectives",
     ),
     (
-        r"cross_device_reduce|multimem_|lamport|moe_?a2a|quick_?reduce",
+        r"cross_device_reduce|multimem_|lamport|moe_?a2a|quick_?reduce|user_?buffers",
         KernelClass.COLLECTIVE,
         "of vLLM, torch, TensorRT-LLM, ROCm",
     ),

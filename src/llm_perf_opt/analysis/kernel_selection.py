@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
+from llm_perf_opt.analysis.kernel_classes import KernelClass, classify
+
 SECONDS_PER_PASS = 0.03
 """Of one replay with its save and restore of memory, H200 (0.4 s per kernel at 14 passes)."""
 STEADY_STEP = 2
 """The third step: the first ones still allocate and choose algorithms."""
-COLLECTIVES = ("nccl", "rccl", "allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "cross_device", "multimem")
-"""A collective waits for its peers, which a replay never reaches: it would hang."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def select(
         return f"the timeline holds no kernel of step {step} of {stage}"
     whole_ns = max(1, sum(launch.duration_ns for launch in sampled))
     ranked = _ranked(sampled)
-    replayable = [entry for entry in ranked if not _collective(entry[0])]
+    collectives = {launch.function for launch in launches if _collective(launch)}
+    replayable = [entry for entry in ranked if entry[0] not in collectives]
     if not replayable:
         return f"{stage} ran nothing but collectives, which are never replayed"
     allowed = int(budget_s / (passes * SECONDS_PER_PASS))
@@ -130,16 +131,15 @@ def select(
         steps_needed=step + 1,
         passes=passes,
         seconds=round(best.count * passes * SECONDS_PER_PASS, 1),
-        notes=tuple(_notes(ranked, asked, chosen, covered, coverage, budget_s)),
+        notes=tuple(_notes(collectives, asked, chosen, covered, coverage, budget_s)),
     )
 
 
 def _notes(
-    ranked: Sequence[Ranked], asked: Sequence[Ranked], chosen: Sequence[Ranked], covered: float, coverage: float, budget_s: float
+    collectives: Set[str], asked: Sequence[Ranked], chosen: Sequence[Ranked], covered: float, coverage: float, budget_s: float
 ) -> Iterator[str]:
-    collectives = sorted(name for name, _, _ in ranked if _collective(name))
     if collectives:
-        yield f"Collectives are not replayed: {', '.join(collectives)}."
+        yield f"Collectives are not replayed: {', '.join(sorted(collectives))}."
     if len(chosen) < len(asked):
         yield f"Left out to stay within {budget_s:g} s: {', '.join(name for name, _, _ in asked[len(chosen) :])}."
     if covered < coverage:
@@ -149,9 +149,9 @@ def _notes(
         )
 
 
-def _collective(function: str) -> bool:
-    lowered = function.lower()
-    return any(word in lowered for word in COLLECTIVES)
+def _collective(launch: Launch) -> bool:
+    """A collective waits for its peers, which a replay never reaches: it would hang. Some show it in their namespace alone."""
+    return classify(launch.name) is KernelClass.COLLECTIVE
 
 
 def _ranked(launches: Sequence[Launch]) -> list[Ranked]:

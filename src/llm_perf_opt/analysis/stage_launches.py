@@ -1,12 +1,16 @@
 """The kernels of a stage, launch by launch in the order of the calls: what a choice of launches, and every sum, is made from."""
 
 import numpy as np
+import numpy.typing as npt
 
 from llm_perf_opt.analysis.kernel_names import function_name
 from llm_perf_opt.analysis.kernel_selection import Launch
 from llm_perf_opt.analysis.projection import NONE, Projection, nearest_marked, step_of_work, through
 from llm_perf_opt.events import Int64, Trace, WorkKind
 from llm_perf_opt.stages import Stage
+
+ANY_DOMAIN = "*"
+"""As Nsight Systems spells it."""
 
 
 def stage_launches(trace: Trace, projection: Projection, stage: Stage) -> list[Launch]:
@@ -15,11 +19,19 @@ def stage_launches(trace: Trace, projection: Projection, stage: Stage) -> list[L
 
 
 def range_launches(trace: Trace, projection: Projection, name: str, domain: str) -> list[Launch]:
-    """The same of any range; an empty domain, or `*`, is any."""
-    names = np.array([text == name for text in trace.names] + [False])
-    domains = np.array([domain in ("", "*", text) for text in trace.names] + [domain in ("", "*")])
-    marked = nearest_marked(projection.parent, names[trace.ranges.name] & domains[trace.ranges.domain])
+    """The same of any range; an empty domain is the default one, `*` any."""
+    domains = np.array([domain in (ANY_DOMAIN, text) for text in trace.names] + [domain in ("", ANY_DOMAIN)])
+    marked = nearest_marked(projection.parent, _named(trace, name) & domains[trace.ranges.domain])
     return _launches(trace, projection, through(projection.range_of_work, marked))
+
+
+def domains_of(trace: Trace, name: str) -> set[str]:
+    """The domains in which a range of this name was pushed; "" is the default one."""
+    return {trace.name_of(int(index)) if index >= 0 else "" for index in np.unique(trace.ranges.domain[_named(trace, name)])}
+
+
+def _named(trace: Trace, name: str) -> npt.NDArray[np.bool_]:
+    return np.array([text == name for text in trace.names] + [False])[trace.ranges.name]
 
 
 def all_launches(trace: Trace, projection: Projection) -> list[Launch]:

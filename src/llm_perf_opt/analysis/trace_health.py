@@ -29,7 +29,7 @@ class Expected:
     ranges: tuple[str, ...] = ()
     """Names of ranges that must be there."""
     command: str = ""
-    """Part of the profiled command line."""
+    """What the profiled command line holds and no other run's does."""
     started_after_utc_ns: int | None = None
     started_before_utc_ns: int | None = None
 

@@ -16,6 +16,9 @@ def exec_program(
     ] = "roofline",
     add: Annotated[list[str] | None, typer.Option(help="A further counter; may be repeated.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="A counter less; may be repeated.")] = None,
+    section: Annotated[
+        list[str] | None, typer.Option(help="A section of Nsight Compute beside those of the sets; may be repeated.")
+    ] = None,
     range_: Annotated[
         str, typer.Option("--range", metavar="NAME@DOMAIN", help="Record only this NVTX range; otherwise the whole program.")
     ] = "",
@@ -26,6 +29,11 @@ def exec_program(
     timeout_s: Annotated[float, typer.Option(min=1, help="The most seconds a pass may take.")] = 3600.0,
     max_trace_gb: Annotated[float, typer.Option(min=0.01, help="The most disk space a tool may take.")] = 2.0,
     device_index: Annotated[int, typer.Option(min=0, help="Which GPU's counters.")] = 0,
+    regions: Annotated[list[str] | None, typer.Option(help="NVTX regions to report: `step*` or `regex:…`; repeatable.")] = None,
+    without_regions: Annotated[list[str] | None, typer.Option(help="Regions to leave out; leaving out wins.")] = None,
+    kernels: Annotated[list[str] | None, typer.Option(help="Kernels counted into the regions' report; repeatable.")] = None,
+    without_kernels: Annotated[list[str] | None, typer.Option(help="Kernels to leave out of it; leaving out wins.")] = None,
+    aggregate: Annotated[bool, typer.Option("--aggregate", help="Regions of all processes and devices in one table.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/exec/PROGRAM/TIME.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Json = False,
@@ -35,6 +43,7 @@ def exec_program(
     note_debug(debug)
     from datetime import datetime
 
+    from llm_perf_opt.config import RegionsConfig
     from llm_perf_opt.exec_capture import Asked, capture_program, check_asked
     from llm_perf_opt.exec_report import report_program
     from llm_perf_opt.progress import progress_for
@@ -47,6 +56,10 @@ def exec_program(
         sets=tuple(_words(metrics)),
         add=tuple(add or ()),
         remove=tuple(remove or ()),
+        sections=tuple(section or ()),
+        regions=RegionsConfig(
+            tuple(regions or ()), tuple(without_regions or ()), tuple(kernels or ()), tuple(without_kernels or ()), aggregate
+        ),
         top=top,
         coverage=coverage,
         budget_s=budget_s,

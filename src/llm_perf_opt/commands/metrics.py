@@ -45,6 +45,7 @@ def show(
     chip: Chip = None,
     add: Annotated[list[str] | None, typer.Option(help="One more counter; may be given several times.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="A counter to leave out; may be given several times.")] = None,
+    section: Annotated[list[str] | None, typer.Option(help="A section of Nsight Compute; may be given several times.")] = None,
     installed: Installed = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -55,7 +56,16 @@ def show(
     from llm_perf_opt.report.manifest import resolved_text
 
     where = _chip(chip)
-    found = resolve(sets, add=add or (), remove=remove or (), chip=where, known=_known(where) if installed else None)
+    known = _known(where) if installed else None
+    found = resolve(
+        sets,
+        add=add or (),
+        remove=remove or (),
+        sections=section or (),
+        chip=where,
+        known=known,
+        known_sections=_sections(installed),
+    )
     if as_json:
         print_json(found)
         return
@@ -139,3 +149,12 @@ def _known(chip: str) -> frozenset[str]:
     if isinstance(names, Missing):
         raise ResourceError(f"{names.why}.", "Update Nsight Compute, or leave --installed out.")
     return names
+
+
+def _sections(installed: bool) -> tuple[str, ...] | None:
+    """Those of this machine's ncu, where it is asked."""
+    from llm_perf_opt.asked_metrics import sections_of
+    from llm_perf_opt.profiling.vendor.probe import find_tool
+
+    ncu = find_tool("ncu") if installed else None
+    return sections_of(ncu) if ncu else None

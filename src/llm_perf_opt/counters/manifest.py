@@ -4,6 +4,7 @@ Merge order: `base`, then the sets in the order given, then additions, then remo
 keeps its first place and knows everyone who asked. Nothing is started before every name has been checked.
 """
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -15,6 +16,7 @@ from llm_perf_opt.counters.set_file import PRESETS, ROLE, MetricSet, shipped_set
 from llm_perf_opt.counters.translate import translate
 from llm_perf_opt.errors import ConfigError, nearest
 
+_SECTION = re.compile(r"\w+")
 ADDED = "added"
 """The source of a counter that no set brought: somebody asked for it by name."""
 
@@ -106,19 +108,21 @@ def resolve(
     *,
     add: Sequence[str] = (),
     remove: Sequence[str] = (),
+    sections: Sequence[str] = (),
     chip: str,
     known: Collection[str] | None = None,
     known_sections: Collection[str] | None = None,
 ) -> ResolvedMetrics:
-    """Merge `base`, `sets`, `add` and `remove`, in that order, for one chip.
+    """Merge `base`, `sets`, `add` and `remove`, in that order, for one chip; `sections` follow those of the sets.
 
     `known` holds the base names that the installed tool lists for the chip (`catalogue.names_listed`): what it lacks is
     dropped from sets and refused as an addition; `known_sections` likewise those of its sections. Unknown sets, additions and
-    removals are a ConfigError.
+    removals are a ConfigError; so are unknown sections, where the tool's are known.
     """
     chosen = _chosen(sets)
     merge = _Merge(chip, known)
-    sections = _merge_sets(merge, chosen, known_sections)
+    asked_sections = _merge_sets(merge, chosen, known_sections)
+    _check_sections(sections, known_sections)
     _add(merge, add)
     _remove(merge, remove)
     presets = [one.torch for one in chosen if one.torch is not None]
@@ -128,7 +132,7 @@ def resolve(
         metrics=tuple(
             ResolvedMetric(name, tuple(request.sources), " ".join(request.notes)) for name, request in merge.wanted.items()
         ),
-        sections=sections,
+        sections=_unique([*asked_sections, *sections]),
         trace_modules=_unique(module for one in chosen for module in one.trace),
         gpu_metrics=any(one.gpu_metrics for one in chosen),
         torch_preset=max(presets, key=PRESETS.index, default=PRESETS[0]),
@@ -160,6 +164,16 @@ def _merge_sets(merge: _Merge, chosen: list[MetricSet], known_sections: Collecti
             else:
                 _append_new(sections, section.name)
     return tuple(sections)
+
+
+def _check_sections(names: Sequence[str], known: Collection[str] | None) -> None:
+    for name in names:
+        if not _SECTION.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name of a section.", "`ncu --list-sections` names them, such as SpeedOfLight.")
+        if known is not None and name not in known:
+            raise ConfigError(
+                f"The installed Nsight Compute has no section {name!r}.{nearest(name, known)}", f"Known: {', '.join(known)}."
+            )
 
 
 def _by_role(merge: _Merge, asked: str, source: str) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 import platform
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -37,6 +37,8 @@ class Check:
     costs: str = ""
     """What the user goes without."""
     remedy: str = ""
+    details: Mapping[str, object] = field(default_factory=dict)
+    """All that a tool said of itself: paths, version, options, reports, sets, sections."""
 
 
 def check_machine() -> list[Check]:
@@ -136,9 +138,10 @@ def _nsys() -> Check:
         doubts.append("it does not offer the export to SQLite")
     if doubts:
         return Check(
-            title, "warning", f"{said}; {'; '.join(doubts)}", "Its report may be missing or incomplete.", _where("nsys", title)
-        )
-    return Check(title, "ok", said)
+            title, "warning", f"{said}; {'; '.join(doubts)}", "Its report may be missing or incomplete.", _where("nsys", title),
+            asdict(found),
+        )  # fmt: skip
+    return Check(title, "ok", said, details=asdict(found))
 
 
 def _importer() -> Check:
@@ -167,8 +170,10 @@ def _ncu() -> Check:
     said = f"{found.version} at {found.path}, sets {', '.join(found.sets) or 'none'}, {len(found.sections)} sections"
     doubts = [*found.notes, *filter(None, (place.warning, "" if found.sets else "it lists no sets"))]
     if doubts:
-        return Check(title, "warning", f"{said}; {'; '.join(doubts)}", "Counters may be incomplete.", _where("ncu", title))
-    return Check(title, "ok", said)
+        return Check(
+            title, "warning", f"{said}; {'; '.join(doubts)}", "Counters may be incomplete.", _where("ncu", title), asdict(found)
+        )
+    return Check(title, "ok", said, details=asdict(found))
 
 
 def _counters() -> Check:

@@ -69,7 +69,7 @@ _NSYS = (
         "no_report",
         r"No reports were generated",
         "nsys recorded nothing: the range it waited for never came, or the program ended before it.",
-        BOTH_SYNTAXES,
+        f"{BOTH_SYNTAXES} Up to 2023.4 it does not see ranges of the nvtx package from 0.2.12 on.",
     ),
     _Rule(
         "gpu_metrics_unsupported",

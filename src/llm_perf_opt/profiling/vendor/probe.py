@@ -18,7 +18,7 @@ from llm_perf_opt.run_folder import read_record, write_record
 
 METHOD = 1
 """Raised when the way of asking changes, so that older answers are not found."""
-ASKING_S = 60.0
+ASKING_S = 20.0
 """The longest a tool may take to describe itself."""
 
 _INSTALL_FOLDERS = {
@@ -34,6 +34,8 @@ _IMPORTERS = (
     "/usr/local/cuda*/nsight-systems-*/host-linux-*/QdstrmImporter",
     "/usr/lib/nsight-systems/host-linux-*/QdstrmImporter",
 )
+_silent: set[Path] = set()
+"""Tools that did not tell their version: one that hangs is waited for once, not by everyone who asks."""
 _VERSION = re.compile(r"\d{4}\.\d+\.\d+[\w.-]*")
 
 
@@ -162,7 +164,11 @@ def find_importer(nsys: Path, version: str = "") -> Path | None:
 
 def tool_version(path: Path) -> str | None:
     """What nsys or ncu says of itself."""
+    if path in _silent:
+        return None
     version = _VERSION.search(ask([str(path), "--version"], timeout_s=ASKING_S) or "")
+    if version is None:
+        _silent.add(path)
     return version.group() if version else None
 
 
