@@ -81,3 +81,21 @@ def test_unknown_counters_are_refused_before_anything_starts(tmp_path: Path, ask
     run = tmp_path / "run"
     llm_perf("run", "profiling=full", asked, f"hydra.run.dir={run}", nsys=Path("/none"), cwd=tmp_path)
     assert not run.exists()
+
+
+def test_a_sweep_has_a_report_of_its_own_for_each_point(real_nsys: Path, tmp_path: Path) -> None:
+    """One tool around the whole sweep would gate on the first point alone."""
+    llm_perf("run", "-m", "-q", "profiling=nsys", "profiling.clean=false", "runtime.prompt_tokens=16,24", *SMALL[:1], *SMALL[2:],
+             nsys=real_nsys, cwd=tmp_path)  # fmt: skip
+    reports = sorted(tmp_path.rglob("run.nsys-rep"))
+    assert len(reports) == 2
+    for report in reports:
+        run = report.parents[2]
+        assert steps_in(run) == 4
+        (entry,) = json.loads((run / "run.json").read_text())["passes"]
+        assert (entry["name"], entry["status"]) == ("nsys", "complete")
+        assert f"--config {run}/config.yaml" in " ".join(entry["argv"])
+
+
+def steps_in(run: Path) -> int:
+    return len(durations_ns(read_nsys(run / "raw/nsys/run.sqlite"), "decode_step"))
