@@ -8,6 +8,7 @@ import pytest
 
 from builders import MS, clean_timings, in_a_row, iteration, model_facts, operator, run_analysis, torch_pass, workload
 from llm_perf_opt.analysis.compare import Comparison, Side, compare, gate_names
+from llm_perf_opt.analysis.compare_sides import side_of, typical_run
 from llm_perf_opt.analysis.compare_stats import ACCELERATOR_SPREAD, Effect, Judgement
 from llm_perf_opt.analysis.gates import parse_gates
 from llm_perf_opt.analysis.latency import METRICS
@@ -258,6 +259,34 @@ def test_what_other_analyses_hold_is_compared_where_both_sides_have_it() -> None
     half = compare(Side((run(),), kernels), Side((run(),)))
     assert isinstance(half.kernels, Missing)
     assert half.kernels.why.startswith("new: ")
+
+
+def test_counters_that_no_side_has_are_told_once() -> None:
+    none = [
+        Reading("decode/FLOPs", "FLOP", Missing("no Nsight Compute")),
+        Reading("decode/bytes", "byte", Missing("no Nsight Compute")),
+    ]
+    some = [Reading("decode/FLOPs", "FLOP", 5.0), none[1]]
+    other = [replace(row, value=Missing("it failed")) for row in none]
+
+    def counters(base: Sequence[Reading], new: Sequence[Reading]) -> Any:
+        return compare(Side((run(),), counters=base), Side((run(),), counters=new)).counters
+
+    assert counters(none, none) == Missing("no Nsight Compute")
+    assert counters(none, other) == Missing("base: no Nsight Compute; new: it failed")
+    assert [row.key for row in counters(some, none)] == ["decode/FLOPs", "decode/bytes"]
+
+
+def test_of_several_runs_the_typical_one_is_looked_into() -> None:
+    runs = [run(slower, run=f"runs/{slower}") for slower in (1.3, 1.0, 1.1)]
+    side = side_of(runs)
+    assert (side.typical, typical_run(runs[:1])) == (2, 0)
+    other = side_of([run(2.0, run="runs/new")])
+    assert compare(side, other).looked_into == ("runs/1.1", "runs/new")
+    without = [replace(one, torch=Missing("not asked for")) for one in runs]
+    assert typical_run([runs[0], *without[1:]]) == 0, "a run that can be looked into comes before one that cannot"
+    untimed = [replace(runs[0], timings=Missing("killed")), runs[1]]
+    assert typical_run(untimed) == 1
 
 
 def test_gates_are_held_against_their_rows() -> None:

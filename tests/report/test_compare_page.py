@@ -81,6 +81,16 @@ def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found))["metrics"][0]["effect"]["interval"]["why"]
 
 
+def test_several_runs_a_side_say_which_one_is_looked_into() -> None:
+    runs = [
+        replace(run_analysis(timings=clean_timings(repeats(slower))), run=f"runs/{slower}") for slower in (1.0, 1.1, 1.2, 2.0)
+    ]
+    found = compare(Side(tuple(runs[:3]), typical=1), Side((runs[3],)))
+    for page in (comparison_page(found), comparison_html(found)):
+        assert "Base: runs/1.1. New: runs/2.0." in page
+    assert "nearest the side" not in comparison_page(compared())
+
+
 @dataclass(frozen=True)
 class Part:
     key: str

@@ -23,6 +23,7 @@ from llm_perf_opt.analysis.compare_figures import (
     figure_changes,
     memory_changes,
     operator_changes,
+    told_once,
 )
 from llm_perf_opt.analysis.compare_kernels import KernelMatch, KernelRow, match_kernels
 from llm_perf_opt.analysis.compare_stats import (
@@ -50,12 +51,14 @@ NOT_MADE = Missing("the analysis of these runs does not hold it")
 
 @dataclass(frozen=True)
 class Side:
-    """One or several runs of one configuration, and what else is known of the first of them."""
+    """One or several runs of one configuration, and what else is known of the typical one of them."""
 
     runs: tuple[RunAnalysis, ...]
     kernels: Maybe[Sequence[KernelRow]] = NOT_MADE
     budget: Maybe[Sequence[Figure]] = NOT_MADE
     counters: Maybe[Sequence[Figure]] = NOT_MADE
+    typical: int = 0
+    """Which of the runs operators, kernels, budget and counters are of."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Comparison:
     environment: tuple[Difference, ...]
     memory: tuple[FigureChange, ...]
     energy: tuple[FigureChange, ...]
+    looked_into: tuple[str, str]
+    """The run of each side that operators, kernels, budget and counters are of."""
     operators: Maybe[tuple[OperatorChange, ...]]
     kernels: Maybe[KernelMatch]
     budget: Maybe[tuple[FigureChange, ...]]
@@ -127,6 +132,7 @@ def compare(
         check_one_side(name, side.runs)
     timings = [_timings(side) for side in (base, new)]
     first = base.runs[0], new.runs[0]
+    typical = base.runs[base.typical], new.runs[new.typical]
     settings = config_differences(*first)
     facts = fact_differences(timings[0][0], timings[1][0], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
@@ -146,10 +152,11 @@ def compare(
         environment=environment_differences(*first),
         memory=memory,
         energy=energy,
-        operators=operator_changes(*first),
+        looked_into=(typical[0].run, typical[1].run),
+        operators=operator_changes(*typical),
         kernels=_both(base.kernels, new.kernels, match_kernels),
         budget=_both(base.budget, new.budget, figure_changes),
-        counters=_both(base.counters, new.counters, figure_changes),
+        counters=told_once(_both(base.counters, new.counters, figure_changes)),
         cautions=(
             *_few_runs(len(base.runs) + len(new.runs) - 2, judgement),
             *_cautions(base, new, timings, settings, experiment),

@@ -172,7 +172,18 @@ def _paired_note(rows: Sequence[Row]) -> str:
 def _sides(found: Comparison) -> str:
     rows = [["base", escape(name)] for name in found.base_runs] + [["new", escape(name)] for name in found.new_runs]
     meant = f"\nThe experiment: {escape(', '.join(found.experiment))}.\n" if found.experiment else ""
-    return table(["side", "run"], rows) + meant
+    return table(["side", "run"], rows) + meant + "".join(f"\n{escape(text)}\n" for text in looked_into_words(found))
+
+
+def looked_into_words(found: Comparison) -> list[str]:
+    """Of several runs a side, which one the page looks into."""
+    if len(found.base_runs) == len(found.new_runs) == 1:
+        return []
+    base, new = found.looked_into
+    return [
+        "Operators, kernels, budget and counters are those of one run a side: of the runs that hold most of them, the one whose "
+        f"end-to-end time is nearest the side's median. Base: {base}. New: {new}."
+    ]
 
 
 def _gates(results: Sequence[GateResult]) -> str:
