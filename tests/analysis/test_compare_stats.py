@@ -97,7 +97,9 @@ def test_the_same_thing_twice_is_rarely_called_a_change(n: int, kind: str) -> No
     assert false_verdicts(verdicts(n=n, kind=kind, processes=ACCELERATOR_SPREAD)) <= 0.05 * PAIRS
 
 
-@pytest.mark.parametrize(("processes", "kind"), [(0.0, "log-normal"), (0.10, "log-normal"), *[(0.03, kind) for kind in KINDS]])
+@pytest.mark.parametrize(
+    ("processes", "kind"), [(0.0, "log-normal"), (0.10, "log-normal"), (0.10, "spikes"), *[(0.03, kind) for kind in KINDS]]
+)
 @pytest.mark.parametrize("runs", [2, 3, 5])
 def test_processes_that_differ_are_no_change_where_runs_measure_it(runs: int, processes: float, kind: str) -> None:
     """Up to ten times the spread that would be assumed; the true rate is 2 %."""
