@@ -1,8 +1,9 @@
-"""Pictures of a run's page, and of a sweep's, for docs/.
+"""Pictures of a run's page, of a sweep's, and of any other page, for docs/.
 
-    python scripts/screenshots.py RUN [--sweep SWEEP] [--out docs/images]
+    python scripts/screenshots.py [RUN] [--sweep SWEEP] [--page compare-h200.html] [--out docs/images]
 
-Makes the first screen and the roofline, at 1280 and 800 pixels, light and dark. Needs a Chromium on PATH.
+Of a run, the first screen and the roofline at 1280 and 800 pixels, light and dark; of another page its upper part, as a picture
+of the same name. Needs a Chromium on PATH.
 """
 
 import argparse
@@ -11,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 WIDTHS = (1280, 800)
+PAGE_HEIGHT = 1900
 SCHEMES = ("light", "dark")
 LARGEST = 300_000
 """Bytes of one picture in docs/."""
@@ -19,8 +21,9 @@ LARGEST = 300_000
 def main() -> None:
     """Command line of the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run folder with its report.html")
+    parser.add_argument("run", type=Path, nargs="?", help="a run folder with its report.html")
     parser.add_argument("--sweep", type=Path, help="a sweep folder with its sweep.html")
+    parser.add_argument("--page", type=Path, action="append", default=[], help="a page, such as compare --out wrote it")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
@@ -31,13 +34,19 @@ def main() -> None:
         sys.exit("No Chromium is on PATH. On Debian: apt-get install chromium")
     arguments.out.mkdir(parents=True, exist_ok=True)
     with Chromium(program) as browser:
+        for page in arguments.page:
+            browser.size(WIDTHS[0], PAGE_HEIGHT)
+            browser.open(page)
+            _keep(arguments.out / f"{page.stem}.png", browser.screenshot())
         for width in WIDTHS:
             for scheme in SCHEMES:
                 browser.size(width, 1000)
                 browser.scheme(scheme)
-                browser.open(arguments.run / "report.html")
-                _keep(arguments.out / f"report-{width}-{scheme}.png", browser.screenshot())
-                _keep(arguments.out / f"roofline-{width}-{scheme}.png", browser.screenshot(browser.box("figure:has(#roofline)")))
+                if arguments.run:
+                    browser.open(arguments.run / "report.html")
+                    _keep(arguments.out / f"report-{width}-{scheme}.png", browser.screenshot())
+                    roofline = browser.screenshot(browser.box("figure:has(#roofline)"))
+                    _keep(arguments.out / f"roofline-{width}-{scheme}.png", roofline)
                 if arguments.sweep:
                     browser.open(arguments.sweep / "sweep.html")
                     _keep(arguments.out / f"sweep-{width}-{scheme}.png", browser.screenshot())

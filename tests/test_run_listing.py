@@ -82,6 +82,30 @@ def test_a_complete_run_without_times_is_listed_with_the_reason(tmp_path: Path) 
     assert "n/a: the run has no times" in said
 
 
+def test_a_sweep_over_models_is_found_by_each_of_them(tmp_path: Path) -> None:
+    for number, model in enumerate(("a", "b", "a")):
+        made(tmp_path / "sweep" / f"{number:03d}", day(2), model=model)
+    points = [SweepPoint((), (f"model={model}",), f"{number:03d}", "complete") for number, model in enumerate(("a", "b", "a"))]
+    SweepFolder(tmp_path / "sweep").write(Sweep(SCHEMA, "0", day(2), ("llm-perf", "run"), None, tuple(points)))
+    for model in ("a", "b"):
+        (row,) = list_runs(tmp_path, model=model).rows
+        assert (row.kind, row.model) == ("sweep", "a, b")
+    assert list_runs(tmp_path, model="a, b").rows == ()
+    assert list_runs(tmp_path, model="c").rows == ()
+
+
+def test_a_long_reason_is_cut_to_a_line_that_says_where_it_is_whole(tmp_path: Path) -> None:
+    for name, why in (("1", "word " * 100), ("2", "It broke.")):
+        made(tmp_path / name, day(1)).write_manifest(Manifest(SCHEMA, "0", "failed", day(1), ("x",), why=why))
+    done = CliRunner().invoke(app, ["runs", str(tmp_path)], catch_exceptions=False)
+    reasons = [line.partition("word")[1:] for line in done.stdout.splitlines()]
+    assert max(len("".join(reason)) for reason in reasons) == 100
+    assert sum(line.endswith("…") for line in done.stdout.splitlines()) == 1
+    assert "whole with --json" in done.stderr
+    whole = CliRunner().invoke(app, ["runs", str(tmp_path), "--json"], catch_exceptions=False).stdout
+    assert "word " * 99 in whole
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 999}', "[]"])
 def test_a_damaged_run_is_a_row_with_its_reason(tmp_path: Path, text: str) -> None:
     made(tmp_path / "1", day(1))

@@ -18,6 +18,8 @@ DEEPEST = 6
 """Folders below the one asked for that are looked into."""
 _EXPERIMENT = re.compile(r"^experiment: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _MODEL = re.compile(r"^model:\n(?:  .*\n)*?  name: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
+_BETWEEN = ", "
+"""Between the names of a sweep over models; no name holds it."""
 STATUSES = ("complete", "partial", "failed", "damaged")
 
 
@@ -32,6 +34,7 @@ class Listed:
     why: str
     experiment: str = ""
     model: str = ""
+    """Of a sweep over models all of them, with commas between."""
     workload: str = ""
     device: str = ""
     ttft_ns: Maybe[float] | None = None
@@ -62,7 +65,9 @@ def list_runs(
     chosen = [row for row in every if not status or row.status == status]
     if model or experiment:
         chosen = [
-            named for named in map(_named, chosen) if model in (None, named.model) and experiment in (None, named.experiment)
+            named
+            for named in map(_named, chosen)
+            if model in (None, *named.model.split(_BETWEEN)) and experiment in (None, *named.experiment.split(_BETWEEN))
         ]
     shown = chosen[:limit] if limit else chosen
     return Listing(tuple(_whole(row) for row in shown), len(chosen), len(every))
@@ -120,14 +125,12 @@ def _file_time(file: Path) -> str:
 
 def _named(row: Listed) -> Listed:
     """With the names of model and experiment."""
-    path = Path(row.path)
+    points = [Path(row.path)]
     if row.kind == "sweep":
-        runs = sorted(child for child in path.iterdir() if RunFolder(child).manifest_file.exists())
-        if not runs:
-            return row
-        path = runs[0]
-    experiment, model = _names(RunFolder(path).config_file)
-    return replace(row, experiment=experiment, model=model)
+        points = sorted(child for child in points[0].iterdir() if RunFolder(child).manifest_file.exists())
+    found = [_names(RunFolder(point).config_file) for point in points]
+    experiments, models = (dict.fromkeys(names[place] for names in found if names[place]) for place in (0, 1))
+    return replace(row, experiment=_BETWEEN.join(experiments), model=_BETWEEN.join(models))
 
 
 def _names(config: Path) -> tuple[str, str]:

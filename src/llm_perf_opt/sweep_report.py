@@ -20,7 +20,7 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
         SweepEntry(point.swept, point.status, point.why, point.folder, _analysis(folder, point), _page(folder, point))
         for point in sweep.points
     ]
-    found = SweepReport("/".join(folder.path.parts[-3:]), sweep.created, sweep.command, sweep_rows(entries))
+    found = SweepReport("/".join(folder.path.parts[-3:]), sweep.created, sweep.command, sweep_rows(entries), str(folder.path))
     write_whole(folder.page_file, sweep_page(found).encode())
     write_whole(folder.report_file, sweep_markdown(found).encode())
     return folder, found

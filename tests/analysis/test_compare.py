@@ -8,7 +8,8 @@ import pytest
 
 from builders import MS, clean_timings, in_a_row, iteration, model_facts, operator, run_analysis, torch_pass, workload
 from llm_perf_opt.analysis.compare import Comparison, Side, compare, gate_names
-from llm_perf_opt.analysis.compare_stats import Effect
+from llm_perf_opt.analysis.compare_sides import side_of, typical_run
+from llm_perf_opt.analysis.compare_stats import ACCELERATOR_SPREAD, Effect, Judgement
 from llm_perf_opt.analysis.gates import parse_gates
 from llm_perf_opt.analysis.latency import METRICS
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
@@ -45,7 +46,8 @@ def run(
 
 
 def one_to_one(base: RunAnalysis, new: RunAnalysis, **more: Any) -> Comparison:
-    return compare(Side((base,)), Side((new,)), **more)
+    """The runs are on a CPU, of which nothing is assumed unless it is stated."""
+    return compare(Side((base,)), Side((new,)), judgement=Judgement(process_spread=ACCELERATOR_SPREAD), **more)
 
 
 def found_effect(comparison: Comparison, key: str) -> Effect:
@@ -157,13 +159,34 @@ def test_cautions_name_other_tokens_and_disturbed_runs() -> None:
 
 
 def test_several_runs_a_side_must_be_repeats() -> None:
-    found = compare(Side((run(), run(1.002))), Side((run(1.1), run(1.101))))
+    found = compare(Side((run(), run(1.002), run(1.001))), Side((run(1.1), run(1.101), run(1.102))))
     assert found_effect(found, "tpot").verdict == "slower"
-    assert found_effect(found, "tpot").runs == (2, 2)
+    assert found_effect(found, "tpot").runs == (3, 3)
     assert found_effect(found, "tpot").uncertainty.measured
     assert not any("Too few runs" in text for text in found.cautions)
     with pytest.raises(ConfigError, match=r"not repeats .*runtime\.compile"):
         compare(Side((run(), run(setting=("runtime", "compile", "default")))), Side((run(),)))
+
+
+@pytest.mark.parametrize(
+    ("devices", "verdict", "caution"),
+    [
+        (("cuda:0", "cuda:0"), "slower", "is assumed, not measured. Two runs a side measure it."),
+        (("cpu", "cpu"), "not distinguishable", "Too few runs for a verdict: a CPU is shared"),
+        (("cpu", "cuda:0"), "not distinguishable", "3 runs a side, in turn, measure it; --process-spread states it."),
+    ],
+)
+def test_one_run_a_side_is_judged_on_an_accelerator_and_not_on_a_cpu(
+    devices: tuple[str, str], verdict: str, caution: str
+) -> None:
+    runs = [
+        run(timings=clean_timings(repeats(slower), model=model_facts(device=device)))
+        for device, slower in zip(devices, (1.0, 1.1), strict=True)
+    ]
+    found = compare(Side((runs[0],)), Side((runs[1],)), allow=["hardware"])
+    assert found_effect(found, "tpot").verdict == verdict
+    assert any(caution in text for text in found.cautions)
+    assert isinstance(found_effect(found, "tpot").interval, Missing) == (verdict == "not distinguishable")
 
 
 def test_a_run_without_times_is_refused_by_name() -> None:
@@ -236,6 +259,34 @@ def test_what_other_analyses_hold_is_compared_where_both_sides_have_it() -> None
     half = compare(Side((run(),), kernels), Side((run(),)))
     assert isinstance(half.kernels, Missing)
     assert half.kernels.why.startswith("new: ")
+
+
+def test_counters_that_no_side_has_are_told_once() -> None:
+    none = [
+        Reading("decode/FLOPs", "FLOP", Missing("no Nsight Compute")),
+        Reading("decode/bytes", "byte", Missing("no Nsight Compute")),
+    ]
+    some = [Reading("decode/FLOPs", "FLOP", 5.0), none[1]]
+    other = [replace(row, value=Missing("it failed")) for row in none]
+
+    def counters(base: Sequence[Reading], new: Sequence[Reading]) -> Any:
+        return compare(Side((run(),), counters=base), Side((run(),), counters=new)).counters
+
+    assert counters(none, none) == Missing("no Nsight Compute")
+    assert counters(none, other) == Missing("base: no Nsight Compute; new: it failed")
+    assert [row.key for row in counters(some, none)] == ["decode/FLOPs", "decode/bytes"]
+
+
+def test_of_several_runs_the_typical_one_is_looked_into() -> None:
+    runs = [run(slower, run=f"runs/{slower}") for slower in (1.3, 1.0, 1.1)]
+    side = side_of(runs)
+    assert (side.typical, typical_run(runs[:1])) == (2, 0)
+    other = side_of([run(2.0, run="runs/new")])
+    assert compare(side, other).looked_into == ("runs/1.1", "runs/new")
+    without = [replace(one, torch=Missing("not asked for")) for one in runs]
+    assert typical_run([runs[0], *without[1:]]) == 0, "a run that can be looked into comes before one that cannot"
+    untimed = [replace(runs[0], timings=Missing("killed")), runs[1]]
+    assert typical_run(untimed) == 1
 
 
 def test_gates_are_held_against_their_rows() -> None:

@@ -4,19 +4,23 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.analysis.compare import gate_names
-from llm_perf_opt.analysis.compare_stats import Effect, effect
+from llm_perf_opt.analysis.compare_stats import ACCELERATOR_SPREAD, Effect, Judgement, effect
 from llm_perf_opt.analysis.gates import Gate, exit_code, hold, hold_exact, parse_gates
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import Missing
 
+ON_ACCELERATOR = Judgement(process_spread=ACCELERATOR_SPREAD)
 
-def measured(change: float, deviation: float = 0.003, runs: int = 1, n: int = 20) -> Effect:
+
+def measured(
+    change: float, deviation: float = 0.003, runs: int = 1, n: int = 20, judgement: Judgement = ON_ACCELERATOR
+) -> Effect:
     generator = np.random.default_rng(4)
 
     def side(level: float) -> list[list[float]]:
         return [list(level * np.exp(deviation * generator.normal(size=n))) for _ in range(runs)]
 
-    found = effect(side(100), side(100 * (1 + change)))
+    found = effect(side(100), side(100 * (1 + change)), judgement=judgement)
     assert not isinstance(found, Missing)
     return found
 
@@ -69,7 +73,7 @@ def test_a_quiet_pair_is_told(change: float, outcome: str) -> None:
 
 def test_less_throughput_is_the_regression() -> None:
     lost, gained = measured(-0.15), measured(0.15)
-    rates = [effect([[100.0, 101] * 5], [[level, level * 1.01] * 5], True) for level in (85.0, 115.0)]
+    rates = [effect([[100.0, 101] * 5], [[level, level * 1.01] * 5], True, ON_ACCELERATOR) for level in (85.0, 115.0)]
     assert [hold(GATE, rate, True).outcome for rate in rates] == ["regression", "pass"]
     assert (hold(GATE, lost, False).outcome, hold(GATE, gained, False).outcome) == ("pass", "regression")
 
@@ -101,6 +105,18 @@ def test_a_change_at_the_tolerance_is_never_told() -> None:
     assert near.outcome == "cannot tell"
     assert isinstance(near.needed, Missing)
     assert "30 runs on each side would not tell" in near.needed.why
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_few_runs_where_nothing_may_be_assumed_cannot_be_told_and_say_how_many_can(runs: int) -> None:
+    for change, word in ((0.3, "worse by "), (-0.3, "better by ")):
+        result = hold(GATE, measured(change, runs=runs, judgement=Judgement()), False)
+        assert result.outcome == "cannot tell"
+        assert result.why.startswith(word)
+        assert "too few runs to know how much processes differ" in result.why
+        assert result.needed == "3 runs on each side, which measure how much processes differ"
+    told = [hold(GATE, measured(change, runs=3, judgement=Judgement()), False).outcome for change in (0.3, -0.3)]
+    assert told == ["regression", "pass"]
 
 
 def test_what_is_missing_cannot_be_told() -> None:

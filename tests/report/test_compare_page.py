@@ -7,6 +7,7 @@ import msgspec
 
 from builders import HOSTILE_NAMES, clean_timings, iteration, operator, run_analysis, torch_pass
 from llm_perf_opt.analysis.compare import Comparison, Side, compare, gate_names
+from llm_perf_opt.analysis.compare_stats import ACCELERATOR_SPREAD, Judgement
 from llm_perf_opt.analysis.gates import parse_gates
 from llm_perf_opt.records import Iteration
 from llm_perf_opt.report.compare import comparison_page, comparison_text
@@ -14,6 +15,7 @@ from llm_perf_opt.report.compare_html import comparison_html
 from markdown_reader import read, uneven_tables
 
 MS = 1_000_000
+ON_ACCELERATOR = Judgement(process_spread=ACCELERATOR_SPREAD)
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,11 @@ def repeats(slower: float) -> list[Iteration]:
     return [iteration(round((100 + index % 3 * 0.1) * MS * slower), [round(10 * MS * slower)] * 3) for index in range(10)]
 
 
-def compared(slower: float = 1.1, **more: Any) -> Comparison:
+def compared(slower: float = 1.1, judgement: Judgement = ON_ACCELERATOR, **more: Any) -> Comparison:
     base = run_analysis(timings=clean_timings(repeats(1.0)))
     new = replace(base, timings=clean_timings(repeats(slower)), run="baseline/tiny/new", **more)
     gates = parse_gates(["tpot=3%", "e2e=50%", "energy=1%"], gate_names())
-    return compare(Side((base,)), Side((new,)), gates=gates)
+    return compare(Side((base,)), Side((new,)), gates=gates, judgement=judgement)
 
 
 def test_the_verdict_stands_first() -> None:
@@ -53,7 +55,7 @@ def test_the_verdict_stands_first() -> None:
     ):
         assert page.section(heading), heading
     metrics = next(rows for rows in page.tables if rows[0][0] == "metric")
-    assert metrics[0] == ["metric", "base", "new", "change", "95 % interval", "verdict", "repeats"]
+    assert metrics[0] == ["metric", "base", "new", "change", "98 % interval", "verdict", "repeats"]
     assert metrics[1][0] == "Time to first token (TTFT)"
     assert metrics[1][5:] == ["slower", "10 / 10"]
     gates = next(rows for rows in page.tables if rows[0][0] == "gate")
@@ -64,6 +66,29 @@ def test_the_verdict_stands_first() -> None:
 def test_no_change_is_said_as_such() -> None:
     assert "End to end: not distinguishable (+0.00 %" in comparison_page(compared(1.0))
     assert "End to end: new is faster (-10.0" in comparison_text(compared(0.9))
+
+
+def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
+    found = compared(2.0, Judgement())
+    source = comparison_page(found)
+    assert "End to end: not distinguishable (+100.00 %; too few runs to know how much processes differ)" in source
+    assert next(rows for rows in read(source).tables if rows[0][0] == "metric")[1][4:6] == ["unknown", "not distinguishable"]
+    assert "so there is no interval and no verdict" in source
+    assert "cannot tell: tpot: worse by 100.00%, 3.00% tolerated: too few runs" in comparison_text(found)
+    assert "To tell: 3 runs on each side" in comparison_text(found)
+    html = comparison_html(found)
+    assert "whose interval is unknown" in html
+    assert msgspec.json.decode(msgspec.json.encode(found))["metrics"][0]["effect"]["interval"]["why"]
+
+
+def test_several_runs_a_side_say_which_one_is_looked_into() -> None:
+    runs = [
+        replace(run_analysis(timings=clean_timings(repeats(slower))), run=f"runs/{slower}") for slower in (1.0, 1.1, 1.2, 2.0)
+    ]
+    found = compare(Side(tuple(runs[:3]), typical=1), Side((runs[3],)))
+    for page in (comparison_page(found), comparison_html(found)):
+        assert "Base: runs/1.1. New: runs/2.0." in page
+    assert "nearest the side" not in comparison_page(compared())
 
 
 @dataclass(frozen=True)
@@ -84,7 +109,7 @@ def test_a_real_change_is_explained_by_what_moved_in_the_budget() -> None:
 
     def told(slower: float) -> Comparison:
         new = replace(base, timings=clean_timings(repeats(slower)), run="baseline/tiny/new")
-        return compare(Side((base,), budget=before), Side((new,), budget=after))
+        return compare(Side((base,), budget=before), Side((new,), budget=after), judgement=ON_ACCELERATOR)
 
     why = (
         "Why decode is faster, by the budgets of one trace a side: launch gaps, per token: 8.000 ms → 2.000 ms; "

@@ -4,12 +4,14 @@ import re
 from dataclasses import replace
 
 from builders import empty_analysis, run_analysis
+from llm_perf_opt.analysis.latency import NO_DECODE, metrics
 from llm_perf_opt.analysis.sweep_rows import sweep_rows
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.html import TOP_FINDINGS, run_page
 from llm_perf_opt.report.page import MOST_BYTES
 from llm_perf_opt.report.run_tables import MOST_ROWS, kernels_table
-from llm_perf_opt.report.sweep import SweepReport, sweep_markdown
+from llm_perf_opt.report.sweep import SweepReport, sweep_markdown, sweep_page
+from llm_perf_opt.report.sweep_charts import parameter_chart
 from markdown_reader import read, uneven_tables
 from pages import full_analysis, readings, sweep_entries
 
@@ -78,9 +80,40 @@ def test_a_page_stays_small_whatever_the_trace_holds() -> None:
     assert len(run_page(replace(analysis, kernels=kernels), readings(), NONE).encode()) < MOST_BYTES
 
 
+def test_a_sweep_names_the_command_that_goes_on_with_it() -> None:
+    entries = sweep_entries()
+    page = sweep_page(SweepReport("x", "now", ("llm-perf",), sweep_rows(entries), "runs/my sweeps/1"))
+    assert "llm-perf run --resume &#39;runs/my sweeps/1&#39;" in page
+    assert "SWEEP" not in visible(page)
+    whole = sweep_page(SweepReport("x", "now", ("llm-perf",), sweep_rows(entries[:-1]), "runs/1"))
+    assert "--resume" not in whole, "nothing is left to be run"
+
+
+def test_a_sweep_with_one_new_token_shows_what_there_is_and_why_no_more() -> None:
+    entries = []
+    for entry in sweep_entries()[:-1]:
+        assert not isinstance(entry.analysis, Missing)
+        assert not isinstance(entry.analysis.timings, Missing)
+        timings = entry.analysis.timings
+        single = replace(
+            timings,
+            iterations=tuple(replace(one, steps_ns=()) for one in timings.iterations),
+            workload=replace(timings.workload, new_tokens=1),
+        )
+        entries.append(replace(entry, analysis=replace(entry.analysis, timings=single, metrics=metrics(single))))
+    rows = sweep_rows(entries)
+    page = visible(sweep_page(SweepReport("x", "now", ("llm-perf",), rows, "runs/1")))
+    assert f"Latency against throughput: n/a: no point has a TPOT: {NO_DECODE}" in page
+    chart = parameter_chart(rows, "runtime.batch_size")
+    assert not isinstance(chart, Missing)
+    assert [trace["y"] for trace in chart["data"]] == [[20.0, 40.0, 80.0, 160.0]]
+    assert [key for key in chart["layout"] if key.startswith("yaxis")] == ["yaxis"]
+    assert chart["layout"]["xaxis"]["anchor"] == "y"
+
+
 def test_a_sweep_in_markdown_is_sound() -> None:
     rows = sweep_rows(sweep_entries("out of | <b>memory</b>\n# not a heading"))
-    source = sweep_markdown(SweepReport("a|b", "now", ("llm-perf",), rows))
+    source = sweep_markdown(SweepReport("a|b", "now", ("llm-perf",), rows, "sweeps/x"))
     assert uneven_tables(source) == []
     page = read(source)
     assert page.headings == ["Sweep a|b"]

@@ -233,7 +233,7 @@ def test_a_run_without_anything_still_has_a_page(chromium: Chromium, tmp_path: P
 def test_a_sweep_is_one_page(chromium: Chromium, tmp_path: Path) -> None:
     path = tmp_path / "sweep.html"
     rows = sweep_rows(sweep_entries("out of <b>memory</b>"))
-    report = SweepReport("sweeps/x", "2026-01-02", ("llm-perf", "run", "-m"), rows)
+    report = SweepReport("sweeps/x", "2026-01-02", ("llm-perf", "run", "-m"), rows, "runs/sweeps/x y")
     path.write_text(sweep_page(report), encoding="utf-8")
     browser = opened(chromium, path)
     assert browser.console == []

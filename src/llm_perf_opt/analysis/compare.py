@@ -1,7 +1,7 @@
 """Two sides held against each other: what changed, whether it is real, and what else differs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from llm_perf_opt.analysis.compare_differences import (
@@ -23,9 +23,19 @@ from llm_perf_opt.analysis.compare_figures import (
     figure_changes,
     memory_changes,
     operator_changes,
+    told_once,
 )
 from llm_perf_opt.analysis.compare_kernels import KernelMatch, KernelRow, match_kernels
-from llm_perf_opt.analysis.compare_stats import DEFAULT_JUDGEMENT, LEAST_FREEDOM, Effect, Judgement, effect, paired_effect
+from llm_perf_opt.analysis.compare_stats import (
+    ACCELERATOR_SPREAD,
+    DEFAULT_JUDGEMENT,
+    MEASURED_FROM,
+    SEVERAL,
+    Effect,
+    Judgement,
+    effect,
+    paired_effect,
+)
 from llm_perf_opt.analysis.gates import NO_CURE, Gate, GateResult, hold, hold_exact
 from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
@@ -41,12 +51,14 @@ NOT_MADE = Missing("the analysis of these runs does not hold it")
 
 @dataclass(frozen=True)
 class Side:
-    """One or several runs of one configuration, and what else is known of the first of them."""
+    """One or several runs of one configuration, and what else is known of the typical one of them."""
 
     runs: tuple[RunAnalysis, ...]
     kernels: Maybe[Sequence[KernelRow]] = NOT_MADE
     budget: Maybe[Sequence[Figure]] = NOT_MADE
     counters: Maybe[Sequence[Figure]] = NOT_MADE
+    typical: int = 0
+    """Which of the runs operators, kernels, budget and counters are of."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,8 @@ class Comparison:
     environment: tuple[Difference, ...]
     memory: tuple[FigureChange, ...]
     energy: tuple[FigureChange, ...]
+    looked_into: tuple[str, str]
+    """The run of each side that operators, kernels, budget and counters are of."""
     operators: Maybe[tuple[OperatorChange, ...]]
     kernels: Maybe[KernelMatch]
     budget: Maybe[tuple[FigureChange, ...]]
@@ -110,14 +124,20 @@ def compare(
     gates: Sequence[Gate] = (),
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Comparison:
-    """Hold two sides against each other, or raise a ConfigError where they are not of a kind."""
+    """Hold two sides against each other, or raise a ConfigError where they are not of a kind.
+
+    A judgement that states no spread between processes gets the one assumed of accelerators, where both sides ran on one.
+    """
     for name, side in (("base", base), ("new", new)):
         check_one_side(name, side.runs)
     timings = [_timings(side) for side in (base, new)]
     first = base.runs[0], new.runs[0]
+    typical = base.runs[base.typical], new.runs[new.typical]
     settings = config_differences(*first)
     facts = fact_differences(timings[0][0], timings[1][0], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
+    if judgement.process_spread is None and all(_on_accelerator(run) for side in timings for run in side):
+        judgement = replace(judgement, process_spread=ACCELERATOR_SPREAD)
     memory, energy = memory_changes(timings[0], timings[1]), energy_changes(base.runs, new.runs)
     metrics, stages = _metrics(timings[0], timings[1], judgement), _stages(timings[0], timings[1], judgement)
     return Comparison(
@@ -132,11 +152,15 @@ def compare(
         environment=environment_differences(*first),
         memory=memory,
         energy=energy,
-        operators=operator_changes(*first),
+        looked_into=(typical[0].run, typical[1].run),
+        operators=operator_changes(*typical),
         kernels=_both(base.kernels, new.kernels, match_kernels),
         budget=_both(base.budget, new.budget, figure_changes),
-        counters=_both(base.counters, new.counters, figure_changes),
-        cautions=_cautions(base, new, timings, settings, experiment),
+        counters=told_once(_both(base.counters, new.counters, figure_changes)),
+        cautions=(
+            *_few_runs(len(base.runs) + len(new.runs) - 2, judgement),
+            *_cautions(base, new, timings, settings, experiment),
+        ),
         gates=tuple(_held(gate, (*metrics, *stages), (*memory, *energy)) for gate in gates),
     )
 
@@ -149,6 +173,22 @@ def _timings(side: Side) -> list[CleanTimings]:
             raise ConfigError(f"{run.run} has no times to compare: {why}", "Compare runs whose clean pass is complete.")
         found.append(run.timings)
     return found
+
+
+def _on_accelerator(timings: CleanTimings) -> bool:
+    return not timings.model.device.startswith("cpu")
+
+
+def _few_runs(freedom: int, judgement: Judgement) -> tuple[str, ...]:
+    """What too few runs leave open."""
+    if judgement.process_spread is None and freedom < SEVERAL:
+        return (
+            "Too few runs for a verdict: a CPU is shared with all else on the machine, and runs of the same thing were seen a "
+            f"factor of two and more apart. {SEVERAL // 2 + 1} runs a side, in turn, measure it; --process-spread states it.",
+        )
+    if freedom < MEASURED_FROM:
+        return ("Too few runs: how much processes differ on this machine is assumed, not measured. Two runs a side measure it.",)
+    return ()
 
 
 def _metrics(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> tuple[Row, ...]:
@@ -216,10 +256,6 @@ def _cautions(
 ) -> tuple[str, ...]:
     """What a reader must know before believing a verdict."""
     found = []
-    if len(base.runs) + len(new.runs) - 2 < LEAST_FREEDOM:
-        found.append(
-            "Too few runs: how much processes differ on this machine is assumed, not measured. Two runs a side measure it."
-        )
     other = [row.key for row in settings if not any(row.key == key or row.key.startswith(f"{key}.") for key in experiment)]
     if experiment and other:
         found.append(f"Besides the experiment these settings differ: {', '.join(other)}.")

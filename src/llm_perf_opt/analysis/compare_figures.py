@@ -113,6 +113,16 @@ def figure_changes(base: Sequence[Figure], new: Sequence[Figure]) -> tuple[Figur
     return tuple(rows)
 
 
+def told_once(rows: Maybe[tuple[FigureChange, ...]]) -> Maybe[tuple[FigureChange, ...]]:
+    """The rows, or one reason where every one of them lacks both sides for the same."""
+    if isinstance(rows, Missing) or not rows:
+        return rows
+    base, new = rows[0].base, rows[0].new
+    if not isinstance(base, Missing) or not isinstance(new, Missing) or any((row.base, row.new) != (base, new) for row in rows):
+        return rows
+    return Missing(base.why if base == new else f"base: {base.why}; new: {new.why}")
+
+
 def operator_changes(base: RunAnalysis, new: RunAnalysis) -> Maybe[tuple[OperatorChange, ...]]:
     """By self time on the device where both sides have it, else on the host; largest difference first."""
     if isinstance(base.torch, Missing) or isinstance(new.torch, Missing):

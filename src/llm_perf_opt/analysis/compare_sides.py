@@ -1,5 +1,6 @@
-"""One side of a comparison from its runs: the kernels, budget and counters of the first of them, per token and per prefill."""
+"""One side of a comparison from its runs: kernels, budget and counters of the most typical, per token and per prefill."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from llm_perf_opt.analysis.compare import Side
 from llm_perf_opt.analysis.kernel_classes import classify
 from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace_document import TraceAnalysis
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.stages import Stage
@@ -33,15 +35,32 @@ class ComparedFigure:
 
 
 def side_of(runs: Sequence[RunAnalysis]) -> Side:
-    """The runs, and what the first one's traces and counters say."""
-    first = runs[0]
-    kernels, trace = first.kernels, first.trace
+    """The runs, and what the traces and counters of the typical one say."""
+    typical = typical_run(runs)
+    kernels, trace = runs[typical].kernels, runs[typical].trace
     return Side(
         tuple(runs),
+        typical=typical,
         kernels=kernels if isinstance(kernels, Missing) else _kernels(kernels),
         budget=trace if isinstance(trace, Missing) else _budget(trace),
         counters=kernels if isinstance(kernels, Missing) else _counters(kernels),
     )
+
+
+def typical_run(runs: Sequence[RunAnalysis]) -> int:
+    """Which run the page looks into: of those with the most to look into, the one whose end-to-end time is nearest the median."""
+    parts = [sum(not isinstance(part, Missing) for part in (run.torch, run.trace, run.kernels)) for run in runs]
+    times = [_end_to_end(run) for run in runs]
+    known = [time for time in times if time is not None]
+    middle = percentile(known, 0.5) if known else 0.0
+    apart = [math.inf if time is None else abs(time - middle) for time in times]
+    return min(range(len(runs)), key=lambda index: (-parts[index], apart[index], index))
+
+
+def _end_to_end(run: RunAnalysis) -> float | None:
+    if isinstance(run.timings, Missing) or not run.timings.iterations:
+        return None
+    return percentile([repeat.prefill_ns + sum(repeat.steps_ns) for repeat in run.timings.iterations], 0.5)
 
 
 def _kernels(found: KernelEvidence) -> list[ComparedKernel]:

@@ -1,19 +1,23 @@
 """Whether a difference between two sides is real. A side is one run or several runs of the same configuration, a process each.
 
-Everything happens on logarithms, so a change is a ratio and two halves of the noise weigh the same. Two sources of error are kept
+Everything happens on logarithms, so a change is a ratio and two halves of the noise weigh the same. One interval is made, at
+`LEVEL`, and the verdict is read off it: a change is called one when the interval excludes zero. Two sources of error are kept
 apart, because more repeats cure only the first:
 
 - **inside a run**: a percentile bootstrap of the median over its repeats, widened where neighbouring repeats resemble each other
   (rank autocorrelation): then n repeats tell less than n. Not BCa: its acceleration comes from a jackknife, which is inconsistent
   for the median, and the simulations in the tests hold the percentile interval to its level.
 - **between processes**: memory layout, clocks, neighbours. Two runs of one process each differ by it for no reason of the change.
-  With two runs or more a side it is measured (Student's t over the runs' medians). With fewer it cannot be and is assumed:
-  `Judgement.process_spread`, or more where the runs themselves say so: a share of the scatter of their repeats, or their drift.
-  Where the repeats of a run scatter by more than `Judgement.restless`, others use the machine, and runs of the same thing were
-  seen a factor of five apart: processes are then taken to differ by four times that scatter; only a large change stands out.
+  From `MEASURED_FROM` degrees of freedom it is measured: Student's t over the runs' medians, pooled over both sides. With fewer
+  it is assumed, where it may be (`Judgement.process_spread`): that, or more where a run drifts by more, or its two runs differ.
+
+A busy machine has states, and a run sits in one of them: single runs of one thing on a CPU were seen a factor of two apart with
+repeats that scatter by 2.5 % each, so nothing inside a run tells. Where no spread may be assumed there is no interval, and so no
+verdict, below `SEVERAL` degrees of freedom, three runs a side; two runs a side in two states look like a change too often. Where
+one may be, and the repeats of a run scatter by more than `Judgement.restless`, processes are taken to differ by the whole range
+that the repeats visited.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,28 +26,34 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.stats import CONFIDENCE
+from llm_perf_opt.analysis.student import student_quantile
 from llm_perf_opt.records import Maybe, Missing
 
 Floats = npt.NDArray[np.float64]
 Verdict = Literal["faster", "slower", "not distinguishable"]
 
+LEVEL = 0.98
+"""Of the interval shown, from which the verdict is read: a change that is none is called one in at most 1 % each way."""
+BOUND_LEVEL = 0.95
+"""Of the one-sided bounds that a gate passes by."""
 LEAST_REPEATS = 6
-"""Fewer values carry no 95 % interval of a median, whatever their distribution."""
-LEAST_FREEDOM = 2
+"""Fewer values carry no interval of a median, whatever their distribution."""
+MEASURED_FROM = 2
 """Degrees of freedom from which the spread between processes is measured: two runs a side, or three against one."""
+SEVERAL = 4
+"""Degrees of freedom from which nothing need be assumed of the machine: three runs a side."""
+ACCELERATOR_SPREAD = 0.01
+"""Standard deviation between processes that is assumed of an accelerator, which one process has to itself."""
 DRAWS = 1000
 MOST_STEPS = 64
 """Decode steps used for pairing; more of them, evenly thinned, tell the same and cost memory."""
+UNKNOWN_SPREAD = Missing("too few runs to know how much processes differ")
+_OUTER = (1 - LEVEL) / 2
 _MOST_CORRELATION = 0.9
 _MEDIAN_VARIANCE = math.pi / 2
 """Variance of a median over that of a mean, for normal noise."""
-_SCATTER_SHARE = 0.4
-"""Of the deviation between repeats, taken for that between processes: at 2.5 % it is the default assumption of 1 %."""
-_RESTLESS_TIMES = 4.0
-"""The same on a restless machine: of 240 pairs of runs of one thing on a busy one, 3 then got a verdict."""
-_SURE_OF_DRIFT = 2.5
-"""Halves of a run that lie further apart than this many standard errors have drifted; nearer ones have not been seen to."""
+_SURE_OF_DRIFT = 3.5
+"""Halves of a run that lie further apart than this many standard errors have drifted; nearer ones may by chance."""
 _SEED = 20240229
 
 
@@ -53,8 +63,8 @@ class Judgement:
 
     smallest: float = 0.01
     """A change smaller than this share is not called faster or slower, however sure it is."""
-    process_spread: float = 0.01
-    """Standard deviation between processes that do the same, assumed where too few runs are given to measure it."""
+    process_spread: float | None = None
+    """Standard deviation between processes that do the same, assumed where too few runs measure it; none: not to be assumed."""
     restless: float = 0.03
     """Standard deviation of a run's repeats (from its quartiles) beyond which others are taken to use the machine."""
 
@@ -67,8 +77,8 @@ class Uncertainty:
     """Where the width of an interval comes from; half-widths and deviations of the logarithm, about shares."""
 
     inside: float
-    """Half the 95 % interval from the repeats inside the runs alone."""
-    between: float
+    """Half the interval from the repeats inside the runs alone."""
+    between: Maybe[float]
     """Standard deviation from one process to the next."""
     measured: bool
     """Whether `between` was measured over several runs, not assumed."""
@@ -76,10 +86,30 @@ class Uncertainty:
     """Degrees of freedom it was measured with."""
     scatter: float
     """Standard deviation of the repeats inside a run, from their quartiles; the most restless run's."""
+    visited: float
+    """From the least to the most of the repeats of a run; the widest run's."""
     restless: bool
-    """Whether that is so much that a single process on a side tells only of large changes."""
+    """Whether they scatter so much, in so few runs, that a change must exceed the range they visited."""
     inflation: float
     """How much wider the repeats' likeness to their neighbours made the interval; 1: not at all."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Between which ends the change lies."""
+
+    low: float
+    """Lower end at `LEVEL`."""
+    high: float
+    bound_low: float
+    """The change is at least this, one-sided at `BOUND_LEVEL`."""
+    bound_high: float
+    """The change is at most this, likewise."""
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether no change at all is among what may be."""
+        return self.low <= 0 <= self.high
 
 
 @dataclass(frozen=True)
@@ -91,13 +121,7 @@ class Effect:
     new: float
     change: float
     """new / base − 1; paired by step: the median over the steps of that ratio."""
-    low: float
-    """Lower end of the 95 % interval of the change."""
-    high: float
-    bound_low: float
-    """The change is at least this, one-sided at 95 %."""
-    bound_high: float
-    """The change is at most this, one-sided at 95 %."""
+    interval: Maybe[Interval]
     verdict: Verdict
     base_repeats: tuple[int, ...]
     """Repeats of each run."""
@@ -169,33 +193,22 @@ def _effect(
     """`base` and `new`: per run the logarithms, repeats × steps (one column where nothing is paired)."""
     generator = np.random.default_rng(_SEED)
     inflation = _inflation([np.median(run, axis=1) for run in (*base, *new)])
-    sides = [_Side(runs, inflation, generator) for runs in (base, new)]
+    sides = _Side(base, inflation, generator), _Side(new, inflation, generator)
     point = float(np.median(sides[1].profile - sides[0].profile))
     drawn = np.median(sides[1].draws - sides[0].draws, axis=1)
-    scatter = max(side.scatter for side in sides)
-    between, measured, freedom = _between(sides[0], sides[1], judgement)
-    restless = not measured and scatter > judgement.restless
-    if restless:
-        between = max(between, _RESTLESS_TIMES * scatter)
-    counts = len(base), len(new)
-    outer = (1 - CONFIDENCE) / 2
-    inside = [point - float(np.quantile(drawn, outer)), float(np.quantile(drawn, 1 - outer)) - point]
-    low, high = _widened(point, drawn, outer, between, measured, freedom, counts)
-    bound_low, bound_high = _widened(point, drawn, 1 - CONFIDENCE, between, measured, freedom, counts)
+    uncertainty = _uncertainty(sides, point, drawn, inflation, judgement)
+    interval = _interval(point, drawn, uncertainty, (len(base), len(new)))
     change = math.expm1(point)
     return Effect(
         base=sides[0].level,
         new=sides[1].level,
         change=change,
-        low=math.expm1(low),
-        high=math.expm1(high),
-        bound_low=math.expm1(bound_low),
-        bound_high=math.expm1(bound_high),
-        verdict=_verdict(change, low, high, higher_is_better, judgement.smallest),
+        interval=interval,
+        verdict=_verdict(change, interval, higher_is_better, judgement.smallest),
         base_repeats=tuple(len(run) for run in base),
         new_repeats=tuple(len(run) for run in new),
         paired_steps=paired_steps,
-        uncertainty=Uncertainty(max(*inside, 0.0), between, measured, freedom, scatter, restless, inflation),
+        uncertainty=uncertainty,
     )
 
 
@@ -214,7 +227,8 @@ class _Side:
         self.level = float(np.exp(np.mean(self.run_levels)))
         repeats = [np.median(run, axis=1) for run in runs]
         self.scatter = max(_quarter_spread(values) for values in repeats)
-        self.likely_spread = max(_SCATTER_SHARE * self.scatter, *(_drift(values, inflation) for values in repeats))
+        self.visited = max(float(np.ptp(values)) for values in repeats)
+        self.drift = max(_drift(values, inflation) for values in repeats)
 
 
 def _resampled_medians(run: Floats, generator: np.random.Generator) -> Floats:
@@ -264,62 +278,72 @@ def _quarter_spread(values: Floats) -> float:
     return float(high - low) / 1.349
 
 
-def _between(base: _Side, new: _Side, judgement: Judgement) -> tuple[float, bool, int]:
-    """Deviation from process to process, whether it is measured, and with how many degrees of freedom."""
-    freedom = len(base.run_levels) + len(new.run_levels) - 2
-    squares = sum(float(((side.run_levels - side.run_levels.mean()) ** 2).sum()) for side in (base, new))
+def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflation: float, judgement: Judgement) -> Uncertainty:
+    freedom = sum(len(side.run_levels) for side in sides) - 2
+    scatter = max(side.scatter for side in sides)
+    return Uncertainty(
+        inside=max(*_halves(point, drawn, _OUTER), 0.0),
+        between=_between(sides, freedom, judgement),
+        measured=_is_measured(freedom, judgement),
+        freedom=freedom,
+        scatter=scatter,
+        visited=max(side.visited for side in sides),
+        restless=freedom < SEVERAL and scatter > judgement.restless,
+        inflation=inflation,
+    )
+
+
+def _is_measured(freedom: int, judgement: Judgement) -> bool:
+    return freedom >= (SEVERAL if judgement.process_spread is None else MEASURED_FROM)
+
+
+def _between(sides: tuple[_Side, _Side], freedom: int, judgement: Judgement) -> Maybe[float]:
+    """Deviation from process to process: measured over the runs, or assumed, or neither."""
+    squares = sum(float(((side.run_levels - side.run_levels.mean()) ** 2).sum()) for side in sides)
     seen = math.sqrt(squares / freedom) if freedom else 0.0
-    if freedom >= LEAST_FREEDOM:
-        return seen, True, freedom
-    return max(judgement.process_spread, base.likely_spread, new.likely_spread, seen), False, freedom
+    if _is_measured(freedom, judgement):
+        return seen
+    if judgement.process_spread is None:
+        return UNKNOWN_SPREAD
+    return max(judgement.process_spread, seen, *(side.drift for side in sides))
 
 
-def _widened(
-    point: float, drawn: Floats, tail: float, between: float, measured: bool, freedom: int, counts: tuple[int, int]
-) -> tuple[float, float]:
-    """The interval that leaves `tail` on each side, with the spread between processes in it.
+def _interval(point: float, drawn: Floats, about: Uncertainty, counts: tuple[int, int]) -> Maybe[Interval]:
+    if isinstance(about.between, Missing):
+        return about.between
+    ends = [
+        (point - below, point + above)
+        for tail in (_OUTER, 1 - BOUND_LEVEL)
+        for below, above in [_widened(_halves(point, drawn, tail), outside(about, about.between, 1 - tail, counts), about)]
+    ]
+    (low, high), (bound_low, bound_high) = ends
+    return Interval(math.expm1(low), math.expm1(high), math.expm1(bound_low), math.expm1(bound_high))
+
+
+def _halves(point: float, drawn: Floats, tail: float) -> tuple[float, float]:
+    """How far the draws reach below and above the estimate when `tail` of them is left out on each side."""
+    return point - float(np.quantile(drawn, tail)), float(np.quantile(drawn, 1 - tail)) - point
+
+
+def outside(about: Uncertainty, between: float, share: float, counts: tuple[int, int]) -> float:
+    """How far the change of that many runs a side may be off because processes differ, sure by `share` on one side."""
+    times = student_quantile(share, about.freedom if about.measured else None)
+    spread = times * between * math.sqrt(1 / counts[0] + 1 / counts[1])
+    return max(spread, about.visited) if about.restless else spread
+
+
+def _widened(halves: tuple[float, float], between: float, about: Uncertainty) -> tuple[float, float]:
+    """The two halves of an interval with what lies between processes in it.
 
     A measured spread is that of the runs' medians, which holds the noise inside them already: the wider of the two is taken. An
     assumed one knows nothing of it: the two add as squares.
     """
-    inside = point - float(np.quantile(drawn, tail)), float(np.quantile(drawn, 1 - tail)) - point
-    times = student_quantile(1 - tail, freedom) if measured else student_quantile(1 - tail, None)
-    outside = times * between * math.sqrt(1 / counts[0] + 1 / counts[1])
-    if measured:
-        low, high = (max(half, outside) for half in inside)
-    else:
-        low, high = (math.hypot(max(half, 0.0), outside) for half in inside)
-    return point - low, point + high
+    if about.measured:
+        return max(halves[0], between), max(halves[1], between)
+    return math.hypot(max(halves[0], 0.0), between), math.hypot(max(halves[1], 0.0), between)
 
 
-def _verdict(change: float, low: float, high: float, higher_is_better: bool, smallest: float) -> Verdict:
-    if low <= 0 <= high or abs(change) < smallest:
+def _verdict(change: float, interval: Maybe[Interval], higher_is_better: bool, smallest: float) -> Verdict:
+    if isinstance(interval, Missing) or interval.has_zero or abs(change) < smallest:
         return "not distinguishable"
     return "faster" if (change > 0) == higher_is_better else "slower"
-
-
-@functools.lru_cache(maxsize=256)
-def student_quantile(share: float, freedom: int | None) -> float:
-    """Quantile (0.5 < share < 1) of Student's t with whole degrees of freedom; none: of the normal distribution."""
-    low, high = 0.0, 1e5
-    for _ in range(100):
-        middle = (low + high) / 2
-        inside = math.erf(middle / math.sqrt(2)) if freedom is None else _inside_student(middle, freedom)
-        if (1 + inside) / 2 < share:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
-def _inside_student(t: float, freedom: int) -> float:
-    """P(|T| < t): the finite sums that hold for whole degrees of freedom."""
-    angle = math.atan2(t, math.sqrt(freedom))
-    cosine, sine = math.cos(angle), math.sin(angle)
-    odd = freedom % 2 == 1
-    term = cosine if odd else 1.0
-    total = 0.0
-    for power in range(1 if odd else 0, freedom - 1, 2):
-        total += term
-        term *= cosine * cosine * (power + 1) / (power + 2)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.compare_stats import Effect, student_quantile
-from llm_perf_opt.analysis.stats import CONFIDENCE
+from llm_perf_opt.analysis.compare_stats import BOUND_LEVEL, LEVEL, SEVERAL, Effect, Interval, outside
+from llm_perf_opt.analysis.student import student_quantile
 from llm_perf_opt.errors import ConfigError, nearest
 from llm_perf_opt.records import Maybe, Missing
 
@@ -18,6 +18,9 @@ MOST_RUNS = 30
 MOST_REPEATS = 10_000
 NO_CURE = Missing("More repeats do not cure this")
 """The figure itself is missing."""
+_TO_MEASURE = f"{SEVERAL // 2 + 1} runs on each side, which measure how much processes differ"
+_VERDICT_SHARE = (1 + LEVEL) / 2
+"""How sure each end of the interval of a verdict is, taken alone."""
 _GATE = re.compile(r"(?P<metric>[^=\s]+)=(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%?)")
 
 
@@ -70,14 +73,17 @@ def parse_gates(texts: Iterable[str], aliases: dict[str, str]) -> tuple[Gate, ..
 def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool) -> GateResult:
     """Hold a gate against what was found.
 
-    It passes when the worsening is surely (one-sided, 95 %) within the tolerance. It is a regression when the worsening is real
-    and its best estimate is beyond the tolerance. Everything else cannot be told.
+    It passes when the worsening is surely (one-sided, at `BOUND_LEVEL`) within the tolerance. It is a regression when the verdict
+    is slower, at `LEVEL`, and the best estimate is beyond the tolerance. Everything else cannot be told.
     """
     if isinstance(effect, Missing):
         return GateResult(gate, "cannot tell", effect.why, NO_CURE)
     worse = _worsening(effect, higher_is_better)
-    most = _worsening_bound(effect, higher_is_better)
     limit = f"{gate.tolerance:.2%} tolerated"
+    if isinstance(effect.interval, Missing):
+        likely = f"worse by {worse:.2%}" if worse > 0 else f"better by {-worse:.2%}"
+        return GateResult(gate, "cannot tell", f"{likely}, {limit}: {effect.interval.why}", _TO_MEASURE)
+    most = _worsening_bound(effect.interval, higher_is_better)
     if most <= gate.tolerance:
         surely = f"worse by at most {most:.2%}" if most > 0 else f"better by at least {-most:.2%}"
         return GateResult(gate, "pass", f"{surely}, {limit}", Missing("it passes"))
@@ -102,11 +108,13 @@ def hold_exact(gate: Gate, base: float, new: float) -> GateResult:
 
 def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]:
     """Repeats or runs that would make the interval narrow enough, should the change turn out as it looks now."""
+    between = effect.uncertainty.between
+    if isinstance(between, Missing):
+        return _TO_MEASURE
     room = abs(math.log1p(tolerance) - math.log1p(worse)) if worse <= tolerance else math.log1p(worse)
-    share = CONFIDENCE if worse <= tolerance else 1 - (1 - CONFIDENCE) / 2
-    inside = effect.uncertainty.inside * student_quantile(share, None) / student_quantile(1 - (1 - CONFIDENCE) / 2, None)
-    repeats = _repeats_needed(effect, inside, share, room)
-    runs = _runs_needed(effect, share, room)
+    share = BOUND_LEVEL if worse <= tolerance else _VERDICT_SHARE
+    repeats = _repeats_needed(effect, between, share, room)
+    runs = _runs_needed(effect, between, share, room)
     found = [text for text in (repeats, runs) if text]
     if not found:
         return Missing(
@@ -115,27 +123,30 @@ def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]
     return ", or ".join(found)
 
 
-def _repeats_needed(effect: Effect, inside: float, share: float, room: float) -> str:
+def _inside_deviation(effect: Effect) -> float:
+    """The standard error of the change that the repeats inside the runs leave open."""
+    return effect.uncertainty.inside / student_quantile(_VERDICT_SHARE, None)
+
+
+def _repeats_needed(effect: Effect, between: float, share: float, room: float) -> str:
     """More repeats in each run cure only what is inside the runs."""
     about = effect.uncertainty
-    base, new = effect.runs
-    times = student_quantile(share, about.freedom if about.measured else None)
-    outside = times * about.between * math.sqrt(1 / base + 1 / new)
-    left = room**2 - outside**2
-    if about.measured or about.restless or left <= 0 or inside == 0:
+    left = room**2 - outside(about, between, share, effect.runs) ** 2
+    if about.measured or about.restless or left <= 0 or about.inside == 0:
         return ""
+    inside = _inside_deviation(effect) * student_quantile(share, None)
     now = min(*effect.base_repeats, *effect.new_repeats)
     needed = math.ceil(now * max(1.0, inside**2 / left))
     return f"about {needed} repeats in each run (runtime.min_repeats={needed})" if now < needed <= MOST_REPEATS else ""
 
 
-def _runs_needed(effect: Effect, share: float, room: float) -> str:
+def _runs_needed(effect: Effect, between: float, share: float, room: float) -> str:
     """More runs a side: their medians scatter by what is between processes and by what their repeats leave open."""
     about = effect.uncertainty
     base, new = effect.runs
-    single = about.inside / student_quantile(1 - (1 - CONFIDENCE) / 2, None) / math.sqrt(1 / base + 1 / new)
-    deviation = about.between if about.measured else math.hypot(about.between, single)
-    for runs in range(2, MOST_RUNS + 1):
+    single = _inside_deviation(effect) / math.sqrt(1 / base + 1 / new)
+    deviation = between if about.measured else math.hypot(between, single)
+    for runs in range(SEVERAL // 2 + 1 if about.restless else 2, MOST_RUNS + 1):
         if student_quantile(share, 2 * runs - 2) * deviation * math.sqrt(2 / runs) <= room:
             return f"{max(runs, min(base, new) + 1)} runs on each side"
     return ""
@@ -146,8 +157,8 @@ def _worsening(effect: Effect, higher_is_better: bool) -> float:
     return 1 / (1 + effect.change) - 1 if higher_is_better else effect.change
 
 
-def _worsening_bound(effect: Effect, higher_is_better: bool) -> float:
-    return 1 / (1 + effect.bound_low) - 1 if higher_is_better else effect.bound_high
+def _worsening_bound(interval: Interval, higher_is_better: bool) -> float:
+    return 1 / (1 + interval.bound_low) - 1 if higher_is_better else interval.bound_high
 
 
 def exit_code(results: Sequence[GateResult]) -> int:

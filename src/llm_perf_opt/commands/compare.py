@@ -33,9 +33,14 @@ def compare(
         float, typer.Option(min=0, max=100, metavar="PERCENT", help="The smallest change worth a verdict.")
     ] = 1.0,
     process_spread: Annotated[
-        float,
-        typer.Option(min=0, max=100, metavar="PERCENT", help="Deviation between processes, where one run a side cannot show it."),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="PERCENT",
+            help="Deviation between processes where too few runs show it; assumed: 1 on an accelerator, nothing on a CPU.",
+        ),
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="The whole page as Markdown on standard output.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page to this file (.html, .md or .json).")] = None,
     runs_dir: RunsDir = Path("runs"),
@@ -43,6 +48,8 @@ def compare(
     debug: Debug = False,
 ) -> None:
     """What changed from BASE to NEW, and whether it is real.
+
+    A change is called faster or slower when its 98 % interval excludes zero. On a CPU that takes three runs a side.
 
     Exit code with --gate: 0 every gate passes, 1 a regression, 2 cannot tell (too noisy) or refused. Without: 0.
     """
@@ -62,7 +69,7 @@ def compare(
         experiment=experiment or (),
         allow=allow or (),
         gates=gate or (),
-        judgement=Judgement(smallest=smallest / 100, process_spread=process_spread / 100),
+        judgement=Judgement(smallest / 100, None if process_spread is None else process_spread / 100),
     )
     if out is not None:
         import msgspec

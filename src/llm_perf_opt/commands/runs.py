@@ -46,13 +46,26 @@ def runs(
         ]
         for row in found.rows
     ]
+    cut = [row[-1] for row in rows if len(row[-1]) > _LONGEST_WHY]
+    for row in rows:
+        row[-1] = _line(row[-1])
     printable = [["".join(char if char.isprintable() else " " for char in cell) for cell in row] for row in rows]
     if printable:
         print(columns(header, printable, "llllrrll"))
+    if cut:
+        print("A reason that ends in … is whole with --json, and in the run's own report.", file=sys.stderr)
     if len(found.rows) < found.matching:
         print(f"{len(found.rows)} of {found.matching} shown; --limit 0 shows all.", file=sys.stderr)
     elif not found.rows:
         print(f"No run in {folder} matches ({found.found} in all).", file=sys.stderr)
+
+
+_LONGEST_WHY = 100
+"""Characters of a reason in the list; a tool's own words can run over many lines."""
+
+
+def _line(text: str) -> str:
+    return text if len(text) <= _LONGEST_WHY else f"{text[: _LONGEST_WHY - 1].rstrip()}…"
 
 
 def _why_no_time(row: "Listed") -> str:

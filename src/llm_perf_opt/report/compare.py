@@ -6,7 +6,7 @@ from llm_perf_opt.analysis.compare import Comparison, Row
 from llm_perf_opt.analysis.compare_differences import Difference
 from llm_perf_opt.analysis.compare_figures import ONE_SIDED, FigureChange, OperatorChange
 from llm_perf_opt.analysis.compare_kernels import KernelMatch, LoneKernel
-from llm_perf_opt.analysis.compare_stats import LEAST_FREEDOM, Effect
+from llm_perf_opt.analysis.compare_stats import BOUND_LEVEL, LEVEL, MEASURED_FROM, SEVERAL, Effect
 from llm_perf_opt.analysis.gates import GateResult
 from llm_perf_opt.analysis.kernel_names import short_name
 from llm_perf_opt.records import Maybe, Missing
@@ -14,6 +14,7 @@ from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, r
 
 TOP = 15
 HEADLINE = ("e2e", "ttft", "tpot")
+LEVEL_WORDS = f"{LEVEL * 100:g} %"
 
 
 def signed_percent(share: Maybe[float]) -> str:
@@ -69,18 +70,22 @@ def _cause(row: FigureChange) -> str:
 
 
 def _verdict_words(effect: Effect) -> str:
-    about = f"{signed_percent(effect.change)}, 95 %: {_interval(effect)}"
+    if isinstance(effect.interval, Missing):
+        return f"not distinguishable ({signed_percent(effect.change)}; {effect.interval.why})"
+    about = f"{signed_percent(effect.change)}, {LEVEL_WORDS}: {_interval(effect)}"
     if effect.verdict != "not distinguishable":
         return f"new is {effect.verdict} ({about})"
     if effect.uncertainty.restless:
-        return f"not distinguishable ({about}; repeats scatter by {effect.uncertainty.scatter:.1%}, much for one process a side)"
-    if not effect.low <= 0 <= effect.high:
+        return f"not distinguishable ({about}; repeats scatter by {effect.uncertainty.scatter:.1%}, much for so few runs a side)"
+    if not effect.interval.has_zero:
         return f"not distinguishable ({about}; smaller than the smallest change worth a verdict)"
     return f"not distinguishable ({about})"
 
 
 def _interval(effect: Effect) -> str:
-    return f"{effect.low * 100:+.2f} to {effect.high * 100:+.2f} %"
+    """The ends, or that they are unknown: why stands in the sentences before and among the cautions."""
+    found = effect.interval
+    return "unknown" if isinstance(found, Missing) else f"{found.low * 100:+.2f} to {found.high * 100:+.2f} %"
 
 
 def gate_line(result: GateResult) -> str:
@@ -129,7 +134,7 @@ def comparison_page(found: Comparison) -> str:
     return "\n".join(section for section in sections if section)
 
 
-_HEADER = ("metric", "base", "new", "change", "95 % interval", "verdict", "repeats")
+_HEADER = ("metric", "base", "new", "change", f"{LEVEL_WORDS} interval", "verdict", "repeats")
 _ALIGN = "lrrrrlr"
 
 
@@ -167,7 +172,18 @@ def _paired_note(rows: Sequence[Row]) -> str:
 def _sides(found: Comparison) -> str:
     rows = [["base", escape(name)] for name in found.base_runs] + [["new", escape(name)] for name in found.new_runs]
     meant = f"\nThe experiment: {escape(', '.join(found.experiment))}.\n" if found.experiment else ""
-    return table(["side", "run"], rows) + meant
+    return table(["side", "run"], rows) + meant + "".join(f"\n{escape(text)}\n" for text in looked_into_words(found))
+
+
+def looked_into_words(found: Comparison) -> list[str]:
+    """Of several runs a side, which one the page looks into."""
+    if len(found.base_runs) == len(found.new_runs) == 1:
+        return []
+    base, new = found.looked_into
+    return [
+        "Operators, kernels, budget and counters are those of one run a side: of the runs that hold most of them, the one whose "
+        f"end-to-end time is nearest the side's median. Base: {base}. New: {new}."
+    ]
 
 
 def _gates(results: Sequence[GateResult]) -> str:
@@ -297,19 +313,30 @@ def _left_out(found: Comparison) -> str:
 
 def method_words(found: Comparison) -> str:
     """How the verdicts were come by."""
-    judgement = found.judgement
-    several = len(found.base_runs) + len(found.new_runs) - 2 >= LEAST_FREEDOM
-    between = (
-        "The spread between processes is measured over the runs of both sides (Student's t over their medians)."
-        if several
-        else f"The spread between processes is assumed to be {judgement.process_spread:.1%} or, where the repeats or their drift "
-        f"suggest more, that; where repeats scatter by more than {judgement.restless:.0%}, four times that scatter."
-    )
     return (
-        "A change is that of the medians of unprofiled repeats, with a 95 % bootstrap interval, widened where neighbouring "
-        f"repeats resemble each other. {between} A change is called faster or slower when its interval excludes zero and it is "
-        f"at least {judgement.smallest:.1%}."
+        f"A change is that of the medians of unprofiled repeats, with a {LEVEL_WORDS} bootstrap interval, widened where "
+        f"neighbouring repeats resemble each other. {_between_words(found)} A change is called faster or slower when its "
+        f"interval excludes zero and it is at least {found.judgement.smallest:.1%}; of changes that are none, the level lets "
+        f"{1 - LEVEL:.0%} be called one. "
+        f"A gate passes where the worsening is, with {BOUND_LEVEL:.0%} confidence, within its tolerance."
     )
+
+
+def _between_words(found: Comparison) -> str:
+    judgement = found.judgement
+    freedom = len(found.base_runs) + len(found.new_runs) - 2
+    if freedom >= (SEVERAL if judgement.process_spread is None else MEASURED_FROM):
+        words = "The spread between processes is measured over the runs of both sides (Student's t over their medians)."
+    elif judgement.process_spread is None:
+        return "The spread between processes is unknown, so there is no interval and no verdict."
+    else:
+        words = (
+            f"The spread between processes is assumed to be {judgement.process_spread:.1%}, or more where a run drifts by more "
+            "or two runs differ by more."
+        )
+    if freedom >= SEVERAL:
+        return words
+    return f"{words} Where repeats scatter by more than {judgement.restless:.0%}, a change must exceed the range they visit."
 
 
 def _short(name: str) -> str:

@@ -7,14 +7,17 @@ from llm_perf_opt.analysis.compare import Comparison, Row
 from llm_perf_opt.analysis.compare_differences import Difference
 from llm_perf_opt.analysis.compare_figures import FigureChange, OperatorChange
 from llm_perf_opt.analysis.compare_kernels import KernelMatch, LoneKernel
+from llm_perf_opt.analysis.compare_stats import Effect
 from llm_perf_opt.analysis.kernel_names import short_name
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.charts import Figure, label
 from llm_perf_opt.report.compare import (
+    LEVEL_WORDS,
     cause_sentences,
     figure_words,
     gate_line,
     left_out,
+    looked_into_words,
     method_words,
     row_cells,
     signed_percent,
@@ -37,7 +40,7 @@ def comparison_html(found: Comparison) -> str:
         Section("verdict", "Verdict", _verdict(found)),
         Section("metrics", "Metrics and stages", [_changes_chart(found), Table(_rows("metrics", found.metrics)),
                                                   Table(_rows("stages", found.stages))]),
-        Section("budget", "Budget against budget", _budget(found.budget)),
+        Section("budget", "Budget against budget", [*map(Words, looked_into_words(found)), *_budget(found.budget)]),
         Section("kernels", "Kernels", _kernels(found.kernels)),
         Section("operators", "Operators", _operators(found.operators)),
         Section("figures", "Memory, energy and counters", [Table(_figures("memory", (*found.memory, *found.energy))),
@@ -66,12 +69,13 @@ def _changes_chart(found: Comparison) -> Block:
     if not known:
         return Absent("Changes", "no metric could be compared")
     ratios = [1 + effect.change for _, effect in known]
+    reaches = [_reach(effect) for _, effect in known]
     trace: Figure = {
         "type": "scatter", "mode": "markers", "x": ratios, "y": list(range(len(known))), "marker": {"size": 10, "color": BLUE},
         "error_x": {
             "type": "data", "symmetric": False, "color": GREY,
-            "array": [effect.high - effect.change for _, effect in known],
-            "arrayminus": [effect.change - effect.low for _, effect in known],
+            "array": [reach[1] for reach in reaches],
+            "arrayminus": [reach[0] for reach in reaches],
         },
         "hovertext": [f"<b>{label(row.label)}</b><br>{label(' · '.join(row_cells(row)[1:6]))}" for row, _ in known],
         "hoverinfo": "text",
@@ -87,18 +91,28 @@ def _changes_chart(found: Comparison) -> Block:
         ],
         "height": 90 + 32 * len(known),
     }  # fmt: skip
-    return Chart("changes", "Change of each metric, with its 95 % interval", {"data": [trace], "layout": layout})
+    unknown = all(isinstance(effect.interval, Missing) for _, effect in known)
+    title = f"Change of each metric, {'whose interval is unknown' if unknown else f'with its {LEVEL_WORDS} interval'}"
+    return Chart("changes", title, {"data": [trace], "layout": layout})
+
+
+def _reach(effect: Effect) -> tuple[float | None, float | None]:
+    """How far the interval reaches below and above the change; nothing is drawn where it is unknown."""
+    if isinstance(effect.interval, Missing):
+        return None, None
+    return effect.change - effect.interval.low, effect.interval.high - effect.change
 
 
 def _rows(name: str, rows: Sequence[Row]) -> HtmlTable:
-    made = HtmlTable(name, name.capitalize(), [Column("metric"), *numbers("base", "new", "change", "95 % interval"),
+    made = HtmlTable(name, name.capitalize(), [Column("metric"), *numbers("base", "new", "change", f"{LEVEL_WORDS} interval"),
                                                Column("verdict"), Column("repeats")])  # fmt: skip
     for row in rows:
         if isinstance(row.effect, Missing):
             made.add(row.label, *[row.effect] * 6)
         else:
             _, base, new, change, interval, verdict, repeats = row_cells(row)
-            values = row.effect.base, row.effect.new, row.effect.change, row.effect.low
+            low = None if isinstance(row.effect.interval, Missing) else row.effect.interval.low
+            values = row.effect.base, row.effect.new, row.effect.change, low
             cells = [Cell(text, value) for text, value in zip((base, new, change, interval), values, strict=True)]
             made.add(row.label, *cells, verdict, repeats)
     return made

@@ -22,6 +22,8 @@ class SweepReport:
     created: str
     command: Sequence[str]
     rows: Sequence[SweepRow]
+    folder: str
+    """Where it lies, for the command that goes on with it."""
 
     @property
     def complete(self) -> int:
@@ -44,10 +46,15 @@ def sweep_page(found: SweepReport) -> str:
         Section("tradeoff", "Latency against throughput", [_tradeoff(found.rows)]),
         Section("parameters", "Swept parameters", _parameters(found.rows)),
         Section("definitions", "Definitions", [Items(_DEFINITIONS)]),
-        Section("repeat", "To repeat", [Code(shlex.join(found.command)), Words("What is not complete is tried again by:"),
-                                        Code("llm-perf run --resume SWEEP")]),
+        Section("repeat", "To repeat", [Code(shlex.join(found.command)), *_resume(found, failed)]),
     ]  # fmt: skip
     return render(Page(f"Sweep {found.name}", subtitle, notice, sections, f"llm-perf {__version__}"))
+
+
+def _resume(found: SweepReport, failed: int) -> list[Block]:
+    if not failed:
+        return []
+    return [Words("What is not complete is tried again by:"), Code(shlex.join(["llm-perf", "run", "--resume", found.folder]))]
 
 
 _DEFINITIONS = [

@@ -10,7 +10,6 @@ from llm_perf_opt.report.palette import GREY, colour_of
 from llm_perf_opt.report.text import milliseconds, significant
 
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star")
-_WHY_NONE = Missing("no point has figures")
 
 Quantity = tuple[str, Callable[[SweepRow], Maybe[float]], Callable[[SweepRow], Maybe[float]] | None]
 _QUANTITIES: tuple[Quantity, ...] = (
@@ -29,7 +28,7 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
     """Every point with figures; the front as a line."""
     placed = [(row, place) for row in rows if (place := _place(row)) is not None]
     if not placed:
-        return _WHY_NONE
+        return _why_none(rows)
     corners = [place for row in front if (place := _place(row)) is not None]
     traces: list[Figure] = [
         {
@@ -55,6 +54,13 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
         "height": 520,
     }
     return {"data": traces, "layout": layout}
+
+
+def _why_none(rows: Sequence[SweepRow]) -> Missing:
+    """Why no point has a place: the reason of a complete one, such as a single new token, which needs no decode step."""
+    reasons = [row.median(key) for row in rows if row.status == "complete" for key in ("tpot", "decode_rate")]
+    why = next((reason.why for reason in reasons if isinstance(reason, Missing)), "")
+    return Missing(f"no point has a TPOT: {why}" if why else "no point has figures")
 
 
 def _rate_axis(rates: Sequence[float]) -> Figure:
@@ -87,17 +93,18 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
     others = [other for other in swept_keys(rows) if other != key]
     groups: dict[str, list[SweepRow]] = {}
     for row in rows:
-        if key in row.values and _place(row) is not None:
+        if key in row.values and any(not isinstance(value(row), Missing) for _, value, _ in _QUANTITIES):
             words = ", ".join(f"{other.rsplit('.', 1)[-1]} {row.values.get(other, '')}" for other in others)
             groups.setdefault(words, []).append(row)
     if not groups:
-        return _WHY_NONE
+        return Missing("no point has figures")
+    shown = [one for one in _QUANTITIES if any(not isinstance(one[1](row), Missing) for rows in groups.values() for row in rows)]
     as_numbers = all(number_of(row.values[key]) is not None for members in groups.values() for row in members)
-    layout: Figure = {"height": 210 * len(_QUANTITIES) + 70, "legend": {"orientation": "h", "y": -0.12}, "hovermode": "closest"}
+    layout: Figure = {"height": 210 * len(shown) + 70, "legend": {"orientation": "h", "y": -0.12}, "hovermode": "closest"}
     traces: list[Figure] = []
-    for place, (name, value, least) in enumerate(_QUANTITIES):
+    for place, (name, value, least) in enumerate(shown):
         axis = "" if place == 0 else str(place + 1)
-        height = 1 / len(_QUANTITIES)
+        height = 1 / len(shown)
         low = 1 - (place + 1) * height
         domain = [low + 0.06 * height, low + 0.94 * height]
         layout[f"yaxis{axis}"] = {"title": {"text": name}, "domain": domain, "rangemode": "tozero"}
@@ -115,9 +122,10 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
                     **common, **_line(ordered, key, least, as_numbers), "mode": "lines", "name": f"{title}: floor",
                     "showlegend": place == 1, "line": {"dash": "dash", "color": colour_of(number)},
                 })  # fmt: skip
-    rates = f"y{len(_QUANTITIES)}"
-    layout[f"yaxis{len(_QUANTITIES)}"] |= _if_wide([y for trace in traces if trace["yaxis"] == rates for y in trace["y"]])
-    layout["xaxis"] = {"title": {"text": label(key)}, "anchor": rates, **({} if as_numbers else {"type": "category"})}
+    last = "" if len(shown) == 1 else str(len(shown))
+    if shown[-1] is _QUANTITIES[-1]:
+        layout[f"yaxis{last}"] |= _if_wide([y for trace in traces if trace["yaxis"] == f"y{last}" for y in trace["y"]])
+    layout["xaxis"] = {"title": {"text": label(key)}, "anchor": f"y{last}", **({} if as_numbers else {"type": "category"})}
     if as_numbers:
         layout["xaxis"] |= _values_axis(sorted({x for trace in traces for x in trace["x"]}))
     return {"data": [trace for trace in traces if trace["x"]], "layout": layout}
