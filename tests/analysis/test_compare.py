@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.compare_stats import ACCELERATOR_SPREAD, Effect, Judg
 from llm_perf_opt.analysis.gates import parse_gates
 from llm_perf_opt.analysis.latency import METRICS
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import CleanTimings, Iteration, Maybe, MemoryPeaks, Missing, SubstageSpan
 
@@ -169,19 +170,24 @@ def test_several_runs_a_side_must_be_repeats() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "verdict", "caution"),
+    ("devices", "others", "verdict", "caution"),
     [
-        (("cuda:0", "cuda:0"), "slower", "is assumed, not measured. Two runs a side measure it."),
-        (("cpu", "cpu"), "not distinguishable", "Too few runs for a verdict: a CPU is shared"),
-        (("cpu", "cuda:0"), "not distinguishable", "3 runs a side, in turn, measure it; --process-spread states it."),
+        (("cuda:0", "cuda:0"), (Missing("not watched"), 1.5), "slower", "is assumed, not measured. Two runs a side measure it."),
+        (("cpu", "cpu"), (0.02, 0.1), "slower", "is assumed, not measured. Two runs a side measure it."),
+        (("cpu", "cpu"), (0.02, 0.4), "not distinguishable", "Too few runs for a verdict: other work used this CPU"),
+        (("cpu", "cpu"), (0.02, Missing("not watched")), "not distinguishable", "or nobody watched"),
+        (("cpu", "cuda:0"), (0.4, 0.0), "not distinguishable", "3 runs a side, in turn, measure it; --process-spread states it"),
     ],
 )
-def test_one_run_a_side_is_judged_on_an_accelerator_and_not_on_a_cpu(
-    devices: tuple[str, str], verdict: str, caution: str
+def test_one_run_a_side_is_judged_on_an_accelerator_and_on_a_quiet_cpu(
+    devices: tuple[str, str], others: tuple[Maybe[float], Maybe[float]], verdict: str, caution: str
 ) -> None:
     runs = [
-        run(timings=clean_timings(repeats(slower), model=model_facts(device=device)))
-        for device, slower in zip(devices, (1.0, 1.1), strict=True)
+        run(
+            timings=clean_timings(repeats(slower), model=model_facts(device=device)),
+            telemetry=TelemetrySummary((), (), "", (), busy),
+        )
+        for device, slower, busy in zip(devices, (1.0, 1.1), others, strict=True)
     ]
     found = compare(Side((runs[0],)), Side((runs[1],)), allow=["hardware"])
     assert found_effect(found, "tpot").verdict == verdict

@@ -30,6 +30,7 @@ from llm_perf_opt.analysis.compare_stats import (
     ACCELERATOR_SPREAD,
     DEFAULT_JUDGEMENT,
     MEASURED_FROM,
+    QUIET_CPU_SPREAD,
     SEVERAL,
     Effect,
     Judgement,
@@ -101,6 +102,8 @@ class Comparison:
         return next(row for row in (*self.metrics, *self.stages) if row.key == key)
 
 
+QUIET_PROCESSORS = 0.1
+"""Others may use so much of one processor, on average, on a machine that is called quiet."""
 _STAGES = (Stage.PREFILL, Stage.DECODE, Stage.DECODE_STEP)
 _OF_PREFILL = ("ttft", "prefill_rate")
 _OF_DECODE = ("tpot", "itl_p50", "itl_p90", "itl_p99", "decode_rate")
@@ -126,7 +129,8 @@ def compare(
 ) -> Comparison:
     """Hold two sides against each other, or raise a ConfigError where they are not of a kind.
 
-    A judgement that states no spread between processes gets the one assumed of accelerators, where both sides ran on one.
+    A judgement that states no spread between processes gets the one assumed of accelerators, or of a CPU that was watched and
+    quiet, where all runs were on such.
     """
     for name, side in (("base", base), ("new", new)):
         check_one_side(name, side.runs)
@@ -136,8 +140,8 @@ def compare(
     settings = config_differences(*first)
     facts = fact_differences(timings[0][0], timings[1][0], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
-    if judgement.process_spread is None and all(_on_accelerator(run) for side in timings for run in side):
-        judgement = replace(judgement, process_spread=ACCELERATOR_SPREAD)
+    if judgement.process_spread is None:
+        judgement = replace(judgement, process_spread=_assumed_spread([*base.runs, *new.runs], [*timings[0], *timings[1]]))
     memory, energy = memory_changes(timings[0], timings[1]), energy_changes(base.runs, new.runs)
     metrics, stages = _metrics(timings[0], timings[1], judgement), _stages(timings[0], timings[1], judgement)
     return Comparison(
@@ -175,16 +179,27 @@ def _timings(side: Side) -> list[CleanTimings]:
     return found
 
 
-def _on_accelerator(timings: CleanTimings) -> bool:
-    return not timings.model.device.startswith("cpu")
+def _assumed_spread(runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings]) -> float | None:
+    """How much processes may be taken to differ; None: nothing may be assumed of this machine."""
+    on_cpu = [run for run, measured in zip(runs, timings, strict=True) if measured.model.device.startswith("cpu")]
+    if not on_cpu:
+        return ACCELERATOR_SPREAD
+    return QUIET_CPU_SPREAD if all(_quiet(run) for run in on_cpu) else None
+
+
+def _quiet(run: RunAnalysis) -> bool:
+    """Whether the sampler watched, and saw nothing else use the processors."""
+    others = Missing("not watched") if isinstance(run.telemetry, Missing) else run.telemetry.others
+    return not isinstance(others, Missing) and others <= QUIET_PROCESSORS
 
 
 def _few_runs(freedom: int, judgement: Judgement) -> tuple[str, ...]:
     """What too few runs leave open."""
     if judgement.process_spread is None and freedom < SEVERAL:
         return (
-            "Too few runs for a verdict: a CPU is shared with all else on the machine, and runs of the same thing were seen a "
-            f"factor of two and more apart. {SEVERAL // 2 + 1} runs a side, in turn, measure it; --process-spread states it.",
+            "Too few runs for a verdict: other work used this CPU while a run was measured, or nobody watched, and runs of the "
+            f"same thing were then seen a factor of two and more apart. {SEVERAL // 2 + 1} runs a side, in turn, measure it; "
+            "--process-spread states it; with profiling.nvml.enable=true the sampler sees whether the machine is quiet.",
         )
     if freedom < MEASURED_FROM:
         return ("Too few runs: how much processes differ on this machine is assumed, not measured. Two runs a side measure it.",)

@@ -44,6 +44,8 @@ SEVERAL = 4
 """Degrees of freedom from which nothing need be assumed of the machine: three runs a side."""
 ACCELERATOR_SPREAD = 0.01
 """Standard deviation between processes that is assumed of an accelerator, which one process has to itself."""
+QUIET_CPU_SPREAD = 0.02
+"""The same of a CPU that nothing else was seen to use: runs of one thing on a quiet machine differed by so much."""
 DRAWS = 1000
 MOST_STEPS = 64
 """Decode steps used for pairing; more of them, evenly thinned, tell the same and cost memory."""

@@ -60,6 +60,9 @@ class Reading:
     high: Maybe[float]
 
 
+NOT_WATCHED = Missing("nobody watched the processors")
+
+
 @dataclass(frozen=True)
 class TelemetrySummary:
     """What the sampler saw while the unprofiled pass repeated."""
@@ -69,6 +72,8 @@ class TelemetrySummary:
     note: str
     """What could not be read, and why."""
     warnings: tuple[str, ...]
+    others: Maybe[float] = NOT_WATCHED
+    """Processors that other processes used while the repeats ran, their mean."""
 
 
 def summarise_telemetry(telemetry: Telemetry, timings: CleanTimings) -> TelemetrySummary:
@@ -81,6 +86,7 @@ def summarise_telemetry(telemetry: Telemetry, timings: CleanTimings) -> Telemetr
         energy=_energy(telemetry, timings, window),
         note=f"No GPU readings: {telemetry.header.gpu_note}." if telemetry.header.gpu_note else "",
         warnings=(*_throttling(gpu), *_neighbours(telemetry, timings, cpu, gpu), *_wrong_device(telemetry, timings)),
+        others=_others(cpu),
     )
 
 
@@ -236,15 +242,20 @@ def _throttling(samples: Sequence[GpuSample]) -> list[str]:
     ]
 
 
+def _others(cpu: Sequence[CpuSample]) -> Maybe[float]:
+    if not cpu:
+        return Missing("the processors were not read while the repeats ran")
+    return sum(max(0.0, sample.machine_pct - sample.ours_pct) for sample in cpu) / len(cpu) / 100
+
+
 def _neighbours(telemetry: Telemetry, timings: CleanTimings, cpu: Sequence[CpuSample], gpu: Sequence[GpuSample]) -> list[str]:
     warnings = []
-    if cpu:
-        others = sum(max(0.0, sample.machine_pct - sample.ours_pct) for sample in cpu) / len(cpu) / 100
-        if others > NEIGHBOUR_PROCESSORS:
-            warnings.append(
-                f"Other processes used {others:.2f} processors on average while measuring (of {telemetry.header.processors}): "
-                "a busy neighbour."
-            )
+    others = _others(cpu)
+    if not isinstance(others, Missing) and others > NEIGHBOUR_PROCESSORS:
+        warnings.append(
+            f"Other processes used {others:.2f} processors on average while measuring (of {telemetry.header.processors}): "
+            "a busy neighbour."
+        )
     counts = [sample.processes for sample in gpu if not isinstance(sample.processes, Missing)]
     if counts and max(counts) > 1:
         warnings.append(f"{max(counts)} processes shared the GPU while measuring.")
