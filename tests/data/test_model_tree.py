@@ -164,7 +164,7 @@ def test_a_link_is_made_once_and_found(model: Path, tmp_path: Path) -> None:
         link_model(root, "mine", model)
     assert linked_models(root) == [place]
     assert model_named(root, "mine") == place
-    with pytest.raises(ResourceError, match="Did you mean 'mine'"):
+    with pytest.raises(ConfigError, match="Did you mean 'mine'"):
         model_named(root, "mind")
 
 

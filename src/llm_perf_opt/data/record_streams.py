@@ -8,8 +8,8 @@ import msgspec
 from llm_perf_opt.data import arrow_files, parquet_files
 from llm_perf_opt.data.formats import DataFile
 from llm_perf_opt.data.inventory import Advance
-from llm_perf_opt.data.lines import MAX_LINE_BYTES, BadRecords, line_blocks
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.data.lines import FIELD_OPTION, MAX_LINE_BYTES, BadRecords, line_blocks
+from llm_perf_opt.errors import ConfigError, nearest
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -65,8 +65,8 @@ def count_records(file: DataFile, advance: Advance) -> int:
     return arrow_files.count_rows(file.path) if file.format == "arrow" else parquet_files.count_rows(file.path)
 
 
-def check_text_field(files: Sequence[DataFile], field: str) -> None:
-    """Refuse a text field that the first record does not have."""
+def check_text_field(files: Sequence[DataFile], field: str, option: str = FIELD_OPTION) -> None:
+    """Refuse a text field that the first record does not have; `option` is how the user names another."""
     for file in files:
         if file.format == "txt":
             return
@@ -74,8 +74,9 @@ def check_text_field(files: Sequence[DataFile], field: str) -> None:
             if block:
                 if not isinstance(block[0].get(field), str):
                     raise ConfigError(
-                        f"{file.name}: its first record has no text in the field {field!r} (it has: {', '.join(block[0])}).",
-                        "Name the field that holds the text: --text-field NAME.",
+                        f"{file.name}: its first record has no text in the field {field!r} "
+                        f"(it has: {', '.join(block[0])[:200]}).{nearest(field, block[0])}",
+                        f"Name the field that holds the text: {option}.",
                     )
                 return
 
@@ -102,7 +103,7 @@ def _field(records: Iterator[tuple[str, dict[str, Any]]], field: str, bad: BadRe
             yield text
         else:
             known = ", ".join(map(str, record))[:200]
-            bad.note(where, f"no text in the field {field!r} (it has: {known})", "Name the field: --text-field NAME.")
+            bad.note(where, f"no text in the field {field!r} (it has: {known})", f"Name the field: {bad.field_option}.")
 
 
 def _object_of(line: bytes) -> dict[str, Any]:
