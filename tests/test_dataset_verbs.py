@@ -67,6 +67,8 @@ def test_from_add_to_a_run(project: Path) -> None:
         (["dataset", "add", "x", "--source", "../nowhere"], 3, "no such file or folder"),
         (["dataset", "prepare", "mine", "--variant", "/abs", "--num-samples", "1"], 2, "cannot name a variant"),
         (["dataset", "prepare", "mine", "--variant", "v"], 2, "none is given"),
+        (["dataset", "prepare", "mine", "--variant", "v", "--tokenizer", "bytes", "--seed", "0"], 2, "--seed 0 has no effect"),
+        (["dataset", "prepare", "mine", "--variant", "v", "--to", "txt", "--seed", "7"], 2, "--seed 7 has no effect"),
         (["dataset", "prepare", "mime", "--variant", "v", "--num-samples", "1"], 2, "Did you mean 'mine'?"),
         (["dataset", "check", "other"], 2, "There is no dataset 'other'"),
         (["model", "link", "m", "../nowhere"], 3, "not a folder"),
@@ -207,6 +209,44 @@ def test_every_verb_has_help(tmp_path: Path, verb: list[str]) -> None:
     done = llm_perf(*verb, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "--json" in done.stdout
+
+
+def test_a_dataset_is_found_from_another_folder_or_plainly_refused(project: Path) -> None:
+    elsewhere = project.parent / "elsewhere"
+    elsewhere.mkdir()
+    found = answer("run", "--dry-run", "dataset=mine", "--config-dir", "../project/conf", cwd=elsewhere)
+    assert found["config"]["dataset"]["root"] == str(project / "datasets" / "mine")
+    assert (
+        llm_perf("dataset", "check", "--root", "../project/datasets", "--conf", "../project/conf", cwd=elsewhere).returncode == 0
+    )
+    done = llm_perf("run", "--dry-run", "dataset=mine", cwd=elsewhere)
+    assert done.returncode == 2
+    assert "dataset=mine is not known" in done.stderr
+    words = ["dataset=mine", "dataset.root=datasets/mine", "--config-dir", "../project/conf"]
+    done = llm_perf("run", "--dry-run", *words, cwd=elsewhere)
+    assert done.returncode == 2
+    assert "There is no dataset 'mine'" in done.stderr
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("root", "conf", "written"),
+    [
+        ("datasets", "conf", "datasets/other"),
+        ("../project/data", "conf", "data/other"),
+        ("../shared", "conf", "{above}/shared/other"),
+        ("datasets", "../options/conf", "{above}/project/datasets/other"),
+    ],
+)
+def test_an_option_names_its_folder_so_that_it_is_found(project: Path, root: str, conf: str, written: str) -> None:
+    done = llm_perf("dataset", "add", "other", "--source", "../source", "--root", root, "--conf", conf, cwd=project)
+    assert done.returncode == 0, done.stderr
+    option = (project / conf / "dataset" / "other.yaml").read_text()
+    assert f"root: {written.format(above=project.parent)}\n" in option
+    for cwd in (project, project.parent):
+        words = ["run", "--dry-run", "dataset=other", "--config-dir", str(project / conf)]
+        assert llm_perf(*words, cwd=cwd).returncode == 0
+    assert llm_perf("dataset", "check", "other", "--root", root, "--conf", conf, cwd=project).returncode == 0
 
 
 def test_another_programs_conf_is_no_hindrance(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_link_metadata_readme_and_option_are_there(tmp_path: Path) -> None:
     for said in ("CC0-1.0", "├── LICENSE.txt", "└── train.jsonl", "ours", "llm-perf run dataset=mine"):
         assert said in page
     option = yaml.safe_load((tmp_path / "conf" / "dataset" / "mine.yaml").read_text())
-    assert (option["root"], option["variant"], option["kind"]) == (str(folder.path), None, "prompts")
+    assert (option["root"], option["variant"], option["kind"]) == ("datasets/mine", None, "prompts")
     assert "*/source-data" in (tmp_path / "datasets" / ".gitignore").read_text()
 
 

@@ -116,7 +116,7 @@ def prepare(
     parent: Annotated[str, typer.Option("--from", help="Another variant to start from.")] = SOURCE,
     split: Annotated[str | None, typer.Option(help="Only this split: train, validation, test.")] = None,
     num_samples: Annotated[int | None, typer.Option(help="A subset of so many records.")] = None,
-    seed: Annotated[int, typer.Option(help="Which subset.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="With --num-samples: which subset; by default 0.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Token ids: `bytes`, or a folder with a tokenizer.json.")] = None,
     to: Annotated[str | None, typer.Option(help="Another format: jsonl, parquet or txt.")] = None,
     text_field: Annotated[str | None, typer.Option(help="The field that holds the text; by default the dataset's.")] = None,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from llm_perf_opt.composition import option_root
 from llm_perf_opt.data.inventory import Advance, FileEntry, file_entry, files_below, ignore, total_bytes
 from llm_perf_opt.data.layout import SOURCE, DatasetFolder, DatasetTree, dangling, is_part, option_file
 from llm_perf_opt.data.metadata import DatasetMetadata, VariantMetadata, read_metadata
@@ -116,7 +117,7 @@ def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
         yield f"{path} cannot be read as YAML"
         return
     root = values.get("root") if isinstance(values, dict) else None
-    if not isinstance(root, str) or Path(root.replace("\\${", "${")).resolve() != folder.path.resolve():
+    if not isinstance(root, str) or option_root(conf, root.replace("\\${", "${")).resolve() != folder.path.resolve():
         yield f"{path} names root {root!r}, not {folder.path}"
 
 
