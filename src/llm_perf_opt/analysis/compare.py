@@ -24,7 +24,7 @@ from llm_perf_opt.analysis.compare_figures import (
     memory_changes,
     operator_changes,
 )
-from llm_perf_opt.analysis.compare_kernels import KernelMatch, KernelRow, match_kernels
+from llm_perf_opt.analysis.compare_kernels import KernelMatch, MatchableKernel, match_kernels
 from llm_perf_opt.analysis.compare_stats import DEFAULT_JUDGEMENT, LEAST_FREEDOM, Effect, Judgement, effect, paired_effect
 from llm_perf_opt.analysis.gates import NO_CURE, Gate, GateResult, hold, hold_exact
 from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, value_of
@@ -44,7 +44,7 @@ class Side:
     """One or several runs of one configuration, and what else is known of the first of them."""
 
     runs: tuple[RunAnalysis, ...]
-    kernels: Maybe[Sequence[KernelRow]] = NOT_MADE
+    kernels: Maybe[Sequence[MatchableKernel]] = NOT_MADE
     budget: Maybe[Sequence[Figure]] = NOT_MADE
     counters: Maybe[Sequence[Figure]] = NOT_MADE
 
