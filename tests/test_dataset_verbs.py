@@ -70,6 +70,13 @@ def test_from_add_to_a_run(project: Path) -> None:
         (["dataset", "prepare", "mine", "--variant", "v", "--tokenizer", "bytes", "--seed", "0"], 2, "--seed 0 has no effect"),
         (["dataset", "prepare", "mine", "--variant", "v", "--to", "txt", "--seed", "7"], 2, "--seed 7 has no effect"),
         (["dataset", "prepare", "mime", "--variant", "v", "--num-samples", "1"], 2, "Did you mean 'mine'?"),
+        (["dataset", "add", "x", "--source", "x" * 5000], 3, "cannot be looked at: File name too long"),
+        (["dataset", "add", "x", "--source", "/dev/null"], 3, "neither a file nor a folder"),
+        (["dataset", "check", "--root", "datasetz"], 2, "--root datasetz: no such folder"),
+        (["dataset", "list", "--root", "x" * 5000], 2, "no such folder"),
+        (["model", "check", "--root", "modelz"], 2, "--root modelz: no such folder"),
+        (["model", "list", "--root", "/dev/null"], 2, "no such folder"),
+        (["model", "link", "m", "x" * 5000], 3, "cannot be looked at: File name too long"),
         (["dataset", "check", "other"], 2, "There is no dataset 'other'"),
         (["model", "link", "m", "../nowhere"], 3, "not a folder"),
         (["model", "check", "m"], 2, "There is no model 'm'"),
@@ -128,6 +135,18 @@ def test_skipped_records_are_counted_and_named(project: Path) -> None:
     assert done.returncode == 0
     assert "1 records left out" in done.stdout
     assert "a.jsonl, line 51" in done.stdout
+
+
+def test_a_damaged_dataset_does_not_hide_the_others(project: Path) -> None:
+    assert llm_perf("dataset", "add", "other", "--source", "../source", cwd=project).returncode == 0
+    (project / "datasets" / "mine" / "metadata.yaml").write_text("{{{")
+    done = llm_perf("dataset", "list", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert "mine  → " in done.stdout
+    assert "(unreadable: " in done.stdout
+    assert "other  50 records" in done.stdout
+    found = answer("dataset", "list", cwd=project)
+    assert [(entry["name"], entry["records"]) for entry in found] == [("mine", None), ("other", 50)]
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -477,3 +477,13 @@ def test_the_metadata_say_everything_needed_to_repeat_it(folder: DatasetFolder) 
     assert written["tool"]["llm-perf-opt"]
     assert written["files"]["samples.jsonl"]["bytes"] == (folder.path / "v" / "data" / "samples.jsonl").stat().st_size
     assert msgspec.convert(written, VariantMetadata).arguments["seed"] == 8
+
+
+@pytest.mark.parametrize("way", [{"num_samples": 1}, {"to": "txt"}, {"tokenizer": "bytes"}])
+def test_a_variant_of_nothing_is_refused(tmp_path: Path, way: dict[str, Any]) -> None:
+    write_jsonl(tmp_path / "s" / "train.jsonl", [{"text": "x"}])
+    write_jsonl(tmp_path / "s" / "test.jsonl", [[1], "no object"])
+    folder, _ = added(tmp_path, tmp_path / "s")
+    with pytest.raises(ResourceError, match="Nothing is left to make a variant of: 2 records|There is no record to take"):
+        made(folder, split="test", skip_bad=True, **way)
+    assert folder.variants() == ()

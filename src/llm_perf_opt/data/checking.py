@@ -32,9 +32,10 @@ class Listed:
     """One dataset, as `list` shows it."""
 
     name: str
-    format: str
-    records: int
-    bytes: int
+    format: str | None
+    records: int | None
+    bytes: int | None
+    """These three: none where the metadata cannot be read."""
     source: str
     state: str
     """ok, or why it cannot be used. Contents are not looked at: that is what `check` does."""
@@ -44,8 +45,11 @@ class Listed:
 
 def listed(folder: DatasetFolder) -> Listed:
     """A dataset and its variants as their metadata describe them."""
-    metadata = read_metadata(folder.metadata_file, DatasetMetadata)
     where = str(folder.source.readlink()) if folder.source.is_symlink() else str(folder.source)
+    try:
+        metadata = read_metadata(folder.metadata_file, DatasetMetadata)
+    except ParseError as error:  # one that is damaged does not hide the others
+        return Listed(folder.name, None, None, None, where, f"unreadable: {error.fact}", {})
     state = "ok" if folder.source.exists() else f"dangling: {where} is not there"
     variants = {}
     for variant in folder.variants():

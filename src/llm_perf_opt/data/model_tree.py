@@ -54,11 +54,14 @@ def link_model(root: Path, name: str, target: Path) -> Path:
     """Make models/NAME a link to a folder outside; the link, or an error. Nothing is overwritten."""
     place = root / checked_name(name, "model")
     refuse_existing(place, "Nothing is overwritten: choose another name, or remove that link first.")
-    if not target.is_dir():
-        what = "a link to nothing" if dangling(target) else "not a folder"
-        raise ResourceError(f"{target} is {what}.", _GIVE_A_FOLDER)
-    if not (target / _CONFIG).is_file():
-        raise ResourceError(f"{target} has no {_CONFIG}.", _GIVE_A_FOLDER)
+    try:
+        if not target.is_dir():
+            what = "a link to nothing" if dangling(target) else "not a folder"
+            raise ResourceError(f"{target} is {what}.", _GIVE_A_FOLDER)
+        if not (target / _CONFIG).is_file():
+            raise ResourceError(f"{target} has no {_CONFIG}.", _GIVE_A_FOLDER)
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise ResourceError(f"{target} cannot be looked at: {error.strerror or error}.", _GIVE_A_FOLDER) from error
     if root.resolve().is_relative_to(target.resolve()):
         raise ConfigError(f"{target} contains {root} itself.", "Give the folder of the weights.")
     try:
@@ -205,7 +208,10 @@ def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor],
             problems.append(f"no *{_WEIGHTS}" + ("; pickled weights are not read: convert them" if pickled else ""))
         elif len(names) > 1 and any("-of-" in name for name in names):
             problems.append(f"{len(names)} shards, but no *{_INDEX} that lists them")
-        return _read_shards(place, names, problems), len(names)
+        stored = _read_shards(place, names, problems)
+        if names and not stored and not problems:
+            problems.append(f"the *{_WEIGHTS} hold no tensor")
+        return stored, len(names)
     found: dict[str, StoredTensor] = {}
     shards: set[str] = set()
     for path in indices:

@@ -76,6 +76,11 @@ def prepare(folder: DatasetFolder, asked: Preparation, phases: Phases = silent) 
         made.data.mkdir()
         advance = phases(_transform(asked), sum(file.bytes for file in parent.records))
         kind, splits = _write(parent, made.data, asked, tokenizer, bad, advance)
+        if not sum(splits.values()):
+            why = f"; {bad.first[0]}" if bad.first else ""
+            raise ResourceError(
+                f"Nothing is left to make a variant of: {bad.count} records were left out{why}.", "Mend the data."
+            )
         metadata = _describe(folder.name, made, asked, parent, tokenizer, bad, kind, splits, phases)
         write_metadata(made.metadata_file, metadata)
     return metadata

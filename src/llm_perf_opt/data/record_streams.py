@@ -9,7 +9,7 @@ from llm_perf_opt.data import arrow_files, parquet_files
 from llm_perf_opt.data.formats import DataFile
 from llm_perf_opt.data.inventory import Advance
 from llm_perf_opt.data.lines import FIELD_OPTION, MAX_LINE_BYTES, BadRecords, line_blocks
-from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.errors import ConfigError, ParseError, nearest
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -67,18 +67,34 @@ def count_records(file: DataFile, advance: Advance) -> int:
 
 def check_text_field(files: Sequence[DataFile], field: str, option: str = FIELD_OPTION) -> None:
     """Refuse a text field that the first record does not have; `option` is how the user names another."""
+    bad = BadRecords(skip=True)
     for file in files:
         if file.format == "txt":
             return
-        for block in objects(file, BadRecords(skip=True), lambda _: None):
+        for block in objects(file, bad, lambda _: None):
             if block:
-                if not isinstance(block[0].get(field), str):
-                    raise ConfigError(
-                        f"{file.name}: its first record has no text in the field {field!r} "
-                        f"(it has: {', '.join(block[0])[:200]}).{nearest(field, block[0])}",
-                        f"Name the field that holds the text: {option}.",
-                    )
+                _check_text(file, block[0], field, option)
                 return
+    if bad.count:
+        raise ParseError(
+            f"None of the {bad.count} records can be read; {bad.first[0]}.", "Write one JSON object per line, in UTF-8."
+        )
+
+
+def _check_text(file: DataFile, record: dict[str, Any], field: str, option: str) -> None:
+    if isinstance(record.get(field), str):
+        return
+    if field in record:
+        what = f"its first record has no text in the field {field!r}, but {_kind(record[field])}"
+    else:
+        what = f"its first record has no text in the field {field!r} (it has: {', '.join(record)[:200]})"
+    hint = nearest(field, [name for name, value in record.items() if isinstance(value, str)])
+    raise ConfigError(f"{file.name}: {what}.{hint}", f"Name the field that holds the text: {option}.")
+
+
+def _kind(value: object) -> str:
+    names = {bool: "a yes or no", int: "a number", float: "a number", list: "a list", dict: "an object", type(None): "null"}
+    return names.get(type(value), f"a value of type {type(value).__name__}")
 
 
 def _judged(
