@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.fusion import Fusion
 from llm_perf_opt.analysis.host_calls import HostCallCounts
 from llm_perf_opt.analysis.idle import IdleCause
 from llm_perf_opt.analysis.kernel_classes import classify
-from llm_perf_opt.analysis.kernel_summary import KernelRow
+from llm_perf_opt.analysis.kernel_summary import KernelTotal
 from llm_perf_opt.records import Maybe, Missing
 
 QUIET = HostCallCounts(syncs=0, sync_ns=0, items=0, allocations=0, allocation_ns=0, to_device=0, to_host=0, copied_bytes=0)
@@ -59,7 +59,7 @@ def stage_evidence(
         units=units,
         time=time,
         budget=budget,
-        kernels=tuple(KernelRow(text, classify(text), calls, ns, ns / calls, ns / total) for text, calls, ns in kernels),
+        kernels=tuple(KernelTotal(text, classify(text), calls, ns, ns / calls, ns / total) for text, calls, ns in kernels),
         fusion=NOTHING_TO_FUSE,
         calls=QUIET,
         queued_gap_ns=1000.0,

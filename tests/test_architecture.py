@@ -23,7 +23,7 @@ FLOORS = [
     {"advice", "analyse_trace", "capture", "exec_capture", "exec_report", "analyse", "ceilings", "costing", "sweep"},
     {"images", "queries"},
     {"externals", "nsight_capture", "selftest_capture", "kernel_reading", "region_reading", "trace_reading", "run_tables"},
-    {"asked_metrics", "nsight_passes", "passes", "timelines"},
+    {"asked_metrics", "nsight_passes", "passes", "preflight", "timelines"},
     {"provenance"},
     {"runners"},
     {"profiling"},

@@ -160,6 +160,9 @@ def test_prefill_alone(tmp_path: Path) -> None:
         (["runtime.num_new_tokens=0"], 2, "runtime.num_new_tokens=0 is out of range"),
         (["--config-dir", "nowhere"], 2, "no such folder"),
         (["experiment=../../x"], 2, "cannot name a folder"),
+        (["model=hf", "model.path=missing"], 2, "no such folder"),
+        (["dataset=sample_prompts", "dataset.path=gone.jsonl"], 2, "no such file"),
+        (["dataset=sample_prompts", "dataset.text_field=tex"], 2, "no text in the field 'tex'"),
     ],
 )
 def test_a_wrong_request_is_refused_before_anything_is_made(tmp_path: Path, words: list[str], code: int, said: str) -> None:
@@ -173,11 +176,9 @@ def test_a_wrong_request_is_refused_before_anything_is_made(tmp_path: Path, word
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["model=hf", "model.path=missing"], 3, "no such folder"),
         (["runtime.prompt_tokens=5000"], 2, "the model has 4096 positions"),
         (["model.substages.x=model.layer"], 2, "Did you mean 'model.layers'?"),
         (["runtime.batch_size=900000", "runtime.prompt_tokens=4000"], 3, "does not fit"),
-        (["dataset=sample_prompts", "dataset.path=gone.jsonl"], 3, "no such file"),
     ],
 )
 def test_a_request_that_cannot_be_met_fails_with_one_message(tmp_path: Path, words: list[str], code: int, said: str) -> None:

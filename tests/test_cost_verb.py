@@ -52,6 +52,24 @@ def test_a_config_json_costs_what_the_preset_costs(tmp_path: Path) -> None:
     assert cost_json("model=hf", f"model.path={tmp_path}", *sizes) == cost_json("model=llama3_8b", *sizes)
 
 
+def test_a_model_with_an_encoder_is_counted_only_as_its_decoder_and_only_when_asked() -> None:
+    for words in ([], ["--json"], ["--hardware", "h200", "--batch", "1,8"]):
+        done = cost("model=tiny_vlm", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "model_type 'llava' is a text decoder" in done.stderr
+        assert "--decoder-only" in done.stderr
+    assert "(the text decoder of llava; the rest is not counted)" in cost("model=tiny_vlm", "--decoder-only").stdout
+    decoder, alike = cost_json("model=tiny_vlm", "--decoder-only"), cost_json("model=tiny")
+    assert decoder.pop("text_decoder_of") == decoder["assumptions"].pop("part_of") == "llava"
+    assert alike["assumptions"].pop("part_of") is None
+    assert decoder == alike, "the same decoder"
+    floors = cost("model=tiny_vlm", "--decoder-only", "--hardware", "h200", "--batch", "1,8").stdout
+    assert "Floors of the text decoder of llava; the rest is not counted." in floors
+    done = cost("model=tiny", "--decoder-only")
+    assert done.returncode == 2
+    assert "has no effect" in done.stderr
+
+
 def test_more_tokens_than_learned_positions_are_pointed_out() -> None:
     assert "1,024 learned positions" in cost("model=gpt2").stdout
     assert "learned positions" not in cost("model=gpt2", "--prompt", "512", "--context", "512").stdout

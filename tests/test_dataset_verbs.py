@@ -67,10 +67,19 @@ def test_from_add_to_a_run(project: Path) -> None:
         (["dataset", "add", "x", "--source", "../nowhere"], 3, "no such file or folder"),
         (["dataset", "prepare", "mine", "--variant", "/abs", "--num-samples", "1"], 2, "cannot name a variant"),
         (["dataset", "prepare", "mine", "--variant", "v"], 2, "none is given"),
-        (["dataset", "prepare", "mime", "--variant", "v", "--num-samples", "1"], 3, "Did you mean 'mine'?"),
-        (["dataset", "check", "other"], 3, "There is no dataset 'other'"),
+        (["dataset", "prepare", "mine", "--variant", "v", "--tokenizer", "bytes", "--seed", "0"], 2, "--seed 0 has no effect"),
+        (["dataset", "prepare", "mine", "--variant", "v", "--to", "txt", "--seed", "7"], 2, "--seed 7 has no effect"),
+        (["dataset", "prepare", "mime", "--variant", "v", "--num-samples", "1"], 2, "Did you mean 'mine'?"),
+        (["dataset", "add", "x", "--source", "x" * 5000], 3, "cannot be looked at: File name too long"),
+        (["dataset", "add", "x", "--source", "/dev/null"], 3, "neither a file nor a folder"),
+        (["dataset", "check", "--root", "datasetz"], 2, "--root datasetz: no such folder"),
+        (["dataset", "list", "--root", "x" * 5000], 2, "no such folder"),
+        (["model", "check", "--root", "modelz"], 2, "--root modelz: no such folder"),
+        (["model", "list", "--root", "/dev/null"], 2, "no such folder"),
+        (["model", "link", "m", "x" * 5000], 3, "cannot be looked at: File name too long"),
+        (["dataset", "check", "other"], 2, "There is no dataset 'other'"),
         (["model", "link", "m", "../nowhere"], 3, "not a folder"),
-        (["model", "check", "m"], 3, "There is no model 'm'"),
+        (["model", "check", "m"], 2, "There is no model 'm'"),
     ],
 )
 def test_a_wrong_request_is_answered_with_one_message(project: Path, words: list[str], code: int, said: str) -> None:
@@ -82,11 +91,15 @@ def test_a_wrong_request_is_answered_with_one_message(project: Path, words: list
     assert sorted(project.rglob("*")) == before
 
 
-def test_a_variant_that_is_not_there_fails_the_run_with_those_that_are(project: Path) -> None:
-    done = llm_perf("run", "-q", "dataset=mine", "dataset.variant=subset-1k", *SMALL, cwd=project)
-    assert done.returncode == 3
-    assert "mine has no variant 'subset-1k'" in done.stderr
-    assert "llm-perf dataset prepare mine" in done.stderr
+@pytest.mark.parametrize("how", [["--dry-run"], ["-q"], ["-q", "-m"]])
+def test_a_variant_that_is_not_there_is_refused_with_those_that_are(project: Path, how: list[str]) -> None:
+    assert llm_perf("dataset", "prepare", "mine", "--variant", "subset-5", "--num-samples", "5", cwd=project).returncode == 0
+    before = sorted(project.rglob("*"))
+    done = llm_perf("run", *how, "dataset=mine", "dataset.variant=subset-1k", *SMALL, cwd=project)
+    assert done.returncode == 2
+    assert "mine has no variant 'subset-1k'. Did you mean 'subset-5'?" in done.stderr
+    assert "It has: subset-5. Make one with `llm-perf dataset prepare mine" in done.stderr
+    assert sorted(project.rglob("*")) == before, "no run folder, and no process that would have made one"
 
 
 def test_ids_the_model_does_not_have_are_refused(project: Path) -> None:
@@ -122,6 +135,18 @@ def test_skipped_records_are_counted_and_named(project: Path) -> None:
     assert done.returncode == 0
     assert "1 records left out" in done.stdout
     assert "a.jsonl, line 51" in done.stdout
+
+
+def test_a_damaged_dataset_does_not_hide_the_others(project: Path) -> None:
+    assert llm_perf("dataset", "add", "other", "--source", "../source", cwd=project).returncode == 0
+    (project / "datasets" / "mine" / "metadata.yaml").write_text("{{{")
+    done = llm_perf("dataset", "list", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert "mine  → " in done.stdout
+    assert "(unreadable: " in done.stdout
+    assert "other  50 records" in done.stdout
+    found = answer("dataset", "list", cwd=project)
+    assert [(entry["name"], entry["records"]) for entry in found] == [("mine", None), ("other", 50)]
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -183,8 +208,9 @@ def test_a_dangling_model_is_named_and_ends_with_code_1(tmp_path: Path) -> None:
     assert f"a dangling link: {tmp_path / 'weights'} is not there" in done.stdout
     assert "dangling" in llm_perf("model", "list", cwd=tmp_path).stdout
     done = llm_perf("run", "-q", "model=hf", "model.path=models/m", *SMALL, cwd=tmp_path)
-    assert done.returncode == 3
-    assert "is a link to" in done.stderr
+    assert done.returncode == 2
+    assert f"model.path=models/m is a link to {tmp_path / 'weights'}, which is not there" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_empty_tree_says_how_to_begin(tmp_path: Path) -> None:
@@ -202,6 +228,44 @@ def test_every_verb_has_help(tmp_path: Path, verb: list[str]) -> None:
     done = llm_perf(*verb, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "--json" in done.stdout
+
+
+def test_a_dataset_is_found_from_another_folder_or_plainly_refused(project: Path) -> None:
+    elsewhere = project.parent / "elsewhere"
+    elsewhere.mkdir()
+    found = answer("run", "--dry-run", "dataset=mine", "--config-dir", "../project/conf", cwd=elsewhere)
+    assert found["config"]["dataset"]["root"] == str(project / "datasets" / "mine")
+    assert (
+        llm_perf("dataset", "check", "--root", "../project/datasets", "--conf", "../project/conf", cwd=elsewhere).returncode == 0
+    )
+    done = llm_perf("run", "--dry-run", "dataset=mine", cwd=elsewhere)
+    assert done.returncode == 2
+    assert "dataset=mine is not known" in done.stderr
+    words = ["dataset=mine", "dataset.root=datasets/mine", "--config-dir", "../project/conf"]
+    done = llm_perf("run", "--dry-run", *words, cwd=elsewhere)
+    assert done.returncode == 2
+    assert "There is no dataset 'mine'" in done.stderr
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("root", "conf", "written"),
+    [
+        ("datasets", "conf", "datasets/other"),
+        ("../project/data", "conf", "data/other"),
+        ("../shared", "conf", "{above}/shared/other"),
+        ("datasets", "../options/conf", "{above}/project/datasets/other"),
+    ],
+)
+def test_an_option_names_its_folder_so_that_it_is_found(project: Path, root: str, conf: str, written: str) -> None:
+    done = llm_perf("dataset", "add", "other", "--source", "../source", "--root", root, "--conf", conf, cwd=project)
+    assert done.returncode == 0, done.stderr
+    option = (project / conf / "dataset" / "other.yaml").read_text()
+    assert f"root: {written.format(above=project.parent)}\n" in option
+    for cwd in (project, project.parent):
+        words = ["run", "--dry-run", "dataset=other", "--config-dir", str(project / conf)]
+        assert llm_perf(*words, cwd=cwd).returncode == 0
+    assert llm_perf("dataset", "check", "other", "--root", root, "--conf", conf, cwd=project).returncode == 0
 
 
 def test_another_programs_conf_is_no_hindrance(tmp_path: Path) -> None:

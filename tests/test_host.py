@@ -121,6 +121,19 @@ def test_a_containers_limit_is_respected(
     assert host.available_memory_bytes() == expected
 
 
+@pytest.mark.parametrize(("names", "word"), [(V2, "inactive_file"), (V1, "total_inactive_file")], ids=["v2", "v1"])
+def test_files_kept_in_memory_are_room_that_can_be_had(
+    files: Files, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str], word: str
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5000))
+    known = {names[0]: "1000", names[1]: "900"}
+    statistics = f"{names[0].rpartition('/')[0]}/memory.stat"
+    files({**known, statistics: f"anon 100\n{word} 600\nactive_file 200\n"})
+    assert host.available_memory_bytes() == 700
+    files({**known, statistics: f"{word} many\n"})
+    assert host.available_memory_bytes() == 100
+
+
 def test_without_a_control_group_the_machine_decides(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5000))
     assert host.available_memory_bytes() == 5000

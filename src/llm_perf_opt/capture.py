@@ -17,6 +17,7 @@ from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError
 from llm_perf_opt.listener import Listener
 from llm_perf_opt.nsight_capture import run_ncu, run_nsys
 from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, closed, left_something, plain_run, run_pass
+from llm_perf_opt.preflight import refuse_early
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv
@@ -45,6 +46,7 @@ def planned_passes(config: RunConfig) -> tuple[str, ...]:
 def capture(composed: Composed, command: Sequence[str], listener: Listener) -> tuple[RunFolder, LlmPerfError | None]:
     """Fill a new run folder. Returns it with the error that ended the capture early, if one did."""
     runtime_named(composed.config.runtime.type)
+    refuse_early([composed.config])
     config = settled(composed.config)
     folder = RunFolder.create(composed.run_dir)
     passes = tuple(PassRecord(name) for name in planned_passes(config))

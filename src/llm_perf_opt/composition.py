@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 import re
 import types
 import typing
@@ -67,6 +68,9 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
         raise ConfigError(f"The configuration cannot be composed: {_first_sentence(error)}", f"Look at {where}.") from error
     finally:
         GlobalHydra.instance().clear()
+    own_root = any(text.lstrip("+").startswith("dataset.root=") for text in checked)
+    if not own_root and isinstance(root := (plain.get("dataset") or {}).get("root"), str):
+        plain["dataset"]["root"] = _root_of_option(root, str(composed.hydra.runtime.choices.dataset), searched)
     return Composed(config_from_mapping(plain), _run_dir(composed))
 
 
@@ -108,6 +112,22 @@ def config_to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(values, sort_keys=False) if "\x85" in text else text  # unescaped, it is read back as a space
 
 
+def option_root(conf: Path, root: str) -> Path:
+    """The folder that an option's file in `conf` means by `root`: a relative one starts beside `conf`, wherever one stands."""
+    return Path(root) if conf == PROJECT_CONF else _absolute(conf).parent / root
+
+
+def root_for_option(conf: Path, folder: Path) -> str:
+    """What an option's file in `conf` is to say for `folder`: relative where both lie in one project, which can then be moved."""
+    project, place = _absolute(conf).parent, _absolute(folder)
+    return str(place.relative_to(project)) if place.is_relative_to(project) else str(place)
+
+
+def _absolute(path: Path) -> Path:
+    """Where its name says it is; links are not followed, as a project whose folders are links is still one project."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow them
+
+
 def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
     """Every group with the options a user may choose."""
     brought = tuple(runtime.name for runtime in known_runtimes() if runtime.brought_by)
@@ -135,6 +155,13 @@ def _searched(config_dir: Path | None) -> list[Path]:
     if PROJECT_CONF.is_dir() and not (config_dir is not None and config_dir.resolve() == PROJECT_CONF.resolve()):
         found.append(PROJECT_CONF)
     return found
+
+
+def _root_of_option(root: str, option: str, searched: Sequence[Path]) -> str:
+    for folder in searched:
+        if (folder / "dataset" / f"{option}.yaml").is_file():
+            return str(option_root(folder, root))
+    return root
 
 
 def _group_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:

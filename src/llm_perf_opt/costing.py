@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.families import architecture_of
 from llm_perf_opt.analysis.floor import Floor, TurningPoint, WhatIf, turning_point, what_if
 from llm_perf_opt.analysis.hardware import Hardware, hardware_named
 from llm_perf_opt.composition import compose
+from llm_perf_opt.data.model_tree import model_folder
 from llm_perf_opt.errors import ConfigError, ResourceError
 from llm_perf_opt.records import Maybe, Missing
 
@@ -32,6 +33,7 @@ class Asked:
     kv_dtype: str
     mla: str | None
     hardware: str | None
+    decoder_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,14 @@ class Answer:
     hardware: Hardware | None
     rows: list[WhatIf]
     turning: list[TurningPoint]
+    part_of: str | None = None
+    """The model whose text decoder alone was counted."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         found: dict[str, Any] = self.cost.to_json() if self.cost else {}
+        if self.part_of:
+            found["text_decoder_of"] = self.part_of
         if self.hardware:
             found["hardware"] = {"key": self.hardware.key, "name": self.hardware.name, "source": self.hardware.source}
             found["floors"] = [_row_json(row) for row in self.rows]
@@ -63,7 +69,7 @@ class Answer:
 
 def answer(asked: Asked) -> Answer:
     """Everything `llm-perf cost` prints."""
-    architecture = architecture_of(_architecture_fields(asked))
+    architecture = architecture_of(_architecture_fields(asked), decoder_only=asked.decoder_only)
     batches, prompts, contexts = (
         _numbers(name, text) for name, text in (("batch", asked.batch), ("prompt", asked.prompt), ("context", asked.context))
     )
@@ -80,15 +86,17 @@ def answer(asked: Asked) -> Answer:
     if single:
         cost = model_cost(architecture, batch=batches[0], prompt=prompts[0], context=contexts[0], formats=formats[0])
     if asked.hardware is None:
-        return Answer(cost, None, [], [])
+        return Answer(cost, None, [], [], architecture.part_of)
     hardware = hardware_named(asked.hardware)
     rows = what_if(architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0])
     turning = [turning_point(architecture, hardware, context, chosen) for chosen in formats for context in contexts]
-    return Answer(cost, hardware, rows, turning)
+    return Answer(cost, hardware, rows, turning, architecture.part_of)
 
 
 def _check_meaning(asked: Asked, architecture: Architecture) -> None:
     """Refuse what would change nothing."""
+    if asked.decoder_only and architecture.part_of is None:
+        raise ConfigError(f"--decoder-only has no effect: {architecture.model_type} is a text decoder alone.", "Leave it out.")
     if asked.mla is not None and not architecture.has_latent_attention:
         raise ConfigError(f"--mla {asked.mla} has no effect: {architecture.model_type} has no latent attention.", "Leave it out.")
 
@@ -105,7 +113,7 @@ def _architecture_fields(asked: Asked) -> Any:
             )
     model = compose(asked.overrides, asked.config_dir).config.model
     if model.source == "pretrained":
-        return _read_json(Path(model.path or "").expanduser() / "config.json")
+        return _read_json(model_folder(model.path or "") / "config.json")
     return model.architecture
 
 

@@ -4,8 +4,8 @@
 |---|---|
 | 0 | done |
 | 1 | a defect of this program; or a verdict, which is not raised: a regression (`compare --gate`), a difference (`check`) |
-| 2 | the request is wrong: a key, a value, a combination |
-| 3 | something the request needs is not here: a model folder, memory, disk space, a device |
+| 2 | the request is wrong: a key, a value, a combination, the name of something that is not there |
+| 3 | something the request needs is not here: a package, data behind a link, memory, disk space, a device |
 | 4 | a pass failed while it ran; what was captured before it is kept |
 | 5 | a file could not be read as what it should be |
 | 6 | a figure came out impossible, such as a utilisation above 100 % |

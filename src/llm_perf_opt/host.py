@@ -89,17 +89,26 @@ def available_memory_bytes() -> int:
 
 def _cgroup_limit() -> int | None:
     """What the control group still allows, where it sets a limit."""
-    for maximum, current in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    for folder, maximum, current, cached in (
+        (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            limit, used = Path(maximum).read_text().strip(), Path(current).read_text().strip()
+            limit, used = (folder / maximum).read_text().strip(), (folder / current).read_text().strip()
         except OSError:
             continue
         if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
-            return int(limit) - int(used)
+            return int(limit) - int(used) + _reclaimable(folder / "memory.stat", cached)
     return None
+
+
+def _reclaimable(statistics: Path, name: str) -> int:
+    """Files that were read and are kept in memory count as used, and are let go of as soon as anything else needs the room."""
+    try:
+        lines = [line.split() for line in statistics.read_text().splitlines()]
+    except OSError:
+        return 0
+    return next((int(line[1]) for line in lines if len(line) == 2 and line[0] == name and line[1].isdigit()), 0)
 
 
 def user_cache_folder(kind: str) -> Maybe[Path]:

@@ -12,6 +12,7 @@ from llm_perf_opt.listener import Listener
 from llm_perf_opt.parsers.ncu_csv import read_ncu
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
 from llm_perf_opt.passes import Judged, PassPlan, Run, run_pass
+from llm_perf_opt.profiling.vendor.child import UnexplainedEndError
 from llm_perf_opt.profiling.vendor.child_output import OnMessage
 from llm_perf_opt.profiling.vendor.gates import Tool
 from llm_perf_opt.profiling.vendor.launch import Finished
@@ -74,8 +75,8 @@ class _Kept:
         if self.went is None:
             return ended
         complaint = log_error(self.went.problems)
-        if complaint is not None and (ended is None or "exit code" in ended.fact):
-            return complaint  # says more than an exit code does
+        if complaint is not None and (ended is None or isinstance(ended, UnexplainedEndError)):
+            return complaint
         if ended is None and isinstance(self.went.report, Missing):
             return CaptureError(f"{self.went.report.why}, and ended without an error.", "See the pass's log.txt.")
         return ended

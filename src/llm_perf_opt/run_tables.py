@@ -6,7 +6,7 @@ They lie in tables/ as Parquet files beside the tables of the run's traces, and 
 from collections.abc import Sequence
 from typing import Any
 
-from llm_perf_opt.analysis.kernel_table import KernelRow
+from llm_perf_opt.analysis.kernel_table import StageKernel
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace_document import TraceAnalysis
 from llm_perf_opt.errors import ParseError, ResourceError
@@ -83,7 +83,7 @@ def _budget(trace: TraceAnalysis | None) -> list[Row]:
     ]  # fmt: skip
 
 
-def _counters(row: KernelRow) -> Row:
+def _counters(row: StageKernel) -> Row:
     known = {name: _value(getattr(row, name)) for name in ("stage", "name", "calls", "total_ns", "share")}
     counted = None if isinstance(row.per_call, Missing) else row.per_call
     return known | {name: _value(getattr(counted, name)) if counted else None for name in _names("counters")[5:]}

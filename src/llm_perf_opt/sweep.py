@@ -12,6 +12,7 @@ from llm_perf_opt import __version__
 from llm_perf_opt.asked_metrics import settled
 from llm_perf_opt.composition import Composed, compose, expand_sweep
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError
+from llm_perf_opt.preflight import refuse_early
 from llm_perf_opt.records import SCHEMA
 from llm_perf_opt.run_folder import RunFolder
 from llm_perf_opt.sweep_folder import Sweep, SweepFolder, SweepPoint
@@ -38,6 +39,7 @@ def plan_sweep(overrides: Sequence[str], config_dir: Path | None) -> Planned:
     composed = tuple(compose(point.overrides, config_dir) for point in points)
     for one in composed:
         settled(one.config)
+    refuse_early(one.config for one in composed)
     if wanted:
         folder = compose(wanted[-1:], config_dir).run_dir
     else:

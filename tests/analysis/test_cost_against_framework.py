@@ -3,6 +3,7 @@
 Zero difference is asked for, in the counter's convention: attention counted whole, logits for every position.
 """
 
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -17,23 +18,25 @@ from llm_perf_opt.analysis.architecture import TRANSFORMERS_MLA, Mla
 from llm_perf_opt.analysis.cost import Formats, kv_bytes_per_token, kv_cache_bytes, step_cost
 from llm_perf_opt.analysis.families import architecture_of, known_model_types
 from llm_perf_opt.analysis.work import Step
+from llm_perf_opt.errors import ConfigError
 
 PROMPT = 2048
 CHUNK = 96
-UNCOSTED = ("tiny_vlm.yaml",)
-"""Presets with an encoder beside the language model: a run of one says that no cost is claimed of it."""
 
 
 def _presets() -> dict[str, dict[str, Any]]:
     found = {}
     for file in resources.files("llm_perf_opt.conf").joinpath("model").iterdir():
         architecture = yaml.safe_load(file.read_text()).get("architecture")
-        if architecture and file.name not in UNCOSTED:
+        if architecture:
             found[file.name.removesuffix(".yaml")] = architecture
     return found
 
 
-PRESETS = _presets()
+ALL_PRESETS = _presets()
+ENCODED = {name: fields for name, fields in ALL_PRESETS.items() if "text_config" in fields}
+"""With an encoder before the decoder: refused whole; their decoders are proved like any other."""
+PRESETS = {name: fields.get("text_config", fields) for name, fields in ALL_PRESETS.items()}
 
 _SMALL = {
     "vocab_size": 512,
@@ -259,6 +262,19 @@ def test_frameworks_own_config_reads_the_same(case: str) -> None:
     fields = dict(CASES[case])
     written = AutoConfig.for_model(fields.pop("model_type"), **fields).to_dict()
     assert architecture_of(written) == architecture_of(CASES[case])
+
+
+@pytest.mark.parametrize("case", ENCODED)
+def test_a_preset_with_an_encoder_is_refused_whole_and_its_decoder_is_the_one_proved(case: str) -> None:
+    with pytest.raises(ConfigError, match="the cost model has no such part"):
+        architecture_of(ENCODED[case])
+    found = architecture_of(ENCODED[case], decoder_only=True)
+    assert found.part_of == ENCODED[case]["model_type"]
+    assert replace(found, part_of=None) == architecture_of(PRESETS[case])
+
+
+def test_there_is_such_a_preset() -> None:
+    assert ENCODED
 
 
 def test_every_known_model_type_is_proved() -> None:

@@ -127,32 +127,47 @@ def test_published_gemma3_file_names_only_what_differs_from_the_defaults() -> No
         "sliding_window": 1024,
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
     }
-    architecture = architecture_of({"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1}})
+    architecture = architecture_of(
+        {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1}}, decoder_only=True
+    )
     assert architecture.part_of == "gemma3"
     assert architecture.model_type == "gemma3_text"
     assert architecture.params == 3_880_263_168
     del text["model_type"]
-    assert architecture_of({"model_type": "gemma3", "text_config": text}).params == 3_880_263_168
+    assert architecture_of({"model_type": "gemma3", "text_config": text}, decoder_only=True).params == 3_880_263_168
 
 
 def test_text_config_of_a_model_that_is_not_known_itself() -> None:
-    architecture = architecture_of({"model_type": "llava", "text_config": LLAMA})
+    architecture = architecture_of({"model_type": "llava", "text_config": LLAMA}, decoder_only=True)
     assert architecture == replace(architecture_of(LLAMA), part_of="llava")
 
 
 def test_tying_stands_in_the_text_config_or_outside() -> None:
     def tied(outer: dict[str, bool], inner: dict[str, bool]) -> bool:
-        return architecture_of({"model_type": "llava", **outer, "text_config": LLAMA | inner}).tied_embeddings
+        config = {"model_type": "llava", **outer, "text_config": LLAMA | inner}
+        return architecture_of(config, decoder_only=True).tied_embeddings
 
     yes, no = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
     assert [tied({}, {}), tied(yes, {}), tied(no, yes), tied(yes, no)] == [False, True, True, False]
 
 
 def test_errors_inside_a_text_config_say_so() -> None:
-    assert "text_config.hidden_size" in str(refused({"model_type": "llava", "text_config": LLAMA | {"hidden_size": 0}}))
-    inner = {key: value for key, value in LLAMA.items() if key != "model_type"}
-    assert "text_config.model_type" in str(refused({"model_type": "llava", "text_config": inner}))
-    assert "text_config" in str(refused({"model_type": "llava", "text_config": 3}))
+    def said(inner: object) -> str:
+        with pytest.raises(ConfigError) as caught:
+            architecture_of({"model_type": "llava", "text_config": inner}, decoder_only=True)
+        return str(caught.value)
+
+    assert "text_config.hidden_size" in said(LLAMA | {"hidden_size": 0})
+    assert "text_config.model_type" in said({key: value for key, value in LLAMA.items() if key != "model_type"})
+    assert "text_config" in said(3)
+
+
+@pytest.mark.parametrize("model_type", ["llava", "gemma3", "qwen2_audio"])
+def test_a_decoder_behind_an_encoder_is_not_taken_for_the_model(model_type: str) -> None:
+    error = refused({"model_type": model_type, "text_config": LLAMA, "vision_config": {"hidden_size": 1}})
+    assert f"'{model_type}'" in error.fact
+    assert "the cost model has no such part" in error.fact
+    assert "--decoder-only" in error.remedy
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.findings import RULES, find
 from llm_perf_opt.analysis.fusion import Fusion
 from llm_perf_opt.analysis.hardware import hardware_named
 from llm_perf_opt.analysis.idle import IdleCause
-from llm_perf_opt.analysis.kernel_table import KernelRow, PerCall, StageKernels, Variant
+from llm_perf_opt.analysis.kernel_table import PerCall, StageKernel, StageKernels, Variant
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import summarise
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
@@ -231,7 +231,7 @@ def counted(**values: float) -> StageKernels:
     call = PerCall(
         none, none, none, none, none, **{"sm_pct": 20.0, "dram_pct": 20.0, "occupancy_pct": 60.0, "waves": 4.0, **values}
     )
-    row = KernelRow("decode", "slow", "slow", 10, 40 * MS, 0.5, (Variant(1, 32, 10, 40 * MS, 1, False, call),), call)
+    row = StageKernel("decode", "slow", "slow", 10, 40 * MS, 0.5, (Variant(1, 32, 10, 40 * MS, 1, False, call),), call)
     return StageKernels("decode", (row,), 80 * MS, 10, 1.0, 0.0, none, none, none, 0, ())
 
 

@@ -9,7 +9,7 @@ import yaml
 from builders import HOSTILE_NAMES
 from dataset_builders import RECORDS, added, everything_below, small_source, write_jsonl
 from llm_perf_opt.data import adding
-from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
 
 
 def test_link_metadata_readme_and_option_are_there(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_link_metadata_readme_and_option_are_there(tmp_path: Path) -> None:
     for said in ("CC0-1.0", "├── LICENSE.txt", "└── train.jsonl", "ours", "llm-perf run dataset=mine"):
         assert said in page
     option = yaml.safe_load((tmp_path / "conf" / "dataset" / "mine.yaml").read_text())
-    assert (option["root"], option["variant"], option["kind"]) == (str(folder.path), None, "prompts")
+    assert (option["root"], option["variant"], option["kind"]) == ("datasets/mine", None, "prompts")
     assert "*/source-data" in (tmp_path / "datasets" / ".gitignore").read_text()
 
 
@@ -152,3 +152,17 @@ def test_a_folder_is_not_added_to_itself(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", RECORDS)
     with pytest.raises(ConfigError, match=r"contains .* itself"):
         added(tmp_path, tmp_path)
+
+
+def test_data_of_which_nothing_can_be_read_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "a.jsonl").write_bytes(b"[1]\nnot json\n\xff\n")
+    with pytest.raises(ParseError, match=r"None of the 3 records can be read; a\.jsonl, line 1: not a JSON object"):
+        added(tmp_path, tmp_path / "s")
+    assert not (tmp_path / "datasets" / "mine").exists()
+
+
+def test_a_field_that_holds_no_text_says_what_it_holds(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "s" / "a.jsonl", [{"text": 3, "txt": "y"}])
+    with pytest.raises(ConfigError, match=r"in the field 'text', but a number\. Did you mean 'txt'\?"):
+        added(tmp_path, tmp_path / "s")

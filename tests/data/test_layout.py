@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from builders import HOSTILE_NAMES
 from llm_perf_opt.data.layout import DatasetTree, checked_name
-from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.errors import ConfigError
 
 HOSTILE = [
     *HOSTILE_NAMES,
@@ -48,10 +48,10 @@ def test_what_is_not_there_is_answered_with_what_is(tmp_path: Path) -> None:
     folder = tmp_path / "openwebtext"
     folder.mkdir()
     (folder / "metadata.yaml").write_text("")
-    with pytest.raises(ResourceError, match="Did you mean 'openwebtext'") as caught:
+    with pytest.raises(ConfigError, match="Did you mean 'openwebtext'") as caught:
         DatasetTree(tmp_path).dataset("openwebtxt")
     assert "llm-perf dataset add" in caught.value.remedy
-    with pytest.raises(ResourceError, match="no variant 'x'") as caught:
+    with pytest.raises(ConfigError, match="no variant 'x'") as caught:
         DatasetTree(tmp_path).dataset("openwebtext").variant("x")
     assert "none yet" in caught.value.remedy
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from builders import HOSTILE_NAMES
+from dataset_builders import write_jsonl
 from llm_perf_opt.data.model_tree import check_model, link_model, linked_models, model_named
 from llm_perf_opt.data.safetensors_header import read_header
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
@@ -164,7 +165,7 @@ def test_a_link_is_made_once_and_found(model: Path, tmp_path: Path) -> None:
         link_model(root, "mine", model)
     assert linked_models(root) == [place]
     assert model_named(root, "mine") == place
-    with pytest.raises(ResourceError, match="Did you mean 'mine'"):
+    with pytest.raises(ConfigError, match="Did you mean 'mine'"):
         model_named(root, "mind")
 
 
@@ -190,3 +191,9 @@ def test_what_is_no_model_is_not_linked(tmp_path: Path) -> None:
     for target, said in (("nowhere", "not a folder"), ("gone", "a link to nothing"), (".", "has no config.json")):
         with pytest.raises(ResourceError, match=said):
             link_model(tmp_path / "models", "m", tmp_path / target)
+
+
+def test_weights_without_a_tensor_are_a_problem(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "m" / "config.json", [{"model_type": "qwen2"}])
+    (tmp_path / "m" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert check_model(tmp_path / "m").problems == ["the *.safetensors hold no tensor"]

@@ -477,3 +477,27 @@ def test_the_metadata_say_everything_needed_to_repeat_it(folder: DatasetFolder) 
     assert written["tool"]["llm-perf-opt"]
     assert written["files"]["samples.jsonl"]["bytes"] == (folder.path / "v" / "data" / "samples.jsonl").stat().st_size
     assert msgspec.convert(written, VariantMetadata).arguments["seed"] == 8
+
+
+@pytest.mark.parametrize("way", [{"num_samples": 1}, {"to": "txt"}, {"tokenizer": "bytes"}])
+def test_a_variant_of_nothing_is_refused(tmp_path: Path, way: dict[str, Any]) -> None:
+    write_jsonl(tmp_path / "s" / "train.jsonl", [{"text": "x"}])
+    write_jsonl(tmp_path / "s" / "test.jsonl", [[1], "no object"])
+    folder, _ = added(tmp_path, tmp_path / "s")
+    with pytest.raises(ResourceError, match=r"Nothing is left to make a variant of: 2 records|There is no record to take"):
+        made(folder, split="test", skip_bad=True, **way)
+    assert folder.variants() == ()
+
+
+@pytest.mark.parametrize(
+    ("free_mb", "held_mb", "limit_mb"), [(10**6, 0, 256), (10**6, 100, 1856), (1000, 100, 800), (0, 100, 256)]
+)
+def test_the_database_gets_what_long_records_need_and_no_more_than_is_free(
+    monkeypatch: pytest.MonkeyPatch, free_mb: int, held_mb: int, limit_mb: int
+) -> None:
+    monkeypatch.setattr(parquet_files, "available_memory_bytes", lambda: free_mb * 10**6)
+    with parquet_files.database(held_bytes=held_mb * 1e6) as connection:
+        (said,) = connection.execute("SELECT current_setting('memory_limit')").fetchone() or ("",)
+    number, unit = said.split()
+    found = float(number) * {"MiB": 2**20, "GiB": 2**30}[unit]
+    assert found == pytest.approx(limit_mb * 1e6, rel=0.06), said

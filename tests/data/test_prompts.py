@@ -119,9 +119,9 @@ def test_the_packaged_prompts_are_there() -> None:
 @pytest.mark.parametrize("name", ["nowhere.jsonl", "folder.jsonl", "nul\0.txt", "n" * 5000 + ".txt"])
 def test_a_file_that_is_not_there_is_said_so(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(ResourceError, match=r"dataset\.path") as caught:
+    with pytest.raises(ConfigError, match=r"dataset\.path") as caught:
         text_prompts(dataset(tmp_path / name), 1, 10, 100, None)
-    assert caught.value.exit_code == 3
+    assert caught.value.exit_code == 2
 
 
 def test_a_file_that_may_not_be_read_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

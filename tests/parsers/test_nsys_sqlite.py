@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.projection import project, step_of_work
 from llm_perf_opt.analysis.trace_health import Expected, examined
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import RangeKind, Trace, WorkKind
-from llm_perf_opt.parsers import gunzip as gunzip_module
+from llm_perf_opt.parsers import packed
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
 from nsys_databases import DECODE, PROCESS, TRUNCATED, altered, cut_small
 
@@ -269,10 +269,10 @@ def test_a_column_that_is_needed_and_not_there(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gunzip_module, "RATIO_FREE_BYTES", 2**20)
+    monkeypatch.setattr(packed, "RATIO_COUNTS_FROM_BYTES", 2**20)
     bomb = written(tmp_path / "bomb.sqlite.gz", gzip.compress(b"SQLite format 3\x00" + bytes(2**26)))
     assert bomb.stat().st_size < 2**17
-    with pytest.raises(ParseError, match="unpacks to more than"):
+    with pytest.raises(ParseError, match="unpacks to more than 200 times its size"):
         read_nsys(bomb)
 
 

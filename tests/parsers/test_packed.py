@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.parsers import packed
-from llm_perf_opt.parsers.packed import LIMIT_VARIABLE, PackedFile
+from llm_perf_opt.parsers.packed import LIMIT_VARIABLE, PackedFile, is_gzip, unpack
 
 CONTENT = b"".join(b"line %d of many\n" % number for number in range(50_000))
 
@@ -116,3 +116,24 @@ def test_a_limit_that_is_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(LIMIT_VARIABLE, value)
     with pytest.raises(ConfigError, match="is no size"):
         unpacked(tmp_path / "file")
+
+
+def test_a_file_is_unpacked_to_disk_whole_or_refused(tmp_path: Path) -> None:
+    path, out = tmp_path / "report.gz", tmp_path / "out"
+    path.write_bytes(gzip.compress(CONTENT))
+    assert is_gzip(path)
+    unpack(path, out)
+    assert out.read_bytes() == CONTENT
+    assert not is_gzip(out)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ParseError, match="truncated gzip file"):
+        unpack(path, out)
+
+
+def test_a_full_disk_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no device that is always full")
+    path = tmp_path / "report.gz"
+    path.write_bytes(gzip.compress(CONTENT * 20))
+    with pytest.raises(ResourceError, match="cannot be unpacked into /dev"):
+        unpack(path, Path("/dev/full"))

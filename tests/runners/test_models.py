@@ -97,9 +97,9 @@ def test_a_saved_folder_loads_with_the_same_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "error", "words"),
     [
-        ("no folder", ResourceError, "no such folder"),
-        ("dangling link", ResourceError, "is a link to"),
-        ("no config", ResourceError, r"no config\.json"),
+        ("no folder", ConfigError, "no such folder"),
+        ("dangling link", ConfigError, "is a link to"),
+        ("no config", ConfigError, r"no config\.json"),
         ("config is not JSON", ResourceError, "cannot be loaded"),
         ("no weights", ResourceError, "safetensors"),
         ("pickled weights", ResourceError, "safetensors"),

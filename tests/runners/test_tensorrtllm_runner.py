@@ -106,6 +106,12 @@ def test_it_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "why"),
     [
         (["runtime.engine.tensor_parallel_size=2"], "spread over 2 workers"),
+        (["runtime.engine.tensor_parallel_size='2'"], "spread over 2 workers"),
+        (["runtime.engine.tensor_parallel_size=auto"], "tensor_parallel_size=auto does not tell over how many devices"),
+        (["runtime.engine.tensor_parallel_size=[1,2]"], "does not tell over how many devices"),
+        (["runtime.engine.tensor_parallel_size=null"], "does not tell over how many devices"),
+        (["runtime.engine.tensor_parallel_size=0.5"], "does not tell over how many devices"),
+        (["runtime.engine.tensor_parallel_size=-1"], "does not tell over how many devices"),
         (["dataset=sample_prompts", "runtime.prompt_tokens=128"], "without padding"),
     ],
 )

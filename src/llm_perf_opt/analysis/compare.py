@@ -25,7 +25,7 @@ from llm_perf_opt.analysis.compare_figures import (
     operator_changes,
     told_once,
 )
-from llm_perf_opt.analysis.compare_kernels import KernelMatch, KernelRow, match_kernels
+from llm_perf_opt.analysis.compare_kernels import KernelMatch, MatchableKernel, match_kernels
 from llm_perf_opt.analysis.compare_stats import (
     ACCELERATOR_SPREAD,
     DEFAULT_JUDGEMENT,
@@ -55,7 +55,7 @@ class Side:
     """One or several runs of one configuration, and what else is known of the typical one of them."""
 
     runs: tuple[RunAnalysis, ...]
-    kernels: Maybe[Sequence[KernelRow]] = NOT_MADE
+    kernels: Maybe[Sequence[MatchableKernel]] = NOT_MADE
     budget: Maybe[Sequence[Figure]] = NOT_MADE
     counters: Maybe[Sequence[Figure]] = NOT_MADE
     typical: int = 0

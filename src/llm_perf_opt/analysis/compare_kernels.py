@@ -15,7 +15,7 @@ MOST_CALL_RATIO = 1.5
 _BARE = re.compile(r"[<(].*", re.DOTALL)
 
 
-class KernelRow(Protocol):
+class MatchableKernel(Protocol):
     """What matching needs of a kernel in one stage; rows stand in the order of their first launch."""
 
     @property
@@ -75,7 +75,7 @@ class KernelMatch:
     vanished: tuple[LoneKernel, ...]
 
 
-def match_kernels(base: Sequence[KernelRow], new: Sequence[KernelRow]) -> KernelMatch:
+def match_kernels(base: Sequence[MatchableKernel], new: Sequence[MatchableKernel]) -> KernelMatch:
     """Pair kernels: first those of one name, then, in each stage and class, those with like call counts, order and names."""
     pairs: list[KernelPair] = []
     by_name: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -103,7 +103,7 @@ def match_kernels(base: Sequence[KernelRow], new: Sequence[KernelRow]) -> Kernel
 
 
 def _by_role(
-    base: Sequence[KernelRow], new: Sequence[KernelRow], base_left: Sequence[int], new_left: Sequence[int]
+    base: Sequence[MatchableKernel], new: Sequence[MatchableKernel], base_left: Sequence[int], new_left: Sequence[int]
 ) -> list[tuple[int, int]]:
     """The likeliest counterparts among what no name paired, the surest first."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -128,7 +128,7 @@ def _by_role(
     return chosen
 
 
-def _places(rows: Sequence[KernelRow], indices: Sequence[int]) -> dict[int, float]:
+def _places(rows: Sequence[MatchableKernel], indices: Sequence[int]) -> dict[int, float]:
     """Where each stands among the unpaired of its stage, class and call count, 0 to 1."""
     groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for index in indices:
@@ -146,12 +146,12 @@ def _unlike(one: str, other: str) -> float:
     return 1 - difflib.SequenceMatcher(None, _BARE.sub("", one)[:80], _BARE.sub("", other)[:80], autojunk=False).ratio()
 
 
-def _pair(base: KernelRow, new: KernelRow, how: How) -> KernelPair:
+def _pair(base: MatchableKernel, new: MatchableKernel, how: How) -> KernelPair:
     return KernelPair(
         base.stage, base.role, base.name, new.name, how, base.calls, new.calls, base.time_ns, new.time_ns
     )  # fmt: skip
 
 
-def _alone(rows: Sequence[KernelRow], indices: Sequence[int] | set[int]) -> tuple[LoneKernel, ...]:
+def _alone(rows: Sequence[MatchableKernel], indices: Sequence[int] | set[int]) -> tuple[LoneKernel, ...]:
     found = [LoneKernel(row.stage, row.role, row.name, row.calls, row.time_ns) for row in (rows[index] for index in indices)]
     return tuple(sorted(found, key=lambda kernel: (-kernel.time_ns, kernel.stage, kernel.name)))

@@ -137,7 +137,7 @@ def request_cost(timings: CleanTimings) -> Maybe[RequestCost]:
     if runtime is not None and (runtime.inseparable or runtime.uncosted):
         return Missing(runtime.inseparable or runtime.uncosted)
     try:
-        architecture = architecture_of(timings.model.architecture)
+        architecture = architecture_of(timings.model.architecture, decoder_only=True)  # a runner says `uncosted` where more ran
     except ConfigError as error:
         return Missing(f"no cost model: {error.fact}")
     work = timings.workload

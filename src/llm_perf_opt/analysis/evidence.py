@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.idle import IdleCause
 from llm_perf_opt.analysis.intervals import union_blocks
 from llm_perf_opt.analysis.kernel_classes import CLASSES, KernelClass, class_of_work
 from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
-from llm_perf_opt.analysis.kernel_summary import KernelRow, kernels_by_time
+from llm_perf_opt.analysis.kernel_summary import KernelTotal, kernels_by_time
 from llm_perf_opt.analysis.kernel_table import StageKernels
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.projection import NONE
@@ -75,7 +75,7 @@ class StageEvidence:
     """Decode steps, prefills or steps in the trace."""
     time: StageTime
     budget: StageBudget
-    kernels: tuple[KernelRow, ...]
+    kernels: tuple[KernelTotal, ...]
     """Of the busiest device: devices work side by side, so what one kernel less saves is not the sum over them."""
     fusion: Fusion
     """Of the busiest device."""

@@ -17,8 +17,11 @@ from llm_perf_opt.errors import ConfigError, nearest
 _BUILDERS = {**DENSE_FAMILIES, **MOE_FAMILIES}
 
 
-def architecture_of(config: object) -> Architecture:
-    """The architecture a config describes; a vision-language config gives its text decoder."""
+def architecture_of(config: object, *, decoder_only: bool = False) -> Architecture:
+    """The architecture a config describes. One with a text decoder inside is refused: what feeds the decoder is not counted.
+
+    `decoder_only` is said by who knows that nothing else runs, such as a request of text alone: then the decoder is the model.
+    """
     if not isinstance(config, Mapping):
         raise ConfigError(f"A model configuration must be a mapping of fields, not {type(config).__name__}.")
     model_type = _model_type(config, "")
@@ -27,6 +30,12 @@ def architecture_of(config: object) -> Architecture:
         return _builder(model_type)(Fields(config, model_type))
     if not isinstance(inner, Mapping):
         raise ConfigError(f"text_config must be a mapping of fields, not {type(inner).__name__}.")
+    if not decoder_only:
+        raise ConfigError(
+            f"model_type '{model_type}' is a text decoder (text_config) with an encoder of pictures or sound before it, "
+            "and the cost model has no such part.",
+            "Add --decoder-only to count the text decoder alone, as it runs on a prompt of text.",
+        )
     # The decoder's own word on tying comes first; some files have it only outside.
     fields = {key: config[key] for key in ("tie_word_embeddings",) if key in config} | dict(inner)
     if model_type == "gemma3":

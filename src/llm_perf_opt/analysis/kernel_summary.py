@@ -11,7 +11,7 @@ from llm_perf_opt.events import Trace, WorkKind
 
 
 @dataclass(frozen=True)
-class KernelRow:
+class KernelTotal:
     """All launches of one kernel."""
 
     name: str
@@ -25,7 +25,7 @@ class KernelRow:
 
 def kernels_by_time(
     trace: Trace, stages: TraceStages | None = None, stage: str | None = None, device: int | None = None
-) -> tuple[KernelRow, ...]:
+) -> tuple[KernelTotal, ...]:
     """Kernels by their summed time, the largest first. With a stage, those that its launches started; with a device, its own."""
     chosen = trace.work.kind == WorkKind.KERNEL
     if stage is not None:
@@ -48,7 +48,7 @@ def kernels_by_time(
         known = by_name.get(name, (0, 0))
         by_name[name] = (known[0] + count, known[1] + time)
     found = [
-        KernelRow(name, classify(name), count, time, time / count, time / everything if everything else 0.0)
+        KernelTotal(name, classify(name), count, time, time / count, time / everything if everything else 0.0)
         for name, (count, time) in by_name.items()
     ]
     return tuple(sorted(found, key=lambda row: (-row.total_ns, row.name)))

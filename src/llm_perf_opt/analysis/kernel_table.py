@@ -69,7 +69,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class KernelRow:
+class StageKernel:
     """One kernel of a stage."""
 
     stage: str
@@ -146,7 +146,7 @@ class StageKernels:
     """All kernels of a stage, the longest first."""
 
     stage: str
-    rows: tuple[KernelRow, ...]
+    rows: tuple[StageKernel, ...]
     total_ns: int
     calls: int
     counters: Maybe[float]
@@ -251,7 +251,7 @@ def _row(
     samples: Sequence[CountedKernel],
     roles: Maybe[CounterRoles],
     why: Missing | None,
-) -> KernelRow:
+) -> StageKernel:
     sizes: dict[tuple[int, int], list[KernelUse]] = defaultdict(list)
     for use in uses:
         sizes[(use.grid, use.block)].append(use)
@@ -266,7 +266,7 @@ def _row(
         variants.append(Variant(grid, block, calls[(grid, block)], total, len(chosen), by_name, counted))
     variants.sort(key=lambda variant: -variant.total_ns)
     total = sum(variant.total_ns for variant in variants)
-    return KernelRow(
+    return StageKernel(
         stage=stage,
         name=name,
         spelled=uses[0].name,

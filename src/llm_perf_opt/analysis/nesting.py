@@ -1,8 +1,9 @@
 """Which stretch of a thread's time encloses another, or a moment: innermost, outermost, parents. Vectorised.
 
-Sorted by start (the longer first), the parent of a stretch is the nearest one before it that ends no earlier. Every stretch
-points at its predecessor at first and jumps over those that end too soon, all at once; siblings double the jumps of each other,
-so a million stretches settle in some dozens of rounds.
+Sorted by start (the longer first), the parent of a stretch is the nearest one before it that ends late enough: no earlier than
+it does, or, where stretches may overlap without one being inside the other, after it begins. Every stretch points at its
+predecessor at first and jumps over those that end too soon, all at once; siblings double the jumps of each other, so a million
+stretches settle in some dozens of rounds. All that is jumped over had ended, so the innermost at a moment is found the same way.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 from llm_perf_opt.events import Int64
 
 NONE = -1
-"""There is no such stretch."""
+"""In a column of row numbers: there is none."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,26 @@ class Nesting:
         return found
 
 
-def nest(start_ns: Int64, end_ns: Int64, lane: Int64) -> Nesting:
-    """How stretches nest on their lanes; of two equal ones the earlier row is the outer."""
+def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = False) -> Nesting:
+    """How stretches nest on their lanes; of two equal ones the earlier row is the outer.
+
+    `overlapping`: the parent is the latest begun that is still open when a stretch begins, whether or not it encloses its end.
+    """
     order = _outer_first(start_ns, end_ns, lane)
     start, end, of = start_ns[order], end_ns[order], lane[order]
+    until = start + 1 if overlapping else end
     first = np.flatnonzero(np.append(True, of[1:] != of[:-1])) if len(of) else np.empty(0, np.int64)
     lanes = of[first]
     jump = np.arange(len(order), dtype=np.int64) - 1
     jump[first] = NONE
-    pending = np.flatnonzero(end[:-1] < end[1:]) + 1  # the first round of the loop, for all rows at once
+    pending = np.flatnonzero(end[:-1] < until[1:]) + 1  # the first round of the loop, for all rows at once
     pending = pending[jump[pending] != NONE]
     jump[pending] = jump[pending - 1]
     while len(pending):
         target = jump[pending]
         pending = pending[target != NONE]
         target = target[target != NONE]
-        short = end[target] < end[pending]
+        short = end[target] < until[pending]
         pending, target = pending[short], target[short]
         jump[pending] = jump[target]
     parent = np.full(len(order), NONE, np.int64)
@@ -82,10 +87,20 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64) -> Nesting:
 
 def lanes_of(*tables: tuple[Int64, Int64]) -> list[Int64]:
     """Per table of two columns, such as process and thread: one number per pair, the same in every table."""
-    process = _numbered(np.concatenate([table[0] for table in tables]))
-    thread = _numbered(np.concatenate([table[1] for table in tables]))
+    process = numbered(np.concatenate([table[0] for table in tables]))
+    thread = numbered(np.concatenate([table[1] for table in tables]))
     lane = process * (int(thread.max(initial=0)) + 1) + thread
     return list(np.split(lane, np.cumsum([len(table[0]) for table in tables])[:-1]))
+
+
+def numbered(values: Int64) -> Int64:
+    """The rank of each value among the distinct ones. Runs of one value, the rule in such columns, are sorted as one."""
+    if not len(values):
+        return np.zeros(0, np.int64)
+    first = np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
+    rank = np.unique(values[first], return_inverse=True)[1].reshape(-1)  # some versions of numpy keep the input's shape
+    ranks: Int64 = np.repeat(rank, np.diff(first, append=len(values)))
+    return ranks
 
 
 def _outer_first(start_ns: Int64, end_ns: Int64, lane: Int64) -> Int64:
@@ -96,13 +111,6 @@ def _outer_first(start_ns: Int64, end_ns: Int64, lane: Int64) -> Int64:
     if (later | (of[1:] != of[:-1])).all():
         return order
     return np.lexsort((-end_ns, start_ns, lane))
-
-
-def _numbered(values: Int64) -> Int64:
-    """Each value's place among the distinct ones; most traces have one process, so that is asked first."""
-    if not len(values) or (values == values[0]).all():
-        return np.zeros(len(values), np.int64)
-    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _climb(place: Int64, moment_ns: Int64, end_ns: Int64, jump: Int64) -> Int64:

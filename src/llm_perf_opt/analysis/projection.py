@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from llm_perf_opt.analysis.nesting import NONE as NONE
+from llm_perf_opt.analysis.nesting import lanes_of, nest, numbered
 from llm_perf_opt.events import NO_NAME, HostCalls, Int32, Int64, RangeKind, Ranges, Trace
 from llm_perf_opt.stages import DOMAIN, Stage
-
-NONE = -1
-"""In a column of row numbers: there is none."""
 
 Bool = npt.NDArray[np.bool_]
 
@@ -136,77 +135,22 @@ def packed_keys(*tables: tuple[Int64, Int64]) -> list[Int64]:
     low = np.concatenate([table[1] for table in tables])
     if not len(low):
         return [table[1] for table in tables]
-    number = _numbered(high)
+    number = numbered(high)
     if low.min() < 0 or low.max() >= 2**62 // (int(number.max()) + 1):
-        low = _numbered(low)  # too wide to pack as it is
+        low = numbered(low)  # too wide to pack as it is
     packed = number * (int(low.max()) + 1) + low
     bounds = np.cumsum([len(table[0]) for table in tables])[:-1]
     return list(np.split(packed, bounds))
 
 
-def _numbered(values: Int64) -> Int64:
-    """The rank of each value among the distinct ones. Runs of one value, the rule in such columns, are sorted as one."""
-    first = np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
-    rank = np.unique(values[first], return_inverse=True)[1].reshape(-1)  # some versions of numpy keep the input's shape
-    numbers: Int64 = np.repeat(rank, np.diff(first, append=len(values)))
-    return numbers
-
-
 def _nesting(ranges: Ranges, calls: HostCalls) -> tuple[Int64, Int64]:
-    """Parent per range and innermost range per call, thread by thread."""
+    """Parent per range and innermost range per call. Ranges of several NVTX domains may overlap on one thread."""
     parent = np.full(len(ranges), NONE, np.int64)
-    range_of_call = np.full(len(calls), NONE, np.int64)
     nested = np.flatnonzero(ranges.kind == RangeKind.PUSH_POP)
-    if not len(nested):
-        return parent, range_of_call
-    range_thread, call_thread = _threads(ranges, nested, calls)
-    calls_by_thread = np.argsort(call_thread, kind="stable")
-    call_bounds = np.searchsorted(call_thread[calls_by_thread], np.arange(range_thread.max() + 2))
-    order = np.lexsort((-ranges.end_ns[nested], ranges.start_ns[nested], range_thread))
-    bounds = np.searchsorted(range_thread[order], np.arange(range_thread.max() + 2))
-    for thread in range(int(range_thread.max()) + 1):
-        rows = nested[order[bounds[thread] : bounds[thread + 1]]]
-        if not len(rows):
-            continue
-        starts, ends = ranges.start_ns[rows], ranges.end_ns[rows]
-        above = _parents(starts, ends)
-        parent[rows] = through(above, rows)
-        mine = calls_by_thread[call_bounds[thread] : call_bounds[thread + 1]]
-        range_of_call[mine] = through(_innermost(starts, ends, above, calls.start_ns[mine]), rows)
-    return parent, range_of_call
-
-
-def _threads(ranges: Ranges, nested: Int64, calls: HostCalls) -> tuple[Int64, Int64]:
-    """A number per thread, the same in both tables. Thread ids repeat across processes."""
-    keys = packed_keys((ranges.process[nested], ranges.thread[nested]), (calls.process, calls.thread))
-    numbers = _numbered(np.concatenate(keys))
-    return numbers[: len(nested)], numbers[len(nested) :]
-
-
-def _parents(starts: Int64, ends: Int64) -> Int64:
-    """Per range of one thread, in order of start and the outer first: the latest begun that is still open when it starts.
-
-    Each points first at its predecessor and, where that has ended, at whatever that one points at. All that is stepped over had
-    ended too, so the answer holds for ranges that overlap without nesting as well.
-    """
-    above: Int64 = np.arange(-1, len(starts) - 1)
-    while True:
-        ended = np.flatnonzero(above != NONE)
-        ended = ended[ends[above[ended]] <= starts[ended]]
-        if not len(ended):
-            return above
-        above[ended] = above[above[ended]]
-
-
-def _innermost(starts: Int64, ends: Int64, above: Int64, times: Int64) -> Int64:
-    """Per time: the latest begun range with start ≤ time < end, or -1."""
-    found = (np.searchsorted(starts, times, side="right") - 1).astype(np.int64)
-    while True:
-        ended = np.flatnonzero(found != NONE)
-        ended = ended[ends[found[ended]] <= times[ended]]
-        if not len(ended):
-            return found
-        found[ended] = above[found[ended]]
+    lane, call_lane = lanes_of((ranges.process[nested], ranges.thread[nested]), (calls.process, calls.thread))
+    found = nest(ranges.start_ns[nested], ranges.end_ns[nested], lane, overlapping=True)
+    parent[nested] = through(found.parent, nested)
+    return parent, through(found.innermost(calls.start_ns, call_lane), nested)
 
 
 def _depths(parent: Int64) -> Int64:

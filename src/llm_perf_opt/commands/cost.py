@@ -20,6 +20,9 @@ def cost(
     kv_dtype: Annotated[str, typer.Option(help="Of the cache.")] = "bf16",
     mla: Annotated[str | None, typer.Option(help="How latent attention runs: expand_once, reexpand, absorb.")] = None,
     hardware: Annotated[str | None, typer.Option(help="Floors on this product: h100_sxm, h200, rtx_4090 …")] = None,
+    decoder_only: Annotated[
+        bool, typer.Option("--decoder-only", help="Of a model that takes pictures or sound too: its text decoder alone.")
+    ] = False,
     config_dir: Annotated[Path | None, typer.Option(help="A folder with options of your own.")] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -29,7 +32,7 @@ def cost(
     from llm_perf_opt.costing import Asked, answer
     from llm_perf_opt.report.cost import cost_page, what_if_page
 
-    asked = Asked(overrides or [], model_config, config_dir, batch, prompt, context, dtype, kv_dtype, mla, hardware)
+    asked = Asked(overrides or [], model_config, config_dir, batch, prompt, context, dtype, kv_dtype, mla, hardware, decoder_only)
     found = answer(asked)
     if as_json:
         print_json(found.to_json())
@@ -37,4 +40,4 @@ def cost(
     if found.cost:
         print(cost_page(found.cost))
     if found.hardware:
-        print(what_if_page(found.rows, found.turning, found.hardware))
+        print(what_if_page(found.rows, found.turning, found.hardware, found.part_of))

@@ -8,7 +8,7 @@ import typer
 
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.config import PROJECT_CONF
-from llm_perf_opt.data.layout import DATASETS_ROOT, SOURCE, DatasetTree
+from llm_perf_opt.data.layout import DATASETS_ROOT, SOURCE, DatasetTree, given_root
 
 if TYPE_CHECKING:
     from llm_perf_opt.data.metadata import Skipped
@@ -64,15 +64,15 @@ def list_datasets(root: Root = DATASETS_ROOT, as_json: Json = False, debug: Debu
     from llm_perf_opt.data.checking import listed
     from llm_perf_opt.report.text import byte_count
 
-    found = [listed(folder) for folder in DatasetTree(root).datasets()]
+    found = [listed(folder) for folder in DatasetTree(given_root(root, DATASETS_ROOT)).datasets()]
     if as_json:
         print_json([asdict(entry) for entry in found])
         return
     if not found:
         print(f"{root} holds no dataset. Add one with `llm-perf dataset add NAME --source PATH`.")
     for entry in found:
-        size = f"{entry.records} records, {byte_count(entry.bytes)}, {entry.format}"
-        print(f"{entry.name}  {size}  → {entry.source}{'' if entry.state == 'ok' else f'  ({entry.state})'}")
+        size = "" if entry.bytes is None else f"  {entry.records} records, {byte_count(entry.bytes)}, {entry.format}"
+        print(f"{entry.name}{size}  → {entry.source}{'' if entry.state == 'ok' else f'  ({entry.state})'}")
         for name, what in entry.variants.items():
             print(f"  {name}  {what}")
 
@@ -92,7 +92,7 @@ def check(
     from llm_perf_opt.commands.watching import watched
     from llm_perf_opt.data.checking import check_dataset, unfinished
 
-    tree = DatasetTree(root)
+    tree = DatasetTree(given_root(root, DATASETS_ROOT))
     folders = (tree.dataset(name),) if name else tree.datasets()
     differences = [] if name else unfinished(tree)
     with watched("check", name or str(root), quiet) as phases:
@@ -116,7 +116,7 @@ def prepare(
     parent: Annotated[str, typer.Option("--from", help="Another variant to start from.")] = SOURCE,
     split: Annotated[str | None, typer.Option(help="Only this split: train, validation, test.")] = None,
     num_samples: Annotated[int | None, typer.Option(help="A subset of so many records.")] = None,
-    seed: Annotated[int, typer.Option(help="Which subset.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="With --num-samples: which subset; by default 0.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Token ids: `bytes`, or a folder with a tokenizer.json.")] = None,
     to: Annotated[str | None, typer.Option(help="Another format: jsonl, parquet or txt.")] = None,
     text_field: Annotated[str | None, typer.Option(help="The field that holds the text; by default the dataset's.")] = None,
@@ -137,7 +137,7 @@ def prepare(
     asked = Preparation(
         variant, parent, split, num_samples, seed, tokenizer, to, text_field, join_lines=join_lines, skip_bad=skip_bad
     )
-    folder = DatasetTree(root).dataset(name)
+    folder = DatasetTree(given_root(root, DATASETS_ROOT)).dataset(name)
     with watched("prepare", f"{name} → {variant}", quiet) as phases:
         metadata = make(folder, asked, phases)
     if as_json:

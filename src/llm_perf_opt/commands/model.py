@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
-from llm_perf_opt.data.layout import MODELS_ROOT
+from llm_perf_opt.data.layout import MODELS_ROOT, given_root
 
 app = typer.Typer(
     name="model", help="Link models and check what lies behind the links.", no_args_is_help=True, rich_markup_mode=None
@@ -45,7 +45,7 @@ def list_models(root: Root = MODELS_ROOT, as_json: Json = False, debug: Debug = 
     note_debug(debug)
     from llm_perf_opt.data.model_tree import linked_models
 
-    places = linked_models(root)
+    places = linked_models(given_root(root, MODELS_ROOT))
     links = [{"name": place.name, "target": _target(place), "dangling": not place.exists()} for place in places]
     if as_json:
         print_json(links)
@@ -68,6 +68,7 @@ def check(
     from llm_perf_opt.data.model_tree import check_model, linked_models, model_named
     from llm_perf_opt.report.models import model_lines
 
+    given_root(root, MODELS_ROOT)
     places = [model_named(root, name)] if name else linked_models(root)
     found = [check_model(place) for place in places]
     if as_json:

@@ -145,7 +145,9 @@ def _print_plan(composed: "Composed", as_json: bool) -> None:
     from llm_perf_opt.asked_metrics import settled
     from llm_perf_opt.capture import planned_passes
     from llm_perf_opt.composition import config_to_yaml
+    from llm_perf_opt.preflight import refuse_early
 
+    refuse_early([composed.config])
     config = settled(composed.config)
     passes = planned_passes(config)
     if as_json:

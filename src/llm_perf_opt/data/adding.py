@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from llm_perf_opt.composition import packaged_options
+from llm_perf_opt.composition import packaged_options, root_for_option
 from llm_perf_opt.data.formats import DataFile, data_files
 from llm_perf_opt.data.inventory import content_sha256, files_below, inventory, total_bytes
 from llm_perf_opt.data.layout import DatasetFolder, DatasetTree, option_file, refuse_existing
@@ -48,7 +48,7 @@ def add_dataset(
     folder = tree.new_dataset(name)
     if name in packaged_options("dataset"):
         raise ConfigError(f"dataset={name} is an option of the package.", "Choose another name.")
-    option, content = option_file(conf, name), _option(folder, said)
+    option, content = option_file(conf, name), _option(folder, conf, said)
     if not (option.is_file() and option.read_text(errors="replace") == content):  # our own, of an add that was killed
         refuse_existing(option, "Nothing is overwritten: choose another name, or remove that file first.")
     files = files_below(source)
@@ -75,10 +75,10 @@ def add_dataset(
     return folder, metadata
 
 
-def _option(folder: DatasetFolder, said: Description) -> str:
+def _option(folder: DatasetFolder, conf: Path, said: Description) -> str:
     """The option's YAML; `${` in a path is a path, not a reference."""
     values = {"name": folder.name, "kind": "prompts", "path": None, "text_field": said.text_field, "seed": 0}
-    values |= {"root": str(folder.path), "variant": None}
+    values |= {"root": root_for_option(conf, folder.path), "variant": None}
     return _OPTION_HEAD + yaml.safe_dump(values, sort_keys=False, allow_unicode=True).replace("${", "\\${")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from llm_perf_opt.composition import option_root
 from llm_perf_opt.data.inventory import Advance, FileEntry, file_entry, files_below, ignore, total_bytes
 from llm_perf_opt.data.layout import SOURCE, DatasetFolder, DatasetTree, dangling, is_part, option_file
 from llm_perf_opt.data.metadata import DatasetMetadata, VariantMetadata, read_metadata
@@ -31,9 +32,10 @@ class Listed:
     """One dataset, as `list` shows it."""
 
     name: str
-    format: str
-    records: int
-    bytes: int
+    format: str | None
+    records: int | None
+    bytes: int | None
+    """These three: none where the metadata cannot be read."""
     source: str
     state: str
     """ok, or why it cannot be used. Contents are not looked at: that is what `check` does."""
@@ -43,8 +45,11 @@ class Listed:
 
 def listed(folder: DatasetFolder) -> Listed:
     """A dataset and its variants as their metadata describe them."""
-    metadata = read_metadata(folder.metadata_file, DatasetMetadata)
     where = str(folder.source.readlink()) if folder.source.is_symlink() else str(folder.source)
+    try:
+        metadata = read_metadata(folder.metadata_file, DatasetMetadata)
+    except ParseError as error:  # one that is damaged does not hide the others
+        return Listed(folder.name, None, None, None, where, f"unreadable: {error.fact}", {})
     state = "ok" if folder.source.exists() else f"dangling: {where} is not there"
     variants = {}
     for variant in folder.variants():
@@ -116,7 +121,7 @@ def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
         yield f"{path} cannot be read as YAML"
         return
     root = values.get("root") if isinstance(values, dict) else None
-    if not isinstance(root, str) or Path(root.replace("\\${", "${")).resolve() != folder.path.resolve():
+    if not isinstance(root, str) or option_root(conf, root.replace("\\${", "${")).resolve() != folder.path.resolve():
         yield f"{path} names root {root!r}, not {folder.path}"
 
 

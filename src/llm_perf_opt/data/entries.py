@@ -7,9 +7,9 @@ from pathlib import Path
 from llm_perf_opt.data.formats import DataFile, data_files
 from llm_perf_opt.data.inventory import files_below, ignore
 from llm_perf_opt.data.layout import DatasetFolder, DatasetTree, dangling, dangling_error
-from llm_perf_opt.data.lines import BadRecords
+from llm_perf_opt.data.lines import RUN_FIELD_OPTION, BadRecords
 from llm_perf_opt.data.metadata import DatasetMetadata, VariantMetadata, read_metadata
-from llm_perf_opt.data.record_streams import texts
+from llm_perf_opt.data.record_streams import check_text_field, texts
 from llm_perf_opt.data.tokenizing import token_sequences
 
 
@@ -24,10 +24,17 @@ class Entry:
     """Of a tokenized variant; it has ids in place of texts."""
     id_bytes: int
 
+    def check_first(self) -> bool:
+        """Whether it holds anything; an error where its first record has no text in the field asked for."""
+        if self.tokenizer:
+            return next(self.sequences(), None) is not None
+        check_text_field(self.files, self.text_field, RUN_FIELD_OPTION)
+        return next(self.texts(), None) is not None
+
     def texts(self) -> Iterator[str]:
         """Every text that is not empty, file by file, read as it is asked for."""
         for file in self.files:
-            for block in texts(file, self.text_field, BadRecords(skip=False), ignore):
+            for block in texts(file, self.text_field, BadRecords.of_a_run(), ignore):
                 yield from (text for text in block if text.strip())
 
     def sequences(self) -> Iterator[list[int]]:

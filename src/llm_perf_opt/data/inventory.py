@@ -31,10 +31,14 @@ def files_below(folder: Path) -> dict[str, Path]:
     """Every file under `folder`, or `folder` itself when it is one, by its name relative to it; sorted."""
     if dangling(folder):
         raise ResourceError(f"{folder} is a link to {folder.readlink()}, which is not there.", "Give a path that is there.")
-    if folder.is_file():
-        return {folder.resolve().name: folder.resolve()}
-    if not folder.is_dir():
-        raise ResourceError(f"{folder}: no such file or folder.", "Give a path that is there.")
+    try:
+        if folder.is_file():
+            return {folder.resolve().name: folder.resolve()}
+        if not folder.is_dir():
+            what = "neither a file nor a folder" if folder.exists() else "no such file or folder"
+            raise ResourceError(f"{folder}: {what}.", "Give a path that is there, with files in it.")
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise ResourceError(f"{folder} cannot be looked at: {error.strerror or error}.", "Give a path that is there.") from error
     return dict(sorted(_walk(folder, folder, (_identity(folder),))))
 
 

@@ -6,6 +6,7 @@ datasets/<name>/README.md                 models/<name> → link
 conf/dataset/<name>.yaml
 """
 
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ class DatasetFolder:
         known = [variant.name for variant in self.variants()]
         if name not in known:
             have = f"It has: {', '.join(known)}." if known else "It has none yet."
-            raise ResourceError(
+            raise ConfigError(
                 f"{self.name} has no variant {name!r}.{nearest(name, known)}",
                 f"{have} Make one with `llm-perf dataset prepare {self.name} --variant NAME …`.",
             )
@@ -149,7 +150,7 @@ class DatasetTree:
         if not folder.metadata_file.is_file():
             known = [entry.name for entry in self.datasets()]
             have = f"Known in {self.root}: {', '.join(known)}." if known else f"{self.root} holds none yet."
-            raise ResourceError(
+            raise ConfigError(
                 f"There is no dataset {name!r}.{nearest(name, known)}",
                 f"{have} Add it with `llm-perf dataset add {name} --source PATH`.",
             )
@@ -160,6 +161,17 @@ class DatasetTree:
         folder = DatasetFolder(self.root / checked_name(name, "dataset"))
         refuse_existing(folder.path, "Nothing is overwritten: choose another name, or remove that folder first.")
         return folder
+
+
+def given_root(root: Path, usual: Path) -> Path:
+    """A tree to look at. The usual one may not be there yet; another that is not there is a slip of the pen, and says so."""
+    try:
+        there = root.is_dir()
+    except OSError:  # a name that is too long, a folder that may not be looked into
+        there = False
+    if root != usual and not there:
+        raise ConfigError(f"--root {root}: no such folder.", f"Leave it out for {usual}/ of the current folder.")
+    return root
 
 
 def option_file(conf: Path, name: str) -> Path:
@@ -182,8 +194,8 @@ def dangling(path: Path) -> bool:
     """Whether `path` is a link whose target is not there (or that leads round in a circle)."""
     try:
         return path.is_symlink() and not path.exists()
-    except OSError:  # a circle, on some Python versions
-        return True
+    except OSError as error:  # a circle, on some Python versions; else a name that is too long, or one that may not be looked at
+        return error.errno == errno.ELOOP
 
 
 def dangling_error(path: Path) -> LlmPerfError:

@@ -13,6 +13,10 @@ from llm_perf_opt.errors import ParseError, ResourceError
 MAX_LINE_BYTES = 16 * 1024 * 1024
 NAMED = 10
 """So many bad records are named; the rest are counted."""
+FIELD_OPTION = "--text-field NAME"
+"""How the verbs of datasets are told another field …"""
+RUN_FIELD_OPTION = "dataset.text_field=NAME"
+"""… and how a run is."""
 _MARK = b"\xef\xbb\xbf"
 
 
@@ -23,11 +27,19 @@ class BadRecords:
     skip: bool
     count: int = 0
     first: list[str] = field(default_factory=list)
+    field_option: str = FIELD_OPTION
+    how_to_skip: str = "--skip-bad leaves such records out and counts them."
+
+    @classmethod
+    def of_a_run(cls) -> "BadRecords":
+        """A run feeds what is there: a record it cannot read ends it, and remedies name what a run takes."""
+        how = "`llm-perf dataset prepare … --skip-bad` makes a variant without such records."
+        return cls(skip=False, field_option=RUN_FIELD_OPTION, how_to_skip=how)
 
     def note(self, where: str, why: str, remedy: str = "") -> None:
         """One more; an error unless they are to be skipped."""
         if not self.skip:
-            raise ParseError(f"{where}: {why}.", f"{remedy} --skip-bad leaves such records out and counts them.".strip())
+            raise ParseError(f"{where}: {why}.", f"{remedy} {self.how_to_skip}".strip())
         self.count += 1
         if len(self.first) < NAMED:
             self.first.append(f"{where}: {why}")

@@ -1,6 +1,7 @@
 """The models/ tree: links to folders of weights outside the project, and what lies behind them."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ _WEIGHTS = ".safetensors"
 _INDEX = ".safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 _PICKLED = ("*.bin", "*.pt", "*.pth")
+_SHOWN = 10
+_GIVE_A_FOLDER = f"Give a local Hugging Face folder, with {_CONFIG} and *{_WEIGHTS}."
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,14 @@ def link_model(root: Path, name: str, target: Path) -> Path:
     """Make models/NAME a link to a folder outside; the link, or an error. Nothing is overwritten."""
     place = root / checked_name(name, "model")
     refuse_existing(place, "Nothing is overwritten: choose another name, or remove that link first.")
-    if not target.is_dir():
-        what = "a link to nothing" if dangling(target) else "not a folder"
-        raise ResourceError(f"{target} is {what}.", "Give a local Hugging Face folder, with config.json and *.safetensors.")
-    if not (target / _CONFIG).is_file():
-        raise ResourceError(
-            f"{target} has no {_CONFIG}.", "Give a local Hugging Face folder, with config.json and *.safetensors."
-        )
+    try:
+        if not target.is_dir():
+            what = "a link to nothing" if dangling(target) else "not a folder"
+            raise ResourceError(f"{target} is {what}.", _GIVE_A_FOLDER)
+        if not (target / _CONFIG).is_file():
+            raise ResourceError(f"{target} has no {_CONFIG}.", _GIVE_A_FOLDER)
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise ResourceError(f"{target} cannot be looked at: {error.strerror or error}.", _GIVE_A_FOLDER) from error
     if root.resolve().is_relative_to(target.resolve()):
         raise ConfigError(f"{target} contains {root} itself.", "Give the folder of the weights.")
     try:
@@ -66,6 +70,51 @@ def link_model(root: Path, name: str, target: Path) -> Path:
     except OSError as error:
         raise write_error(error, place) from error
     return place
+
+
+def model_folder(path: str) -> Path:
+    """The folder that `model.path` names, or an error that says what is there in its place."""
+    folder = Path(path).expanduser()
+    if dangling(folder):
+        raise ConfigError(
+            f"model.path={path} is a link to {folder.readlink()}, which is not there.",
+            "Mount or restore the target, or remove the link and make it anew: `llm-perf model link NAME DIR`.",
+        )
+    try:
+        if not folder.is_dir():
+            what = "is a file, not a folder" if folder.exists() else "no such folder"
+            raise ConfigError(f"model.path={path}: {what}.{_beside(folder)}", _GIVE_A_FOLDER)
+        if not (folder / _CONFIG).is_file():
+            raise ConfigError(f"model.path={path} has no {_CONFIG}.{_models_inside(folder)}", _GIVE_A_FOLDER)
+    except (OSError, ValueError) as error:  # a name too long, a part that may not be looked into, a zero byte
+        raise ConfigError(f"model.path={path!r} cannot be looked at: {error}.", _GIVE_A_FOLDER) from error
+    return folder
+
+
+def _beside(folder: Path) -> str:
+    """The nearest name where a folder is not, and what lies there."""
+    parent = folder.parent
+    known = [path.name for path in _folders(parent)]
+    if folder.exists() or not known:
+        return ""
+    return f"{nearest(folder.name, known)} {_there(parent, known)}"
+
+
+def _models_inside(folder: Path) -> str:
+    known = [path.name for path in _folders(folder) if (path / _CONFIG).is_file()]
+    return f" {_there(folder, known)}" if known else ""
+
+
+def _there(parent: Path, known: Sequence[str]) -> str:
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return f"In {parent} there are: {', '.join(known[:_SHOWN])}{more}."
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return sorted(path for path in parent.iterdir() if not path.name.startswith(".") and path.is_dir())
+    except OSError:  # not there, or not to be looked into: then there is nothing to name
+        return []
 
 
 def linked_models(root: Path) -> list[Path]:
@@ -81,7 +130,7 @@ def model_named(root: Path, name: str) -> Path:
     if not (place.is_symlink() or place.is_dir()):
         known = [path.name for path in linked_models(root)]
         have = f"Known in {root}: {', '.join(known)}." if known else f"{root} holds none yet."
-        raise ResourceError(
+        raise ConfigError(
             f"There is no model {name!r}.{nearest(name, known)}", f"{have} Link it with `llm-perf model link {name} DIR`."
         )
     return place
@@ -159,7 +208,10 @@ def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor],
             problems.append(f"no *{_WEIGHTS}" + ("; pickled weights are not read: convert them" if pickled else ""))
         elif len(names) > 1 and any("-of-" in name for name in names):
             problems.append(f"{len(names)} shards, but no *{_INDEX} that lists them")
-        return _read_shards(place, names, problems), len(names)
+        stored = _read_shards(place, names, problems)
+        if names and not stored and not problems:
+            problems.append(f"the *{_WEIGHTS} hold no tensor")
+        return stored, len(names)
     found: dict[str, StoredTensor] = {}
     shards: set[str] = set()
     for path in indices:

@@ -45,7 +45,8 @@ class Preparation:
     parent: str = SOURCE
     split: str | None = None
     num_samples: int | None = None
-    seed: int = 0
+    seed: int | None = None
+    """Of a subset; none: 0."""
     tokenizer: str | None = None
     to: str | None = None
     text_field: str | None = None
@@ -75,6 +76,11 @@ def prepare(folder: DatasetFolder, asked: Preparation, phases: Phases = silent) 
         made.data.mkdir()
         advance = phases(_transform(asked), sum(file.bytes for file in parent.records))
         kind, splits = _write(parent, made.data, asked, tokenizer, bad, advance)
+        if not sum(splits.values()):
+            why = f"; {bad.first[0]}" if bad.first else ""
+            raise ResourceError(
+                f"Nothing is left to make a variant of: {bad.count} records were left out{why}.", "Mend the data."
+            )
         metadata = _describe(folder.name, made, asked, parent, tokenizer, bad, kind, splits, phases)
         write_metadata(made.metadata_file, metadata)
     return metadata
@@ -91,7 +97,11 @@ def _check_request(asked: Preparation) -> None:
         )
     if asked.num_samples is not None and asked.num_samples < 1:
         raise ConfigError(f"--num-samples {asked.num_samples}: there is nothing to take.", "Give 1 or more.")
-    if not 0 <= asked.seed < 2**63:
+    if asked.seed is not None and asked.num_samples is None:
+        raise ConfigError(
+            f"--seed {asked.seed} has no effect without --num-samples: nothing is drawn, every record is taken.", "Leave it out."
+        )
+    if not 0 <= (asked.seed or 0) < 2**63:
         raise ConfigError(f"--seed {asked.seed} is out of range.", "Give a number from 0 to 2⁶³ - 1.")
     if asked.to is not None and asked.to not in TARGETS:
         raise ConfigError(f"--to {asked.to} is not known.{nearest(asked.to, TARGETS)}", f"Known: {', '.join(TARGETS)}.")
@@ -134,7 +144,7 @@ def _write(
     parent: _Parent, out: Path, asked: Preparation, tokenizer: Tokenizer | None, bad: BadRecords, advance: Advance
 ) -> tuple[Format, dict[str, int]]:
     if asked.num_samples is not None:
-        return write_subset(parent.records, out, asked.num_samples, asked.seed, bad, advance)
+        return write_subset(parent.records, out, asked.num_samples, asked.seed or 0, bad, advance)
     if tokenizer is not None:
         return write_tokenized(parent.records, out, tokenizer, parent.text_field, bad, advance)
     target = next(kind for kind in TARGETS if kind == asked.to)
@@ -145,7 +155,7 @@ def _arguments(asked: Preparation, parent: _Parent, tokenizer: Tokenizer | None)
     """What decides the bytes, and nothing else."""
     found: dict[str, Any] = {"split": asked.split, "skip_bad": asked.skip_bad}
     if asked.num_samples is not None:
-        return {"num_samples": asked.num_samples, "seed": asked.seed, **found}
+        return {"num_samples": asked.num_samples, "seed": asked.seed or 0, **found}
     if tokenizer is not None:
         described = {"tokenizer": tokenizer.name, "tokenizer_sha256": tokenizer.sha256, "vocabulary": tokenizer.vocabulary}
         return {**described, "id_bytes": tokenizer.id_bytes, "text_field": parent.text_field, **found}

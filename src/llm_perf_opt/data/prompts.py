@@ -56,8 +56,7 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
         if len(sequences) == batch_size:
             break
     if not sequences:
-        holder = dataset.path or (entry.label if entry else dataset.name)
-        raise ResourceError(f"{holder} holds no text.", "Check dataset.path and dataset.text_field.")
+        raise _no_text(dataset, entry)
     found = len(sequences)
     repeated = [sequences[index % found] for index in range(batch_size)]
     tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, for want of a tokenizer"
@@ -68,6 +67,19 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
     if entry:
         where = f"dataset {entry.label}"
     return Prompts(tuple(repeated), f"{where}, {tokenizer}{again}")
+
+
+def check_first_text(dataset: DatasetConfig) -> None:
+    """Refuse a dataset that is not there, or whose first text cannot be read, before a model is loaded for it."""
+    entry = open_entry(dataset.root, dataset.variant, dataset.text_field) if dataset.root else None
+    there = entry.check_first() if entry else next(_texts(dataset), None) is not None
+    if not there:
+        raise _no_text(dataset, entry)
+
+
+def _no_text(dataset: DatasetConfig, entry: Entry | None) -> ResourceError:
+    holder = dataset.path or (entry.label if entry else dataset.name)
+    return ResourceError(f"{holder} holds no text.", "Check dataset.path and dataset.text_field.")
 
 
 def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tokenize: Tokenize | None) -> Iterator[list[int]]:
@@ -94,14 +106,21 @@ def _texts(dataset: DatasetConfig) -> Iterator[str]:
         yield from _records(packaged.splitlines(), "sample_prompts.jsonl", dataset.text_field)
         return
     path = Path(dataset.path)
+    if not _is_file(path):
+        raise ConfigError(f"dataset.path={path}: no such file.", "Give a .jsonl or a .txt file.")
     try:
-        if not path.is_file():
-            raise ResourceError(f"dataset.path={path}: no such file.", "Give a .jsonl or a .txt file.")
         yield from _file_texts(path, dataset.text_field)
     except UnicodeDecodeError as error:
         raise ResourceError(f"{path} is not UTF-8 text: {error.reason}.", "Convert it to UTF-8.") from error
     except OSError as error:
         raise ResourceError(f"dataset.path={path} cannot be read: {error.strerror or error}.") from error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that may not be looked into
+        return False
 
 
 def _file_texts(path: Path, field: str) -> Iterator[str]:

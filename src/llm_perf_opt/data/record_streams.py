@@ -8,8 +8,8 @@ import msgspec
 from llm_perf_opt.data import arrow_files, parquet_files
 from llm_perf_opt.data.formats import DataFile
 from llm_perf_opt.data.inventory import Advance
-from llm_perf_opt.data.lines import MAX_LINE_BYTES, BadRecords, line_blocks
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.data.lines import FIELD_OPTION, MAX_LINE_BYTES, BadRecords, line_blocks
+from llm_perf_opt.errors import ConfigError, ParseError, nearest
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -65,19 +65,36 @@ def count_records(file: DataFile, advance: Advance) -> int:
     return arrow_files.count_rows(file.path) if file.format == "arrow" else parquet_files.count_rows(file.path)
 
 
-def check_text_field(files: Sequence[DataFile], field: str) -> None:
-    """Refuse a text field that the first record does not have."""
+def check_text_field(files: Sequence[DataFile], field: str, option: str = FIELD_OPTION) -> None:
+    """Refuse a text field that the first record does not have; `option` is how the user names another."""
+    bad = BadRecords(skip=True)
     for file in files:
         if file.format == "txt":
             return
-        for block in objects(file, BadRecords(skip=True), lambda _: None):
+        for block in objects(file, bad, lambda _: None):
             if block:
-                if not isinstance(block[0].get(field), str):
-                    raise ConfigError(
-                        f"{file.name}: its first record has no text in the field {field!r} (it has: {', '.join(block[0])}).",
-                        "Name the field that holds the text: --text-field NAME.",
-                    )
+                _check_text(file, block[0], field, option)
                 return
+    if bad.count:
+        raise ParseError(
+            f"None of the {bad.count} records can be read; {bad.first[0]}.", "Write one JSON object per line, in UTF-8."
+        )
+
+
+def _check_text(file: DataFile, record: dict[str, Any], field: str, option: str) -> None:
+    if isinstance(record.get(field), str):
+        return
+    if field in record:
+        what = f"its first record has no text in the field {field!r}, but {_kind(record[field])}"
+    else:
+        what = f"its first record has no text in the field {field!r} (it has: {', '.join(record)[:200]})"
+    hint = nearest(field, [name for name, value in record.items() if isinstance(value, str)])
+    raise ConfigError(f"{file.name}: {what}.{hint}", f"Name the field that holds the text: {option}.")
+
+
+def _kind(value: object) -> str:
+    names = {bool: "a yes or no", int: "a number", float: "a number", list: "a list", dict: "an object", type(None): "null"}
+    return names.get(type(value), f"a value of type {type(value).__name__}")
 
 
 def _judged(
@@ -102,7 +119,7 @@ def _field(records: Iterator[tuple[str, dict[str, Any]]], field: str, bad: BadRe
             yield text
         else:
             known = ", ".join(map(str, record))[:200]
-            bad.note(where, f"no text in the field {field!r} (it has: {known})", "Name the field: --text-field NAME.")
+            bad.note(where, f"no text in the field {field!r} (it has: {known})", f"Name the field: {bad.field_option}.")
 
 
 def _object_of(line: bytes) -> dict[str, Any]:

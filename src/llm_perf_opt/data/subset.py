@@ -96,6 +96,8 @@ def _append_arrow_rows(file: DataFile, rows: list[int], kept: BinaryIO) -> None:
 
 
 def _check_enough(found: int, asked: int) -> None:
+    if not found:
+        raise ResourceError("There is no record to take: every one was left out, or there is none.", "Mend the data.")
     if found < asked:
         raise ResourceError(
             f"{asked} samples are asked for, and there are {found} records.", f"Use --num-samples {found} or less."

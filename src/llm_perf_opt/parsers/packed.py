@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import IO
 
-from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
 
 LIMIT_VARIABLE = "LLM_PERF_MAX_TRACE_GB"
 DEFAULT_LIMIT_GB = 32.0
@@ -17,6 +17,8 @@ HIGHEST_RATIO = 200
 """Unpacked to packed. Real traces reach about 30; deflate cannot exceed 1,032."""
 RATIO_COUNTS_FROM_BYTES = 64 << 20
 _READ_BYTES = 1 << 18
+_WRITE_BYTES = 1 << 20
+_GZIP = b"\x1f\x8b"
 
 
 class PackedFile:
@@ -38,7 +40,7 @@ class PackedFile:
         self._member: IO[bytes] | None = None
         self._inflater: zlib._Decompress | None = None
         self._pending = b""
-        if magic[:2] == b"\x1f\x8b":
+        if magic.startswith(_GZIP):
             self._inflater = zlib.decompressobj(31)
         elif magic == b"PK\x03\x04":
             self._member = self._only_member()
@@ -80,7 +82,7 @@ class PackedFile:
         while self._inflater is not None:
             if self._inflater.eof:
                 self._pending = self._inflater.unused_data or self._file.read(_READ_BYTES)
-                if not self._pending.startswith(b"\x1f\x8b"):  # the end, or padding after it
+                if not self._pending.startswith(_GZIP):  # the end, or padding after it
                     return b""
                 self._inflater = zlib.decompressobj(31)
             packed = self._pending or self._file.read(_READ_BYTES)
@@ -114,6 +116,30 @@ class PackedFile:
             raise ParseError(
                 f"{self.path} unpacks to more than {HIGHEST_RATIO} times its size: no trace does that.",
                 f"Set {LIMIT_VARIABLE} to the gigabytes it may have if it is a true trace.",
+            )
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether a file begins as gzip does, whatever it is called."""
+    with path.open("rb") as file:
+        return file.read(len(_GZIP)) == _GZIP
+
+
+def unpack(path: Path, to: Path) -> None:
+    """Unpack `path` into the file `to`, piece by piece and with the same limits; what is cut short is refused."""
+    with PackedFile(path) as packed, to.open("wb") as unpacked:
+        while piece := packed.read(_WRITE_BYTES):
+            try:
+                unpacked.write(piece)
+            except OSError as error:
+                raise ResourceError(
+                    f"{path} cannot be unpacked into {to.parent}: {error.strerror}.",
+                    "Free some disk space, or set TMPDIR to a folder with more.",
+                ) from error
+        if packed.cut_short:
+            raise ParseError(
+                f"{path} is a damaged or truncated gzip file: it ends before its own end mark.",
+                "Copy it again, or make the report anew.",
             )
 
 

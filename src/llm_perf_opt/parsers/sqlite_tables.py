@@ -18,7 +18,7 @@ import numpy as np
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Int64
-from llm_perf_opt.parsers.gunzip import gunzip, is_gzip
+from llm_perf_opt.parsers.packed import is_gzip, unpack
 
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
@@ -166,7 +166,7 @@ def open_database(path: Path) -> Iterator[Database]:
         if is_gzip(path):
             with tempfile.TemporaryDirectory(prefix="llm-perf-") as folder:
                 unpacked = Path(folder, "report.sqlite")
-                gunzip(path, unpacked)
+                unpack(path, unpacked)
                 with _connected(unpacked, path) as database:
                     yield database
         else:

@@ -13,7 +13,7 @@ def cost_page(cost: ModelCost) -> str:
     """Parameters, cache, and both stages part by part."""
     architecture = cost.architecture
     latent = f", latent attention {cost.formats.mla}" if architecture.has_latent_attention else ""
-    decoder = f" (the text decoder of {architecture.part_of}; the rest is not counted)" if architecture.part_of else ""
+    decoder = f" ({_decoder_of(architecture.part_of)})" if architecture.part_of else ""
     lines = [
         f"{architecture.model_type}{decoder}: {count(architecture.params)} parameters "
         f"({count(architecture.active_params)} active per token), "
@@ -32,7 +32,11 @@ def cost_page(cost: ModelCost) -> str:
     return "\n".join(lines)
 
 
-def what_if_page(rows: Sequence[WhatIf], turning: Sequence[TurningPoint], hardware: Hardware) -> str:
+def _decoder_of(model_type: str) -> str:
+    return f"the text decoder of {model_type}; the rest is not counted"
+
+
+def what_if_page(rows: Sequence[WhatIf], turning: Sequence[TurningPoint], hardware: Hardware, part_of: str | None = None) -> str:
     """The floor for every combination asked for, and where decode turns."""
     body = [
         [
@@ -69,6 +73,7 @@ def what_if_page(rows: Sequence[WhatIf], turning: Sequence[TurningPoint], hardwa
         f"{hardware.name}: {hardware.bandwidth_bytes_per_s / 1e12:.3g} TB/s, "
         + ", ".join(f"{dtype} {peak.flops_per_s / 1e12:,.4g}" for dtype, peak in hardware.peaks.items())
         + f" TFLOP/s dense ({hardware.source})",
+        *([f"Floors of {_decoder_of(part_of)}."] if part_of else []),
         "",
         columns(header, body, "llrrrrlrlrlr"),
         *[_turning(point) for point in turning],

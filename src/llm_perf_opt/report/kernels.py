@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.counter_selftest import SelfTest
 from llm_perf_opt.analysis.hfu import Hfu, StageHfu
 from llm_perf_opt.analysis.kernel_names import short_name
-from llm_perf_opt.analysis.kernel_table import TIME_DIFFERS, KernelRow, PerCall, StageKernels
+from llm_perf_opt.analysis.kernel_table import TIME_DIFFERS, PerCall, StageKernel, StageKernels
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.reasons import Reasons
 from llm_perf_opt.report.text import escape, milliseconds, percent, reason, significant, table
@@ -37,7 +37,7 @@ def kernels_page(
         _selftest(selftest),
     ]
     numbered = 0
-    cut: list[tuple[int, KernelRow]] = []
+    cut: list[tuple[int, StageKernel]] = []
     for stage in stages:
         rows = []
         for row in stage.rows:
@@ -102,7 +102,7 @@ def _notes(stage: StageKernels) -> list[str]:
     return notes
 
 
-def _cells(row: KernelRow, reasons: Reasons) -> list[str]:
+def _cells(row: StageKernel, reasons: Reasons) -> list[str]:
     counted = row.per_call
     cells: list[Maybe[str]] = [
         _scaled(_of(counted, "flops"), 1e-6),
@@ -126,7 +126,7 @@ def _cells(row: KernelRow, reasons: Reasons) -> list[str]:
     ]
 
 
-def _top_cells(row: KernelRow, reasons: Reasons) -> list[str]:
+def _top_cells(row: StageKernel, reasons: Reasons) -> list[str]:
     cells = [
         _scaled(row.flops_per_s, 1e-12),
         _scaled(row.bytes_per_s, 1e-9),
@@ -142,14 +142,14 @@ def _top_cells(row: KernelRow, reasons: Reasons) -> list[str]:
     ]
 
 
-def _own_time(row: KernelRow) -> Maybe[str]:
+def _own_time(row: StageKernel) -> Maybe[str]:
     own = _of(row.per_call, "time_ns")
     if isinstance(own, Missing):
         return own
     return significant(own / 1e3) + (f" {_DIFFERS}" if row.time_differs else "")
 
 
-def _sampled(row: KernelRow) -> Maybe[str]:
+def _sampled(row: StageKernel) -> Maybe[str]:
     """How many launches, and of how many of its launch sizes they are."""
     if isinstance(row.per_call, Missing):
         return row.per_call

@@ -6,7 +6,7 @@ from llm_perf_opt.analysis.efficiency import Efficiency, StageEfficiency
 from llm_perf_opt.analysis.hfu import Hfu, StageHfu
 from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
 from llm_perf_opt.analysis.kernel_names import short_name
-from llm_perf_opt.analysis.kernel_table import KernelRow, PerCall
+from llm_perf_opt.analysis.kernel_table import PerCall, StageKernel
 from llm_perf_opt.analysis.latency import compile_seconds
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
@@ -276,7 +276,7 @@ def counters_table(found: KernelEvidence) -> HtmlTable:
     return table
 
 
-def _counted(table: HtmlTable, row: KernelRow, counted: PerCall) -> None:
+def _counted(table: HtmlTable, row: StageKernel, counted: PerCall) -> None:
     table.add(
         row.stage,
         name_cell(row.spelled, short_name(row.name, _NAME)),

@@ -3,11 +3,11 @@
 import difflib
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.config import HardwareConfig, ModelConfig, RuntimeConfig
 from llm_perf_opt.data.images import Picture
+from llm_perf_opt.data.model_tree import model_folder
 from llm_perf_opt.data.prompts import Tokenize
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
@@ -83,7 +83,7 @@ def load_config(model: ModelConfig) -> "PretrainedConfig":
             raise ConfigError(f"model.architecture: {_one_line(error)}") from error
         except (TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
             raise ConfigError(f"model.architecture: {_one_line(error)}") from error
-    folder = _model_folder(model)
+    folder = model_folder(model.path or "")
     try:
         found: PretrainedConfig = AutoConfig.from_pretrained(
             str(folder), trust_remote_code=model.trust_remote_code, local_files_only=True
@@ -193,7 +193,7 @@ def build_model(
             return built
     try:
         loaded = _auto_class(config).from_pretrained(
-            str(_model_folder(model)),
+            str(model_folder(model.path or "")),
             config=config,
             dtype=dtype,
             attn_implementation=None if attention == "auto" else attention,
@@ -216,7 +216,7 @@ def load_tokenizer(model: ModelConfig) -> Tokenize | None:
         return None
     from transformers import AutoTokenizer
 
-    folder = _model_folder(model)
+    folder = model_folder(model.path or "")
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")):
         return None
     try:
@@ -258,23 +258,6 @@ def class_name(config: "PretrainedConfig") -> str:
     if found is None:
         raise ConfigError(f"transformers has no causal language model of the type {config.model_type}.", "Choose another model.")
     return str(found[0] if isinstance(found, (list, tuple)) else found)
-
-
-def _model_folder(model: ModelConfig) -> Path:
-    folder = Path(model.path or "").expanduser()
-    if folder.is_symlink() and not folder.exists():
-        raise ResourceError(f"model.path={folder} is a link to {folder.readlink()}, which is not there.", "Mend the link.")
-    if not folder.is_dir():
-        raise ResourceError(
-            f"model.path={folder}: no such folder.",
-            "Give a local Hugging Face folder, with config.json and *.safetensors.",
-        )
-    if not (folder / "config.json").is_file():
-        raise ResourceError(
-            f"model.path={folder} has no config.json.",
-            "Give a local Hugging Face folder, with config.json and *.safetensors.",
-        )
-    return folder
 
 
 def _load_error(model: ModelConfig, error: Exception) -> LlmPerfError:

@@ -15,6 +15,7 @@ from llm_perf_opt.errors import ConfigError, ResourceError
 from llm_perf_opt.profiling.annotations import StageMarker
 from llm_perf_opt.records import Missing
 from llm_perf_opt.runners.base import Generated, RunnerRequest
+from llm_perf_opt.runners.engine_arguments import refuse_arguments
 from llm_perf_opt.runners.engine_facts import (
     COUNTED,
     EngineWords,
@@ -28,11 +29,6 @@ from llm_perf_opt.stages import Stage
 if TYPE_CHECKING:
     from tensorrt_llm import LLM
 
-OWN = {
-    "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype", "trust_remote_code": "model.trust_remote_code",
-    "skip_tokenizer_init": "dataset",
-}  # fmt: skip
-"""Engine arguments that keys of this program's own configuration decide."""
 METHOD = (
     "tokens are stamped when the stream of their sequence hands them over: prefill lasts until every sequence has its first "
     "token, a decode step until every sequence has its next; the engine's own steps are not seen"
@@ -111,15 +107,9 @@ def open_tensorrtllm(request: RunnerRequest) -> TensorRtLlmRunner:
 
 def _arguments(request: RunnerRequest) -> dict[str, Any]:
     """The runner's own arguments, then the user's over them; the settings of the cache are merged one by one."""
+    refuse_arguments(request.config.runtime, None)
     given = dict(request.config.runtime.engine)
-    for name in given:
-        if name in OWN:
-            raise ConfigError(f"runtime.engine.{name} is decided by {OWN[name]}.", f"Set {OWN[name]} in its place.")
     cache = given.pop("kv_cache_config", {})
-    if not isinstance(cache, dict):
-        raise ConfigError(
-            f"runtime.engine.kv_cache_config={cache!r}: expected a mapping.", "Write runtime.engine.kv_cache_config.NAME=VALUE."
-        )
     config, prompts = request.config, request.prompts
     longest = max(prompts.lengths) + config.runtime.num_new_tokens
     random = config.model.source == "random"
@@ -164,7 +154,12 @@ def _uncosted(request: RunnerRequest) -> str:
     ):
         if engine.get(name) is not None:
             return why
-    workers = int(engine.get("tensor_parallel_size", 1)) * int(engine.get("pipeline_parallel_size", 1))
+    workers = 1
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+        count = _whole(engine.get(name, 1))
+        if count is None:  # the engine took it; what it made of it is not known here
+            return f"runtime.engine.{name}={engine[name]} does not tell over how many devices the model is spread"
+        workers *= count
     if workers > 1:
         return f"the model is spread over {workers} workers, and the limits are those of one device"
     if len(set(request.prompts.lengths)) > 1:
@@ -172,3 +167,12 @@ def _uncosted(request: RunnerRequest) -> str:
     if getattr(request.architecture, "quantization_config", None):
         return "the checkpoint is quantised, which the cost model does not count"
     return ""
+
+
+def _whole(given: Any) -> int | None:
+    """A size as a whole number from 1, also where it is written as text; None for anything else."""
+    try:
+        found = int(str(given))
+    except ValueError:
+        return None
+    return found if found >= 1 else None

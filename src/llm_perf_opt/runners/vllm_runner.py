@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.config import TorchPreset
 from llm_perf_opt.data.prompts import Prompts
-from llm_perf_opt.errors import CaptureError, ConfigError, ResourceError, nearest
+from llm_perf_opt.errors import CaptureError, ConfigError, ResourceError
 from llm_perf_opt.profiling.annotations import StageMarker, unmarked
 from llm_perf_opt.profiling.torch_profiler import PRESETS
 from llm_perf_opt.records import Missing
 from llm_perf_opt.runners import models
 from llm_perf_opt.runners.base import EngineProfiler, Generated, RunnerRequest
+from llm_perf_opt.runners.engine_arguments import refuse_arguments
 from llm_perf_opt.runners.engine_facts import (
     COUNTED,
     EngineWords,
@@ -35,11 +36,6 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 """Set for the engine unless the user's environment has them."""
-OWN = {
-    "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype", "trust_remote_code": "model.trust_remote_code",
-    "seed": "model.seed", "profiler_config": "profiling.torch.preset", "skip_tokenizer_init": "dataset",
-}  # fmt: skip
-"""Engine arguments that keys of this program's own configuration decide."""
 METHOD = (
     "tokens are stamped when the engine step that made them returns: prefill lasts until every sequence has its first token, "
     "a decode step until every sequence has its next"
@@ -194,14 +190,7 @@ def open_vllm(request: RunnerRequest) -> VllmRunner:
 def _arguments(request: RunnerRequest, known: set[str]) -> dict[str, Any]:
     """The runner's own arguments, then the user's over them; those the installed vLLM does not know are left out or refused."""
     given = request.config.runtime.engine
-    for name in given:
-        if name in OWN:
-            raise ConfigError(f"runtime.engine.{name} is decided by {OWN[name]}.", f"Set {OWN[name]} in its place.")
-        if name not in known:
-            raise ConfigError(
-                f"runtime.engine.{name}: the installed vLLM has no such engine argument.{nearest(name, known)}",
-                "They are the fields of vllm.EngineArgs.",
-            )
+    refuse_arguments(request.config.runtime, known)
     config, prompts = request.config, request.prompts
     new_tokens = config.runtime.num_new_tokens
     random = config.model.source == "random"

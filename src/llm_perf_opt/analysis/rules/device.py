@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.floor import floor, turning_point
 from llm_perf_opt.analysis.hardware import Hardware
-from llm_perf_opt.analysis.kernel_table import KernelRow
+from llm_perf_opt.analysis.kernel_table import StageKernel
 from llm_perf_opt.analysis.rules.kernels import HOST_BOUND
 from llm_perf_opt.analysis.rules.launching import request_units
 from llm_perf_opt.analysis.stage_instances import DECODE
@@ -26,7 +26,7 @@ TAIL = 0.25
 LARGER_BATCH = 8
 """How many times the batch is tried, where the turning point is not nearer."""
 
-WordsOf = Callable[[KernelRow], tuple[str, float] | None]
+WordsOf = Callable[[StageKernel], tuple[str, float] | None]
 """What holds a kernel back, in words, and the share of its time that a better one could save at most."""
 
 
@@ -128,7 +128,7 @@ def _device_finding(
     evidence: Evidence,
     stage: StageEvidence,
     id: str,
-    held: list[tuple[KernelRow, tuple[str, float]]],
+    held: list[tuple[StageKernel, tuple[str, float]]],
     claim: str,
     change: str,
     overrides: tuple[str, ...],
@@ -158,11 +158,11 @@ def _device_finding(
     )
 
 
-def _all_rows(stage: StageEvidence) -> tuple[KernelRow, ...]:
+def _all_rows(stage: StageEvidence) -> tuple[StageKernel, ...]:
     return () if isinstance(stage.counters, Missing) else stage.counters.rows
 
 
-def _occupancy_words(row: KernelRow) -> tuple[str, float] | None:
+def _occupancy_words(row: StageKernel) -> tuple[str, float] | None:
     call = row.per_call
     if isinstance(call, Missing):
         return None
@@ -174,7 +174,7 @@ def _occupancy_words(row: KernelRow) -> tuple[str, float] | None:
     return f"occupancy {occupancy:.0f} %, SM {sm:.0f} %, DRAM {dram:.0f} %", 1 - max(sm, dram) / 100
 
 
-def _tail_words(row: KernelRow) -> tuple[str, float] | None:
+def _tail_words(row: StageKernel) -> tuple[str, float] | None:
     call = row.per_call
     if isinstance(call, Missing) or isinstance(call.waves, Missing) or call.waves <= 0:
         return None

@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.efficiency import best_floor, request_cost
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.kernel_classes import KernelClass
-from llm_perf_opt.analysis.kernel_summary import KernelRow
+from llm_perf_opt.analysis.kernel_summary import KernelTotal
 from llm_perf_opt.analysis.rules.launching import lengthened, request_units
 from llm_perf_opt.analysis.stage_instances import DECODE, PREFILL
 from llm_perf_opt.analysis.work import Step
@@ -183,7 +183,7 @@ def logits_for_the_whole_prompt(evidence: Evidence) -> Finding | None:
     )
 
 
-def _plain(row: KernelRow, stage: StageEvidence) -> bool:
+def _plain(row: KernelTotal, stage: StageEvidence) -> bool:
     """By its name, or because its counters saw vector and no tensor FLOPs."""
     if row.kind is KernelClass.GEMV and _HALF.search(row.name):
         return False  # a product with one vector reads each weight once: in 16 bits, its sums in fp32, tensor cores gain nothing
@@ -202,15 +202,15 @@ def _host_bound(stage: StageEvidence) -> bool:
     return stage.busy_share < HOST_BOUND
 
 
-def _noteworthy(rows: Sequence[KernelRow], stage: StageEvidence) -> bool:
+def _noteworthy(rows: Sequence[KernelTotal], stage: StageEvidence) -> bool:
     return sum(row.total_ns for row in rows) >= max(NOTEWORTHY * stage.kernel_ns, 1)
 
 
-def _calls(rows: Sequence[KernelRow], stage: StageEvidence) -> str:
+def _calls(rows: Sequence[KernelTotal], stage: StageEvidence) -> str:
     return f"{stage.per_unit(sum(row.calls for row in rows)):,.4g} kernels per {stage.unit}"
 
 
-def _rows(rows: Sequence[KernelRow], stage: StageEvidence) -> tuple[str, ...]:
+def _rows(rows: Sequence[KernelTotal], stage: StageEvidence) -> tuple[str, ...]:
     """The longest three, as the kernel table has them."""
     return tuple(
         f"{row.kind} {row.name[:96]}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s "
@@ -224,7 +224,7 @@ def _kernel_finding(
     stage: StageEvidence,
     id: str,
     claim: str,
-    rows: Sequence[KernelRow],
+    rows: Sequence[KernelTotal],
     bounds: tuple[float, float, float],
     because: str,
     to_try: ToTry,

@@ -11,6 +11,10 @@ from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, Resourc
 from llm_perf_opt.profiling.vendor.launch import Finished, send
 
 
+class UnexplainedEndError(CaptureError):
+    """A child ended badly without a word of its own: only its exit code or signal is known, and whoever knows more is right."""
+
+
 @contextmanager
 def last_words(translated: Callable[[Exception], LlmPerfError]) -> Iterator[None]:
     """The body of a child's `main`: an error is told to the parent as a message, its traceback is left in the log."""
@@ -71,7 +75,7 @@ def verdict(
             f"{what} was killed (SIGKILL).", f"Often that is the system running out of memory: {smaller} See {log}."
         )
     how = f"by {finished.signal_name}" if finished.signal_name else f"with exit code {finished.exit_code}"
-    return CaptureError(f"{what} was ended {how}{_complaint(log)}.", f"See {log}.")
+    return UnexplainedEndError(f"{what} was ended {how}{_complaint(log)}.", f"See {log}.")
 
 
 def _complaint(log: Path) -> str:

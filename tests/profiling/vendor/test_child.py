@@ -1,0 +1,35 @@
+"""What a child's end means to whoever started it."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError
+from llm_perf_opt.profiling.vendor.child import UnexplainedEndError, verdict
+from llm_perf_opt.profiling.vendor.launch import Finished
+
+STOPPED = CaptureError("The disk ran full.", "")
+SAID = ConfigError("The program ended with exit code 3.", "")
+
+
+@pytest.mark.parametrize(
+    ("finished", "said", "kind"),
+    [
+        (Finished(0, 1.0, False), [], None),
+        (Finished(3, 1.0, False), [], UnexplainedEndError),
+        (Finished(-signal.SIGSEGV, 1.0, False), [], UnexplainedEndError),
+        (Finished(-signal.SIGKILL, 1.0, False), [], CaptureError),
+        (Finished(-signal.SIGTERM, 1.0, True), [], CaptureError),
+        (Finished(130, 1.0, False), [], Interrupted),
+        (Finished(3, 1.0, False), [SAID], ConfigError),
+        (Finished(3, 1.0, False, STOPPED), [SAID], CaptureError),
+    ],
+)
+def test_only_an_end_without_a_reason_is_unexplained(
+    tmp_path: Path, finished: Finished, said: list[LlmPerfError], kind: type[LlmPerfError] | None
+) -> None:
+    (tmp_path / "log.txt").write_text("an error with exit code 7\n")
+    words = {"limit": "the limit", "longer": "Wait longer.", "smaller": "take less."}
+    found = verdict("The pass", finished, said, tmp_path / "log.txt", **words)
+    assert (type(found) if found else None) is kind

@@ -1,0 +1,103 @@
+"""Names of engine arguments, read off an engine's source and not off the engine."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.composition import compose
+from llm_perf_opt.config import RuntimeConfig
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.vendor.launch import ask
+from llm_perf_opt.runners.engine_arguments import known_arguments, refuse_arguments
+
+# The layout of TensorRT-LLM's llmapi as its public source has it: pydantic classes, of which the backend chooses one, and
+# keywords that LLM takes out before.
+LLM_ARGS = """
+from pydantic import BaseModel, Field
+raise SystemExit("this must never run")
+class StrictBaseModel(BaseModel): ...
+class KvCacheConfig(StrictBaseModel):
+    enable_block_reuse: bool = True
+class BaseLlmArgs(StrictBaseModel):
+    model: str = Field(description="the model")
+    dtype: str = "auto"
+    kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
+    parallel: int = Field(default=1, validation_alias=AliasChoices("tensor_parallel_size", "tp_size"))
+class TorchLlmArgs(BaseLlmArgs):
+    cuda_graph_config: object = None
+class TrtLlmArgs(BaseLlmArgs):
+    build_config: object = None
+"""
+LLM = """
+class LLM:
+    def __init__(self, model, **kwargs):
+        self._executor_cls = kwargs.pop("executor_cls", None)
+"""
+
+
+def runtime(*words: str) -> RuntimeConfig:
+    return compose(list(words)).config.runtime
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of TensorRT-LLM's layout, which may be read and not imported."""
+    folder = tmp_path / "tensorrt_llm" / "llmapi"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("raise SystemExit('this must never run')")
+    (folder / "llm_args.py").write_text(LLM_ARGS)
+    (folder / "llm.py").write_text(LLM)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["cuda_graph_config", "build_config", "kv_cache_config.enable_block_reuse", "tp_size", "executor_cls"]
+)
+def test_what_any_backend_may_take_is_let_through(installed: Path, name: str) -> None:
+    refuse_arguments(runtime("runtime=tensorrtllm", f"runtime.engine.{name}=1"), known_arguments("tensorrtllm"))
+    assert "tensorrt_llm" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("runtime.engine.cuda_graf_config=1", "TensorRT-LLM has no such engine argument. Did you mean 'cuda_graph_config'?"),
+        ("runtime.engine.enable_block_reuse=1", "has no such engine argument"),
+        ("runtime.engine.dtype=x", "is decided by model.dtype"),
+        ("runtime.engine.kv_cache_config=3", "expected a mapping"),
+        ("runtime.engine.kv_cache_config=null", "expected a mapping"),
+    ],
+)
+def test_what_none_takes_is_refused(installed: Path, words: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_arguments(runtime("runtime=tensorrtllm", words), known_arguments("tensorrtllm"))
+    assert said in caught.value.fact
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("damage", ["", "class BaseLlmArgs:\n    model: str\n", "class (", "x = '\0'", "(" * 10_000])
+def test_a_source_of_another_shape_leaves_the_judging_to_the_engine(installed: Path, damage: str) -> None:
+    (installed / "llm_args.py").write_text(damage)
+    assert known_arguments("tensorrtllm") is None
+    (installed / "llm_args.py").unlink()
+    assert known_arguments("tensorrtllm") is None
+    refuse_arguments(runtime("runtime=tensorrtllm", "runtime.engine.anything=1"), None)
+
+
+def test_runtimes_without_known_arguments_are_not_judged() -> None:
+    assert known_arguments("pytorch") is None
+    assert known_arguments("echo") is None
+
+
+def test_the_names_of_the_real_vllm_are_those_of_its_class(vllm_python: Path) -> None:
+    code = (
+        "from llm_perf_opt.runners.engine_arguments import known_arguments; known = known_arguments('vllm')\n"
+        "import sys; loaded = 'vllm' in sys.modules or 'torch' in sys.modules\n"
+        "from dataclasses import fields; from vllm import EngineArgs\n"
+        "print(loaded, known == {field.name for field in fields(EngineArgs)}, len(known) > 50)"
+    )
+    said = ask([str(vllm_python), "-c", code], timeout_s=300)
+    assert said is not None
+    assert said.splitlines()[-1] == "False True True"
