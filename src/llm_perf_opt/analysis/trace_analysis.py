@@ -1,13 +1,18 @@
 """Makes the record of all that is said of a trace."""
 
+from collections import Counter
 from collections.abc import Sequence
+
+import numpy as np
 
 from llm_perf_opt.analysis.accounting import Account
 from llm_perf_opt.analysis.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.budget import StageBudget
+from llm_perf_opt.analysis.device_accounts import device_lines, device_name
 from llm_perf_opt.analysis.evidence import RunFacts, gather
 from llm_perf_opt.analysis.finding import Finding
 from llm_perf_opt.analysis.findings import find
+from llm_perf_opt.analysis.host_time import host_table
 from llm_perf_opt.analysis.kernel_classes import KernelClass
 from llm_perf_opt.analysis.kernel_summary import kernels_by_time
 from llm_perf_opt.analysis.stage_instances import TraceStages
@@ -57,24 +62,27 @@ def refused(trace: Trace, source: str) -> TraceAnalysis:
 
 def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts, source: str) -> TraceAnalysis:
     """A sound trace, with what a run knows beside it."""
+    if not len(trace.work):
+        return _of_the_host_alone(trace, stages, account, source)
     evidence = gather(trace, stages, account, facts)
     kernels = kernels_by_time(trace)
     total = account.total
-    none = not len(trace.work)
     modules, operators = _owners(trace, stages)
     return TraceAnalysis(
         source=source,
         complete=True,
-        problems=_with_no_work(_problems(trace)) if none else _problems(trace),
+        problems=_problems(trace),
         gpu=GpuTotals(total.kernels.count, total.kernels.sum_ns, total.busy_ns, total.idle_ns, total.span_ns),
         stages=[
-            StageLine(one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns)
+            StageLine(
+                one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns, one.span_ns
+            )
             for one in account.stages
         ],
         kernels=[KernelLine(row.name, row.kind.value, row.calls, row.total_ns, row.mean_ns, row.share) for row in kernels],
         idle=[IdleLine(cause.label, ns) for cause, ns in total.idle.items() if ns],
         findings=finding_lines(find(evidence)),
-        why="the trace holds no work of a GPU" if none else "",
+        why="",
         profiler=trace.source,
         device=_device(trace),
         stage_method=stages.method,
@@ -85,7 +93,41 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
         steps=_steps(account),
         modules=modules,
         operators=operators,
+        devices=device_lines(trace, stages, account),
     )
+
+
+def _of_the_host_alone(trace: Trace, stages: TraceStages, account: Account, source: str) -> TraceAnalysis:
+    """A trace without device work: what the host did in its stages and operators, and no number of a GPU."""
+    return TraceAnalysis(
+        source=source,
+        complete=True,
+        problems=_with_no_work(_problems(trace)),
+        gpu=_NOTHING,
+        stages=[StageLine(one.name, one.count, one.wall_ns, *[None] * 5) for one in account.stages],
+        kernels=[],
+        idle=[],
+        findings=[],
+        why=_NO_WORK.what,
+        profiler=trace.source,
+        device="",
+        stage_method=stages.method,
+        stage_why=stages.why,
+        stage_coverage=None,
+        unknown_share=None,
+        budgets=[],
+        steps=_host_steps(stages),
+        modules=[],
+        host=host_table(trace, stages) if len(trace.operators) else None,
+    )
+
+
+def _host_steps(stages: TraceStages) -> list[StepLine]:
+    if stages.step_stage is None:
+        return []
+    rows = stages.instances.rows(stages.rows_of(stages.step_stage))
+    walls = (rows.end_ns - rows.start_ns).tolist()
+    return [StepLine(stages.step_stage, number, wall, *[None] * 6) for number, wall in enumerate(walls)]
 
 
 _NO_WORK = ProblemLine(
@@ -171,4 +213,7 @@ def _budget(budget: StageBudget, unit: str) -> BudgetTable:
 
 
 def _device(trace: Trace) -> str:
-    return next((value for key, value in trace.facts.items() if key.startswith("device") and value), "")
+    """The devices that worked: a machine may hold more."""
+    named = Counter(device_name(trace, number) for number in np.unique(trace.work.device).tolist())
+    told = [name if count == 1 else f"{count} × {name}" for name, count in named.items() if name]
+    return ", ".join(told) or next((value for key, value in trace.facts.items() if key.startswith("device") and value), "")

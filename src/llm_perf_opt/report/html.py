@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.trace_document import OVERLAP
 from llm_perf_opt.records import CleanTimings, Maybe, Missing, Telemetry
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, roofline
 from llm_perf_opt.report.charts import icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
+from llm_perf_opt.report.device_tables import device_html_tables
 from llm_perf_opt.report.environment import environment_rows
 from llm_perf_opt.report.html_tables import Column, HtmlTable
 from llm_perf_opt.report.page import Absent, Block, Card, Cards, Chart, Code, Items, Page, Section, Table, Words, render
@@ -163,6 +164,7 @@ def _timings(analysis: RunAnalysis) -> Section:
         blocks.append(Absent("Decode steps over the context:", chart.why))
     else:
         blocks.append(Chart("steps", "Decode steps as the context grows, unprofiled", chart))
+    blocks += [Table(made) for made in device_html_tables(analysis.trace)]
     blocks.append(Table(other_figures_table(analysis, timings)))
     return Section("timings", "Stages and steps", blocks)
 
