@@ -8,6 +8,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.accounting import Account, StageTime
 from llm_perf_opt.analysis.budget import BudgetFacts, StageBudget, stage_budget
+from llm_perf_opt.analysis.device_limits import devices_of, more_devices
 from llm_perf_opt.analysis.efficiency import Efficiency, Roof, StageEfficiency, best_floor, request_cost, stage_seconds
 from llm_perf_opt.analysis.fusion import Fusion, fusion_of
 from llm_perf_opt.analysis.hardware import Hardware
@@ -138,7 +139,8 @@ def _stage(
     group = stages.of_stage(inner)
     units = len(np.unique(group[group != NONE])) or 1
     device = _busiest_device(trace, group)
-    floor_ns, roof = _floor(time.name, units, facts)
+    devices = len(np.unique(trace.work.device[group != NONE])) or 1
+    floor_ns, roof = _floor(time.name, units, facts, devices)
     counters = _counters(time.name, facts)
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
     wall_ns, source = _wall(time, units, facts)
@@ -212,7 +214,10 @@ def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, str
     return round(seconds * 1e9) * times, f"the unprofiled pass, median of {repeats} repeats"
 
 
-def _floor(stage: str, units: int, facts: RunFacts) -> tuple[Maybe[int], Maybe[Roof]]:
+def _floor(stage: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Roof]]:
+    """Of as many units, on the limits of all devices that share the work; `devices` are those that the trace shows."""
+    if (elsewhere := more_devices(devices, devices_of(facts.timings))) is not None:
+        return elsewhere, elsewhere
     if isinstance(facts.timings, Missing) or isinstance(facts.efficiency, Missing):
         why = Missing(facts.timings.why if isinstance(facts.timings, Missing) else _why(facts.efficiency))
         return why, why
@@ -252,7 +257,7 @@ def _counted(
     peak, bandwidth = roof.peak_flops_per_s, roof.bandwidth_bytes_per_s
     if isinstance(peak, Missing) or isinstance(bandwidth, Missing) or isinstance(facts.kernels, Missing):
         return Missing("not both limits are known"), 0.0
-    if (several := facts.kernels.on_several(stage)) is not None:
+    if (several := facts.kernels.on_others(stage)) is not None:
         return several, 0.0
     seconds = 0.0
     for row in counters.rows:

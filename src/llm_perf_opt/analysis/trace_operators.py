@@ -70,7 +70,8 @@ def _activity(trace: Trace, stages: TraceStages, stage: Stage) -> StageActivity 
     mine = stages.of_stage(stage.value) != NONE
     duration = (trace.work.end_ns - trace.work.start_ns)[mine]
     launches = len(np.unique(np.stack([trace.work.process[mine], trace.work.correlation[mine]]), axis=1).T)
-    return StageActivity(stage.value, launches, int(mine.sum()), int(duration.sum()))
+    devices = len(np.unique(trace.work.device[mine])) or 1
+    return StageActivity(stage.value, launches, int(mine.sum()), int(duration.sum()), devices)
 
 
 def _device_times(trace: Trace) -> dict[str, tuple[Maybe[int], Maybe[int]]]:

@@ -19,6 +19,7 @@ from llm_perf_opt.runners.engine_facts import (
     COUNTED,
     EngineWords,
     engine_model_facts,
+    not_shared,
     refused_in_its_own_words,
     write_model_folder,
 )
@@ -59,6 +60,7 @@ class TensorRtLlmRunner:
             uncosted=_uncosted(request),
             engine=arguments,
             notes=(COUNTED, *NOTES),
+            devices=_workers(request),
         )
         self.profiler = Missing("TensorRT-LLM runs the model in processes of its own, which this process's profiler does not see")
 
@@ -156,6 +158,11 @@ def _check_device(request: RunnerRequest) -> None:
         )
 
 
+def _workers(request: RunnerRequest) -> int:
+    engine = request.config.runtime.engine
+    return int(engine.get("tensor_parallel_size", 1)) * int(engine.get("pipeline_parallel_size", 1))
+
+
 def _uncosted(request: RunnerRequest) -> str:
     engine = request.config.runtime.engine
     for name, why in (
@@ -164,9 +171,8 @@ def _uncosted(request: RunnerRequest) -> str:
     ):
         if engine.get(name) is not None:
             return why
-    workers = int(engine.get("tensor_parallel_size", 1)) * int(engine.get("pipeline_parallel_size", 1))
-    if workers > 1:
-        return f"the model is spread over {workers} workers, and the limits are those of one device"
+    if int(engine.get("tensor_parallel_size", 1)) != _workers(request):
+        return not_shared(_workers(request))
     if len(set(request.prompts.lengths)) > 1:
         return "the engine runs sequences of different length without padding, which the cost model does not count"
     if getattr(request.architecture, "quantization_config", None):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from llm_perf_opt.analysis.cost import step_cost
+from llm_perf_opt.analysis.device_limits import devices_of
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.efficiency import RequestCost, request_cost
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
@@ -69,7 +70,8 @@ def small_batch(evidence: Evidence) -> Finding | None:
     if isinstance(turn.weights, Missing) or work.batch_size * 2 > turn.weights:
         return None
     larger = min(work.batch_size * LARGER_BATCH, turn.weights)
-    floors = [_step_floor_ns(request, facts.hardware, batch, work.padded_tokens) for batch in (work.batch_size, larger)]
+    shared = devices_of(facts.timings)
+    floors = [_step_floor_ns(request, facts.hardware, batch, work.padded_tokens, shared) for batch in (work.batch_size, larger)]
     if isinstance(floors[0], Missing) or isinstance(floors[1], Missing):
         return None
     # A larger step moves and computes more, at the limits of the device; at worst, all its kernels grow with the batch.
@@ -102,12 +104,12 @@ def small_batch(evidence: Evidence) -> Finding | None:
     )
 
 
-def _step_floor_ns(request: RequestCost, hardware: Hardware, batch: int, context: int) -> Maybe[float]:
+def _step_floor_ns(request: RequestCost, hardware: Hardware, batch: int, context: int, devices: int) -> Maybe[float]:
     peak = hardware.peak(compute_dtype(request.formats.weights))
     if isinstance(peak, Missing):
         return peak
     cost = step_cost(request.architecture, Step(batch, 1, context), request.formats)
-    return floor(cost, peak.flops_per_s, hardware.bandwidth_bytes_per_s).seconds * 1e9
+    return floor(cost, peak.flops_per_s, hardware.bandwidth_bytes_per_s).seconds * 1e9 / devices
 
 
 def _counted(
