@@ -1,7 +1,7 @@
 """Everything findings stand on: what a trace shows of each stage, and what a run knows beside it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.fusion import Fusion, fusion_of
 from llm_perf_opt.analysis.hardware import Hardware
 from llm_perf_opt.analysis.host_calls import HostCallCounts, host_calls
 from llm_perf_opt.analysis.idle import IdleCause
-from llm_perf_opt.analysis.intervals import union_blocks
+from llm_perf_opt.analysis.intervals import union_blocks, union_ns
 from llm_perf_opt.analysis.kernel_classes import CLASSES, KernelClass, class_of_work
 from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
 from llm_perf_opt.analysis.kernel_summary import KernelRow, kernels_by_time
@@ -89,6 +89,10 @@ class StageEvidence:
     """The limits of the floor."""
     unprofiled: bool
     """Whether the wall time is that of the unprofiled pass."""
+    overlap: float = 1.0
+    """What the kernels of the busiest device cover, in their sum: below 1, some run side by side."""
+    collective_ns: int = 0
+    """Time in which only collectives ran: it is part of the budget's exposed copies and communication."""
 
     @property
     def wall_ns(self) -> float:
@@ -145,6 +149,7 @@ def _stage(
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
     wall_ns, source = _wall(time, units, facts)
     unprofiled = wall_ns is not None
+    compute_ns = _compute_ns(trace, stages, time.name, classes)
     budget = stage_budget(
         BudgetFacts(
             stage=time.name,
@@ -155,7 +160,7 @@ def _stage(
             trace_wall_ns=time.wall_ns,
             span_ns=time.span_ns,
             busy_ns=time.busy_ns,
-            compute_ns=_compute_ns(trace, stages, time.name, classes),
+            compute_ns=compute_ns,
             idle=time.idle,
             floor_ns=floor_ns,
             counted_ns=counted_ns,
@@ -167,7 +172,7 @@ def _stage(
         unit=UNITS[time.name],
         units=units,
         time=time,
-        budget=budget,
+        budget=replace(budget, notes=(*budget.notes, *_side_by_side(trace, stages, inner, devices))),
         kernels=kernels_by_time(trace, stages, time.name, device),
         fusion=fusion_of(trace, np.where(trace.work.device == device, group, NONE), classes),
         calls=host_calls(trace, stages, inner),
@@ -176,7 +181,33 @@ def _stage(
         efficiency=_efficiency(time.name, facts),
         roof=roof,
         unprofiled=unprofiled,
+        overlap=_overlap(trace, np.where(trace.work.device == device, group, NONE)),
+        collective_ns=_kernels_ns(trace, stages.of_stage(time.name)) - compute_ns,
     )
+
+
+def _side_by_side(trace: Trace, stages: TraceStages, inner: str, devices: int) -> tuple[str, ...]:
+    """What is to be known of sums over work that several devices or threads do at the same time."""
+    found = []
+    if devices > 1:
+        found.append(f"Busy is the time in which at least one of the stage's {devices} devices worked.")
+    instances = stages.instances.rows(stages.rows_of(inner))
+    label = instances.range[instances.range != NONE]
+    threads = len(np.unique(np.stack([trace.ranges.process[label], trace.ranges.thread[label]]), axis=1).T)
+    length = int((instances.end_ns - instances.start_ns).sum())
+    if threads > 1 and union_ns(instances.start_ns, instances.end_ns) < length:
+        found.append(
+            f"{threads} threads label the stage at the same time, as workers do: times and numbers are sums over all of them, "
+            "and those of one unit are means."
+        )
+    return tuple(found)
+
+
+def _overlap(trace: Trace, group: Int64) -> float:
+    """The time that kernels cover, step by step, in the sum of their times."""
+    kernels = (group != NONE) & (trace.work.kind == WorkKind.KERNEL)
+    total = int((trace.work.end_ns - trace.work.start_ns)[kernels].sum())
+    return _kernels_ns(trace, group) / total if total else 1.0
 
 
 def _busiest_device(trace: Trace, group: Int64) -> int:
@@ -191,9 +222,13 @@ def _busiest_device(trace: Trace, group: Int64) -> int:
 
 def _compute_ns(trace: Trace, stages: TraceStages, stage: str, classes: UInt8) -> int:
     """Union of the stage's kernels, collectives left out, instance by instance."""
-    group = stages.of_stage(stage)
     collective = CLASSES.index(KernelClass.COLLECTIVE)
-    rows = np.flatnonzero((group != NONE) & (trace.work.kind == WorkKind.KERNEL) & (classes != collective))
+    return _kernels_ns(trace, np.where(classes != collective, stages.of_stage(stage), NONE))
+
+
+def _kernels_ns(trace: Trace, group: Int64) -> int:
+    """Union of kernels, group by group."""
+    rows = np.flatnonzero((group != NONE) & (trace.work.kind == WorkKind.KERNEL))
     blocks = union_blocks(trace.work.start_ns[rows], trace.work.end_ns[rows], group[rows])
     return int((blocks.end_ns - blocks.start_ns).sum())
 

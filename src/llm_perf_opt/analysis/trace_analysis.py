@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llm_perf_opt.analysis.accounting import Account
+from llm_perf_opt.analysis.accounting import Account, StageTime
 from llm_perf_opt.analysis.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.budget import StageBudget
 from llm_perf_opt.analysis.device_accounts import device_lines, device_name
@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.findings import find
 from llm_perf_opt.analysis.host_time import host_table
 from llm_perf_opt.analysis.kernel_classes import KernelClass
 from llm_perf_opt.analysis.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.projection import NONE, launching_calls
 from llm_perf_opt.analysis.stage_instances import TraceStages
 from llm_perf_opt.analysis.trace_document import (
     BudgetLine,
@@ -68,17 +69,13 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
     kernels = kernels_by_time(trace)
     total = account.total
     modules, operators = _owners(trace, stages)
+    told = bool((launching_calls(trace) != NONE).all()) or stages.method == "kernel sequence"
     return TraceAnalysis(
         source=source,
         complete=True,
         problems=_problems(trace),
         gpu=GpuTotals(total.kernels.count, total.kernels.sum_ns, total.busy_ns, total.idle_ns, total.span_ns),
-        stages=[
-            StageLine(
-                one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns, one.span_ns
-            )
-            for one in account.stages
-        ],
+        stages=[_stage(one, told) for one in account.stages],
         kernels=[KernelLine(row.name, row.kind.value, row.calls, row.total_ns, row.mean_ns, row.share) for row in kernels],
         idle=[IdleLine(cause.label, ns) for cause, ns in total.idle.items() if ns],
         findings=finding_lines(find(evidence)),
@@ -94,6 +91,15 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
         modules=modules,
         operators=operators,
         devices=device_lines(trace, stages, account),
+    )
+
+
+def _stage(one: StageTime, told: bool) -> StageLine:
+    """Where not all work tells its launch (`told`), a stage that seems to have none may have some: nothing is known of it."""
+    if not told and not one.span_ns and not one.kernels:
+        return StageLine(one.name, one.count, one.wall_ns, *[None] * 5)
+    return StageLine(
+        one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns, one.span_ns
     )
 
 

@@ -11,8 +11,8 @@ from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry, millisec
 from llm_perf_opt.analysis.floor import floor, turning_point
 from llm_perf_opt.analysis.hardware import Hardware
 from llm_perf_opt.analysis.kernel_table import KernelRow
-from llm_perf_opt.analysis.rules.kernels import HOST_BOUND
 from llm_perf_opt.analysis.rules.launching import request_units
+from llm_perf_opt.analysis.rules.wall_clock import felt
 from llm_perf_opt.analysis.stage_instances import DECODE
 from llm_perf_opt.analysis.work import Step
 from llm_perf_opt.records import Maybe, Missing
@@ -139,23 +139,22 @@ def _device_finding(
     gain = sum(row.total_ns * part for row, (_, part) in held) * share
     names = "; ".join(f"{row.name[:60]} ({words})" for row, (words, _) in held[:3])
     text = claim.format(stage=stage.name, names=names)
-    host_bound = stage.busy_share < HOST_BOUND
-    if host_bound:
-        text += f" Faster, they save nothing now: the device is idle for {1 - stage.busy_share:.0%} of {stage.name}."
+    on_the_wall = felt(stage, (0, gain / 2, gain))
+    because = "counters say what is not used, not what a better kernel would reach; half of it is shown"
     return Finding(
         id,
         Kind.LATENCY,
         stage.name,
-        text,
+        text + on_the_wall.claim,
         tuple(
             f"{row.name[:90]}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s kernel "
             f"time, {words}"
             for row, (words, _) in held[:3]
         ),
-        saving_of(stage, 0, 0, 0) if host_bound else saving_of(stage, 0, gain / 2, gain),
+        saving_of(stage, *on_the_wall.bounds),
         request_units(evidence, stage),
         "low",
-        "counters say what is not used, not what a better kernel would reach; half of it is shown",
+        f"{because}; {on_the_wall.because}" if on_the_wall.because else because,
         ToTry(overrides, change),
     )
 
