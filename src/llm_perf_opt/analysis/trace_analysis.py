@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.device_accounts import device_lines, device_name
 from llm_perf_opt.analysis.evidence import RunFacts, gather
 from llm_perf_opt.analysis.finding import Finding
 from llm_perf_opt.analysis.findings import find
+from llm_perf_opt.analysis.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.host_time import host_table
 from llm_perf_opt.analysis.kernel_classes import KernelClass
 from llm_perf_opt.analysis.kernel_summary import kernels_by_time
@@ -91,6 +92,7 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
         modules=modules,
         operators=operators,
         devices=device_lines(trace, stages, account),
+        gpu_metrics=gpu_metric_lines(trace, stages) if len(trace.samples) else [],
     )
 
 

@@ -83,6 +83,19 @@ class DeviceLine(msgspec.Struct, frozen=True):
     """Of several devices; with one, the stages of the whole are its own."""
 
 
+class GpuMetricLine(msgspec.Struct, frozen=True):
+    """One metric of a device while a stage's work ran on it, of the samples that fell into it."""
+
+    stage: str
+    """Empty: from the first to the last work of the device."""
+    device: int
+    metric: str
+    samples: int
+    mean: float
+    least: int
+    most: int
+
+
 class HostOperatorLine(msgspec.Struct, frozen=True):
     """The host time of one operator, by name."""
 
@@ -244,5 +257,7 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     """Where an eager trace was given for it."""
     devices: list[DeviceLine] = msgspec.field(default_factory=list)
     """Every device with work in the trace, each by itself."""
+    gpu_metrics: list[GpuMetricLine] = msgspec.field(default_factory=list)
+    """Sampled by nsys, where it was told to; of a run, from its nsys pass, whichever trace the rest is from."""
     host: HostTable | None = None
     """Of a trace without device work that records operators."""

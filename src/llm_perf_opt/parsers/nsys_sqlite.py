@@ -28,6 +28,7 @@ from llm_perf_opt.events import (
 from llm_perf_opt.launch_calls import is_kernel_launch
 from llm_perf_opt.parsers.nsys_devices import gpu_numbers, renumbered_devices
 from llm_perf_opt.parsers.nsys_facts import read_facts
+from llm_perf_opt.parsers.nsys_metrics import read_samples
 from llm_perf_opt.parsers.nsys_rows import RowChecks
 from llm_perf_opt.parsers.sqlite_tables import Database, Integer, Product, open_database
 
@@ -125,8 +126,9 @@ class _Reader:
         renumbering = gpu_numbers(database)
         work = renumbered_devices(self._work(kernels, copies, sets, host), renumbering)
         labels = self._ranges(ranges)
+        samples, unreadable = read_samples(database, work, self._names.add, by_gpu=bool(renumbering))
         processes = np.unique(np.concatenate([work.process, host.process, labels.process])).tolist()
-        problems = [*checks.problems, *self._tool_problems(), *self._text_problems()]
+        problems = [*checks.problems, *self._tool_problems(), *self._text_problems(), *([unreadable] if unreadable else [])]
         return Trace(
             "nsys",
             tuple(self._names.texts),
@@ -136,6 +138,7 @@ class _Reader:
             Operators.none(),
             tuple(problems),
             read_facts(database, processes, by_gpu=bool(renumbering)),
+            samples,
         )
 
     # --- device work --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from llm_perf_opt.report.advice import budget_section, finding_sentences, findin
 from llm_perf_opt.report.device_tables import devices_section
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
 from llm_perf_opt.report.environment import environment_rows
+from llm_perf_opt.report.gpu_metrics import metrics_section
 from llm_perf_opt.report.image_links import images
 from llm_perf_opt.report.kernel_evidence import kernels_section
 from llm_perf_opt.report.passes import passes_section
@@ -48,6 +49,7 @@ def report(analysis: RunAnalysis) -> str:
         efficiency_section(analysis.efficiency, () if isinstance(analysis.kernels, Missing) else analysis.kernels.hfus),
         _operators(analysis),
         kernels_section(analysis.kernels),
+        metrics_section(analysis.trace),
         _telemetry(analysis),
         _assumptions(analysis),
         passes_section(analysis),

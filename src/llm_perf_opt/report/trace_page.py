@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.trace_document import (
     TraceAnalysis,
 )
 from llm_perf_opt.report.device_tables import DEVICE_HEADER, STAGE_HEADER, device_rows, device_stage_rows
+from llm_perf_opt.report.gpu_metrics import metric_header, metric_rows
 from llm_perf_opt.report.text import columns, significant
 
 WIDTH = 100
@@ -30,7 +31,7 @@ def trace_text(found: TraceAnalysis, top: int = 15) -> str:
         parts += [_gpu(found), _devices(found), _stages(found), _host_operators(found.host, top)]
         parts += [*[_budget(budget) for budget in found.budgets], _idle(found)]
         parts += [_kernels(found, top), _owners("Modules", found.modules, top), _owners("Operators", found.operators, top)]
-        parts += [_borrowed(found, top), _findings(found)]
+        parts += [_borrowed(found, top), _metrics(found, top), _findings(found)]
     return "\n".join(part for part in parts if part)
 
 
@@ -191,6 +192,16 @@ def _borrowed(found: TraceAnalysis, top: int) -> str:
     lines = _wrapped(f"Modules by the eager trace {plain(table.source)}; of the kernel time, by rule: {shares}", "")
     rows = [[short(row.name), f"{row.kernels:,}", ms(row.self_ns), f"{row.share:.1%}"] for row in table.rows[: min(top, _OWNERS)]]
     return "\n".join([*lines, columns(["module", "kernels", "own", "share"], rows, "lrrr")]) + "\n"
+
+
+def _metrics(found: TraceAnalysis, top: int) -> str:
+    """What nsys sampled of the GPU, by stage."""
+    if not found.gpu_metrics:
+        return ""
+    header, rows = metric_header(found.gpu_metrics), metric_rows(found.gpu_metrics)
+    head = f"Metrics of the GPU, means (samples): the first {min(top, len(rows))} of {len(rows)}"
+    shown = [[short(row[0], 34), *row[1:]] for row in rows[:top]]
+    return head + "\n" + columns(header, shown, "l" + "r" * (len(header) - 1)) + "\n"
 
 
 def _findings(found: TraceAnalysis) -> str:
