@@ -16,7 +16,7 @@ from llm_perf_opt.analyse_trace import ANALYSIS_FILE, analyse_source
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.report.trace_page import trace_text
 from llm_perf_opt.trace_mark import fresh_tables
-from synthetic_traces import Recipe, kinds, write_trace
+from synthetic_traces import Recipe, kinds, union_ns, write_trace
 
 H200 = Path(__file__).parent / "fixtures" / "h200"
 
@@ -112,7 +112,15 @@ def test_every_synthetic_kind_is_told_exactly(recipe: Recipe, tmp_path: Path) ->
     )
     for budget in found.budgets:
         assert sum(row.ns for row in budget.rows) == budget.wall_ns
-    assert any(one.id == "launch_bound_decode" for one in found.findings) == (not recipe.graph)
+    few = recipe.kernels_per_step < 5  # then the host's own work between the steps is what the device waits for
+    assert any(one.id == "launch_bound_decode" for one in found.findings) == (not recipe.graph and not few)
+    assert any(one.id == "host_between_steps" for one in found.findings)
+    assert [device.device for device in found.devices] == sorted(truth.on_device)
+    for device in found.devices:
+        work = truth.on_device[device.device]
+        span = max(end for _, end in work) - min(start for start, _ in work)
+        assert (device.busy_ns, device.span_ns, device.busy_ns + device.idle_ns) == (union_ns(work), span, span)
+    assert found.device == ("NVIDIA H200" if recipe.devices == 1 else f"{recipe.devices} × NVIDIA H200")
 
 
 def test_what_is_kept_says_the_same_and_is_not_believed_when_damaged(tmp_path: Path) -> None:

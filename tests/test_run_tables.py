@@ -106,10 +106,20 @@ def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) 
             f"INSERT INTO GPU_METRICS VALUES ({first}, 0, 1, 40), ({first + 1}, 0, 1, 20)",
         ],
     )
+    passes = (PassRecord("torch", "complete"), PassRecord("nsys", "complete", ("nsys", "profile", "--gpu-metrics-devices=all")))
+    run.write_manifest(Manifest(SCHEMA, "0", "complete", "2026-01-01T00:00:00+00:00", ("llm-perf", "run"), passes))
     _, analysis = reanalyse(run.path)
     assert not isinstance(analysis.trace, Missing)
     assert analysis.trace.profiler == "torch"
+    assert not any("no sample" in warning for warning in analysis.warnings)
     rows = Queries(run.path).ask("select stage, metric, samples, mean from stage_metrics order by 1").rows
     assert rows == [(stage, "SMs Active", 2, 30.0) for stage in ("", "decode", "decode_step")]
     assert "Metrics of the GPU" in run.report_file.read_text()
     assert Queries(run.path).ask("select device, busy_ns + idle_ns = span_ns from devices").rows == [(0, True)]
+
+
+def test_samples_that_were_asked_for_and_did_not_come_are_missed(run: RunFolder) -> None:
+    passes = (PassRecord("torch", "complete"), PassRecord("nsys", "complete", ("nsys", "profile", "--gpu-metrics-devices=all")))
+    run.write_manifest(Manifest(SCHEMA, "0", "complete", "2026-01-01T00:00:00+00:00", ("llm-perf", "run"), passes))
+    _, analysis = reanalyse(run.path)
+    assert any("left no sample" in warning for warning in analysis.warnings)

@@ -91,6 +91,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
             *_warnings(manifest, timings, stages, summary),
             *limit_warnings,
             *_counter_warnings(kernels, impossible_count),
+            *_no_samples(manifest, trace),
             *notes,
         ),
         assumptions=_assumptions(timings),
@@ -191,6 +192,16 @@ def _counter_warnings(kernels: Maybe[KernelEvidence], impossible: ImplausibleErr
     if not isinstance(kernels, Missing) and not isinstance(kernels.selftest, Missing) and not kernels.selftest.passed:
         found.append(f"The counters are not believed: {kernels.selftest.why}.")
     return found
+
+
+def _no_samples(manifest: Manifest, trace: Maybe[TraceAnalysis]) -> list[str]:
+    """That nsys was told to sample the GPU's metrics, and left no sample: it says nothing of it itself."""
+    entry = manifest.pass_named("nsys")
+    if isinstance(trace, Missing) or entry is None or entry.status != "complete" or trace.gpu_metrics:
+        return []
+    asked = any(word.startswith("--gpu-metrics-device") for word in entry.argv)
+    why = "the driver may keep them from this user, or another program is sampling; the log of the nsys pass may say"
+    return [f"nsys was told to sample the GPU's metrics and left no sample while there was work: {why}."] if asked else []
 
 
 def _wrapped(folder: RunFolder, manifest: Manifest) -> dict[str, WrappedPass]:

@@ -149,7 +149,7 @@ def _stage(
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
     wall_ns, source = _wall(time, units, facts)
     unprofiled = wall_ns is not None
-    compute_ns = _compute_ns(trace, stages, time.name, classes)
+    compute_ns, kernels_ns = _covered(trace, stages.of_stage(time.name), classes)
     budget = stage_budget(
         BudgetFacts(
             stage=time.name,
@@ -181,8 +181,8 @@ def _stage(
         efficiency=_efficiency(time.name, facts),
         roof=roof,
         unprofiled=unprofiled,
-        overlap=_overlap(trace, np.where(trace.work.device == device, group, NONE)),
-        collective_ns=_kernels_ns(trace, stages.of_stage(time.name)) - compute_ns,
+        overlap=_overlap(trace, stages.of_stage(time.name), device, devices, kernels_ns),
+        collective_ns=kernels_ns - compute_ns,
     )
 
 
@@ -203,11 +203,12 @@ def _side_by_side(trace: Trace, stages: TraceStages, inner: str, devices: int) -
     return tuple(found)
 
 
-def _overlap(trace: Trace, group: Int64) -> float:
-    """The time that kernels cover, step by step, in the sum of their times."""
-    kernels = (group != NONE) & (trace.work.kind == WorkKind.KERNEL)
-    total = int((trace.work.end_ns - trace.work.start_ns)[kernels].sum())
-    return _kernels_ns(trace, group) / total if total else 1.0
+def _overlap(trace: Trace, group: Int64, device: int, devices: int, kernels_ns: int) -> float:
+    """The time that the kernels of a device cover in the sum of their times; `kernels_ns` is what those of all devices cover."""
+    mine = (group != NONE) & (trace.work.kind == WorkKind.KERNEL) & (trace.work.device == device)
+    total = int((trace.work.end_ns - trace.work.start_ns)[mine].sum())
+    covered = kernels_ns if devices == 1 else _kernels_ns(trace, np.where(mine, group, NONE))
+    return covered / total if total else 1.0
 
 
 def _busiest_device(trace: Trace, group: Int64) -> int:
@@ -220,10 +221,11 @@ def _busiest_device(trace: Trace, group: Int64) -> int:
     return int(numbers[np.bincount(place.reshape(-1), weights=duration).argmax()])
 
 
-def _compute_ns(trace: Trace, stages: TraceStages, stage: str, classes: UInt8) -> int:
-    """Union of the stage's kernels, collectives left out, instance by instance."""
-    collective = CLASSES.index(KernelClass.COLLECTIVE)
-    return _kernels_ns(trace, np.where(classes != collective, stages.of_stage(stage), NONE))
+def _covered(trace: Trace, group: Int64, classes: UInt8) -> tuple[int, int]:
+    """What the kernels of a stage cover, instance by instance: collectives left out, and all of them."""
+    collective = classes == CLASSES.index(KernelClass.COLLECTIVE)
+    everything = _kernels_ns(trace, group)
+    return (_kernels_ns(trace, np.where(collective, NONE, group)) if collective.any() else everything), everything
 
 
 def _kernels_ns(trace: Trace, group: Int64) -> int:

@@ -70,7 +70,7 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
     kernels = kernels_by_time(trace)
     total = account.total
     modules, operators = _owners(trace, stages)
-    told = bool((launching_calls(trace) != NONE).all()) or stages.method == "kernel sequence"
+    told = all(one.span_ns or one.kernels for one in account.stages) or bool((launching_calls(trace) != NONE).all())
     return TraceAnalysis(
         source=source,
         complete=True,
