@@ -6,10 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders import clean_timings
+from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.host_time import host_table
 from llm_perf_opt.analysis.trace_stages import find_stages
 from llm_perf_opt.events import NO_NAME, Operators, Trace
 from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.report.trace_page import trace_text
+from llm_perf_opt.trace_reading import document_of
 from traces import PROCESS, THREAD, Builder
 
 
@@ -85,3 +89,12 @@ def test_it_agrees_with_the_profiler_itself(tmp_path: Path) -> None:
     (prefill,) = found.stages
     assert prefill.operator_ns == sum(row.self_ns for row in prefill.operators)
     assert prefill.operator_ns + prefill.outside_ns == prefill.wall_ns
+
+
+def test_a_run_without_a_gpu_keeps_its_findings_about_trust() -> None:
+    built = Builder()
+    built.range(0, 1000, "prefill")
+    noisy = RunFacts(timings=clean_timings(stable=False))
+    found = document_of(with_operators(built, [(10, 20, "mm", THREAD)]), noisy, "x")
+    assert [finding.id for finding in found.findings] == ["noisy_machine"]
+    assert "noisy_machine" in trace_text(found)

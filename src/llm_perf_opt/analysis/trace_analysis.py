@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.accounting import Account, StageTime
 from llm_perf_opt.analysis.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.budget import StageBudget
 from llm_perf_opt.analysis.device_accounts import device_lines, device_name
-from llm_perf_opt.analysis.evidence import RunFacts, gather
+from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
 from llm_perf_opt.analysis.finding import Finding
 from llm_perf_opt.analysis.findings import find
 from llm_perf_opt.analysis.gpu_metrics import gpu_metric_lines
@@ -64,9 +64,9 @@ def refused(trace: Trace, source: str) -> TraceAnalysis:
 
 def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts, source: str) -> TraceAnalysis:
     """A sound trace, with what a run knows beside it."""
-    if not len(trace.work):
-        return _of_the_host_alone(trace, stages, account, source)
     evidence = gather(trace, stages, account, facts)
+    if not len(trace.work):
+        return _of_the_host_alone(trace, stages, evidence, source)
     kernels = kernels_by_time(trace)
     total = account.total
     modules, operators = _owners(trace, stages)
@@ -105,17 +105,24 @@ def _stage(one: StageTime, told: bool) -> StageLine:
     )
 
 
-def _of_the_host_alone(trace: Trace, stages: TraceStages, account: Account, source: str) -> TraceAnalysis:
-    """A trace without device work: what the host did in its stages and operators, and no number of a GPU."""
+def _of_the_host_alone(trace: Trace, stages: TraceStages, evidence: Evidence, source: str) -> TraceAnalysis:
+    """A trace without device work: what the host did in its stages and operators, and no number of a GPU.
+
+    Of the findings those remain that are about trust in a run's figures.
+    """
+    instances = stages.instances
+    walls = {name: instances.rows(stages.rows_of(name)) for name in stages.names}
     return TraceAnalysis(
         source=source,
         complete=True,
         problems=_with_no_work(_problems(trace)),
         gpu=_NOTHING,
-        stages=[StageLine(one.name, one.count, one.wall_ns, *[None] * 5) for one in account.stages],
+        stages=[
+            StageLine(name, len(rows), int((rows.end_ns - rows.start_ns).sum()), *[None] * 5) for name, rows in walls.items()
+        ],
         kernels=[],
         idle=[],
-        findings=[],
+        findings=finding_lines(find(evidence)),
         why=_NO_WORK.what,
         profiler=trace.source,
         device="",
