@@ -75,6 +75,8 @@ def test_two_workers_with_a_device_each() -> None:
     decode = budget_of(found, "decode")
     assert decode.wall_ns / decode.units == pytest.approx((7 * STEP + 90 * US) / 8)  # of one token, whoever computes it
     assert any("2 threads label the stage at the same time" in note for note in decode.notes)
+    finding = next(one for one in found.findings if one.id == "launch_bound_decode")
+    assert finding.saving_high_ns == round(decode.wall_ns / 16 - 25 * US)  # a token's five kernels on one device stay
 
 
 def test_one_thread_that_feeds_two_devices() -> None:
@@ -230,3 +232,18 @@ def test_work_that_tells_no_launch_leaves_its_stage_unknown() -> None:
     steps = stage_of(found, "decode_step")
     assert (steps.wall_ns, steps.gpu_busy_ns, steps.kernels) == (100, None, None)
     assert (found.gpu.kernels, found.gpu.busy_ns) == (1, 40)
+
+
+def test_collectives_stay_in_a_graph_and_are_counted_once() -> None:
+    """Per step two products and an all-reduce of 5 µs each, launched one by one: 15 µs stay."""
+    built = Builder()
+    for step in range(8):
+        built.range(step * STEP, step * STEP + 90 * US, "decode_step")
+        for place, name in enumerate(["nvjet_a", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "nvjet_b"]):
+            now = step * STEP + place * 30 * US
+            built.launch(now, now + 5 * US, now + 10 * US, name)
+    found = told(built)
+    decode = budget_of(found, "decode")
+    assert {row.key: row.ns for row in decode.rows}["exposed_copies"] == 8 * 5 * US
+    finding = next(one for one in found.findings if one.id == "launch_bound_decode")
+    assert finding.saving_high_ns == round((decode.wall_ns - 8 * 15 * US) / 8)

@@ -8,14 +8,14 @@ import numpy as np
 
 from llm_perf_opt.analysis.accounting import Account, StageTime
 from llm_perf_opt.analysis.budget import BudgetFacts, StageBudget, stage_budget
+from llm_perf_opt.analysis.concurrency import kernels_cover, on_the_busiest, overlap_of, side_by_side_notes
 from llm_perf_opt.analysis.device_limits import devices_of, more_devices
 from llm_perf_opt.analysis.efficiency import Efficiency, Roof, StageEfficiency, best_floor, request_cost, stage_seconds
 from llm_perf_opt.analysis.fusion import Fusion, fusion_of
 from llm_perf_opt.analysis.hardware import Hardware
 from llm_perf_opt.analysis.host_calls import HostCallCounts, host_calls
 from llm_perf_opt.analysis.idle import IdleCause
-from llm_perf_opt.analysis.intervals import union_blocks, union_ns
-from llm_perf_opt.analysis.kernel_classes import CLASSES, KernelClass, class_of_work
+from llm_perf_opt.analysis.kernel_classes import class_of_work
 from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
 from llm_perf_opt.analysis.kernel_summary import KernelRow, kernels_by_time
 from llm_perf_opt.analysis.kernel_table import StageKernels
@@ -23,7 +23,7 @@ from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.projection import NONE
 from llm_perf_opt.analysis.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
-from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind
+from llm_perf_opt.events import Trace, UInt8
 from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
 from llm_perf_opt.stages import Stage
 
@@ -77,7 +77,7 @@ class StageEvidence:
     time: StageTime
     budget: StageBudget
     kernels: tuple[KernelRow, ...]
-    """Of the busiest device: devices work side by side, so what one kernel less saves is not the sum over them."""
+    """Of each instance's busiest device: devices work side by side, so what one kernel less saves is not the sum over them."""
     fusion: Fusion
     """Of the busiest device."""
     calls: HostCallCounts
@@ -142,14 +142,14 @@ def _stage(
     inner = DECODE_STEP if time.name == DECODE and DECODE_STEP in stages.names else time.name
     group = stages.of_stage(inner)
     units = len(np.unique(group[group != NONE])) or 1
-    device = _busiest_device(trace, group)
+    busiest = on_the_busiest(trace, group)
     devices = len(np.unique(trace.work.device[group != NONE])) or 1
     floor_ns, roof = _floor(time.name, units, facts, devices)
     counters = _counters(time.name, facts)
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
     wall_ns, source = _wall(time, units, facts)
     unprofiled = wall_ns is not None
-    compute_ns, kernels_ns = _covered(trace, stages.of_stage(time.name), classes)
+    compute_ns, kernels_ns = kernels_cover(trace, stages.of_stage(time.name), classes)
     budget = stage_budget(
         BudgetFacts(
             stage=time.name,
@@ -172,67 +172,18 @@ def _stage(
         unit=UNITS[time.name],
         units=units,
         time=time,
-        budget=replace(budget, notes=(*budget.notes, *_side_by_side(trace, stages, inner, devices))),
-        kernels=kernels_by_time(trace, stages, time.name, device),
-        fusion=fusion_of(trace, np.where(trace.work.device == device, group, NONE), classes),
+        budget=replace(budget, notes=(*budget.notes, *side_by_side_notes(trace, stages, inner, devices))),
+        kernels=kernels_by_time(trace, stages, time.name, busiest),
+        fusion=fusion_of(trace, np.where(busiest, group, NONE), classes),
         calls=host_calls(trace, stages, inner),
         queued_gap_ns=_queued_gap(account),
         counters=counters,
         efficiency=_efficiency(time.name, facts),
         roof=roof,
         unprofiled=unprofiled,
-        overlap=_overlap(trace, stages.of_stage(time.name), device, devices, kernels_ns),
+        overlap=overlap_of(trace, stages.of_stage(time.name), busiest, devices, kernels_ns),
         collective_ns=kernels_ns - compute_ns,
     )
-
-
-def _side_by_side(trace: Trace, stages: TraceStages, inner: str, devices: int) -> tuple[str, ...]:
-    """What is to be known of sums over work that several devices or threads do at the same time."""
-    found = []
-    if devices > 1:
-        found.append(f"Busy is the time in which at least one of the stage's {devices} devices worked.")
-    instances = stages.instances.rows(stages.rows_of(inner))
-    label = instances.range[instances.range != NONE]
-    threads = len(np.unique(np.stack([trace.ranges.process[label], trace.ranges.thread[label]]), axis=1).T)
-    length = int((instances.end_ns - instances.start_ns).sum())
-    if threads > 1 and union_ns(instances.start_ns, instances.end_ns) < length:
-        found.append(
-            f"{threads} threads label the stage at the same time, as workers do: times and numbers are sums over all of them, "
-            "and those of one unit are means."
-        )
-    return tuple(found)
-
-
-def _overlap(trace: Trace, group: Int64, device: int, devices: int, kernels_ns: int) -> float:
-    """The time that the kernels of a device cover in the sum of their times; `kernels_ns` is what those of all devices cover."""
-    mine = (group != NONE) & (trace.work.kind == WorkKind.KERNEL) & (trace.work.device == device)
-    total = int((trace.work.end_ns - trace.work.start_ns)[mine].sum())
-    covered = kernels_ns if devices == 1 else _kernels_ns(trace, np.where(mine, group, NONE))
-    return covered / total if total else 1.0
-
-
-def _busiest_device(trace: Trace, group: Int64) -> int:
-    """The device with the most work of a stage; where one did all of it, that one."""
-    mine = group != NONE
-    numbers, place = np.unique(trace.work.device[mine], return_inverse=True)
-    if len(numbers) < 2:
-        return int(numbers[0]) if len(numbers) else 0
-    duration = (trace.work.end_ns - trace.work.start_ns)[mine]
-    return int(numbers[np.bincount(place.reshape(-1), weights=duration).argmax()])
-
-
-def _covered(trace: Trace, group: Int64, classes: UInt8) -> tuple[int, int]:
-    """What the kernels of a stage cover, instance by instance: collectives left out, and all of them."""
-    collective = classes == CLASSES.index(KernelClass.COLLECTIVE)
-    everything = _kernels_ns(trace, group)
-    return (_kernels_ns(trace, np.where(collective, NONE, group)) if collective.any() else everything), everything
-
-
-def _kernels_ns(trace: Trace, group: Int64) -> int:
-    """Union of kernels, group by group."""
-    rows = np.flatnonzero((group != NONE) & (trace.work.kind == WorkKind.KERNEL))
-    blocks = union_blocks(trace.work.start_ns[rows], trace.work.end_ns[rows], group[rows])
-    return int((blocks.end_ns - blocks.start_ns).sum())
 
 
 def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, str]:
