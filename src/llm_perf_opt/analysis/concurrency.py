@@ -1,4 +1,4 @@
-"""What runs side by side in a stage: devices, streams and the threads that label it. Sums over such work are no time that passed."""
+"""What runs side by side in a stage: devices, streams, and the threads that label it. Sums over such work are not time passed."""
 
 import numpy as np
 
