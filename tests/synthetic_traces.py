@@ -28,6 +28,8 @@ class Recipe:
     """Decode steps are one cudaGraphLaunch each, the prefill stays eager."""
     streams: int = 1
     """Above one, kernels go to the streams in turn and overlap."""
+    devices: int = 1
+    """Above one, kernels go to the devices in turn, to as many streams on each."""
     copies: bool = False
     """Each step begins with a host-to-device copy and a memset."""
     shapes: bool = True
@@ -81,6 +83,8 @@ class Truth:
     """prefill, decode, then each decode_step, in time order within each."""
     work: list[tuple[int, int, int]] = field(default_factory=list)
     """(start, end, start of the call that launched it) of all device work."""
+    on_device: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Device → (start, end) of its work."""
 
     @property
     def busy_ns(self) -> int:
@@ -136,7 +140,7 @@ class _Machine:
         self.random = random.Random(recipe.seed)
         self.truth = Truth()
         self.now = ORIGIN_NS
-        self.free = [0] * recipe.streams
+        self.free = [0] * recipe.streams * recipe.devices
         self.correlation = 0
         self.external = 0
         self._out = out
@@ -194,29 +198,31 @@ class _Machine:
     # --- what a device does ---------------------------------------------------------------------------------------
 
     def device_work(
-        self, stage: list[StageTruth], launched: tuple[int, int], stream: int, least: int, most: int
+        self, stage: list[StageTruth], launched: tuple[int, int], lane: int, least: int, most: int
     ) -> tuple[int, int]:
-        start = max(launched[1] + self.random.randint(500, 3_000), self.free[stream] + self.random.choice([0, 0, 700]))
+        """`lane` counts the streams of the first device, then those of the next."""
+        start = max(launched[1] + self.random.randint(500, 3_000), self.free[lane] + self.random.choice([0, 0, 700]))
         end = start + self.random.randint(least, most)
-        self.free[stream] = end
+        self.free[lane] = end
         self.truth.work.append((start, end, launched[0]))
+        self.truth.on_device[lane // self.recipe.streams].append((start, end))
         for one in stage:
             one.work.append((start, end))
         return start, end
 
     def kernel(self, stage: list[StageTruth], launched: tuple[int, int], number: int, node: int = 0) -> None:
-        stream = number % self.recipe.streams
-        start, end = self.device_work(stage, launched, stream, 800, 12_000)
+        device, stream = number % self.recipe.devices, number // self.recipe.devices % self.recipe.streams
+        start, end = self.device_work(stage, launched, device * self.recipe.streams + stream, 800, 12_000)
         name = kernel_name(number % 24)
         graph = f', "graph id": 5, "graph node id": {node}' if node else ""
         self.span(
-            "kernel", name, 0, 7 + stream, start, end,
-            f'"External id": {self.external}, "queued": 0, "device": 0, "context": 1, "stream": {7 + stream}, '
+            "kernel", name, device, 7 + stream, start, end,
+            f'"External id": {self.external}, "queued": 0, "device": {device}, "context": 1, "stream": {7 + stream}, '
             f'"correlation": {self.correlation}, "registers per thread": 32, "shared memory": 0, "blocks per SM": 3.878788, '
             f'"warps per SM": 23.272728, "grid": [{number + 1}, 2, 1], "block": [128, 1, 1], '
             f'"est. achieved occupancy %": 36{graph}',
         )  # fmt: skip
-        self.flow("f", 7 + stream, 0, start)
+        self.flow("f", 7 + stream, device, start)
         self.truth.kernels += 1
         self.truth.kernel_ns += end - start
         self.truth.by_name[name][0] += 1
@@ -316,8 +322,9 @@ def write_trace(path: Path, recipe: Recipe) -> Truth:
     """A trace of this recipe at `path`, uncompressed, written as it is made; and what is true of it."""
     with path.open("wb", buffering=1 << 20) as out:
         shapes = '\n    "record_shapes": 1,' if recipe.shapes else ""
+        cards = ", ".join(f'{{"id": {device}, "name": "NVIDIA H200"}}' for device in range(recipe.devices))
         out.write(
-            f'{{\n    "schemaVersion": 1,\n    "deviceProperties": [\n    {{"id": 0, "name": "NVIDIA H200"}}\n    ],{shapes}'
+            f'{{\n    "schemaVersion": 1,\n    "deviceProperties": [\n    {cards}\n    ],{shapes}'
             f'\n  "displayTimeUnit": "ms",\n  "baseTimeNanoseconds": {BASE_NS},\n  "traceEvents": ['.encode()
         )
         machine = _Machine(recipe, out)
@@ -341,4 +348,6 @@ def kinds(seed: int) -> Iterator[Recipe]:
     yield Recipe(steps=200, kernels_per_step=24, graph=True, seed=seed)
     yield Recipe(steps=35, kernels_per_step=40, streams=4, seed=seed)
     yield Recipe(steps=400, kernels_per_step=3, copies=True, seed=seed)
+    yield Recipe(steps=60, kernels_per_step=24, streams=2, devices=2, seed=seed)
+    yield Recipe(steps=100, kernels_per_step=24, streams=2, devices=3, graph=True, copies=True, seed=seed)
     yield Recipe(steps=110, kernels_per_step=40, streams=3, copies=True, graph=True, shapes=False, seed=seed)

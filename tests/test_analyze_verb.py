@@ -9,12 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from llm_perf_opt.analyse_trace import ANALYSIS_FILE, analyse_source
 from llm_perf_opt.errors import ParseError, ResourceError
+from llm_perf_opt.report.trace_page import trace_text
 from llm_perf_opt.trace_mark import fresh_tables
-from synthetic_traces import Recipe, kinds, write_trace
+from synthetic_traces import Recipe, kinds, union_ns, write_trace
 
 H200 = Path(__file__).parent / "fixtures" / "h200"
 
@@ -110,7 +112,15 @@ def test_every_synthetic_kind_is_told_exactly(recipe: Recipe, tmp_path: Path) ->
     )
     for budget in found.budgets:
         assert sum(row.ns for row in budget.rows) == budget.wall_ns
-    assert any(one.id == "launch_bound_decode" for one in found.findings) == (not recipe.graph)
+    few = recipe.kernels_per_step < 5  # then the host's own work between the steps is what the device waits for
+    assert any(one.id == "launch_bound_decode" for one in found.findings) == (not recipe.graph and not few)
+    assert any(one.id == "host_between_steps" for one in found.findings)
+    assert [device.device for device in found.devices] == sorted(truth.on_device)
+    for device in found.devices:
+        work = truth.on_device[device.device]
+        span = max(end for _, end in work) - min(start for start, _ in work)
+        assert (device.busy_ns, device.span_ns, device.busy_ns + device.idle_ns) == (union_ns(work), span, span)
+    assert found.device == ("NVIDIA H200" if recipe.devices == 1 else f"{recipe.devices} × NVIDIA H200")
 
 
 def test_what_is_kept_says_the_same_and_is_not_believed_when_damaged(tmp_path: Path) -> None:
@@ -162,15 +172,44 @@ def test_what_is_not_there_or_no_trace_is_told(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_the_cpu_alone_has_no_device_figures(tmp_path: Path) -> None:
+    events = [("user_annotation", "decode", 0, 9), ("user_annotation", "decode_step", 1, 4), ("cpu_op", "aten::mm", 2, 3),
+              ("user_annotation", "decode_step", 5, 8), ("cpu_op", "aten::mm", 6, 8)]  # fmt: skip
+    rows = [
+        {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": end - start, "args": {}}
+        for cat, name, start, end in events
+    ]
     source = tmp_path / "trace.json"
-    source.write_text(
-        '{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, '
-        '"ts": 1.0, "dur": 2.0, "args": {}}]}'
-    )
+    source.write_text(json.dumps({"schemaVersion": 1, "traceEvents": rows}))
     found = analyse_source(source, use_cache=False)
     assert found.error is None
-    assert found.document.why == "the trace holds no work of a GPU"
-    assert found.document.findings == []
+    document = found.document
+    assert document.why == "the trace holds no work of a GPU"
+    assert (document.findings, document.budgets, document.devices, document.device) == ([], [], [], "")
+    assert set(msgspec.to_builtins(document.gpu).values()) == {None}
+    assert [(stage.name, stage.wall_ns) for stage in document.stages] == [("decode", 9000), ("decode_step", 6000)]
+    for stage in document.stages:
+        figures = (stage.gpu_busy_ns, stage.idle_ns, stage.kernels, stage.launches, stage.kernel_ns, stage.span_ns)
+        assert set(figures) == {None}
+    assert [(step.wall_ns, step.gpu_busy_ns) for step in document.steps] == [(3000, None), (3000, None)]
+    assert document.host is not None
+    assert [(line.name, line.operator_ns, line.outside_ns) for line in document.host.stages] == [
+        ("decode", 3000, 6000),
+        ("decode_step", 3000, 3000),
+    ]
+    shown = trace_text(document)
+    assert "GPU busy" not in shown
+    assert " 0 ms" not in shown
+    assert "aten::mm" in shown
+    assert "Findings: n/a" in shown
+
+
+def test_devices_and_spans_are_in_the_json(traces: Path) -> None:
+    found = as_json(traces / "torch_trace.json.gz")
+    (device,) = found["devices"]
+    assert (device["device"], device["name"], device["busy_ns"]) == (0, "NVIDIA H200", found["gpu"]["busy_ns"])
+    for one in (device, *found["stages"]):
+        assert one.get("busy_ns", one.get("gpu_busy_ns")) + one["idle_ns"] == one["span_ns"]
+    assert found["device"] == "NVIDIA H200"
 
 
 def test_modules_of_an_eager_trace_that_labels_none_are_refused(traces: Path) -> None:

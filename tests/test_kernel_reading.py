@@ -45,7 +45,7 @@ def test_counters_join_the_kernels_of_the_timeline(tmp_path: Path) -> None:
     assert (decode.stage, decode.calls, decode.total_ns) == ("decode", 1528, 4_651_439)
     assert found.decode_steps == 8
     assert found.devices == {"decode": 1}
-    assert found.on_several("decode") is None
+    assert found.on_others("decode") is None
     assert not isinstance(decode.counters, Missing)
     assert decode.counters > 0.8, "counters for most of the kernel time"
     assert "Nsight Systems" in found.sources["decode"]

@@ -13,9 +13,10 @@ from llm_perf_opt.analyse import reanalyse
 from llm_perf_opt.analyse_trace import analyse_source
 from llm_perf_opt.errors import ResourceError
 from llm_perf_opt.queries import Queries
-from llm_perf_opt.records import SCHEMA, Manifest, PassRecord
+from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.run_folder import RunFolder
 from llm_perf_opt.run_tables import RUN_TABLES
+from nsys_databases import altered
 
 H200 = Path(__file__).parent / "fixtures" / "h200"
 
@@ -88,3 +89,37 @@ def test_a_run_that_cannot_be_written_to_is_shown_all_the_same(run: RunFolder, m
     assert any("reports were not made anew" in note and "Read-only" in note for note in found.notes)
     with pytest.raises(ResourceError):
         reanalyse(run.path)  # whoever asks for the reports themselves is told that there are none
+
+
+def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) -> None:
+    """The figures are from the torch trace, which samples nothing; the samples (made by hand) from the nsys pass."""
+    first = 93793329  # the first kernel of that report
+    file = run.trace_files()["nsys"]
+    file.parent.mkdir(parents=True)
+    altered(
+        file,
+        [
+            "CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER)",
+            "CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, sourceId INTEGER, typeName TEXT, metricId INTEGER, "
+            "metricName TEXT)",
+            "INSERT INTO TARGET_INFO_GPU_METRICS VALUES (0, 0, 'x', 1, 'SMs Active')",
+            f"INSERT INTO GPU_METRICS VALUES ({first}, 0, 1, 40), ({first + 1}, 0, 1, 20)",
+        ],
+    )
+    passes = (PassRecord("torch", "complete"), PassRecord("nsys", "complete", ("nsys", "profile", "--gpu-metrics-devices=all")))
+    run.write_manifest(Manifest(SCHEMA, "0", "complete", "2026-01-01T00:00:00+00:00", ("llm-perf", "run"), passes))
+    _, analysis = reanalyse(run.path)
+    assert not isinstance(analysis.trace, Missing)
+    assert analysis.trace.profiler == "torch"
+    assert not any("no sample" in warning for warning in analysis.warnings)
+    rows = Queries(run.path).ask("select stage, metric, samples, mean from stage_metrics order by 1").rows
+    assert rows == [(stage, "SMs Active", 2, 30.0) for stage in ("", "decode", "decode_step")]
+    assert "Metrics of the GPU" in run.report_file.read_text()
+    assert Queries(run.path).ask("select device, busy_ns + idle_ns = span_ns from devices").rows == [(0, True)]
+
+
+def test_samples_that_were_asked_for_and_did_not_come_are_missed(run: RunFolder) -> None:
+    passes = (PassRecord("torch", "complete"), PassRecord("nsys", "complete", ("nsys", "profile", "--gpu-metrics-devices=all")))
+    run.write_manifest(Manifest(SCHEMA, "0", "complete", "2026-01-01T00:00:00+00:00", ("llm-perf", "run"), passes))
+    _, analysis = reanalyse(run.path)
+    assert any("left no sample" in warning for warning in analysis.warnings)

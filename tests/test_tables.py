@@ -18,7 +18,7 @@ from synthetic_traces import Recipe, Truth, write_trace
 
 
 def same(one: Trace, other: Trace) -> bool:
-    for table in ("work", "calls", "ranges", "operators"):
+    for table in ("work", "calls", "ranges", "operators", "samples"):
         columns, others = getattr(one, table).columns(), getattr(other, table).columns()
         for name, column in columns.items():
             if column.dtype != others[name].dtype or not np.array_equal(column, others[name]):

@@ -4,16 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.analysis.device_limits import devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.hardware import Hardware, given_hardware, hardware_of_device
-from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
+from llm_perf_opt.analysis.kernel_evidence import STAGES, KernelEvidence
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
+from llm_perf_opt.analysis.trace_document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.errors import ImplausibleError, ParseError, ResourceError
@@ -67,7 +69,8 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         overheads=costs,
         config=config,
     )
-    trace, notes = read_run_trace(folder, facts) if traces else (_NOT_READ, [])
+    trace, notes = read_run_trace(folder, facts) if traces else (_NOT_READ, ())
+    found = _on_those_devices(found, trace, facts.timings)
     return RunAnalysis(
         run="/".join(part for part in folder.path.parts[-3:] if part != folder.path.anchor),
         manifest=manifest,
@@ -86,6 +89,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
             *_warnings(manifest, timings, stages, summary),
             *limit_warnings,
             *_counter_warnings(kernels, impossible_count),
+            *_no_samples(manifest, trace),
             *notes,
         ),
         assumptions=_assumptions(timings),
@@ -163,6 +167,14 @@ def _efficiency(
         return Missing(f"{error.fact} {error.remedy}"), error, [*warnings, f"{error.fact} {error.remedy}"]
 
 
+def _on_those_devices(found: Maybe[Efficiency], trace: Maybe[TraceAnalysis], timings: Maybe[CleanTimings]) -> Maybe[Efficiency]:
+    """No distance from limits that are of fewer devices than the trace shows at work in a stage."""
+    if isinstance(trace, Missing):
+        return found
+    working = [sum(any(stage.name == name and stage.kernels for stage in one.stages) for one in trace.devices) for name in STAGES]
+    return more_devices(max(working), devices_of(timings)) or found
+
+
 def _kernels(
     folder: RunFolder, timings: CleanTimings | None, efficiency: Maybe[Efficiency]
 ) -> tuple[Maybe[KernelEvidence], ImplausibleError | None]:
@@ -178,6 +190,16 @@ def _counter_warnings(kernels: Maybe[KernelEvidence], impossible: ImplausibleErr
     if not isinstance(kernels, Missing) and not isinstance(kernels.selftest, Missing) and not kernels.selftest.passed:
         found.append(f"The counters are not believed: {kernels.selftest.why}.")
     return found
+
+
+def _no_samples(manifest: Manifest, trace: Maybe[TraceAnalysis]) -> list[str]:
+    """That nsys was told to sample the GPU's metrics, and left no sample: it says nothing of it itself."""
+    entry = manifest.pass_named("nsys")
+    if isinstance(trace, Missing) or entry is None or entry.status != "complete" or trace.gpu_metrics:
+        return []
+    asked = any(word.startswith("--gpu-metrics-device") for word in entry.argv)
+    why = "the driver may keep them from this user, or another program is sampling; the log of the nsys pass may say"
+    return [f"nsys was told to sample the GPU's metrics and left no sample while there was work: {why}."] if asked else []
 
 
 def _wrapped(folder: RunFolder, manifest: Manifest) -> dict[str, WrappedPass]:
@@ -301,6 +323,8 @@ def _assumptions(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
     runtime = timings.runtime
     if runtime is not None and runtime.type != PYTORCH:
         found.append(f"{runtime.type} {runtime.version} ran the model. Prefill and decode: {runtime.method}.")
+        if runtime.devices > 1 and not runtime.uncosted:
+            found.append(shared_words(runtime.devices))
         return (*found, *runtime.notes)
     if model.compile != "none":
         found.append(f"torch.compile ({model.compile}) covers the decode step; prefill runs eagerly.")

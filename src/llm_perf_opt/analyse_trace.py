@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.analysis.trace_document import TraceAnalysis
 
 ANALYSIS_FILE = "analysis.json"
-_VERSION = f"{__version__}/2"
+_VERSION = f"{__version__}/3"
 """The release, and a number that is raised when the same trace would be told otherwise."""
 _REPORTS = (".nsys-rep", ".qdrep")
 

@@ -134,6 +134,18 @@ class Operators(Columns):
 
 
 @dataclass(frozen=True)
+class DeviceSamples(Columns):
+    """Samples of a device's metrics (nsys only), in the order of their time."""
+
+    time_ns: "Int64"
+    device: "Int32"
+    metric: "Int32"
+    """Index of the metric's name."""
+    value: "Int64"
+    """As the tool gives it: percent for most, else in the unit that the name tells."""
+
+
+@dataclass(frozen=True)
 class TraceProblem:
     """Something that makes a trace, or a part of it, unfit for a number."""
 
@@ -159,6 +171,8 @@ class Trace:
     problems: tuple[TraceProblem, ...] = ()
     facts: dict[str, str] = field(default_factory=dict)
     """What the trace says of its making: tool version, device names, command."""
+    samples: DeviceSamples = field(default_factory=DeviceSamples.none)
+    """Of the devices' metrics while there was work; most traces have none."""
 
     @property
     def complete(self) -> bool:

@@ -1,6 +1,7 @@
 """Reads what a run holds of its kernels: timelines, counters, the counters' self-test. Works on any machine."""
 
 from llm_perf_opt.analysis.counter_selftest import SelfTest
+from llm_perf_opt.analysis.device_limits import devices_of
 from llm_perf_opt.analysis.efficiency import Efficiency
 from llm_perf_opt.analysis.kernel_evidence import STAGES, KernelEvidence, hfus_of, uses_of
 from llm_perf_opt.analysis.kernel_selection import Launch, Selection
@@ -18,6 +19,7 @@ from llm_perf_opt.run_folder import RunFolder, read_record
 from llm_perf_opt.timelines import Timeline, timelines
 
 _SELFTEST = "ncu_selftest"
+_UNTIMED = Missing("no iteration was measured")
 
 
 def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Maybe[Efficiency]) -> Maybe[KernelEvidence]:
@@ -32,7 +34,8 @@ def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Ma
     notes = [*why, *(note for stage in launches for note in selection_notes(folder, f"ncu_{stage}", stage))]
     devices = {stage: len({launch.device for launch in members}) for stage, members in launches.items()}
     hfus = hfus_of(stages, steps, timings, efficiency, devices)
-    return KernelEvidence(sources, steps, stages, hfus, read_selftest(folder), tuple(notes), devices)
+    sharing = devices_of(timings or _UNTIMED)
+    return KernelEvidence(sources, steps, stages, hfus, read_selftest(folder), tuple(notes), devices, sharing)
 
 
 def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str], list[str]]:

@@ -174,6 +174,8 @@ class StageActivity:
     kernels: int
     kernel_ns: int
     """Sum over kernels, copies and memsets."""
+    devices: int = 1
+    """Devices they ran on: the sum is over all of them."""
 
 
 @dataclass(frozen=True)

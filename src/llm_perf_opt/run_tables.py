@@ -1,4 +1,4 @@
-"""Tables of a whole run, made from several passes: stages, steps, modules, samples, counters, parts, budget.
+"""Tables of a whole run, made from several passes: its stages and steps, devices and their metrics, modules, budget and so on.
 
 They lie in tables/ as Parquet files beside the tables of the run's traces, and `llm-perf sql` opens them with those.
 """
@@ -19,7 +19,9 @@ Row = dict[str, Any]
 
 _TYPES = {
     "stages": "name text, count bigint, wall_ns bigint, gpu_busy_ns bigint, idle_ns bigint, kernels bigint, launches bigint, "
-    "kernel_ns bigint",
+    "kernel_ns bigint, span_ns bigint",
+    "devices": "device bigint, name text, kernels bigint, kernel_ns bigint, busy_ns bigint, idle_ns bigint, span_ns bigint",
+    "stage_metrics": "stage text, device bigint, metric text, samples bigint, mean double, least bigint, most bigint",
     "steps": "stage text, step bigint, wall_ns bigint, span_ns bigint, gpu_busy_ns bigint, idle_ns bigint, kernels bigint, "
     "kernel_ns bigint, launches bigint",
     "modules": "name text, calls bigint, kernels bigint, self_ns bigint, total_ns bigint, share double",
@@ -53,6 +55,8 @@ def _rows(folder: RunFolder, analysis: RunAnalysis) -> dict[str, list[Row]]:
     parts = () if isinstance(analysis.torch, Missing) or isinstance(analysis.torch.parts, Missing) else analysis.torch.parts
     return {
         "stages": _fields(trace.stages if trace else (), _names("stages")),
+        "devices": _fields(trace.devices if trace else (), _names("devices")),
+        "stage_metrics": _fields(trace.gpu_metrics if trace else (), _names("stage_metrics")),
         "steps": _fields(trace.steps if trace else (), _names("steps")),
         "modules": _fields(trace.modules if trace else (), _names("modules")),
         "budget": _budget(trace),

@@ -22,3 +22,5 @@ class RuntimeFacts:
     """Environment variables the runner set for the engine."""
     notes: tuple[str, ...] = ()
     """What else a reader must know to read the figures right."""
+    devices: int = 1
+    """Devices that the model is spread over. Where its FLOPs and bytes are counted, all of them share each step's work."""

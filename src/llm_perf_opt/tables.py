@@ -1,6 +1,7 @@
 """A trace as tables: Parquet files that any DuckDB opens, names as text, times as integer ns; and the way back.
 
-`kernels` (all device work, with its kind), `calls`, `ranges` and `operators` have a row per event; `names` numbers the names.
+`kernels` (all device work, with its kind), `calls`, `ranges` and `operators` have a row per event, `gpu_metrics` one per sample;
+`names` numbers the names.
 Columns that end in `_id` are those numbers and let a trace be read back without its text. An unknown value is NULL.
 `meta.json` holds the rest: problems, facts, and the size and checksum of every file, so that a damaged folder is noticed.
 """
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.errors import ParseError, ResourceError
-from llm_perf_opt.events import Columns, DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
+from llm_perf_opt.events import Columns, DeviceSamples, DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
 from llm_perf_opt.trace_mark import META_FILE, SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ _TABLES: dict[str, tuple[str, str]] = {
         f"""names[name + 1] as name, names[nullif(shapes, -1) + 1] as shapes, {_TIMES}, process, thread,
         name as name_id, shapes as shapes_id""",
         "start_ns, end_ns, name_id as name, process, thread, shapes_id as shapes",
+    ),
+    "gpu_metrics": (
+        "names[metric + 1] as metric, time_ns, device, value, metric as metric_id",
+        "time_ns, device, metric_id as metric, value",
     ),
 }
 TABLE_NAMES = tuple(_TABLES)
@@ -104,7 +109,13 @@ def load_trace(connection: "duckdb.DuckDBPyConnection", trace: Trace, extra: Ext
 
 
 def _columns_of(trace: Trace, table: str) -> Columns:
-    return {"kernels": trace.work, "calls": trace.calls, "ranges": trace.ranges, "operators": trace.operators}[table]
+    return {
+        "kernels": trace.work,
+        "calls": trace.calls,
+        "ranges": trace.ranges,
+        "operators": trace.operators,
+        "gpu_metrics": trace.samples,
+    }[table]
 
 
 def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str = "", seen: str = "") -> None:
@@ -226,12 +237,13 @@ def read_tables(folder: Path) -> Trace:
         open_tables(connection, folder)
         work, calls = _read(connection, "kernels", DeviceWork), _read(connection, "calls", HostCalls)
         ranges, operators = _read(connection, "ranges", Ranges), _read(connection, "operators", Operators)
+        samples = _read(connection, "gpu_metrics", DeviceSamples)
         names = [row[0] for row in connection.execute("select name from names order by id").fetchall()]
     except (duckdb.Error, KeyError, ValueError) as error:
         raise ParseError(f"The tables in {folder} cannot be read: {error}", "Remove the folder.") from error
     finally:
         connection.close()
-    return Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts)
+    return Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts, samples)
 
 
 def _read(connection: "duckdb.DuckDBPyConnection", table: str, kind: type[Table]) -> Table:

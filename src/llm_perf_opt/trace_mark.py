@@ -9,7 +9,7 @@ import msgspec
 from llm_perf_opt.errors import ParseError
 
 META_FILE = "meta.json"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Of the tables; raised when a reader of the old ones would misread the new, or miss something."""
 
 

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import msgspec
+
 from llm_perf_opt.analysis.accounting import account
 from llm_perf_opt.analysis.evidence import RunFacts
+from llm_perf_opt.analysis.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace_analysis import analysed, refused
 from llm_perf_opt.analysis.trace_document import TraceAnalysis
 from llm_perf_opt.analysis.trace_health import Expected, examined
@@ -43,7 +46,21 @@ def read_run_trace(folder: RunFolder, facts: RunFacts) -> tuple[Maybe[TraceAnaly
             opened.trace, replace(facts, trace_pass=name), str(file.relative_to(folder.path)), expected_of(folder, name)
         )
         if found.complete:
-            return found, tuple(notes)
+            return _with_metrics(found, folder, name), tuple(notes)
         incomplete = incomplete or found
     none = Missing("; ".join(why) or "neither its torch pass nor its nsys pass left a trace")
     return incomplete or none, tuple(notes)
+
+
+def _with_metrics(found: TraceAnalysis, folder: RunFolder, read: str) -> TraceAnalysis:
+    """The same with the samples of the GPU's metrics that another pass's trace holds: torch records none."""
+    for name, file in folder.trace_files().items():
+        if found.gpu_metrics or name == read or not file.is_file():
+            continue
+        try:
+            trace = examined(cached_trace(file, folder.tables(name)).trace)
+        except ParseError:
+            continue  # said where that pass is looked at
+        if trace.complete and len(trace.samples):
+            found = msgspec.structs.replace(found, gpu_metrics=gpu_metric_lines(trace, find_stages(trace)))
+    return found

@@ -37,6 +37,8 @@ RECIPES = [
     Recipe(streams=3, seed=2),
     Recipe(copies=True, seed=3),
     Recipe(steps=40, kernels_per_step=35, graph=True, streams=2, copies=True, seed=4),
+    Recipe(devices=2, streams=2, seed=5),
+    Recipe(devices=3, graph=True, copies=True, seed=6),
 ]
 
 

@@ -23,6 +23,7 @@ from llm_perf_opt.records import (
     Workload,
 )
 from llm_perf_opt.report.efficiency import efficiency_section
+from llm_perf_opt.runtime_records import RuntimeFacts
 
 # One layer, no grouping: d = 8, two heads of 4, ff = 16, vocabulary 10, bf16.
 TINY = {
@@ -214,3 +215,54 @@ def test_an_unknown_architecture_is_said_so() -> None:
     result = efficiency(strange, NOT_HERE, hardware_named("h200"), NOT_HERE)
     assert isinstance(result, Missing)
     assert "mamba" in result.why
+
+
+# --- several devices ----------------------------------------------------------------------------------------------------
+
+
+def spread_over(devices: int, step_ns: int = 500) -> CleanTimings:
+    runtime = RuntimeFacts("vllm", "1", "by arrival", devices=devices)
+    return replace(timings(1_000, step_ns), runtime=runtime)
+
+
+def known(value: Maybe[float]) -> float:
+    assert not isinstance(value, Missing)
+    return value
+
+
+def test_a_model_on_two_devices_is_held_against_the_limits_of_both() -> None:
+    """Twice the FLOP/s and bytes/s: half the MFU and MBU, half the floor, and it is said."""
+    args = (NOT_HERE, given(1e13, 1e12), ceilings(0.5e13, 0.5e12))
+    one, two = (found(efficiency(spread_over(devices), *args)) for devices in (1, 2))
+    for alone, shared in zip(one.stages, two.stages, strict=True):
+        for before, after in zip(alone.against, shared.against, strict=True):
+            assert known(after.mfu) == pytest.approx(known(before.mfu) / 2)
+            assert known(after.mbu) == pytest.approx(known(before.mbu) / 2)
+            assert known(after.times_floor) == pytest.approx(known(before.times_floor) * 2)
+            assert known(after.roof.ridge_flops_per_byte) == pytest.approx(known(before.roof.ridge_flops_per_byte))
+            assert after.roof.source.startswith("2 devices together, each:")
+    assert any("spread over 2 devices" in note for note in two.notes)
+    assert not any("spread over" in note for note in one.notes)
+
+
+def test_kernels_on_more_devices_than_the_limits_are_of_give_no_figure() -> None:
+    activity = tuple(StageActivity(stage, 5, 5, 100, devices=2) for stage in ("prefill", "decode"))
+    torch = replace(torch_pass(100, 100), activity=activity)
+    result = efficiency(timings(1_000, 500), torch, given(1e13, 1e12), NOT_HERE)
+    assert result == Missing("the stage's kernels ran on 2 devices, and the limits are those of one")
+    assert isinstance(efficiency(spread_over(2), torch, given(1e13, 1e12), NOT_HERE), Efficiency)
+
+
+def test_the_share_of_busy_time_is_the_mean_of_the_devices() -> None:
+    activity = tuple(StageActivity(stage, 5, 5, 1_000, devices=2) for stage in ("prefill", "decode"))
+    torch = replace(torch_pass(100, 100), activity=activity)
+    decode = found(efficiency(spread_over(2), torch, given(1e13, 1e12), NOT_HERE)).stages[1]
+    assert decode.busy == pytest.approx(1_000 / (1_000 * 2))
+
+
+def test_a_share_of_the_weights_may_stay_in_each_devices_cache() -> None:
+    def cached(devices: int) -> bool:
+        small = replace(spread_over(devices), model=replace(spread_over(devices).model, last_level_cache_bytes=6_000))
+        return found(efficiency(small, NOT_HERE, given(1e13, 1e12), NOT_HERE)).roofs[0].in_cache
+
+    assert (cached(1), cached(2)) == (False, True)  # 10,000 bytes of weights

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from builders import MS, clean_timings, default_config, in_a_row, model_facts
 from evidence_builders import NOTHING_TO_FUSE, QUIET, evidence, stage_evidence
@@ -18,6 +20,7 @@ from llm_perf_opt.analysis.kernel_table import PerCall, StageKernel, StageKernel
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import summarise
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.composition import compose
 from llm_perf_opt.records import CeilingRow, Ceilings, CleanTimings, Missing
 
 WAITING = {IdleCause.LAUNCH_BOUND: 90 * MS}
@@ -335,3 +338,92 @@ def test_no_stage_no_finding() -> None:
 def test_a_saving_lies_within_its_bounds() -> None:
     with pytest.raises(ValueError, match="not within"):
         Saving(5, 6, 7, "token")
+
+
+# --- honest on the wall clock, and something that can be tried ------------------------------------------------------------
+
+
+def test_a_host_that_mostly_does_its_own_work_is_no_launch_bound_decode() -> None:
+    """Graphs launch faster; they do not make the host's own work between steps go away."""
+    own = stage_evidence(busy_ns=10 * MS, idle={IdleCause.LAUNCH_BOUND: 30 * MS, IdleCause.HOST_BETWEEN_STEPS: 60 * MS})
+    assert found("launch_bound_decode", evidence(own)) is None
+    assert known("host_between_steps", evidence(own))[1].high_ns == 6 * MS
+
+
+def test_at_worst_graphs_leave_waiting_and_the_hosts_own_work_as_they_are() -> None:
+    idle = {IdleCause.LAUNCH_BOUND: 60 * MS, IdleCause.SYNC: 20 * MS, IdleCause.HOST_BETWEEN_STEPS: 10 * MS}
+    mixed = replace(host_bound().stages[0], budget=stage_evidence(busy_ns=10 * MS, idle=idle).budget)
+    bare, stays = (known("launch_bound_decode", evidence(one))[1] for one in (host_bound().stages[0], mixed))
+    assert (stays.expected_ns, stays.high_ns) == (bare.expected_ns, bare.high_ns)
+    assert stays.low_ns == bare.low_ns - 3 * MS
+
+
+def test_graphs_that_are_asked_for_already_are_not_asked_for_again() -> None:
+    given = host_bound()
+    config = {"runtime": {"type": "pytorch", "cache": "static", "compile": "reduce-overhead"}}
+    finding, _ = known("launch_bound_decode", replace(given, facts=replace(given.facts, config=config)))
+    assert finding.to_try.overrides == ()
+    assert "graph_breaks" in str(finding.to_try)
+
+
+def test_calls_that_cost_nothing_are_no_finding() -> None:
+    """A device that has enough queued does not notice that its host waits, allocates or copies."""
+    calls = replace(QUIET, syncs=20, sync_ns=30 * MS, allocations=20, allocation_ns=5 * MS, to_device=20)
+    busy = stage_evidence(busy_ns=100 * MS, idle={}, calls=calls)
+    assert {one.id for one in find(evidence(busy))} == set()
+
+
+def test_communication_is_not_taken_for_copies_from_the_host() -> None:
+    given = stage_evidence(
+        busy_ns=80 * MS, idle={IdleCause.COPY_WAIT: 20 * MS}, calls=replace(QUIET, to_device=10), collective_ns=15 * MS
+    )
+    assert known("copies_from_the_host", evidence(given))[1].high_ns == 500_000
+
+
+def test_every_override_that_is_proposed_composes() -> None:
+    """Each rule's own evidence, all on the plain runtime: what is to be tried is a setting that there is."""
+    fires = counted(occupancy_pct=10.0, waves=1.1)
+    waiting = replace(QUIET, syncs=20, sync_ns=MS, allocations=20, allocation_ns=5 * MS, to_device=20)
+    softmax = ("void softmax_warp_forward<float>", 280, 10 * MS)
+    busy = stage_evidence(
+        kernels=[("cutlass_80_simt_sgemm", 100, 40 * MS), CAT, softmax, (SMALL, 800, 10 * MS)],
+        fusion=FUSABLE, counters=fires, calls=waiting,
+    )  # fmt: skip
+    facts = {"timings": timings_of(), "hardware": hardware_named("h200"), "config": {"runtime": {"cache": "dynamic"}}}
+    proposed: dict[str, tuple[str, ...]] = {}
+    for given in (evidence(busy, **facts), evidence(busy), replace(host_bound(), facts=evidence(**facts).facts)):
+        for finding in find(given):
+            assert finding.to_try.overrides or finding.to_try.change
+            proposed[f"{finding.id} {finding.to_try.overrides}"] = finding.to_try.overrides
+    assert {key.split()[0] for key in proposed} >= {
+        "launch_bound_decode", "unfused_elementwise", "cache_concatenation", "products_without_tensor_cores", "math_attention",
+        "low_occupancy", "wave_tail", "small_batch", "allocations_in_the_loop",
+    }  # fmt: skip
+    tried = [overrides for overrides in proposed.values() if overrides]
+    assert len(tried) >= 8
+    for overrides in tried:
+        compose(["model=tiny", *overrides])
+
+
+@hypothesis.given(
+    st.integers(0, 120), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100), st.floats(0.1, 1.0), st.booleans(),
+    st.integers(0, 40),
+)  # fmt: skip
+def test_no_saving_is_below_nothing_or_above_the_stage(
+    busy: int, launch: int, host: int, sync: int, overlap: float, unprofiled: bool, calls: int
+) -> None:
+    causes = {IdleCause.LAUNCH_BOUND: launch * MS, IdleCause.HOST_BETWEEN_STEPS: host * MS, IdleCause.SYNC: sync * MS}
+    asked = replace(QUIET, syncs=calls, sync_ns=calls * MS, allocations=calls, allocation_ns=calls * MS, to_device=calls)
+    softmax = ("void softmax_warp_forward<float>", 280, 60 * MS)
+    made = [
+        stage_evidence(
+            name, busy_ns=busy * MS, idle=causes, calls=asked, overlap=overlap, unprofiled=unprofiled, fusion=FUSABLE,
+            counters=counted(occupancy_pct=10.0, waves=1.1), kernels=[("cutlass_80_simt_sgemm", 100, 40 * MS), CAT, softmax],
+        )
+        for name in ("decode", "prefill")
+    ]  # fmt: skip
+    for finding in find(evidence(*made)):
+        if isinstance(finding.saving, Missing):
+            continue
+        stage = next(one for one in made if one.name == finding.stage)
+        assert 0 <= finding.saving.low_ns <= finding.saving.expected_ns <= finding.saving.high_ns <= stage.wall_ns

@@ -315,3 +315,11 @@ def test_stages_that_ran_together_have_no_energy_of_their_own() -> None:
     assert not isinstance(energy(summary).from_power_j, Missing)
     for stage in ("prefill", "decode"):
         assert energy(summary, f"{stage}, all repeats").from_power_j == Missing("mixed")
+
+
+def test_one_watched_device_of_several_is_said() -> None:
+    runtime = RuntimeFacts("vllm", "1", "by arrival", devices=4)
+    watched = telemetry(gpu=[gpu_sample(0)])
+    timings = clean_timings(runtime=runtime)
+    assert any("ran on 4 devices and one was watched" in text for text in summarise_telemetry(watched, timings).warnings)
+    assert not any("one was watched" in text for text in summarise_telemetry(watched, clean_timings()).warnings)

@@ -216,3 +216,14 @@ def test_launches_of_a_recorded_graph_alone_are_no_lost_kernels() -> None:
     made.call(10, 15, "cudaLaunchKernel", correlation=2)
     made.call(20, 25, "cudaStreamEndCapture", correlation=3)
     assert ids(made.trace()) == {}
+
+
+def test_a_trace_of_one_rank_of_several_says_so() -> None:
+    def found(**facts: str) -> list[str]:
+        built = Builder()
+        built.launch(0, 10, 20)
+        return [problem.what for problem in trace_problems(built.trace(facts=facts))]
+
+    assert found(distributed_world_size="4", distributed_rank="1") == ["the trace is of rank 1 of 4: figures are of that one"]
+    assert found(distributed_world_size="1", distributed_rank="0") == []
+    assert found(distributed_world_size="many") == found() == []

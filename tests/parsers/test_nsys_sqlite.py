@@ -296,3 +296,37 @@ def test_the_file_is_not_touched_and_odd_paths_are_read(tmp_path: Path) -> None:
         folder.chmod(0o700)
     assert path.read_bytes() == before
     assert [entry.name for entry in folder.iterdir()] == [path.name]
+
+
+# --- devices of several processes -----------------------------------------------------------------------------------------
+
+
+def two_processes(to: Path, gpu_of_second: int) -> Path:
+    """The last half of the kernels as those of a second process, which calls its own GPU 0 as well. The mapping's table is laid
+    out as exports of 2024 and later have it; the real report is older."""
+    second, pid = PROCESS + (1 << 24), (PROCESS >> 24) & 0xFFFFFF
+    return altered(
+        to,
+        [
+            f"UPDATE {KERNELS} SET globalPid = {second} WHERE rowid > 764",
+            f"UPDATE {CALLS} SET globalTid = globalTid + {1 << 24} WHERE correlationId IN "
+            f"(SELECT correlationId FROM {KERNELS} WHERE globalPid = {second})",
+            "CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId INTEGER, cudaId INTEGER NOT NULL, pid INTEGER NOT NULL, uuid TEXT, "
+            "numMultiprocessors INTEGER)",
+            f"INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (0, 0, {pid}, 'a', 132), ({gpu_of_second}, 0, {pid + 1}, 'b', 132)",
+            "INSERT INTO TARGET_INFO_GPU (vmId, id, name, cuDevice) VALUES (1, 1, 'NVIDIA H100', 0)",
+        ],
+    )
+
+
+def test_one_number_for_two_gpus_is_told_apart(tmp_path: Path) -> None:
+    trace = read_nsys(two_processes(tmp_path / "two.sqlite", gpu_of_second=1))
+    kernels = trace.work.rows(trace.work.kind == WorkKind.KERNEL)
+    assert np.unique(kernels.device, return_counts=True)[1].tolist() == [764, 764]
+    assert len(np.unique(kernels.process[kernels.device == 1])) == 1
+    assert (trace.facts["device.0"], trace.facts["device.1"]) == ("NVIDIA H200", "NVIDIA H100")
+
+
+def test_two_processes_on_one_gpu_stay_on_it(tmp_path: Path) -> None:
+    trace = read_nsys(two_processes(tmp_path / "one.sqlite", gpu_of_second=0))
+    assert np.unique(trace.work.device).tolist() == [0]

@@ -121,7 +121,7 @@ def assert_true(trace: Trace, truth: Truth) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("kind", range(5))
+@pytest.mark.parametrize("kind", range(7))
 def test_generated_traces_are_read_exactly(tmp_path: Path, kind: int, seed: int) -> None:
     recipe = list(kinds(seed))[kind]
     truth = write_trace(tmp_path / "trace.json", recipe)

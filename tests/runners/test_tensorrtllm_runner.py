@@ -105,16 +105,20 @@ def test_it_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["runtime.engine.tensor_parallel_size=2"], "spread over 2 workers"),
-        (["runtime.engine.tensor_parallel_size='2'"], "spread over 2 workers"),
         (["runtime.engine.tensor_parallel_size=auto"], "tensor_parallel_size=auto does not tell over how many devices"),
         (["runtime.engine.tensor_parallel_size=[1,2]"], "does not tell over how many devices"),
         (["runtime.engine.tensor_parallel_size=null"], "does not tell over how many devices"),
         (["runtime.engine.tensor_parallel_size=0.5"], "does not tell over how many devices"),
         (["runtime.engine.tensor_parallel_size=-1"], "does not tell over how many devices"),
+        (["runtime.engine.pipeline_parallel_size=2"], "spread over 2 workers that do not all share"),
         (["dataset=sample_prompts", "runtime.prompt_tokens=128"], "without padding"),
     ],
 )
 def test_what_cannot_be_costed_says_why(engine: Any, words: list[str], why: str) -> None:
     session = open_session(compose([*WORDS, "runtime=tensorrtllm", *words]).config)
     assert why in session.runner.runtime.uncosted
+
+
+def test_tensor_parallel_workers_share_the_work_of_a_step(engine: Any) -> None:
+    session = open_session(compose([*WORDS, "runtime=tensorrtllm", "runtime.engine.tensor_parallel_size=2"]).config)
+    assert (session.runner.runtime.uncosted, session.runner.runtime.devices) == ("", 2)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from llm_perf_opt.analysis.architecture import Architecture, Mla
 from llm_perf_opt.analysis.ceiling_peaks import bandwidth, peak_flops
 from llm_perf_opt.analysis.cost import Formats, StageCost, combined, step_cost
+from llm_perf_opt.analysis.device_limits import devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.families import architecture_of
 from llm_perf_opt.analysis.floor import Floor, FloorPart, floor
@@ -177,14 +178,22 @@ def efficiency(
         return request
     architecture, formats, work = request.architecture, request.formats, timings.workload
     numbers = compute_dtype(formats.weights)
-    in_cache = _in_cache(timings)
-    roofs = (_datasheet_roof(datasheet, numbers, in_cache), _measured_roof(measured, numbers, in_cache))
+    devices = devices_of(timings)
+    if (elsewhere := _on_more_devices(torch, devices)) is not None:
+        return elsewhere
+    in_cache = _in_cache(timings, devices)
+    roofs = tuple(
+        _together(roof, devices)
+        for roof in (_datasheet_roof(datasheet, numbers, in_cache), _measured_roof(measured, numbers, in_cache))
+    )
     stages = [_stage(Stage.PREFILL, request.prefill, request.prefill, timings, torch, roofs)]
     if request.steps:
         profiled = len(request.steps) if isinstance(torch, Missing) else torch.decode_steps
         whole, seen = combined(request.steps), combined(request.steps[:profiled])
         stages.append(_stage(Stage.DECODE, whole, seen, timings, torch, roofs))
     notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
+    if devices > 1:
+        notes.append(shared_words(devices))
     if architecture.has_latent_attention:
         notes.append(
             "Latent attention is counted as it can be run with the latent cache: "
@@ -195,13 +204,33 @@ def efficiency(
     return Efficiency(architecture.model_type, formats.weights, roofs, tuple(stages), tuple(notes))
 
 
-def _in_cache(timings: CleanTimings) -> Missing | None:
-    """Why memory bandwidth is no limit, where the model is so small that it stays in the cache."""
+def _on_more_devices(torch: Maybe[TorchPass], devices: int) -> Missing | None:
+    """Kernels on more devices than the run knows of: what is known of its limits is not of them."""
+    if isinstance(torch, Missing) or isinstance(torch.activity, Missing):
+        return None
+    return more_devices(max((entry.devices for entry in torch.activity), default=1), devices)
+
+
+def _together(roof: Roof, devices: int) -> Roof:
+    """The limits of several devices that are alike."""
+    if devices == 1:
+        return roof
+    peak, moved = (
+        value if isinstance(value, Missing) else value * devices for value in (roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
+    )
+    return replace(
+        roof, source=f"{devices} devices together, each: {roof.source}", peak_flops_per_s=peak, bandwidth_bytes_per_s=moved
+    )
+
+
+def _in_cache(timings: CleanTimings, devices: int) -> Missing | None:
+    """Why memory bandwidth is no limit, where the model's share on a device is so small that it stays in the cache."""
     last_level_cache_bytes = timings.model.last_level_cache_bytes
-    if isinstance(last_level_cache_bytes, Missing) or timings.model.weight_bytes > last_level_cache_bytes:
+    weight_bytes = timings.model.weight_bytes / devices
+    if isinstance(last_level_cache_bytes, Missing) or weight_bytes > last_level_cache_bytes:
         return None
     return Missing(
-        f"the weights ({timings.model.weight_bytes / 2**20:.0f} MiB) fit in the last-level cache "
+        f"the weights ({weight_bytes / 2**20:.0f} MiB{' on each device' if devices > 1 else ''}) fit in the last-level cache "
         f"({last_level_cache_bytes / 2**20:.0f} MiB), so memory bandwidth does not bound them"
     )
 
@@ -344,7 +373,7 @@ def _least(cost: StageCost, roof: Roof) -> Maybe[Floor]:
 
 
 def _activity(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Maybe[float], Maybe[int]]:
-    """Kernel time over the unprofiled time of as many steps, and launches per iteration of the profiled length."""
+    """Kernel time over the unprofiled time of as many steps, the mean over the devices seen; and the launches."""
     if isinstance(torch, Missing):
         return torch, torch
     if isinstance(torch.activity, Missing):
@@ -354,7 +383,8 @@ def _activity(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> t
         why = Missing("the torch pass did not see this stage")
         return why, why
     seconds = stage_seconds(timings, stage, torch.decode_steps)
-    return seconds if isinstance(seconds, Missing) else found.kernel_ns / (seconds * 1e9), found.launches
+    share = seconds if isinstance(seconds, Missing) else found.kernel_ns / (seconds * 1e9 * found.devices)
+    return share, found.launches
 
 
 def _verdict(against: tuple[Against, ...], busy: Maybe[float]) -> tuple[str, str]:

@@ -1,20 +1,21 @@
 """Everything findings stand on: what a trace shows of each stage, and what a run knows beside it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from llm_perf_opt.analysis.accounting import Account, StageTime
 from llm_perf_opt.analysis.budget import BudgetFacts, StageBudget, stage_budget
+from llm_perf_opt.analysis.concurrency import kernels_cover, on_the_busiest, overlap_of, side_by_side_notes
+from llm_perf_opt.analysis.device_limits import devices_of, more_devices
 from llm_perf_opt.analysis.efficiency import Efficiency, Roof, StageEfficiency, best_floor, request_cost, stage_seconds
 from llm_perf_opt.analysis.fusion import Fusion, fusion_of
 from llm_perf_opt.analysis.hardware import Hardware
 from llm_perf_opt.analysis.host_calls import HostCallCounts, host_calls
 from llm_perf_opt.analysis.idle import IdleCause
-from llm_perf_opt.analysis.intervals import union_blocks
-from llm_perf_opt.analysis.kernel_classes import CLASSES, KernelClass, class_of_work
+from llm_perf_opt.analysis.kernel_classes import class_of_work
 from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
 from llm_perf_opt.analysis.kernel_summary import KernelTotal, kernels_by_time
 from llm_perf_opt.analysis.kernel_table import StageKernels
@@ -22,7 +23,7 @@ from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.projection import NONE
 from llm_perf_opt.analysis.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
-from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind
+from llm_perf_opt.events import Trace, UInt8
 from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
 from llm_perf_opt.stages import Stage
 
@@ -76,7 +77,7 @@ class StageEvidence:
     time: StageTime
     budget: StageBudget
     kernels: tuple[KernelTotal, ...]
-    """Of the busiest device: devices work side by side, so what one kernel less saves is not the sum over them."""
+    """Of each instance's busiest device: devices work side by side, so what one kernel less saves is not the sum over them."""
     fusion: Fusion
     """Of the busiest device."""
     calls: HostCallCounts
@@ -88,6 +89,10 @@ class StageEvidence:
     """The limits of the floor."""
     unprofiled: bool
     """Whether the wall time is that of the unprofiled pass."""
+    overlap: float = 1.0
+    """What the kernels of the busiest device cover, in their sum: below 1, some run side by side."""
+    collective_ns: int = 0
+    """Time in which only collectives ran: it is part of the budget's exposed copies and communication."""
 
     @property
     def wall_ns(self) -> float:
@@ -137,12 +142,14 @@ def _stage(
     inner = DECODE_STEP if time.name == DECODE and DECODE_STEP in stages.names else time.name
     group = stages.of_stage(inner)
     units = len(np.unique(group[group != NONE])) or 1
-    device = _busiest_device(trace, group)
-    floor_ns, roof = _floor(time.name, units, facts)
+    busiest = on_the_busiest(trace, group)
+    devices = len(np.unique(trace.work.device[group != NONE])) or 1
+    floor_ns, roof = _floor(time.name, units, facts, devices)
     counters = _counters(time.name, facts)
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
     wall_ns, source = _wall(time, units, facts)
     unprofiled = wall_ns is not None
+    compute_ns, kernels_ns = kernels_cover(trace, stages.of_stage(time.name), classes)
     budget = stage_budget(
         BudgetFacts(
             stage=time.name,
@@ -153,7 +160,7 @@ def _stage(
             trace_wall_ns=time.wall_ns,
             span_ns=time.span_ns,
             busy_ns=time.busy_ns,
-            compute_ns=_compute_ns(trace, stages, time.name, classes),
+            compute_ns=compute_ns,
             idle=time.idle,
             floor_ns=floor_ns,
             counted_ns=counted_ns,
@@ -165,35 +172,18 @@ def _stage(
         unit=UNITS[time.name],
         units=units,
         time=time,
-        budget=budget,
-        kernels=kernels_by_time(trace, stages, time.name, device),
-        fusion=fusion_of(trace, np.where(trace.work.device == device, group, NONE), classes),
+        budget=replace(budget, notes=(*budget.notes, *side_by_side_notes(trace, stages, inner, devices))),
+        kernels=kernels_by_time(trace, stages, time.name, busiest),
+        fusion=fusion_of(trace, np.where(busiest, group, NONE), classes),
         calls=host_calls(trace, stages, inner),
         queued_gap_ns=_queued_gap(account),
         counters=counters,
         efficiency=_efficiency(time.name, facts),
         roof=roof,
         unprofiled=unprofiled,
+        overlap=overlap_of(trace, stages.of_stage(time.name), busiest, devices, kernels_ns),
+        collective_ns=kernels_ns - compute_ns,
     )
-
-
-def _busiest_device(trace: Trace, group: Int64) -> int:
-    """The device with the most work of a stage; where one did all of it, that one."""
-    mine = group != NONE
-    numbers, place = np.unique(trace.work.device[mine], return_inverse=True)
-    if len(numbers) < 2:
-        return int(numbers[0]) if len(numbers) else 0
-    duration = (trace.work.end_ns - trace.work.start_ns)[mine]
-    return int(numbers[np.bincount(place.reshape(-1), weights=duration).argmax()])
-
-
-def _compute_ns(trace: Trace, stages: TraceStages, stage: str, classes: UInt8) -> int:
-    """Union of the stage's kernels, collectives left out, instance by instance."""
-    group = stages.of_stage(stage)
-    collective = CLASSES.index(KernelClass.COLLECTIVE)
-    rows = np.flatnonzero((group != NONE) & (trace.work.kind == WorkKind.KERNEL) & (classes != collective))
-    blocks = union_blocks(trace.work.start_ns[rows], trace.work.end_ns[rows], group[rows])
-    return int((blocks.end_ns - blocks.start_ns).sum())
 
 
 def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, str]:
@@ -212,7 +202,10 @@ def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, str
     return round(seconds * 1e9) * times, f"the unprofiled pass, median of {repeats} repeats"
 
 
-def _floor(stage: str, units: int, facts: RunFacts) -> tuple[Maybe[int], Maybe[Roof]]:
+def _floor(stage: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Roof]]:
+    """Of as many units, on the limits of all devices that share the work; `devices` are those that the trace shows."""
+    if (elsewhere := more_devices(devices, devices_of(facts.timings))) is not None:
+        return elsewhere, elsewhere
     if isinstance(facts.timings, Missing) or isinstance(facts.efficiency, Missing):
         why = Missing(facts.timings.why if isinstance(facts.timings, Missing) else _why(facts.efficiency))
         return why, why
@@ -252,7 +245,7 @@ def _counted(
     peak, bandwidth = roof.peak_flops_per_s, roof.bandwidth_bytes_per_s
     if isinstance(peak, Missing) or isinstance(bandwidth, Missing) or isinstance(facts.kernels, Missing):
         return Missing("not both limits are known"), 0.0
-    if (several := facts.kernels.on_several(stage)) is not None:
+    if (several := facts.kernels.on_others(stage)) is not None:
         return several, 0.0
     seconds = 0.0
     for row in counters.rows:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.counter_selftest import SelfTest
+from llm_perf_opt.analysis.device_limits import devices_of, other_devices
 from llm_perf_opt.analysis.efficiency import Efficiency, request_cost, stage_seconds
 from llm_perf_opt.analysis.hfu import StageHfu, stage_hfu
 from llm_perf_opt.analysis.kernel_selection import Launch
@@ -31,15 +32,12 @@ class KernelEvidence:
     """What was chosen and left out, and what could not be read."""
     devices: Mapping[str, int] = field(default_factory=dict)
     """Stage → on how many devices its kernels ran."""
+    sharing: int = 1
+    """Devices that the limits are of."""
 
-    def on_several(self, stage: str) -> Missing | None:
-        """Why a stage's work may not be held against the limits of one device, where that is so."""
-        return several_devices(self.devices.get(stage, 1))
-
-
-def several_devices(count: int) -> Missing | None:
-    """Sums over devices against the limits of one would be as many times too high."""
-    return Missing(f"the stage's kernels ran on {count} devices, and the limits are those of one") if count > 1 else None
+    def on_others(self, stage: str) -> Missing | None:
+        """Why a stage's work may not be held against the limits, where they are of more or fewer devices."""
+        return other_devices(self.devices.get(stage, 1), self.sharing)
 
 
 def uses_of(stage: str, launches: Sequence[Launch]) -> list[KernelUse]:
@@ -70,6 +68,6 @@ def hfus_of(
             continue
         needed = cost if isinstance(cost, Missing) else cost.stage(which, decode_steps)
         flops: Maybe[float] = needed if isinstance(needed, Missing) else float(needed.flops)
-        seconds = several_devices(devices.get(stage.stage, 1)) or stage_seconds(timings, which, decode_steps)
+        seconds = other_devices(devices.get(stage.stage, 1), devices_of(timings)) or stage_seconds(timings, which, decode_steps)
         found.append(stage_hfu(stage, efficiency.roofs, seconds, flops))
     return tuple(found)

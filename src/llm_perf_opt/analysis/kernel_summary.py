@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.kernel_classes import KernelClass, classify
-from llm_perf_opt.analysis.projection import NONE
+from llm_perf_opt.analysis.projection import NONE, Bool
 from llm_perf_opt.analysis.stage_instances import TraceStages
 from llm_perf_opt.events import Trace, WorkKind
 
@@ -24,16 +24,16 @@ class KernelTotal:
 
 
 def kernels_by_time(
-    trace: Trace, stages: TraceStages | None = None, stage: str | None = None, device: int | None = None
+    trace: Trace, stages: TraceStages | None = None, stage: str | None = None, only: Bool | None = None
 ) -> tuple[KernelTotal, ...]:
-    """Kernels by their summed time, the largest first. With a stage, those that its launches started; with a device, its own."""
+    """Kernels by their summed time, the largest first. With a stage, those its launches started; with `only`, those rows."""
     chosen = trace.work.kind == WorkKind.KERNEL
     if stage is not None:
         if stages is None:
             raise ValueError("a stage's kernels need the trace's stages")
         chosen &= stages.of_stage(stage) != NONE
-    if device is not None:
-        chosen &= trace.work.device == device
+    if only is not None:
+        chosen &= only
     rows = np.flatnonzero(chosen)
     duration = (trace.work.end_ns - trace.work.start_ns)[rows]
     everything = int(duration.sum())

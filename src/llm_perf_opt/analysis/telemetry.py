@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from llm_perf_opt.analysis.device_limits import devices_of
 from llm_perf_opt.analysis.latency import inseparable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.records import (
@@ -85,7 +86,12 @@ def summarise_telemetry(telemetry: Telemetry, timings: CleanTimings) -> Telemetr
         readings=(*_gpu_readings(gpu), *_cpu_readings(cpu)),
         energy=_energy(telemetry, timings, window),
         note=f"No GPU readings: {telemetry.header.gpu_note}." if telemetry.header.gpu_note else "",
-        warnings=(*_throttling(gpu), *_neighbours(telemetry, timings, cpu, gpu), *_wrong_device(telemetry, timings)),
+        warnings=(
+            *_throttling(gpu),
+            *_neighbours(telemetry, timings, cpu, gpu),
+            *_wrong_device(telemetry, timings),
+            *_one_of_several(telemetry, timings),
+        ),
         others=_others(cpu),
     )
 
@@ -98,6 +104,14 @@ def measured_window(timings: CleanTimings) -> Window:
 
 def _inside(samples: Sequence[S], window: Window) -> list[S]:
     return [sample for sample in samples if window[0] <= sample.at_ns <= window[1]]
+
+
+def _one_of_several(telemetry: Telemetry, timings: CleanTimings) -> list[str]:
+    """The sampler watches one device, wherever the model runs."""
+    devices = devices_of(timings)
+    if devices == 1 or not telemetry.gpu:
+        return []
+    return [f"The model ran on {devices} devices and one was watched: power, energy and memory are of that one alone."]
 
 
 # --- readings ---------------------------------------------------------------------------------------------------------

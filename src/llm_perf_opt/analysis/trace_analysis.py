@@ -1,15 +1,22 @@
 """Makes the record of all that is said of a trace."""
 
+from collections import Counter
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.accounting import Account
+import numpy as np
+
+from llm_perf_opt.analysis.accounting import Account, StageTime
 from llm_perf_opt.analysis.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.budget import StageBudget
-from llm_perf_opt.analysis.evidence import RunFacts, gather
+from llm_perf_opt.analysis.device_accounts import device_lines, device_name
+from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
 from llm_perf_opt.analysis.finding import Finding
 from llm_perf_opt.analysis.findings import find
+from llm_perf_opt.analysis.gpu_metrics import gpu_metric_lines
+from llm_perf_opt.analysis.host_time import host_table
 from llm_perf_opt.analysis.kernel_classes import KernelClass
 from llm_perf_opt.analysis.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.projection import NONE, launching_calls
 from llm_perf_opt.analysis.stage_instances import TraceStages
 from llm_perf_opt.analysis.trace_document import (
     BudgetLine,
@@ -58,23 +65,22 @@ def refused(trace: Trace, source: str) -> TraceAnalysis:
 def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts, source: str) -> TraceAnalysis:
     """A sound trace, with what a run knows beside it."""
     evidence = gather(trace, stages, account, facts)
+    if not len(trace.work):
+        return _of_the_host_alone(trace, stages, evidence, source)
     kernels = kernels_by_time(trace)
     total = account.total
-    none = not len(trace.work)
     modules, operators = _owners(trace, stages)
+    told = all(one.span_ns or one.kernels for one in account.stages) or bool((launching_calls(trace) != NONE).all())
     return TraceAnalysis(
         source=source,
         complete=True,
-        problems=_with_no_work(_problems(trace)) if none else _problems(trace),
+        problems=_problems(trace),
         gpu=GpuTotals(total.kernels.count, total.kernels.sum_ns, total.busy_ns, total.idle_ns, total.span_ns),
-        stages=[
-            StageLine(one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns)
-            for one in account.stages
-        ],
+        stages=[_stage(one, told) for one in account.stages],
         kernels=[KernelLine(row.name, row.kind.value, row.calls, row.total_ns, row.mean_ns, row.share) for row in kernels],
         idle=[IdleLine(cause.label, ns) for cause, ns in total.idle.items() if ns],
         findings=finding_lines(find(evidence)),
-        why="the trace holds no work of a GPU" if none else "",
+        why="",
         profiler=trace.source,
         device=_device(trace),
         stage_method=stages.method,
@@ -85,7 +91,58 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
         steps=_steps(account),
         modules=modules,
         operators=operators,
+        devices=device_lines(trace, stages, account),
+        gpu_metrics=gpu_metric_lines(trace, stages) if len(trace.samples) else [],
     )
+
+
+def _stage(one: StageTime, told: bool) -> StageLine:
+    """Where not all work tells its launch (`told`), a stage that seems to have none may have some: nothing is known of it."""
+    if not told and not one.span_ns and not one.kernels:
+        return StageLine(one.name, one.count, one.wall_ns, *[None] * 5)
+    return StageLine(
+        one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns, one.span_ns
+    )
+
+
+def _of_the_host_alone(trace: Trace, stages: TraceStages, evidence: Evidence, source: str) -> TraceAnalysis:
+    """A trace without device work: what the host did in its stages and operators, and no number of a GPU.
+
+    Of the findings those remain that are about trust in a run's figures.
+    """
+    instances = stages.instances
+    walls = {name: instances.rows(stages.rows_of(name)) for name in stages.names}
+    return TraceAnalysis(
+        source=source,
+        complete=True,
+        problems=_with_no_work(_problems(trace)),
+        gpu=_NOTHING,
+        stages=[
+            StageLine(name, len(rows), int((rows.end_ns - rows.start_ns).sum()), *[None] * 5) for name, rows in walls.items()
+        ],
+        kernels=[],
+        idle=[],
+        findings=finding_lines(find(evidence)),
+        why=_NO_WORK.what,
+        profiler=trace.source,
+        device="",
+        stage_method=stages.method,
+        stage_why=stages.why,
+        stage_coverage=None,
+        unknown_share=None,
+        budgets=[],
+        steps=_host_steps(stages),
+        modules=[],
+        host=host_table(trace, stages) if len(trace.operators) else None,
+    )
+
+
+def _host_steps(stages: TraceStages) -> list[StepLine]:
+    if stages.step_stage is None:
+        return []
+    rows = stages.instances.rows(stages.rows_of(stages.step_stage))
+    walls = (rows.end_ns - rows.start_ns).tolist()
+    return [StepLine(stages.step_stage, number, wall, *[None] * 6) for number, wall in enumerate(walls)]
 
 
 _NO_WORK = ProblemLine(
@@ -171,4 +228,7 @@ def _budget(budget: StageBudget, unit: str) -> BudgetTable:
 
 
 def _device(trace: Trace) -> str:
-    return next((value for key, value in trace.facts.items() if key.startswith("device") and value), "")
+    """The devices that worked: a machine may hold more."""
+    named = Counter(device_name(trace, number) for number in np.unique(trace.work.device).tolist())
+    told = [name if count == 1 else f"{count} × {name}" for name, count in named.items() if name]
+    return ", ".join(told) or next((value for key, value in trace.facts.items() if key.startswith("device") and value), "")

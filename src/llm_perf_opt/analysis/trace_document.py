@@ -28,16 +28,18 @@ class GpuTotals(msgspec.Struct, frozen=True):
 
 
 class StageLine(msgspec.Struct, frozen=True):
-    """One stage, all its instances together."""
+    """One stage, all its instances together. Of a trace without device work only the wall time is known."""
 
     name: str
     count: int
     wall_ns: int
-    gpu_busy_ns: int
-    idle_ns: int
-    kernels: int
-    launches: int
-    kernel_ns: int
+    gpu_busy_ns: int | None
+    idle_ns: int | None
+    kernels: int | None
+    launches: int | None
+    kernel_ns: int | None
+    span_ns: int | None = None
+    """From the first to the last of its device work, summed over its instances: busy and idle add up to it."""
 
 
 class StepLine(msgspec.Struct, frozen=True):
@@ -46,12 +48,85 @@ class StepLine(msgspec.Struct, frozen=True):
     stage: str
     step: int
     wall_ns: int
-    span_ns: int
-    gpu_busy_ns: int
+    span_ns: int | None
+    gpu_busy_ns: int | None
+    idle_ns: int | None
+    kernels: int | None
+    kernel_ns: int | None
+    launches: int | None
+
+
+class DeviceStageLine(msgspec.Struct, frozen=True):
+    """The work of one stage on one device."""
+
+    name: str
+    busy_ns: int
     idle_ns: int
+    span_ns: int
     kernels: int
     kernel_ns: int
-    launches: int
+
+
+class DeviceLine(msgspec.Struct, frozen=True):
+    """One device by itself: busy is the union over its streams, and busy and idle add up to its span."""
+
+    device: int
+    name: str
+    """Empty where the trace does not tell."""
+    kernels: int
+    kernel_ns: int
+    busy_ns: int
+    idle_ns: int
+    span_ns: int
+    idle: "list[IdleLine]"
+    stages: list[DeviceStageLine]
+    """Of several devices; with one, the stages of the whole are its own."""
+
+
+class GpuMetricLine(msgspec.Struct, frozen=True):
+    """One metric of a device while a stage's work ran on it, of the samples that fell into it."""
+
+    stage: str
+    """Empty: from the first to the last work of the device."""
+    device: int
+    metric: str
+    samples: int
+    mean: float
+    least: int
+    most: int
+
+
+class HostOperatorLine(msgspec.Struct, frozen=True):
+    """The host time of one operator, by name."""
+
+    name: str
+    calls: int
+    self_ns: int
+    """Without the operators inside it."""
+    total_ns: int
+    """With them; an operator inside another of its name is counted once."""
+    share: float
+    """`self_ns` in the time of all operators."""
+
+
+class HostStageLine(msgspec.Struct, frozen=True):
+    """The host time of one stage: inside operators and outside them it adds up to the wall time."""
+
+    name: str
+    wall_ns: int
+    operator_ns: int
+    """On the thread of the stage's label."""
+    outside_ns: int
+    """Python, and whatever else the profiler does not record as an operator."""
+    operators: list[HostOperatorLine]
+    """Of that thread, shares of the stage's operator time."""
+
+
+class HostTable(msgspec.Struct, frozen=True):
+    """Where the host's time went, of a trace that holds no device work."""
+
+    operators: list[HostOperatorLine]
+    stages: list[HostStageLine]
 
 
 class OwnerLine(msgspec.Struct, frozen=True):
@@ -180,3 +255,9 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     """The same of operators, by name; empty where the trace records none, as nsys does not."""
     borrowed: BorrowedTable | None = None
     """Where an eager trace was given for it."""
+    devices: list[DeviceLine] = msgspec.field(default_factory=list)
+    """Every device with work in the trace, each by itself."""
+    gpu_metrics: list[GpuMetricLine] = msgspec.field(default_factory=list)
+    """Sampled by nsys, where it was told to; of a run, from its nsys pass, whichever trace the rest is from."""
+    host: HostTable | None = None
+    """Of a trace without device work that records operators."""

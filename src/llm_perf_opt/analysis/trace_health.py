@@ -63,6 +63,7 @@ def trace_problems(
         *_work_without_calls(trace, projection),
         *_clocks(trace, projection),
         *_overlaps(trace, projection),
+        *_one_of_ranks(trace),
     )
 
 
@@ -222,6 +223,15 @@ def _overlaps(trace: Trace, projection: Projection) -> Iterator[TraceProblem]:
     if crossing:
         fact = f"{crossing:,} ranges end after the range they began in; each is counted where it began"
         yield TraceProblem("overlapping_ranges", fact, fatal=False)
+
+
+def _one_of_ranks(trace: Trace) -> Iterator[TraceProblem]:
+    """A worker's own trace: its collectives wait for workers that it does not show."""
+    ranks, rank = (trace.facts.get(f"distributed_{key}", "") for key in ("world_size", "rank"))
+    if ranks.isdecimal() and int(ranks) > 1 and len(ranks) < 7:
+        what = f"the trace is of {'rank ' + rank if rank.isdecimal() else 'one rank'} of {int(ranks):,}: figures are of that one"
+        remedy = "Collectives include waiting for the other ranks: look at their traces too, or record all with nsys."
+        yield TraceProblem("one_rank", what, fatal=False, remedy=remedy)
 
 
 def _kernels(trace: Trace) -> Bool:

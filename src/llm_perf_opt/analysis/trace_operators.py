@@ -25,7 +25,7 @@ def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
     name = table.name.astype(np.int64)
     outer = outermost_of_its_name(nesting.parent, name, np.arange(len(table)))
     names = len(trace.names)
-    calls = np.bincount(name[~_doubled(nesting.parent, name)], minlength=names)
+    calls = np.bincount(name[~doubled(nesting.parent, name)], minlength=names)
     self_ns, total_ns = sums(name, own, names), sums(name[outer], duration[outer], names)
     device = _device_times(trace) if on_gpu else None
     rows = []
@@ -48,7 +48,7 @@ def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
     return tuple(sorted(rows, key=_weight))
 
 
-def _doubled(parent: Int64, name: Int64) -> Bool:
+def doubled(parent: Int64, name: Int64) -> Bool:
     """Rows that only repeat the one around them, of the same name and with nothing else inside: torch counts such a call once."""
     inner = np.flatnonzero(parent != NONE)
     children = np.bincount(parent[inner], minlength=len(parent))
@@ -70,7 +70,8 @@ def _activity(trace: Trace, stages: TraceStages, stage: Stage) -> StageActivity 
     mine = stages.of_stage(stage.value) != NONE
     duration = (trace.work.end_ns - trace.work.start_ns)[mine]
     launches = len(np.unique(np.stack([trace.work.process[mine], trace.work.correlation[mine]]), axis=1).T)
-    return StageActivity(stage.value, launches, int(mine.sum()), int(duration.sum()))
+    devices = len(np.unique(trace.work.device[mine])) or 1
+    return StageActivity(stage.value, launches, int(mine.sum()), int(duration.sum()), devices)
 
 
 def _device_times(trace: Trace) -> dict[str, tuple[Maybe[int], Maybe[int]]]:

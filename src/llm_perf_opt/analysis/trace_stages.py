@@ -73,8 +73,7 @@ def _instances(trace: Trace, call_of_work: Int64, rows: Int64, stage: Int64) -> 
     ranges, calls = trace.ranges, trace.calls
     lane, call_lane = lanes_of((ranges.process[rows], ranges.thread[rows]), (calls.process, calls.thread))
     nesting = nest(ranges.start_ns[rows], ranges.end_ns[rows], lane)
-    # a label set twice, as NVTX and as record_function, is one stage: the outer stays
-    double = (nesting.parent != NONE) & (stage[nesting.parent] == stage) if len(rows) else np.zeros(0, bool)
+    double = _inside_its_own(nesting.parent, stage)
     if double.any():
         return _instances(trace, call_of_work, rows[~double], stage[~double])
     launching = distinct(call_of_work, len(calls))
@@ -91,6 +90,16 @@ def _instances(trace: Trace, call_of_work: Int64, rows: Int64, stage: Int64) -> 
         range=rows[order],
     )
     return instances, through(through(call_of_work, of_call), place)
+
+
+def _inside_its_own(parent: Int64, stage: Int64) -> npt.NDArray[np.bool_]:
+    """Labels inside another of their stage, however deep. One that is set twice, as NVTX and as record_function, is one."""
+    double = np.zeros(len(parent), np.bool_)
+    above = parent.copy()
+    while (open_ := np.flatnonzero(above != NONE)).size:
+        double[open_] |= stage[above[open_]] == stage[open_]
+        above[open_] = parent[above[open_]]
+    return double
 
 
 def _with_decodes(
@@ -145,7 +154,9 @@ def _from_kernels(trace: Trace) -> TraceStages | None:
         return None
     names = (PREFILL, DECODE, DECODE_STEP) if found.heads else (DECODE, DECODE_STEP)
     instances, of_work = _sorted(*_windows(trace, found, names))
-    return _stages(trace, "kernel sequence", found.why, names, instances, of_work)
+    devices = len(np.unique(trace.work.device))
+    where = f", on device {found.device} alone of {devices}" if devices > 1 else ""
+    return _stages(trace, "kernel sequence", found.why + where, names, instances, of_work)
 
 
 def _windows(trace: Trace, found: Repetition, names: tuple[str, ...]) -> tuple[Instances, Int64]:

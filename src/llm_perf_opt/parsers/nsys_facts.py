@@ -14,9 +14,10 @@ _EXPORT_FACTS = {
 _ARGUMENT = re.compile(r"PROCESS_0:ARGUMENT_(\d+)")
 
 
-def read_facts(database: Database, processes: Sequence[int]) -> dict[str, str]:
+def read_facts(database: Database, processes: Sequence[int], by_gpu: bool = False) -> dict[str, str]:
     """`tool`, `tool_version`, `schema_version`, `command`, `graph_trace`, `started_utc_ns`, `recorded_ns`; `device.N` with its
     name and `chip.N`; `pid.GLOBAL_ID` with process number and name of each process that recorded something. Absent if not told.
+    Devices go by CUDA's numbers, or, `by_gpu`, by the report's own.
     """
     facts: dict[str, str] = {}
     for name, value in database.rows("META_DATA_EXPORT", ("name", "value")):
@@ -29,7 +30,7 @@ def read_facts(database: Database, processes: Sequence[int]) -> dict[str, str]:
     for (duration,) in database.rows("ANALYSIS_DETAILS", ("duration",)):
         if isinstance(duration, int):
             facts["recorded_ns"] = str(duration)
-    facts.update(_devices(database))
+    facts.update(_devices(database, by_gpu))
     wanted = set(processes)
     for number, pid, name in database.rows("PROCESSES", ("globalPid", "pid", "name")):
         if number in wanted:
@@ -52,9 +53,9 @@ def _capture(database: Database) -> dict[str, str]:
     return facts
 
 
-def _devices(database: Database) -> dict[str, str]:
+def _devices(database: Database, by_gpu: bool) -> dict[str, str]:
     facts: dict[str, str] = {}
-    number = "cuDevice" if database.has("TARGET_INFO_GPU", "cuDevice") else "id"
+    number = "cuDevice" if database.has("TARGET_INFO_GPU", "cuDevice") and not by_gpu else "id"
     for device, name in database.rows("TARGET_INFO_GPU", (number, "name")):
         if isinstance(device, int) and name:
             facts[f"device.{device}"] = str(name)

@@ -26,7 +26,9 @@ from llm_perf_opt.events import (
     WorkKind,
 )
 from llm_perf_opt.launch_calls import is_kernel_launch
+from llm_perf_opt.parsers.nsys_devices import gpu_numbers, renumbered_devices
 from llm_perf_opt.parsers.nsys_facts import read_facts
+from llm_perf_opt.parsers.nsys_metrics import read_samples
 from llm_perf_opt.parsers.nsys_rows import RowChecks
 from llm_perf_opt.parsers.sqlite_tables import Database, Integer, Product, open_database
 
@@ -121,10 +123,12 @@ class _Reader:
         ranges = self._range_rows()
         self._strings = self._needed_strings([kernels["name"], *[table["name"] for table in calls], ranges["text_id"]])
         host = self._calls(calls)
-        work = self._work(kernels, copies, sets, host)
+        renumbering = gpu_numbers(database)
+        work = renumbered_devices(self._work(kernels, copies, sets, host), renumbering)
         labels = self._ranges(ranges)
+        samples, unreadable = read_samples(database, work, self._names.add, by_gpu=bool(renumbering))
         processes = np.unique(np.concatenate([work.process, host.process, labels.process])).tolist()
-        problems = [*checks.problems, *self._tool_problems(), *self._text_problems()]
+        problems = [*checks.problems, *self._tool_problems(), *self._text_problems(), *([unreadable] if unreadable else [])]
         return Trace(
             "nsys",
             tuple(self._names.texts),
@@ -133,7 +137,8 @@ class _Reader:
             labels,
             Operators.none(),
             tuple(problems),
-            read_facts(database, processes),
+            read_facts(database, processes, by_gpu=bool(renumbering)),
+            samples,
         )
 
     # --- device work --------------------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from llm_perf_opt.analysis.trace_document import OVERLAP
 from llm_perf_opt.records import CleanTimings, Maybe, Missing, Telemetry
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, roofline
 from llm_perf_opt.report.charts import icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
+from llm_perf_opt.report.device_tables import device_html_tables
 from llm_perf_opt.report.environment import environment_rows
+from llm_perf_opt.report.gpu_metrics import metric_html_tables
 from llm_perf_opt.report.html_tables import Column, HtmlTable
 from llm_perf_opt.report.page import Absent, Block, Card, Cards, Chart, Code, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.run_budget import FindingView, budget_of, findings_of
@@ -167,6 +169,7 @@ def _timings(analysis: RunAnalysis) -> Section:
         blocks.append(Absent("Decode steps over the context:", chart.why))
     else:
         blocks.append(Chart("steps", "Decode steps as the context grows, unprofiled", chart))
+    blocks += [Table(made) for made in device_html_tables(analysis.trace)]
     blocks.append(Table(other_figures_table(analysis, timings)))
     return Section("timings", "Stages and steps", blocks)
 
@@ -199,6 +202,7 @@ def _kernels(analysis: RunAnalysis) -> Section:
             blocks.append(Absent(f"Counters of {stage.stage}:", counted.why))
     if any(not isinstance(stage.counters, Missing) for stage in found.stages):
         blocks.append(Table(counters_table(found)))
+    blocks += [Table(made) for made in metric_html_tables(analysis.trace)]
     blocks += [Words(f"Kernels of {stage} are from {source}.", "foot") for stage, source in found.sources.items()]
     blocks += [Words(note, "foot") for note in found.notes]
     return Section("kernel-list", "Kernels and counters", blocks)

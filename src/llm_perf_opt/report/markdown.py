@@ -9,8 +9,10 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.records import CleanTimings, Distribution, Missing, OperatorRow, StageTiming
 from llm_perf_opt.report.advice import budget_section, finding_sentences, findings_section
+from llm_perf_opt.report.device_tables import devices_section
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
 from llm_perf_opt.report.environment import environment_rows
+from llm_perf_opt.report.gpu_metrics import metrics_section
 from llm_perf_opt.report.image_links import images
 from llm_perf_opt.report.kernel_evidence import kernels_section
 from llm_perf_opt.report.passes import passes_section
@@ -41,11 +43,13 @@ def report(analysis: RunAnalysis) -> str:
         _environment(analysis),
         _aggregates(analysis),
         _stages(analysis),
+        devices_section(analysis.trace),
         budget_section(analysis.trace),
         findings_section(analysis.trace, analysis.verified),
         efficiency_section(analysis.efficiency, () if isinstance(analysis.kernels, Missing) else analysis.kernels.hfus),
         _operators(analysis),
         kernels_section(analysis.kernels),
+        metrics_section(analysis.trace),
         _telemetry(analysis),
         _assumptions(analysis),
         passes_section(analysis),

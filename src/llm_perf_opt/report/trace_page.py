@@ -3,9 +3,19 @@ modules, operators, findings.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from llm_perf_opt.analysis.trace_document import OVERLAP, BudgetTable, FindingLine, OwnerLine, TraceAnalysis
+from llm_perf_opt.analysis.trace_document import (
+    OVERLAP,
+    BudgetTable,
+    FindingLine,
+    HostTable,
+    OwnerLine,
+    StageLine,
+    TraceAnalysis,
+)
+from llm_perf_opt.report.device_tables import DEVICE_HEADER, STAGE_HEADER, device_rows, device_stage_rows
+from llm_perf_opt.report.gpu_metrics import metric_header, metric_rows
 from llm_perf_opt.report.text import columns, significant
 
 WIDTH = 100
@@ -18,9 +28,10 @@ def trace_text(found: TraceAnalysis, top: int = 15) -> str:
     """The whole page."""
     parts = [_head(found)]
     if found.complete:
-        parts += [_gpu(found), _stages(found), *[_budget(budget) for budget in found.budgets], _idle(found)]
+        parts += [_gpu(found), _devices(found), _stages(found), _host_operators(found.host, top)]
+        parts += [*[_budget(budget) for budget in found.budgets], _idle(found)]
         parts += [_kernels(found, top), _owners("Modules", found.modules, top), _owners("Operators", found.operators, top)]
-        parts += [_borrowed(found, top), _findings(found)]
+        parts += [_borrowed(found, top), _metrics(found, top), _findings(found)]
     return "\n".join(part for part in parts if part)
 
 
@@ -40,32 +51,90 @@ def _gpu(found: TraceAnalysis) -> str:
     gpu = found.gpu
     if not gpu.span_ns or gpu.busy_ns is None or gpu.idle_ns is None or gpu.kernel_ns is None:
         return f"GPU       n/a: {found.why or 'its work has no length'}\n"
+    several = len(found.devices) > 1
+    which = f" on {len(found.devices)} devices" if several else ""
+    busy = "at least one busy for" if several else "busy"
     words = (
-        f"GPU       {gpu.kernels:,} kernels, {ms(gpu.kernel_ns)} of kernel time; busy {ms(gpu.busy_ns)} "
+        f"GPU       {gpu.kernels:,} kernels{which}, {ms(gpu.kernel_ns)} of kernel time; {busy} {ms(gpu.busy_ns)} "
         f"({gpu.busy_ns / gpu.span_ns:.1%}), idle {ms(gpu.idle_ns)} of a span of {ms(gpu.span_ns)}"
     )
     return "\n".join(_wrapped(words, "          ")) + "\n"
+
+
+def _devices(found: TraceAnalysis) -> str:
+    """Each device by itself, where there are several: together they say only when one of them was busy."""
+    if len(found.devices) < 2:
+        return ""
+    rows = [[row[0], short(row[1], 24), *row[2:]] for row in device_rows(found.devices)]
+    lines = ["Devices, each by itself", columns(DEVICE_HEADER, rows, "llrrrrrr")]
+    stages = device_stage_rows(found.devices)
+    lines += ["Stages on each device", columns(STAGE_HEADER, stages, "llrrrrr")] if stages else []
+    return "\n".join(lines) + "\n"
 
 
 def _stages(found: TraceAnalysis) -> str:
     covered = "" if found.stage_coverage is None else f", {found.stage_coverage:.1%} of the device time"
     if not found.stages:
         return f"Stages: none found ({plain(found.stage_why)})\n"
+    head = _wrapped(f"Stages, by {found.stage_method} ({plain(found.stage_why)}{covered})", "")
+    if all(one.gpu_busy_ns is None for one in found.stages):
+        return "\n".join([*head, _host_stages(found.stages, found.host)]) + "\n"
     rows = [
         [
             one.name,
             f"{one.count:,}",
             ms(one.wall_ns),
-            ms(one.gpu_busy_ns),
-            ms(one.idle_ns),
-            f"{one.kernels:,}",
-            f"{one.launches:,}",
+            _maybe(one.gpu_busy_ns, ms),
+            _maybe(one.idle_ns, ms),
+            _maybe(one.span_ns, ms),
+            _maybe(one.kernels, _count),
+            _maybe(one.launches, _count),
         ]
         for one in found.stages
     ]
-    head = f"Stages, by {found.stage_method} ({plain(found.stage_why)}{covered})"
-    header = ["stage", "count", "wall, profiled", "GPU busy", "GPU idle", "kernels", "launches"]
-    return "\n".join([*_wrapped(head, ""), columns(header, rows, "lrrrrrr")]) + "\n"
+    header = ["stage", "count", "wall, profiled", "GPU busy", "GPU idle", "GPU span", "kernels", "launches"]
+    return "\n".join([*head, columns(header, rows, "lrrrrrrr")]) + "\n"
+
+
+def _host_stages(stages: Sequence[StageLine], host: HostTable | None) -> str:
+    """Stages of a trace without device work: wall time, and where operators are recorded, how much of it they were open."""
+    if host is None:
+        return columns(
+            ["stage", "count", "wall, profiled"], [[one.name, f"{one.count:,}", ms(one.wall_ns)] for one in stages], "lrr"
+        )
+    inside = {one.name: one for one in host.stages}
+    rows = [
+        [
+            one.name,
+            f"{one.count:,}",
+            ms(one.wall_ns),
+            ms(inside[one.name].operator_ns) if one.name in inside else "n/a",
+            ms(inside[one.name].outside_ns) if one.name in inside else "n/a",
+        ]
+        for one in stages
+    ]
+    return columns(["stage", "count", "wall, profiled", "in operators", "outside them"], rows, "lrrrr")
+
+
+def _host_operators(host: HostTable | None, top: int) -> str:
+    """Operators by host time, for the whole trace and for each stage that says more than another."""
+    if host is None or not host.operators:
+        return ""
+    tables = [("the whole trace", host.operators)]
+    tables += [(one.name, one.operators) for one in host.stages if one.name in _TELLING_STAGES and one.operators]
+    parts = []
+    for where, lines in tables:
+        rows = [
+            [short(row.name), f"{row.calls:,}", ms(row.self_ns), ms(row.total_ns), f"{row.share:.1%}"]
+            for row in lines[: min(top, _OWNERS)]
+        ]
+        head = f"Operators by host time of their own, {where}: the first {len(rows)} of {len(lines)} (below the profiler)"
+        parts.append(head + "\n" + columns(["operator", "calls", "own", "with inner", "share"], rows, "lrrrr") + "\n")
+    return "\n".join(parts)
+
+
+_TELLING_STAGES = ("prefill", "decode", "mixed_step", "step")
+"""Those whose operators are listed: a step's are those of its decode, and `profile` is the whole."""
 
 
 def _budget(budget: BudgetTable) -> str:
@@ -125,7 +194,19 @@ def _borrowed(found: TraceAnalysis, top: int) -> str:
     return "\n".join([*lines, columns(["module", "kernels", "own", "share"], rows, "lrrr")]) + "\n"
 
 
+def _metrics(found: TraceAnalysis, top: int) -> str:
+    """What nsys sampled of the GPU, by stage."""
+    if not found.gpu_metrics:
+        return ""
+    header, rows = metric_header(found.gpu_metrics), metric_rows(found.gpu_metrics)
+    head = f"Metrics of the GPU, means (samples): the first {min(top, len(rows))} of {len(rows)}"
+    shown = [[short(row[0], 34), *row[1:]] for row in rows[:top]]
+    return head + "\n" + columns(header, shown, "l" + "r" * (len(header) - 1)) + "\n"
+
+
 def _findings(found: TraceAnalysis) -> str:
+    if not found.findings and found.gpu.kernels is None:
+        return f"Findings: n/a: {found.why}, and the rules are about a GPU's work.\n"
     if not found.findings:
         return "Findings: none. No rule found anything above its threshold.\n"
     lines = ["What to change first"]
@@ -172,10 +253,19 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def short(name: str) -> str:
+def short(name: str, most: int = _NAME) -> str:
     """A kernel's name, cut in the middle: both ends tell kernels apart."""
     text = plain(name)
-    return text if len(text) <= _NAME else f"{text[: _NAME - 16]}…{text[-15:]}"
+    tail = min(15, most // 3)
+    return text if len(text) <= most else f"{text[: most - tail - 1]}…{text[-tail:]}"
+
+
+def _maybe(value: int | None, show: Callable[[int], str]) -> str:
+    return "n/a" if value is None else show(value)
+
+
+def _count(value: int) -> str:
+    return f"{value:,}"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -22,6 +22,14 @@ COUNTED = (
 )
 
 
+def not_shared(workers: int) -> str:
+    """Why a model spread over workers is not costed, where not all of them share the work of each step."""
+    return (
+        f"the model is spread over {workers} workers that do not all share the work of a step (tensor_parallel_size alone "
+        "would), so its limits are neither those of one device nor of all"
+    )
+
+
 @dataclass(frozen=True)
 class EngineWords:
     """How the engine runs the model, in the words of a report."""

@@ -5,6 +5,7 @@ Written from the engine's documentation and tested against a stand-in; it has no
 
 import asyncio
 import atexit
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from llm_perf_opt.runners.engine_facts import (
     COUNTED,
     EngineWords,
     engine_model_facts,
+    not_shared,
     refused_in_its_own_words,
     write_model_folder,
 )
@@ -29,6 +31,7 @@ from llm_perf_opt.stages import Stage
 if TYPE_CHECKING:
     from tensorrt_llm import LLM
 
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 METHOD = (
     "tokens are stamped when the stream of their sequence hands them over: prefill lasts until every sequence has its first "
     "token, a decode step until every sequence has its next; the engine's own steps are not seen"
@@ -55,6 +58,7 @@ class TensorRtLlmRunner:
             uncosted=_uncosted(request),
             engine=arguments,
             notes=(COUNTED, *NOTES),
+            devices=_workers(request),
         )
         self.profiler = Missing("TensorRT-LLM runs the model in processes of its own, which this process's profiler does not see")
 
@@ -146,6 +150,12 @@ def _check_device(request: RunnerRequest) -> None:
         )
 
 
+def _workers(request: RunnerRequest) -> int:
+    """Devices that the model is spread over; a size that tells nothing counts as one, and the run is then not costed."""
+    engine = request.config.runtime.engine
+    return math.prod(_whole(engine.get(name, 1)) or 1 for name in _PARALLEL)
+
+
 def _uncosted(request: RunnerRequest) -> str:
     engine = request.config.runtime.engine
     for name, why in (
@@ -154,14 +164,12 @@ def _uncosted(request: RunnerRequest) -> str:
     ):
         if engine.get(name) is not None:
             return why
-    workers = 1
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
-        count = _whole(engine.get(name, 1))
-        if count is None:  # the engine took it; what it made of it is not known here
+    sizes = {name: _whole(engine.get(name, 1)) for name in _PARALLEL}
+    for name, size in sizes.items():
+        if size is None:  # the engine took it; what it made of it is not known here
             return f"runtime.engine.{name}={engine[name]} does not tell over how many devices the model is spread"
-        workers *= count
-    if workers > 1:
-        return f"the model is spread over {workers} workers, and the limits are those of one device"
+    if sizes["tensor_parallel_size"] != _workers(request):
+        return not_shared(_workers(request))
     if len(set(request.prompts.lengths)) > 1:
         return "the engine runs sequences of different length without padding, which the cost model does not count"
     if getattr(request.architecture, "quantization_config", None):

@@ -21,6 +21,7 @@ from llm_perf_opt.runners.engine_facts import (
     COUNTED,
     EngineWords,
     engine_model_facts,
+    not_shared,
     refused_in_its_own_words,
     write_model_folder,
 )
@@ -65,6 +66,7 @@ class VllmRunner:
             engine=arguments,
             variables={name: os.environ[name] for name in VARIABLES},
             notes=(COUNTED, *self._notes(config, workers)),
+            devices=workers,
         )
         self.profiler: EngineProfiler | Missing | None = Missing("the engine was opened for another pass")
         if request.trace_dir is not None:
@@ -274,8 +276,13 @@ def _uncosted(request: RunnerRequest, config: Any, workers: int) -> str:
         return f"the engine runs the weights quantised ({config.model_config.quantization}), which the cost model does not count"
     if config.speculative_config is not None:
         return "the engine decodes speculatively: a step makes several tokens"
-    if workers > 1:
-        return f"the model is spread over {workers} workers, and the limits are those of one device"
+    parallel = config.parallel_config
+    if parallel.data_parallel_size > 1:
+        return f"{parallel.data_parallel_size} copies of the model run side by side (data_parallel_size), not told apart"
+    if workers > 1 and request.device.type != "cuda":
+        return f"{workers} workers share one processor, whose limits are those of them all"
+    if workers != parallel.tensor_parallel_size:
+        return not_shared(workers)
     if len(set(request.prompts.lengths)) > 1:
         return "the engine runs sequences of different length without padding, which the cost model does not count"
     return ""

@@ -1,6 +1,9 @@
 """What is made of the tools' reports: whole or not at all, with the tool's own words where it fails."""
 
+import os
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -101,3 +104,36 @@ def test_what_is_no_report_is_refused_by_the_real_tools(real_nsys: Path, real_nc
     with pytest.raises(CaptureError, match="Failed to load report file"):
         import_ncu_csv(real_ncu, report, "raw", tmp_path / "c.csv", log=log)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt", "run.nsys-rep", "run.qdstrm"]
+
+
+def test_two_exports_of_one_report_at_once_do_not_mix(tmp_path: Path, report: Path) -> None:
+    """Each writes half, waits until the other has done so too, and writes the rest: with one name for both, halves would mix."""
+    body = (
+        'echo "$$ half" > "$out"; touch "$(dirname "$out")/at-$$"; '
+        'until [ "$(ls "$(dirname "$out")" | grep -c "^at-")" = 2 ]; do sleep 0.05; done; echo "$$ whole" >> "$out"'
+    )
+    nsys, target = tool(tmp_path / "nsys", EXPORT + body), tmp_path / "run.sqlite"
+    found: list[object] = []
+
+    def convert(number: int) -> None:
+        found.append(export_nsys(nsys, report, target, log=tmp_path / f"log{number}.txt", timeout_s=60))
+
+    writers = [threading.Thread(target=convert, args=(number,)) for number in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert found == [(), ()]
+    first, second = target.read_text().splitlines()
+    assert (first.split()[0], first.split()[1:], second.split()[1:]) == (second.split()[0], ["half"], ["whole"])
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_what_a_killed_writer_left_is_removed_and_a_living_one_left_alone(tmp_path: Path, report: Path) -> None:
+    dead, alive = tmp_path / ".part-1-2-run.sqlite", tmp_path / ".part-3-4-run.sqlite"
+    dead.write_text("half")
+    alive.write_text("half")
+    long_ago = time.time() - 3 * reports.CONVERT_S
+    os.utime(dead, (long_ago, long_ago))
+    export_nsys(tool(tmp_path / "nsys", EXPORT + 'echo whole > "$out"'), report, tmp_path / "run.sqlite", log=tmp_path / "log")
+    assert (dead.exists(), alive.exists()) == (False, True)

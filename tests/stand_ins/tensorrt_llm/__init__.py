@@ -53,6 +53,7 @@ class LLM:
         tensor_parallel_size: int = 1,
         dtype: str = "auto",
         *,
+        pipeline_parallel_size: int = 1,
         max_batch_size: int | None = None,
         max_num_tokens: int | None = None,
         max_seq_len: int | None = None,

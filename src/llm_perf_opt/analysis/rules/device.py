@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from llm_perf_opt.analysis.cost import step_cost
+from llm_perf_opt.analysis.device_limits import devices_of
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.efficiency import RequestCost, request_cost
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
@@ -10,8 +11,8 @@ from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry, millisec
 from llm_perf_opt.analysis.floor import floor, turning_point
 from llm_perf_opt.analysis.hardware import Hardware
 from llm_perf_opt.analysis.kernel_table import StageKernel
-from llm_perf_opt.analysis.rules.kernels import HOST_BOUND
 from llm_perf_opt.analysis.rules.launching import request_units
+from llm_perf_opt.analysis.rules.wall_clock import felt
 from llm_perf_opt.analysis.stage_instances import DECODE
 from llm_perf_opt.analysis.work import Step
 from llm_perf_opt.records import Maybe, Missing
@@ -69,7 +70,8 @@ def small_batch(evidence: Evidence) -> Finding | None:
     if isinstance(turn.weights, Missing) or work.batch_size * 2 > turn.weights:
         return None
     larger = min(work.batch_size * LARGER_BATCH, turn.weights)
-    floors = [_step_floor_ns(request, facts.hardware, batch, work.padded_tokens) for batch in (work.batch_size, larger)]
+    shared = devices_of(facts.timings)
+    floors = [_step_floor_ns(request, facts.hardware, batch, work.padded_tokens, shared) for batch in (work.batch_size, larger)]
     if isinstance(floors[0], Missing) or isinstance(floors[1], Missing):
         return None
     # A larger step moves and computes more, at the limits of the device; at worst, all its kernels grow with the batch.
@@ -102,12 +104,12 @@ def small_batch(evidence: Evidence) -> Finding | None:
     )
 
 
-def _step_floor_ns(request: RequestCost, hardware: Hardware, batch: int, context: int) -> Maybe[float]:
+def _step_floor_ns(request: RequestCost, hardware: Hardware, batch: int, context: int, devices: int) -> Maybe[float]:
     peak = hardware.peak(compute_dtype(request.formats.weights))
     if isinstance(peak, Missing):
         return peak
     cost = step_cost(request.architecture, Step(batch, 1, context), request.formats)
-    return floor(cost, peak.flops_per_s, hardware.bandwidth_bytes_per_s).seconds * 1e9
+    return floor(cost, peak.flops_per_s, hardware.bandwidth_bytes_per_s).seconds * 1e9 / devices
 
 
 def _counted(
@@ -137,23 +139,22 @@ def _device_finding(
     gain = sum(row.total_ns * part for row, (_, part) in held) * share
     names = "; ".join(f"{row.name[:60]} ({words})" for row, (words, _) in held[:3])
     text = claim.format(stage=stage.name, names=names)
-    host_bound = stage.busy_share < HOST_BOUND
-    if host_bound:
-        text += f" Faster, they save nothing now: the device is idle for {1 - stage.busy_share:.0%} of {stage.name}."
+    on_the_wall = felt(stage, (0, gain / 2, gain))
+    because = "counters say what is not used, not what a better kernel would reach; half of it is shown"
     return Finding(
         id,
         Kind.LATENCY,
         stage.name,
-        text,
+        text + on_the_wall.claim,
         tuple(
             f"{row.name[:90]}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s kernel "
             f"time, {words}"
             for row, (words, _) in held[:3]
         ),
-        saving_of(stage, 0, 0, 0) if host_bound else saving_of(stage, 0, gain / 2, gain),
+        saving_of(stage, *on_the_wall.bounds),
         request_units(evidence, stage),
         "low",
-        "counters say what is not used, not what a better kernel would reach; half of it is shown",
+        f"{because}; {on_the_wall.because}" if on_the_wall.because else because,
         ToTry(overrides, change),
     )
 

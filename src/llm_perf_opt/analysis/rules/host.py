@@ -8,6 +8,8 @@ from llm_perf_opt.analysis.stage_instances import DECODE, MIXED_STEP, STEP
 
 EVERY_STEP = 0.5
 """Calls per step from which on something happens in every step, not now and then."""
+NOTEWORTHY = 0.01
+"""Share of the stage's time from which on what a call costs is worth a claim."""
 _LOOPS = (DECODE, STEP, MIXED_STEP)
 
 
@@ -17,6 +19,8 @@ def syncs_per_step(evidence: Evidence) -> Finding | None:
     if stage is None or stage.calls.syncs < EVERY_STEP * stage.units:
         return None
     calls, lost = stage.calls, stage.budget.ns(BudgetKey.SYNC)
+    if lost < NOTEWORTHY * stage.budget.wall_ns:
+        return None  # the device had enough queued, or other work to do
     per_step = calls.syncs / stage.units
     items = f", {calls.items / stage.units:,.2g} of them to read a value (.item())" if calls.items else ""
     return Finding(
@@ -46,8 +50,11 @@ def allocations_in_the_loop(evidence: Evidence) -> Finding | None:
     if stage is None or stage.calls.allocations < EVERY_STEP * stage.units:
         return None
     calls = stage.calls
-    scale = stage.budget.idle_ns / max(stage.time.idle_ns, 1) if stage.time.idle_ns else 1.0
-    most = calls.allocation_ns * min(max(scale, 0.0), 1.0)
+    idle_ns = max(stage.budget.idle_ns, 0)  # a host that is held up while the device works loses nothing
+    scale = min(idle_ns / stage.time.idle_ns, 1.0) if stage.time.idle_ns else 0.0
+    most = min(calls.allocation_ns * scale, idle_ns)
+    if most < NOTEWORTHY * stage.budget.wall_ns:
+        return None
     return Finding(
         "allocations_in_the_loop",
         Kind.LATENCY,
@@ -72,7 +79,9 @@ def copies_from_the_host(evidence: Evidence) -> Finding | None:
     stage = _loop(evidence)
     if stage is None or stage.calls.to_device < EVERY_STEP * stage.units:
         return None
-    calls, lost = stage.calls, stage.budget.ns(BudgetKey.EXPOSED)
+    calls, lost = stage.calls, max(stage.budget.ns(BudgetKey.EXPOSED) - stage.collective_ns, 0)
+    if lost < NOTEWORTHY * stage.budget.wall_ns:
+        return None
     size = f", {calls.copied_bytes / stage.units:,.4g} bytes" if calls.copied_bytes else ""
     return Finding(
         "copies_from_the_host",

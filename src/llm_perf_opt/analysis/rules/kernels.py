@@ -11,12 +11,11 @@ from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, sa
 from llm_perf_opt.analysis.kernel_classes import KernelClass
 from llm_perf_opt.analysis.kernel_summary import KernelTotal
 from llm_perf_opt.analysis.rules.launching import lengthened, request_units
+from llm_perf_opt.analysis.rules.wall_clock import HOST_BOUND, Bounds, felt
 from llm_perf_opt.analysis.stage_instances import DECODE, PREFILL
 from llm_perf_opt.analysis.work import Step
 from llm_perf_opt.records import Missing
 
-HOST_BOUND = 0.5
-"""Below this share of busy time a faster kernel only lengthens a gap."""
 NOTEWORTHY = 0.05
 """Share of a stage's kernel time from which on kernels are worth a claim."""
 _CONCATENATION = re.compile(r"CatArrayBatchedCopy|cat_?kernel|concat", re.IGNORECASE)
@@ -225,15 +224,17 @@ def _kernel_finding(
     id: str,
     claim: str,
     rows: Sequence[KernelTotal],
-    bounds: tuple[float, float, float],
+    bounds: Bounds,
     because: str,
     to_try: ToTry,
 ) -> Finding:
     """Kernel time saved is wall time saved only where the device is what the stage waits for."""
-    if _host_bound(stage):
-        claim += f" It saves nothing now: the device is idle for {1 - stage.busy_share:.0%} of {stage.name}."
-        bounds, because = (0, 0, 0), "kernels that end sooner only lengthen the gaps; first see to what the device waits for"
+    most = float(stage.kernel_ns)
+    low, expected, high = (min(value, most) for value in bounds)
+    on_the_wall = felt(stage, (low, expected, high))
+    if on_the_wall.because:
+        because = on_the_wall.because if on_the_wall.claim else f"{because}; {on_the_wall.because}"
     return Finding(
-        id, Kind.LATENCY, stage.name, claim, _rows(rows, stage), saving_of(stage, *bounds), request_units(evidence, stage),
-        "high" if _host_bound(stage) else "medium", because, to_try,
+        id, Kind.LATENCY, stage.name, claim + on_the_wall.claim, _rows(rows, stage), saving_of(stage, *on_the_wall.bounds),
+        request_units(evidence, stage), "high" if on_the_wall.certain else "medium", because, to_try,
     )  # fmt: skip

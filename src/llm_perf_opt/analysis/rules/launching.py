@@ -12,22 +12,37 @@ WAITING = 0.25
 ONE_BY_ONE = 0.5
 """Launches per kernel from which on kernels are launched one by one, not as graphs."""
 _GRAPHS = ("runtime.cache=static", "runtime.compile=reduce-overhead")
+_USE_GRAPHS = (
+    'Keep the cache in tensors that stay in place (transformers: cache_implementation="static") and compile the decode step with '
+    'torch.compile(model.forward, mode="reduce-overhead"), or capture it in a CUDA graph.'
+)
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+_BROKEN_GRAPHS = (
+    "CUDA graphs are asked for already and kernels are still launched one by one: look for what breaks the graph "
+    "(TORCH_LOGS=graph_breaks,recompiles,perf_hints)."
+)
 
 
 def launch_bound_decode(evidence: Evidence) -> Finding | None:
     """Decode waits for launches: static cache and CUDA graphs.
 
     Predicted: what stays (products, attention, copies) at its traced time, what fuses by `fusion`, and between two kernels of a
-    graph something between nothing and the measured interval of empty kernels in one, which includes their running.
+    graph something between nothing and the measured interval of empty kernels in one, which includes their running. At worst the
+    host's own work and its waiting stay as they are.
     """
     stage = evidence.stage(DECODE)
     if stage is None or not is_launch_bound(stage) or stage.fusion.kept_kernels + stage.fusion.fusable_kernels == 0:
         return None
-    fusion, exposed = stage.fusion, stage.budget.ns(BudgetKey.EXPOSED)
+    fusion = stage.fusion
+    exposed = max(stage.budget.ns(BudgetKey.EXPOSED) - stage.collective_ns, 0)  # collectives are among the kernels that stay
     gap, source = _graph_gap(evidence, stage)
-    low = fusion.kept_ns + fusion.least_ns + exposed
-    high = fusion.kept_ns + fusion.most_ns + exposed + gap * (fusion.kept_kernels + fusion.sizes)
-    middle = fusion.kept_ns + fusion.fused_ns + exposed + gap / 2 * fusion.kernels
+    stays = stage.budget.ns(BudgetKey.SYNC) + stage.budget.ns(BudgetKey.HOST)  # at worst: graphs launch faster, no more
+    least, estimate, most = (
+        (fusion.kept_ns + fused) * stage.overlap + exposed for fused in (fusion.least_ns, fusion.fused_ns, fusion.most_ns)
+    )
+    low = least
+    high = most + gap * (fusion.kept_kernels + fusion.sizes) + stays
+    middle = estimate + gap / 2 * fusion.kernels
     wall = stage.budget.wall_ns
     saving = saving_of(stage, wall - high if stage.unprofiled else 0, wall - middle, wall - low)
     if saving.expected_ns <= 0:
@@ -44,6 +59,7 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
         ),
         evidence=(
             *_launch_rows(stage),
+            *_staying_rows(stage),
             f"stays: {stage.per_unit(fusion.kept_kernels):,.0f} kernels, {milliseconds(stage.per_unit(fusion.kept_ns))} per "
             "token",
             f"fuses: {stage.per_unit(fusion.fusable_kernels):,.0f} kernels, "
@@ -62,9 +78,8 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
             "smaller by an unknown amount"
         ),
         to_try=ToTry(
-            _GRAPHS,
-            'Keep the cache in tensors that stay in place (transformers: cache_implementation="static") and compile the decode '
-            'step with torch.compile(model.forward, mode="reduce-overhead"), or capture it in a CUDA graph.',
+            () if _asked_for_graphs(evidence) else _GRAPHS,
+            _BROKEN_GRAPHS if _asked_for_graphs(evidence) else _USE_GRAPHS,
         ),
     )
 
@@ -126,11 +141,11 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
 
 
 def is_launch_bound(stage: StageEvidence) -> bool:
-    """Whether the stage launches kernels one by one and loses much of its time to that."""
-    lost = stage.budget.ns(BudgetKey.LAUNCH) + stage.budget.ns(BudgetKey.HOST)
+    """Whether the stage launches kernels one by one and loses much of its time to that, and not to other work of the host."""
+    gaps, host = stage.budget.ns(BudgetKey.LAUNCH), stage.budget.ns(BudgetKey.HOST)
     kernels = stage.time.kernels
     one_by_one = kernels > 0 and stage.time.launches >= ONE_BY_ONE * kernels
-    return one_by_one and lost >= WAITING * stage.budget.wall_ns
+    return one_by_one and gaps >= host and gaps + host >= WAITING * stage.budget.wall_ns
 
 
 def below(stage: StageEvidence) -> str:
@@ -149,6 +164,19 @@ def request_units(evidence: Evidence, stage: StageEvidence) -> int:
     if isinstance(timings, Missing):
         return stage.units
     return timings.workload.decode_steps if stage.name == DECODE else 1
+
+
+def _asked_for_graphs(evidence: Evidence) -> bool:
+    """Whether the run's settings have CUDA graphs in them."""
+    setting = evidence.facts.setting
+    return setting("runtime.cache") == "static" and setting("runtime.compile") in _WITH_GRAPHS
+
+
+def _staying_rows(stage: StageEvidence) -> tuple[str, ...]:
+    """What graphs may leave as it is."""
+    found = [(key, stage.budget.ns(key)) for key in (BudgetKey.SYNC, BudgetKey.HOST) if stage.budget.ns(key)]
+    words = ", ".join(f"{key.label} {milliseconds(stage.per_unit(ns))}" for key, ns in found)
+    return (f"at worst stays too, per {stage.unit}: {words}",) if words else ()
 
 
 def _graph_gap(evidence: Evidence, stage: StageEvidence) -> tuple[float, str]:

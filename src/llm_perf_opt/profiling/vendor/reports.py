@@ -3,6 +3,9 @@
 Each result is written beside its place and renamed, so that it is there whole or not at all.
 """
 
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,8 +75,10 @@ def _size(log: Path) -> int:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A hidden file that takes its place when all went well. It keeps its ending: the tools add theirs otherwise."""
-    part = target.with_name(f".part-{target.name}")
+    """A hidden file of this writer's own that takes its place when all went well: of two that convert the same report at once,
+    each leaves a whole one. It keeps its ending: the tools add theirs otherwise."""
+    part = target.with_name(f".part-{os.getpid()}-{threading.get_ident()}-{target.name}")
+    _remove_stale(target)
     try:
         part.unlink(missing_ok=True)
         yield part
@@ -83,6 +88,16 @@ def _beside(target: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _remove_stale(target: Path) -> None:
+    """Parts of writers that were killed: none works on one for so long."""
+    with suppress(OSError):
+        for part in target.parent.iterdir():
+            if part.name.startswith(".part-") and part.name.endswith(f"-{target.name}"):
+                with suppress(OSError):
+                    if time.time() - part.stat().st_mtime > 2 * CONVERT_S:
+                        part.unlink()
 
 
 def _judge(
