@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.counter_selftest import SelfTest
-from llm_perf_opt.analysis.kernel_evidence import uses_of
+from llm_perf_opt.analysis.kernel_evidence import PROGRAM, uses_of
 from llm_perf_opt.analysis.kernel_selection import Launch
 from llm_perf_opt.analysis.kernel_table import StageKernels, kernel_table
 from llm_perf_opt.analysis.projection import project
@@ -20,9 +20,6 @@ from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.text import escape, table
 from llm_perf_opt.run_folder import RunFolder, write_record, write_whole
 from llm_perf_opt.timelines import Timeline, timelines
-
-PROGRAM = "program"
-"""The one stage of a program that has none."""
 
 
 @dataclass(frozen=True)

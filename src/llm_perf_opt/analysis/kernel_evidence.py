@@ -14,6 +14,8 @@ from llm_perf_opt.stages import Stage
 
 STAGES: dict[str, Stage] = {"prefill": Stage.PREFILL, "decode": Stage.DECODE_STEP}
 """A table's stage → the range whose kernels are in it."""
+PROGRAM = "program"
+"""The one stage of a program that has none."""
 
 
 @dataclass(frozen=True)
