@@ -7,10 +7,17 @@ weighted by how often each ran.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.kernel_join import NOT_COLLECTED, Join, Joined, join, weighted
 from llm_perf_opt.analysis.kernel_names import normal_name
+from llm_perf_opt.analysis.rate_limits import (
+    NO_LIMITS,
+    RateLimits,
+    possible_bytes_rate,
+    possible_flops_rate,
+    possible_percentage,
+)
 from llm_perf_opt.counters.roles import CounterRoles
 from llm_perf_opt.kernel_records import CountedKernel, CounterReport, KernelUse
 from llm_perf_opt.records import Maybe, Missing
@@ -27,6 +34,7 @@ class PerCall:
 
     tensor_flops: Maybe[float]
     vector_flops: Maybe[float]
+    """Single and double precision beside the tensor cores."""
     dram_read_bytes: Maybe[float]
     dram_write_bytes: Maybe[float]
     time_ns: Maybe[float]
@@ -36,10 +44,13 @@ class PerCall:
     occupancy_pct: Maybe[float]
     waves: Maybe[float] = NOT_COLLECTED
     """Rounds of blocks that fill the whole device; below one, or just above a whole number, a part of it has nothing to do."""
+    half_flops: Maybe[float] = NOT_COLLECTED
+    """An upper bound, in no other figure: packed half-precision instructions also move constants, in copies too."""
 
     @property
     def flops(self) -> Maybe[float]:
-        """On the tensor cores and beside them; of one kind alone where the other was not collected."""
+        """On the tensor cores and in single and double precision beside them; of one kind alone where the other was not
+        collected."""
         known = [value for value in (self.tensor_flops, self.vector_flops) if not isinstance(value, Missing)]
         return sum(known) if known else self.tensor_flops
 
@@ -83,6 +94,8 @@ class KernelRow:
     variants: tuple[Variant, ...]
     per_call: Maybe[PerCall]
     """Over the launch sizes that have counters, weighted by their calls (percentages: by their time)."""
+    limits: RateLimits = NO_LIMITS
+    """Of the device."""
 
     @property
     def mean_ns(self) -> float:
@@ -101,13 +114,13 @@ class KernelRow:
 
     @property
     def flops_per_s(self) -> Maybe[float]:
-        """Counted FLOPs over the trace's time of the same launch sizes."""
-        return self._rate("flops")
+        """Counted FLOPs over the trace's time of the same launch sizes; never more than the device can."""
+        return possible_flops_rate(self._rate("flops"), self.limits)
 
     @property
     def bytes_per_s(self) -> Maybe[float]:
-        """Counted DRAM bytes over the trace's time of the same launch sizes."""
-        return self._rate("dram_bytes")
+        """Counted DRAM bytes over the trace's time of the same launch sizes; never more than the device can."""
+        return possible_bytes_rate(self._rate("dram_bytes"), self.limits)
 
     @property
     def flops_per_byte(self) -> Maybe[float]:
@@ -153,7 +166,7 @@ class StageKernels:
     by_name: float
     """Share of its kernel time whose counters are of launches with another grid."""
     flops: Maybe[float]
-    """Executed, over all calls that have counters."""
+    """Executed, over all calls that have counters; packed half precision is not in it."""
     tensor_flops: Maybe[float]
     dram_bytes: Maybe[float]
     unused: int
@@ -161,6 +174,8 @@ class StageKernels:
     not_collected: tuple[str, ...]
     """FLOP counters of the chip that were not asked for: their work is not in the figures."""
     notes: tuple[str, ...] = ()
+    half_flops: Maybe[float] = NOT_COLLECTED
+    """At most, in packed half precision, over all calls that have counters."""
 
 
 def kernel_table(
@@ -168,6 +183,7 @@ def kernel_table(
     reports: Mapping[str, Maybe[CounterReport]],
     roles: Maybe[CounterRoles],
     *,
+    limits: RateLimits = NO_LIMITS,
     no_counters: str = "no counters were read in this stage",
 ) -> tuple[StageKernels, ...]:
     """Stages in the order their kernels come in; `reports` holds what was counted in a stage, or why nothing was."""
@@ -175,17 +191,21 @@ def kernel_table(
     for use in uses:
         if use.calls > 0:
             stages[use.stage].append(use)
-    return tuple(_stage(stage, members, reports.get(stage, Missing(no_counters)), roles) for stage, members in stages.items())
+    return tuple(
+        _stage(stage, members, reports.get(stage, Missing(no_counters)), roles, limits) for stage, members in stages.items()
+    )
 
 
-def _stage(stage: str, uses: Sequence[KernelUse], report: Maybe[CounterReport], roles: Maybe[CounterRoles]) -> StageKernels:
+def _stage(
+    stage: str, uses: Sequence[KernelUse], report: Maybe[CounterReport], roles: Maybe[CounterRoles], limits: RateLimits
+) -> StageKernels:
     why = _unusable(report, roles)
     joined = join(report.kernels if why is None and not isinstance(report, Missing) else (), uses)
     total = sum(use.total_ns for use in uses)
     groups: dict[str, list[KernelUse]] = defaultdict(list)
     for use in uses:
         groups[normal_name(use.name)].append(use)
-    rows = [_row(stage, name, group, total, joined, roles, why) for name, group in groups.items()]
+    rows = [replace(_row(stage, name, group, total, joined, roles, why), limits=limits) for name, group in groups.items()]
     rows.sort(key=lambda row: (-row.total_ns, row.name))
     variants = [variant for row in rows for variant in row.variants]
     return StageKernels(
@@ -201,6 +221,7 @@ def _stage(stage: str, uses: Sequence[KernelUse], report: Maybe[CounterReport], 
         unused=joined.unused,
         not_collected=() if why else _not_collected(joined, roles),
         notes=() if isinstance(report, Missing) else tuple(problem.what for problem in report.problems),
+        half_flops=why or _total(variants, "half_flops"),
     )
 
 
@@ -256,10 +277,11 @@ def _mean_call(joined: Joined, roles: CounterRoles) -> PerCall:
         dram_read_bytes=joined.counter(roles.dram_read_bytes),
         dram_write_bytes=joined.counter(roles.dram_write_bytes),
         time_ns=joined.counter(roles.time_ns),
-        sm_pct=joined.counter(roles.sm_pct),
-        dram_pct=joined.counter(roles.dram_pct),
-        occupancy_pct=joined.counter(roles.occupancy_pct),
+        sm_pct=possible_percentage(joined.counter(roles.sm_pct)),
+        dram_pct=possible_percentage(joined.counter(roles.dram_pct)),
+        occupancy_pct=possible_percentage(joined.counter(roles.occupancy_pct)),
         waves=joined.counter(WAVES),
+        half_flops=joined.mean(lambda sample: _flops(sample, roles.half_flops)),
     )
 
 
@@ -294,6 +316,7 @@ def _over_variants(variants: Sequence[Variant], none: Missing) -> Maybe[PerCall]
         dram_pct=mean("dram_pct", by_time=True),
         occupancy_pct=mean("occupancy_pct", by_time=True),
         waves=mean("waves", by_time=True),
+        half_flops=mean("half_flops"),
     )
 
 

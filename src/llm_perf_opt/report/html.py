@@ -14,6 +14,7 @@ from llm_perf_opt.report.chart_data import Roofline, Waterfall, roofline
 from llm_perf_opt.report.charts import icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
 from llm_perf_opt.report.environment import environment_rows
 from llm_perf_opt.report.html_tables import Column, HtmlTable
+from llm_perf_opt.report.kernel_remarks import stage_remarks
 from llm_perf_opt.report.page import Absent, Block, Card, Cards, Chart, Code, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.run_budget import FindingView, budget_of, findings_of
 from llm_perf_opt.report.run_tables import (
@@ -199,6 +200,7 @@ def _kernels(analysis: RunAnalysis) -> Section:
             blocks.append(Absent(f"Counters of {stage.stage}:", counted.why))
     if any(not isinstance(stage.counters, Missing) for stage in found.stages):
         blocks.append(Table(counters_table(found)))
+    blocks += [Words(f"{stage.stage}: {remark}", "foot") for stage in found.stages for remark in stage_remarks(stage)]
     blocks += [Words(f"Kernels of {stage} are from {source}.", "foot") for stage, source in found.sources.items()]
     blocks += [Words(note, "foot") for note in found.notes]
     return Section("kernel-list", "Kernels and counters", blocks)
