@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt import kernel_reading
+from llm_perf_opt.analysis.kernel_selection import Selection
 from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus
 from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.kernel_evidence import kernels_md, kernels_section
-from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.stages import Stage
 
 H200 = Path(__file__).parent / "fixtures" / "h200"
@@ -32,7 +33,14 @@ def with_timeline(folder: RunFolder, fixture: str, name: str = "nsys") -> None:
     folder.timeline_file(name).write_bytes(gzip.decompress((H200 / fixture).read_bytes()))
 
 
-def with_counters(folder: RunFolder) -> None:
+PASSED = '{"passed": true, "rows": [], "why": "every count is right"}'
+
+
+def with_counters(folder: RunFolder, verdict: str | None = PASSED) -> None:
+    if verdict is not None:
+        folder.update_pass(PassRecord("ncu_selftest", "complete"))
+        folder.selftest_file.parent.mkdir(exist_ok=True)
+        folder.selftest_file.write_text(verdict)
     folder.counters_file("ncu_decode").write_bytes(gzip.decompress((H200 / "ncu_decode_step_raw.csv.gz").read_bytes()))
 
 
@@ -100,6 +108,41 @@ def test_counters_are_not_believed_after_a_failed_self_test(tmp_path: Path) -> N
     (decode,) = found.stages
     assert isinstance(decode.counters, Missing)
     assert "self-test failed" in decode.counters.why
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [(None, "no self-test was run"), ("", "cannot be read"), ("{}", "cannot be read"), ("gone", "left no verdict")],
+)
+def test_without_a_verdict_counters_are_not_believed(tmp_path: Path, verdict: str | None, why: str) -> None:
+    folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    with_counters(folder, verdict)
+    if verdict == "gone":
+        folder.selftest_file.unlink()
+    found, regions = read_kernels(folder, None, NO_TIMES), read_regions(folder, {})
+    assert not isinstance(found, Missing)
+    counters = found.stages[0].counters
+    assert isinstance(counters, Missing)
+    assert why in counters.why
+    assert "Repeat the run" in counters.why
+    assert found.warnings == (f"T{counters.why[1:]}.",), "told before anything else, for the counters were read"
+    assert not isinstance(regions, Missing)
+    assert not any(region.counters for region in regions.groups[0].regions)
+    assert regions.notes == (f"Counters of decode: {counters}.",)
+
+
+def test_a_pass_that_counted_less_than_planned_is_a_warning(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    with_counters(folder)
+    for launches, warned in ((200, False), (400, True)):
+        plan = Selection("decode_step", "nsys", 2, (), 0.99, 0, launches, 3, 9, 1.0)
+        write_record(folder.selection_file("ncu_decode"), plan)
+        found = read_kernels(folder, None, NO_TIMES)
+        assert not isinstance(found, Missing)
+        assert any("Counted: 200 launches, joined to 100.0 %" in note for note in found.notes)
+        assert [f"200 of {launches} launches" in warning for warning in found.warnings] == ([True] if warned else [])
 
 
 def test_a_damaged_counter_table_costs_the_counters_only(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ class KernelEvidence:
     """What was chosen and left out, and what could not be read."""
     devices: Mapping[str, int] = field(default_factory=dict)
     """Stage → on how many devices its kernels ran."""
+    warnings: tuple[str, ...] = ()
+    """What a reader of any figure from counters must know first."""
 
     def on_several(self, stage: str) -> Missing | None:
         """Why a stage's work may not be held against the limits of one device, where that is so."""
