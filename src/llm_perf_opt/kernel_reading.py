@@ -88,7 +88,7 @@ def read_selftest(folder: RunFolder) -> Maybe[SelfTest]:
     if entry is None:
         return Missing("no self-test was run")
     if not folder.selftest_file.exists():
-        return Missing(f"the self-test is {entry.status}: {entry.why or 'it left no verdict'}")
+        return Missing(f"the self-test is {entry.status}: {entry.why}" if entry.why else "the self-test left no verdict")
     try:
         return read_record(folder.selftest_file, SelfTest)
     except ParseError as error:

@@ -78,6 +78,14 @@ def test_a_page_stays_small_whatever_the_trace_holds() -> None:
     assert len(run_page(replace(analysis, kernels=kernels), readings(), NONE).encode()) < MOST_BYTES
 
 
+def test_marks_of_kernels_stand_on_the_page_with_what_they_mean() -> None:
+    page = visible(run_page(full_analysis(), readings(), NONE))
+    assert " †" in page
+    assert "decode: † of" in page
+    assert "the duration under Nsight Compute differs by more than 25 %" in page
+    assert "packed half, MFLOP per call at most" in page
+
+
 def test_a_sweep_in_markdown_is_sound() -> None:
     rows = sweep_rows(sweep_entries("out of | <b>memory</b>\n# not a heading"))
     source = sweep_markdown(SweepReport("a|b", "now", ("llm-perf",), rows))
