@@ -48,10 +48,11 @@ def counted() -> dict[str, CounterReport]:
 
 
 def launch(name: str, grid: int, block: int = 128, **counters: float) -> CountedKernel:
-    """A sampled launch; `tensor`, `vector`, `read`, `write`, `time`, `sm` stand for their counters on Hopper."""
+    """A sampled launch; `tensor`, `vector`, `half`, `read`, `write`, `time`, `sm` stand for their counters on Hopper."""
     names = {
         "tensor": "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
         "vector": "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum",
+        "half": "smsp__sass_thread_inst_executed_op_hfma_pred_on.sum",
         "read": "dram__bytes_read.sum",
         "write": "dram__bytes_write.sum",
         "time": "gpu__time_duration.sum",

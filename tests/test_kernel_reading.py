@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt import kernel_reading
+from llm_perf_opt.analysis.kernel_selection import Selection
 from llm_perf_opt.kernel_reading import read_kernels
+from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus
 from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.kernel_evidence import kernels_md, kernels_section
-from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.stages import Stage
 
 H200 = Path(__file__).parent / "fixtures" / "h200"
@@ -31,7 +33,14 @@ def with_timeline(folder: RunFolder, fixture: str, name: str = "nsys") -> None:
     folder.timeline_file(name).write_bytes(gzip.decompress((H200 / fixture).read_bytes()))
 
 
-def with_counters(folder: RunFolder) -> None:
+PASSED = '{"passed": true, "rows": [], "why": "every count is right"}'
+
+
+def with_counters(folder: RunFolder, verdict: str | None = PASSED) -> None:
+    if verdict is not None:
+        folder.update_pass(PassRecord("ncu_selftest", "complete"))
+        folder.selftest_file.parent.mkdir(exist_ok=True)
+        folder.selftest_file.write_text(verdict)
     folder.counters_file("ncu_decode").write_bytes(gzip.decompress((H200 / "ncu_decode_step_raw.csv.gz").read_bytes()))
 
 
@@ -101,6 +110,41 @@ def test_counters_are_not_believed_after_a_failed_self_test(tmp_path: Path) -> N
     assert "self-test failed" in decode.counters.why
 
 
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [(None, "no self-test was run"), ("", "cannot be read"), ("{}", "cannot be read"), ("gone", "left no verdict")],
+)
+def test_without_a_verdict_counters_are_not_believed(tmp_path: Path, verdict: str | None, why: str) -> None:
+    folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    with_counters(folder, verdict)
+    if verdict == "gone":
+        folder.selftest_file.unlink()
+    found, regions = read_kernels(folder, None, NO_TIMES), read_regions(folder, {})
+    assert not isinstance(found, Missing)
+    counters = found.stages[0].counters
+    assert isinstance(counters, Missing)
+    assert why in counters.why
+    assert "Repeat the run" in counters.why
+    assert found.warnings == (f"T{counters.why[1:]}.",), "told before anything else, for the counters were read"
+    assert not isinstance(regions, Missing)
+    assert not any(region.counters for region in regions.groups[0].regions)
+    assert regions.notes == (f"Counters of decode: {counters}.",)
+
+
+def test_a_pass_that_counted_less_than_planned_is_a_warning(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    with_counters(folder)
+    for launches, warned in ((200, False), (400, True)):
+        plan = Selection("decode_step", "nsys", 2, (), 0.99, 0, launches, 3, 9, 1.0)
+        write_record(folder.selection_file("ncu_decode"), plan)
+        found = read_kernels(folder, None, NO_TIMES)
+        assert not isinstance(found, Missing)
+        assert any("Counted: 200 launches, joined to 100.0 %" in note for note in found.notes)
+        assert [f"200 of {launches} launches" in warning for warning in found.warnings] == ([True] if warned else [])
+
+
 def test_a_damaged_counter_table_costs_the_counters_only(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
     with_timeline(folder, "nsys_decode.sqlite.gz")
@@ -126,29 +170,57 @@ def test_regions_go_without_counters_that_cannot_be_believed(tmp_path: Path, dam
     assert not any(region.counters for group in found.groups for region in group.regions)
 
 
+def asked(folder: RunFolder, program: list[str], **collect: list[str]) -> None:
+    argv = build_ncu_cmd(Path("ncu"), Path("x"), program, **collect)  # type: ignore[arg-type]
+    folder.update_pass(PassRecord("ncu_decode", "complete", tuple(argv)))
+
+
+def shown(folder: RunFolder) -> set[str]:
+    found = read_regions(folder, {})
+    assert not isinstance(found, Missing)
+    return {value.counter for region in found.groups[0].regions for value in region.counters}
+
+
 def test_regions_show_every_counter_of_a_section(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
     with_timeline(folder, "nsys_decode.sqlite.gz")
     with_counters(folder)
-    argv = ("ncu", "--metrics", "gpu__time_duration.sum", "--section", "SpeedOfLight", "-o", "x")
-    folder.update_pass(PassRecord("ncu_decode", "complete", argv))
-    found = read_regions(folder, {})
+    asked(folder, ["x"], metrics=["gpu__time_duration.sum"], sections=["SpeedOfLight"])
+    assert len(shown(folder)) > 1
+    asked(folder, ["x", "--section", "one", "--metrics", "lts__t_bytes.sum"], metrics=["gpu__time_duration.sum"])
+    assert shown(folder) == {"gpu__time_duration.sum"}, "a program's own arguments are not the tool's"
+
+
+def test_a_stage_has_the_same_coverage_and_work_on_both_pages(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, torch="complete", ncu_prefill="complete", ncu_decode="complete")
+    shutil.copy(H200 / "torch_trace.json.gz", folder.torch_trace_file)
+    with_counters(folder)
+    folder.counters_file("ncu_prefill").write_bytes(gzip.decompress((H200 / "ncu_prefill_aborted_raw.csv.gz").read_bytes()))
+    kernels, found = read_kernels(folder, None, NO_TIMES), read_regions(folder, {})
+    assert not isinstance(kernels, Missing)
     assert not isinstance(found, Missing)
-    assert len({value.counter for region in found.groups[0].regions for value in region.counters}) > 1
+    regions = {region.path[-1].rpartition("@")[2]: region for region in found.groups[0].regions}
+    for stage, name in zip(kernels.stages, ("prefill", "decode_step"), strict=True):
+        values = {value.counter: value for value in regions[name].counters}
+        read, written = values["dram__bytes_read.sum"], values["dram__bytes_write.sum"]
+        assert read.covered_ns / regions[name].kernel_ns == pytest.approx(stage.counters)
+        assert read.by_name_ns / regions[name].kernel_ns == pytest.approx(stage.by_name)
+        assert not isinstance(read.value, Missing)
+        assert not isinstance(written.value, Missing)
+        assert read.value + written.value == pytest.approx(stage.dram_bytes)
 
 
 def test_regions_show_the_counters_that_were_asked_for(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
     with_timeline(folder, "nsys_decode.sqlite.gz")
     with_counters(folder)
-    argv = ("ncu", "--metrics", "dram__bytes_read.sum,gpu__time_duration.sum", "-o", "x")
-    folder.update_pass(PassRecord("ncu_decode", "complete", argv))
+    asked(folder, ["x"], metrics=["dram__bytes_read.sum", "gpu__time_duration.sum", "lost__by_the_tool.sum"])
     found = read_regions(folder, {})
     assert not isinstance(found, Missing)
-    (group,) = found.groups
-    assert {value.counter for region in group.regions for value in region.counters} <= {
-        "dram__bytes_read.sum", "gpu__time_duration.sum",
-    }  # fmt: skip
+    values = {value.counter: value for value in found.groups[0].regions[0].counters}
+    assert set(values) == {"dram__bytes_read.sum", "gpu__time_duration.sum", "lost__by_the_tool.sum"}
+    assert isinstance(values["lost__by_the_tool.sum"].value, Missing), "asked for and not had: said, not left out"
+    assert values["dram__bytes_read.sum"].unit == "byte"
     filtered = {"profiling": {"regions": {"include": [], "exclude": ["decode_step"], "kernels_include": [],
                                           "kernels_exclude": ["*gemv*"], "aggregate": True}}}  # fmt: skip
     found = read_regions(folder, filtered)

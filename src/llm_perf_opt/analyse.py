@@ -189,7 +189,7 @@ def _counter_warnings(kernels: Maybe[KernelEvidence], impossible: ImplausibleErr
     found = [f"{impossible.fact} {impossible.remedy}"] if impossible else []
     if not isinstance(kernels, Missing) and not isinstance(kernels.selftest, Missing) and not kernels.selftest.passed:
         found.append(f"The counters are not believed: {kernels.selftest.why}.")
-    return found
+    return [*found, *(() if isinstance(kernels, Missing) else kernels.warnings)]
 
 
 def _no_samples(manifest: Manifest, trace: Maybe[TraceAnalysis]) -> list[str]:

@@ -1,17 +1,20 @@
 """What is said of a user's own program: how it ran, its kernels with their counters, its NVTX regions."""
 
+import shlex
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.counter_selftest import SelfTest
-from llm_perf_opt.analysis.kernel_evidence import uses_of
+from llm_perf_opt.analysis.hardware import hardware_of_device
+from llm_perf_opt.analysis.kernel_evidence import PROGRAM, uses_of
 from llm_perf_opt.analysis.kernel_selection import Launch
 from llm_perf_opt.analysis.kernel_table import StageKernels, kernel_table
 from llm_perf_opt.analysis.projection import project
+from llm_perf_opt.analysis.rate_limits import limits_of
 from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.stage_launches import all_launches
 from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
-from llm_perf_opt.kernel_reading import believed_counters, read_selftest, selection_notes
+from llm_perf_opt.kernel_reading import believed_counters, read_selftest, what_was_counted
 from llm_perf_opt.kernel_records import CounterReport
 from llm_perf_opt.records import Manifest, Maybe, Missing
 from llm_perf_opt.region_reading import read_regions
@@ -20,9 +23,6 @@ from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.text import escape, table
 from llm_perf_opt.run_folder import RunFolder, read_values, write_record, write_whole
 from llm_perf_opt.timelines import Timeline, timelines
-
-PROGRAM = "program"
-"""The one stage of a program that has none."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,22 @@ class ProgramAnalysis:
     selftest: Maybe[SelfTest]
     notes: tuple[str, ...] = ()
     """What was counted and what was left out."""
+    warnings: tuple[str, ...] = ()
 
 
 def analyse_program(folder: RunFolder) -> ProgramAnalysis:
     """From what the passes left."""
+    report = believed_counters(folder, "ncu")
+    kernels = _kernels(folder, report)
+    joined = kernels if isinstance(kernels, Missing) else next(stage.counters for stage in kernels)
+    counted = what_was_counted(folder, "ncu", PROGRAM, report, joined)
     return ProgramAnalysis(
         folder.manifest(),
-        _kernels(folder),
+        kernels,
         read_regions(folder, read_values(folder.config_file)),
         read_selftest(folder),
-        tuple(selection_notes(folder, "ncu", PROGRAM)),
+        counted.notes,
+        counted.warnings,
     )
 
 
@@ -74,7 +80,8 @@ def program_page(found: ProgramAnalysis) -> str:
     words = f"n/a: {escape(regions.why)}" if isinstance(regions, Missing) else "See regions.md."
     return "\n".join(
         [
-            f"# {escape(' '.join(found.manifest.command))}\n",
+            f"# {escape(shlex.join(found.manifest.command))}\n",
+            *[f"**Warning:** {escape(warning)}\n" for warning in found.warnings],
             table(["pass", "status", "tool", "took", "note"], rows, "lllrl"),
             "The time of `program` is the program's own, start and end of its process included. Below a tool it takes longer.\n",
             top_kernels_section(found.kernels) + _notes(found),
@@ -87,22 +94,23 @@ def _notes(found: ProgramAnalysis) -> str:
     return "".join(f"\n- {escape(note)}" for note in found.notes) + "\n"
 
 
-def _kernels(folder: RunFolder) -> Maybe[tuple[StageKernels, ...]]:
+def _kernels(folder: RunFolder, report: Maybe[CounterReport]) -> Maybe[tuple[StageKernels, ...]]:
     reasons = []
     for timeline in timelines(folder):
         if isinstance(timeline, Timeline):
             launches = all_launches(timeline.trace, project(timeline.trace))
             if launches:
-                return _joined(folder, launches)
+                return _joined(report, launches)
             reasons.append(f"{timeline.source} recorded no kernel")
         else:
             reasons.append(timeline.why)
     return Missing("; ".join(reasons) or "no pass recorded a timeline")
 
 
-def _joined(folder: RunFolder, launches: list[Launch]) -> tuple[StageKernels, ...]:
-    report = believed_counters(folder, "ncu")
-    return kernel_table(uses_of(PROGRAM, launches), {PROGRAM: report}, _roles(report))
+def _joined(report: Maybe[CounterReport], launches: list[Launch]) -> tuple[StageKernels, ...]:
+    device = "" if isinstance(report, Missing) else report.facts.get("device_name", "")
+    limits = limits_of(hardware_of_device(device))
+    return kernel_table(uses_of(PROGRAM, launches), {PROGRAM: report}, _roles(report), limits=limits)
 
 
 def _roles(report: Maybe[CounterReport]) -> Maybe[CounterRoles]:

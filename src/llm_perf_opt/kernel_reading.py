@@ -1,12 +1,17 @@
 """Reads what a run holds of its kernels: timelines, counters, the counters' self-test. Works on any machine."""
 
+from dataclasses import dataclass
+
 from llm_perf_opt.analysis.counter_selftest import SelfTest
 from llm_perf_opt.analysis.device_limits import devices_of
 from llm_perf_opt.analysis.efficiency import Efficiency
+from llm_perf_opt.analysis.hardware import hardware_of_device
 from llm_perf_opt.analysis.kernel_evidence import STAGES, KernelEvidence, hfus_of, uses_of
 from llm_perf_opt.analysis.kernel_selection import Launch, Selection
 from llm_perf_opt.analysis.kernel_table import kernel_table
+from llm_perf_opt.analysis.planned_counters import outcome
 from llm_perf_opt.analysis.projection import project
+from llm_perf_opt.analysis.rate_limits import RateLimits, limits_of
 from llm_perf_opt.analysis.stage_launches import stage_launches
 from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
@@ -20,6 +25,7 @@ from llm_perf_opt.timelines import Timeline, timelines
 
 _SELFTEST = "ncu_selftest"
 _UNTIMED = Missing("no iteration was measured")
+_TEST_AGAIN = "Repeat the run: whenever counters are read, work of known size is counted first"
 
 
 def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Maybe[Efficiency]) -> Maybe[KernelEvidence]:
@@ -29,13 +35,17 @@ def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Ma
         return Missing("; ".join(why) or "the run was asked for without a pass that records kernels")
     reports = {stage: believed_counters(folder, f"ncu_{stage}") for stage in launches}
     uses = [use for stage, members in launches.items() for use in uses_of(stage, members)]
-    stages = kernel_table(uses, reports, _roles(reports, timings))
+    stages = kernel_table(uses, reports, _roles(reports, timings), limits=_limits(reports, timings, efficiency))
     steps = len({launch.step for launch in launches.get("decode", [])})
-    notes = [*why, *(note for stage in launches for note in selection_notes(folder, f"ncu_{stage}", stage))]
+    counted = [
+        what_was_counted(folder, f"ncu_{stage.stage}", stage.stage, reports[stage.stage], stage.counters) for stage in stages
+    ]
+    notes = [*why, *(note for one in counted for note in one.notes)]
+    warnings = tuple(dict.fromkeys(warning for one in counted for warning in one.warnings))
     devices = {stage: len({launch.device for launch in members}) for stage, members in launches.items()}
     hfus = hfus_of(stages, steps, timings, efficiency, devices)
     sharing = devices_of(timings or _UNTIMED)
-    return KernelEvidence(sources, steps, stages, hfus, read_selftest(folder), tuple(notes), devices, sharing)
+    return KernelEvidence(sources, steps, stages, hfus, read_selftest(folder), tuple(notes), devices, sharing, warnings)
 
 
 def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str], list[str]]:
@@ -77,7 +87,7 @@ def read_selftest(folder: RunFolder) -> Maybe[SelfTest]:
     if entry is None:
         return Missing("no self-test was run")
     if not folder.selftest_file.exists():
-        return Missing(f"the self-test is {entry.status}: {entry.why or 'it left no verdict'}")
+        return Missing(f"the self-test is {entry.status}: {entry.why}" if entry.why else "the self-test left no verdict")
     try:
         return read_record(folder.selftest_file, SelfTest)
     except ParseError as error:
@@ -94,6 +104,8 @@ def believed_counters(folder: RunFolder, name: str) -> Maybe[CounterReport]:
         return selftest.doubt
     if not folder.counters_file(name).exists():
         return Missing(f"{name} is {entry.status}: {entry.why or 'it left no counters'}")
+    if isinstance(selftest, Missing):
+        return Missing(f"the counters are not used, for nothing says that they are right: {selftest.why}. {_TEST_AGAIN}")
     try:
         return read_ncu(folder.counters_file(name))
     except ParseError as error:
@@ -110,18 +122,35 @@ def _roles(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | Non
     return Missing("no counters were read")
 
 
-def selection_notes(folder: RunFolder, name: str, stage: str) -> list[str]:
-    """What a pass of Nsight Compute was told to count in a stage, and what was left out."""
+def _limits(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | None, efficiency: Maybe[Efficiency]) -> RateLimits:
+    """Of the device that the counters are of."""
+    names = [report.facts.get("device_name", "") for report in reports.values() if not isinstance(report, Missing)]
+    name = next((name for name in names if name), timings.model.device_name if timings else "")
+    roofs = () if isinstance(efficiency, Missing) else efficiency.roofs
+    return limits_of(hardware_of_device(name), next((roof for roof in roofs if roof.name == "datasheet"), None))
+
+
+@dataclass(frozen=True)
+class WhatWasCounted:
+    """What is to be said of a pass of Nsight Compute."""
+
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Counters that were read and are not used for want of a verdict; less counted than planned."""
+
+
+def what_was_counted(
+    folder: RunFolder, name: str, stage: str, report: Maybe[CounterReport], joined: Maybe[float]
+) -> WhatWasCounted:
+    """What a pass was told to count in a stage, what it counted (`joined`: the share of the stage's time), what was left out."""
+    untested = (f"{report.why[0].upper()}{report.why[1:]}.",) if isinstance(report, Missing) and _TEST_AGAIN in report.why else ()
     path = folder.selection_file(name)
     if not path.exists():
-        return []
+        return WhatWasCounted((), untested)
     try:
         chosen = read_record(path, Selection)
     except ParseError as error:
-        return [error.fact]
-    launches = f"{chosen.launch_count} launches" + (f" of step {chosen.step}" if chosen.step else "")
-    words = (
-        f"Counters of {stage}: {len(chosen.kernels)} functions, chosen from {chosen.source}; {launches}, "
-        f"which stand for {chosen.coverage:.0%} of its kernel time."
-    )
-    return [words, *chosen.notes]
+        return WhatWasCounted((error.fact,), untested)
+    launches: Maybe[int] = report if isinstance(report, Missing) else len(report.kernels)
+    found = outcome(chosen, stage, launches, joined)
+    return WhatWasCounted((found.note, *chosen.notes), (*untested, *([found.warning] if found.warning else [])))

@@ -1,24 +1,27 @@
 """The NVTX regions of a run, from its best timeline, with the counters that were read."""
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from llm_perf_opt.analysis.kernel_names import normal_name
+from llm_perf_opt.analysis.kernel_evidence import PROGRAM, STAGES
 from llm_perf_opt.analysis.patterns import Selection
+from llm_perf_opt.analysis.projection import NONE, Projection, project, step_of_work
+from llm_perf_opt.analysis.region_counters import CountedStage
 from llm_perf_opt.analysis.region_records import RegionReport
 from llm_perf_opt.analysis.regions import RegionOptions, regions
 from llm_perf_opt.config import RegionsConfig
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.events import Trace
 from llm_perf_opt.kernel_reading import believed_counters
-from llm_perf_opt.kernel_records import CountedKernel
+from llm_perf_opt.profiling.vendor.ncu import asked_counters
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.run_folder import RunFolder
 from llm_perf_opt.timelines import Timeline, timelines
 
-Variant = tuple[str, int, int]
+_COUNTING = (*(f"ncu_{stage}" for stage in STAGES), "ncu")
+"""The passes whose counters are of the program itself."""
 
 
 def read_regions(folder: RunFolder, config: dict[str, Any]) -> Maybe[RegionReport]:
@@ -26,11 +29,16 @@ def read_regions(folder: RunFolder, config: dict[str, Any]) -> Maybe[RegionRepor
     why = []
     for timeline in timelines(folder):
         if isinstance(timeline, Timeline):
-            counters = _counters(folder)
-            options = replace(_options(config), counters=_shown(folder, counters))
-            return regions(timeline.trace, options, counters, normal_name)
+            return _report(folder, timeline.trace, _options(config))
         why.append(timeline.why)
     return Missing("; ".join(why) or "the run was asked for without a pass that records a timeline")
+
+
+def _report(folder: RunFolder, trace: Trace, options: RegionOptions) -> RegionReport:
+    projection = project(trace)
+    counted, notes = _counted(folder, trace, projection)
+    shown = _shown(folder, counted)
+    return replace(regions(trace, replace(options, counters=shown), counted, projection), notes=tuple(notes))
 
 
 def _options(config: dict[str, Any]) -> RegionOptions:
@@ -50,33 +58,34 @@ def _options(config: dict[str, Any]) -> RegionOptions:
     )
 
 
-def _shown(folder: RunFolder, counters: dict[Variant, dict[str, float]]) -> tuple[str, ...]:
-    """The counters that were asked for; the tool's table holds every other form of them too. Of a section's, all there are."""
-    there = {name for values in counters.values() for name in values}
-    argv = [word for entry in folder.manifest().passes if entry.name.startswith("ncu") for word in entry.argv]
-    if "--section" in argv:  # which counters a section holds, only the tool knows
-        return tuple(sorted(there))
-    asked = {name for before, words in itertools.pairwise(argv) if before == "--metrics" for name in words.split(",")}
-    return tuple(sorted(there & asked or there))
-
-
-def _counters(folder: RunFolder) -> dict[Variant, dict[str, float]]:
-    """Kernel and launch size → the mean of what was counted of it."""
-    counted: dict[Variant, list[CountedKernel]] = {}
-    for name in ("ncu_prefill", "ncu_decode", "ncu"):
+def _counted(folder: RunFolder, trace: Trace, projection: Projection) -> tuple[list[CountedStage], list[str]]:
+    """What was counted in each stage, with the kernels of the trace that it stands for; and why a stage has none."""
+    inside = {f"ncu_{name}": (name, step_of_work(trace, projection, stage) != NONE) for name, stage in STAGES.items()}
+    inside["ncu"] = (PROGRAM, projection.call_of_work != NONE)
+    found: list[CountedStage] = []
+    notes: list[str] = []
+    for name, (stage, work) in inside.items():
+        if folder.manifest().pass_named(name) is None:
+            continue
         report = believed_counters(folder, name)
-        if isinstance(report, Missing) or not report.complete:
-            continue  # kernels.md says why
-        for kernel in report.kernels:
-            grid, block = (size[0] * size[1] * size[2] for size in (kernel.grid, kernel.block))
-            counted.setdefault((normal_name(kernel.name), grid, block), []).append(kernel)
-    return {variant: _means(kernels) for variant, kernels in counted.items()}
+        fatal = None if isinstance(report, Missing) else next((one for one in report.problems if one.fatal), None)
+        if isinstance(report, Missing):
+            notes.append(f"Counters of {stage}: {report}.")
+        elif fatal is not None:
+            notes.append(f"Counters of {stage}: n/a: they cannot be believed: {fatal.what}")
+        else:
+            found.append(CountedStage(stage, work, report.kernels, report.units))
+    return found, notes
 
 
-def _means(kernels: list[CountedKernel]) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
-    for kernel in kernels:
-        for name, value in kernel.counters.items():
-            if not isinstance(value, Missing) and "." in name:  # without a suffix it is a fact of the device or the launch
-                values.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in values.items()}
+def _shown(folder: RunFolder, counted: list[CountedStage]) -> tuple[str, ...]:
+    """The counters that were asked for, had or not; the tool's table holds every other form of them too. Of a section's, all."""
+    if not counted:
+        return ()
+    entries = [folder.manifest().pass_named(name) for name in _COUNTING]
+    asked = [asked_counters(entry.argv) for entry in entries if entry is not None]
+    names = {name for one in asked for name in one.metrics}
+    if any(one.whole_groups for one in asked):
+        # without a suffix it is a fact of the device or the launch
+        names |= {name for stage in counted for kernel in stage.kernels for name in kernel.counters if "." in name}
+    return tuple(sorted(names))

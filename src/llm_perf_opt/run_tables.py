@@ -28,7 +28,8 @@ _TYPES = {
     "budget": "stage text, key text, label text, ns bigint, share double, units bigint, wall_ns bigint",
     "parts": "stage text, part text, pieces bigint, time_ns bigint",
     "counters": "stage text, name text, calls bigint, total_ns bigint, share double, tensor_flops double, vector_flops double, "
-    "dram_read_bytes double, dram_write_bytes double, sm_pct double, dram_pct double, occupancy_pct double, waves double",
+    "half_flops double, dram_read_bytes double, dram_write_bytes double, sm_pct double, dram_pct double, occupancy_pct double, "
+    "waves double",
     "samples": "at_ns bigint, power_mw bigint, sm_clock_mhz bigint, memory_clock_mhz bigint, temperature_c bigint, "
     "gpu_utilisation_pct bigint, memory_used_bytes bigint, throttle_bits bigint, energy_mj bigint",
 }

@@ -22,11 +22,11 @@ def stage_of(*kernels: CountedKernel) -> StageKernels:
 
 
 def everything(**counters: float) -> dict[str, float]:
-    return {**dict.fromkeys((*HOPPER.tensor_flops, *HOPPER.vector_flops), 0.0), **counters}
+    return {**dict.fromkeys((*HOPPER.tensor_flops, *HOPPER.vector_flops, *HOPPER.half_flops), 0.0), **counters}
 
 
-def whole(name: str, flops: float) -> CountedKernel:
-    kernel = launch(name, 1)
+def whole(name: str, flops: float, grid: int = 1) -> CountedKernel:
+    kernel = launch(name, grid)
     kernel.counters.update(everything(**{"sm__ops_path_tensor_src_bf16_dst_fp32.sum": flops}))
     return kernel
 
@@ -46,8 +46,19 @@ def test_what_was_not_counted_makes_it_a_lower_bound() -> None:
     assert kinds.sign == "≥"
 
 
+def test_packed_half_precision_is_left_out_and_makes_it_a_lower_bound() -> None:
+    moving = whole("g", 60.0)
+    moving.counters["smsp__sass_thread_inst_executed_op_hfma_pred_on.sum"] = 10.0
+    stage = stage_of(whole("f", 10.0), moving)
+    found = stage_hfu(stage, (Roof("datasheet", "", 100.0, 1.0),), 2.0, 50.0)
+    sheet = dict(found.against)["datasheet"]
+    assert not isinstance(sheet, Missing)
+    assert (sheet.share, sheet.executed_flops, sheet.sign) == (0.5, 100.0, "≥")
+    assert found.half_flops == stage.half_flops == 40.0
+
+
 def test_another_grid_makes_it_an_estimate() -> None:
-    found = hfu(stage_of(whole("f", 10.0), launch("g", 7, tensor=60)), "datasheet", 2.0, 100.0)
+    found = hfu(stage_of(whole("f", 10.0), whole("g", 60.0, grid=7)), "datasheet", 2.0, 100.0)
     assert not isinstance(found, Missing)
     assert found.sign == "≈"
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kernel_fixtures import counted, launch, report_of, traced_uses
 from llm_perf_opt.analysis.kernel_table import StageKernels, kernel_table
+from llm_perf_opt.analysis.rate_limits import NO_LIMITS, RateLimits
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.kernel_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.records import Maybe, Missing
@@ -115,6 +116,27 @@ def test_counters_that_were_not_asked_for_are_named() -> None:
     stage = one_stage([use("f", 1, 1, 50)], report_of(launch("f", 1, tensor=5)))
     assert "sm__ops_path_tensor_src_fp8.sum" in stage.not_collected
     assert "sm__ops_path_tensor_src_bf16_dst_fp32.sum" not in stage.not_collected
+
+
+def test_a_copy_that_moves_constants_computes_nothing() -> None:
+    """Counted on an H200: CatArrayBatchedCopy issues HFMA2 and not one other FLOP."""
+    stage = one_stage([use("copy", 1, 2, 1_000)], report_of(launch("copy", 1, tensor=0, vector=0, half=50, read=100, write=100)))
+    (row,) = stage.rows
+    assert not isinstance(row.per_call, Missing)
+    assert (row.per_call.flops, row.flops_per_s, row.flops_per_byte, stage.flops) == (0, 0, 0, 0)
+    assert (row.per_call.half_flops, stage.half_flops) == (200, 400)
+
+
+def test_no_rate_and_no_share_is_above_what_the_device_can() -> None:
+    sampled = launch("f", 1, tensor=1_000, read=500, write=0, sm=100.2)
+    report = {"decode": report_of(sampled)}
+    for limits, known in ((RateLimits(1e9, 5e8), True), (RateLimits(0.9e9, 4.9e8), False), (NO_LIMITS, True)):
+        (stage,) = kernel_table([use("f", 1, 1, 1_000)], report, HOPPER, limits=limits)
+        (row,) = stage.rows
+        assert isinstance(row.flops_per_s, float) is known
+        assert isinstance(row.bytes_per_s, float) is known
+        assert not isinstance(row.per_call, Missing)
+        assert isinstance(row.per_call.sm_pct, Missing)
 
 
 def test_without_counters_everything_says_why() -> None:

@@ -9,14 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_fixtures import launch
 from llm_perf_opt.analysis.intervals import union_ns
 from llm_perf_opt.analysis.patterns import Selection
-from llm_perf_opt.analysis.projection import NONE, project
-from llm_perf_opt.analysis.region_counters import how_combined
+from llm_perf_opt.analysis.projection import NONE, project, step_of_work
+from llm_perf_opt.analysis.region_counters import CountedStage, how_combined
 from llm_perf_opt.analysis.region_records import KernelTime, Region, RegionGroup, RegionReport, Rest
 from llm_perf_opt.analysis.regions import MOST_REGIONS, RegionOptions, regions
 from llm_perf_opt.events import RangeKind, Trace, TraceProblem, WorkKind
+from llm_perf_opt.kernel_records import CountedKernel
 from llm_perf_opt.records import Missing
+from llm_perf_opt.stages import Stage
 from traces import Builder
 
 
@@ -129,29 +132,64 @@ def test_an_incomplete_trace_is_not_summed() -> None:
     assert (report.complete, report.groups, report.problems) == (False, (), (lost,))
 
 
+BYTES, PERCENT = "dram__bytes_read.sum", "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+
+
+def counted_in(trace: Trace, stage: Stage, *kernels: CountedKernel) -> CountedStage:
+    return CountedStage(stage.value, step_of_work(trace, project(trace), stage) != NONE, kernels, {BYTES: "byte"})
+
+
 def test_counters_are_joined_by_kernel_variant_and_say_what_they_cover() -> None:
-    counters = {
-        ("gemm", 8, 32): {"dram__bytes.sum": 1000.0, "sm__throughput.avg.pct_of_peak_sustained_elapsed": 40.0},
-        ("gemm", 64, 32): {"dram__bytes.sum": 9000.0, "sm__throughput.avg.pct_of_peak_sustained_elapsed": 80.0},
-    }
-    found = by_path(only(regions(request().trace(), counters=counters)))
+    trace = request().trace()
+    counters = [
+        counted_in(trace, Stage.PREFILL, launch("gemm", 64, 32, read=9000, sm=80)),
+        counted_in(trace, Stage.DECODE_STEP, launch("gemm", 8, 32, read=1000, sm=40)),
+    ]
+    found = by_path(only(regions(trace, counters=counters)))
     total, throughput = found["profile"].counters
-    assert (total.counter, total.value, total.how, total.covered_ns) == ("dram__bytes.sum", 11000.0, "sum", 120)
+    assert (total.counter, total.value, total.how, total.covered_ns) == (BYTES, 11000.0, "sum", 120)
+    assert (total.unit, total.by_name_ns) == ("byte", 0)
     assert throughput.value == pytest.approx((80 * 100 + 40 * 20) / 120)
     assert throughput.how == "mean by kernel time"
     assert found["profile/decode/decode_step"].counters[0].value == 2000.0
 
 
+def test_what_was_counted_in_prefill_never_stands_for_decode() -> None:
+    made = request()
+    made.launch(130, 240, 250, "norm")  # in prefill, in the launch size that decode has too
+    trace = made.trace()
+    counters = [
+        counted_in(trace, Stage.PREFILL, launch("norm", 1, 32, read=500)),
+        counted_in(trace, Stage.DECODE_STEP, launch("gemm", 8, 32, read=1000)),
+    ]
+    found = by_path(only(regions(trace, counters=counters)))
+    prefill, decode, whole = (found[path].counters[0] for path in ("profile/prefill", "profile/decode", "profile"))
+    assert (prefill.value, prefill.covered_ns) == (500.0, 10)
+    assert (decode.value, decode.covered_ns) == (2000.0, 20)
+    assert (whole.value, whole.covered_ns) == (2500.0, 30)
+
+
+def test_launches_with_another_grid_stand_in_and_are_told_apart() -> None:
+    trace = request().trace()
+    counters = [counted_in(trace, Stage.DECODE_STEP, launch("gemm", 4, 32, read=100))]
+    value = by_path(only(regions(trace, counters=counters)))["profile/decode"].counters[0]
+    assert (value.value, value.covered_ns, value.by_name_ns) == (200.0, 20, 20)
+
+
 def test_a_counter_nobody_took_is_missing_and_not_zero() -> None:
     options = RegionOptions(counters=("lts__t_bytes.sum",))
-    value = by_path(only(regions(request().trace(), options, counters={})))["profile"].counters[0].value
+    value = by_path(only(regions(request().trace(), options)))["profile"].counters[0].value
     assert isinstance(value, Missing)
 
 
-def test_names_are_spelled_as_the_counters_spell_them() -> None:
-    counters = {("GEMM", 64, 32): {"a.sum": 5.0}}
-    found = by_path(only(regions(request().trace(), counters=counters, name_key=str.upper)))
-    assert found["profile/prefill"].counters[0].value == 5.0
+def test_a_counter_without_a_value_in_any_launch_stays_and_says_why() -> None:
+    trace = request().trace()
+    lost = launch("gemm", 8, 32, sm=40)
+    lost.counters[BYTES] = Missing("the tool says n/a")
+    options = RegionOptions(counters=(BYTES, "gone.sum", PERCENT))
+    found = by_path(only(regions(trace, options, [counted_in(trace, Stage.DECODE_STEP, lost)])))["profile/decode"].counters
+    assert [value.value for value in found] == [Missing("the tool says n/a"), Missing("the counter was not collected"), 40.0]
+    assert [value.covered_ns for value in found] == [0, 0, 20]
 
 
 def test_how_counters_are_combined() -> None:
@@ -200,7 +238,7 @@ def test_a_very_deep_nest_is_cut() -> None:
 
 
 def test_the_record_goes_through_json() -> None:
-    report = regions(request().trace(), RegionOptions(counters=("x.sum",)), counters={})
+    report = regions(request().trace(), RegionOptions(counters=("x.sum",)))
     assert msgspec.json.decode(msgspec.json.encode(report), type=RegionReport) == report
 
 

@@ -46,7 +46,9 @@ def test_every_top_level_tensor_source_has_its_place(chip: str) -> None:
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_factors_are_one_for_an_operation_and_two_for_a_fused_one_times_the_lanes(chip: str) -> None:
-    for name, flops in roles(chip).vector_flops.items():
+    assert not any("_op_h" in name for name in roles(chip).vector_flops), "half precision is an upper bound and stays apart"
+    assert all("_op_h" in name for name in roles(chip).half_flops)
+    for name, flops in {**roles(chip).vector_flops, **roles(chip).half_flops}.items():
         operation = name.split("_op_")[1].split("_")[0]
         lanes = 2 if operation.startswith("h") or operation.endswith("2") else 1
         assert flops == lanes * (2 if "fma" in operation else 1), name

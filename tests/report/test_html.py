@@ -111,6 +111,14 @@ def test_a_sweep_with_one_new_token_shows_what_there_is_and_why_no_more() -> Non
     assert chart["layout"]["xaxis"]["anchor"] == "y"
 
 
+def test_marks_of_kernels_stand_on_the_page_with_what_they_mean() -> None:
+    page = visible(run_page(full_analysis(), readings(), NONE))
+    assert " †" in page
+    assert "decode: † of" in page
+    assert "the duration under Nsight Compute differs by more than 25 %" in page
+    assert "packed half, MFLOP per call at most" in page
+
+
 def test_a_sweep_in_markdown_is_sound() -> None:
     rows = sweep_rows(sweep_entries("out of | <b>memory</b>\n# not a heading"))
     source = sweep_markdown(SweepReport("a|b", "now", ("llm-perf",), rows, "sweeps/x"))

@@ -7,11 +7,13 @@ from llm_perf_opt.analysis.counter_selftest import KnownCopy, KnownGemm, KnownWo
 from llm_perf_opt.analysis.efficiency import Roof
 from llm_perf_opt.analysis.hfu import stage_hfu
 from llm_perf_opt.analysis.kernel_table import StageKernels, kernel_table
+from llm_perf_opt.analysis.rate_limits import RateLimits
 from llm_perf_opt.counters.roles import roles
-from llm_perf_opt.kernel_records import KernelUse
+from llm_perf_opt.kernel_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.parsers.ncu_csv import read_ncu
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
+from llm_perf_opt.report.text import escape
 
 HOPPER = roles("gh100")
 ROOFS = (Roof("datasheet", "", 989e12, 4.8e12), Roof("measured", "", Missing("not measured"), Missing("not measured")))
@@ -42,13 +44,13 @@ def test_the_page_shows_every_kernel_with_its_counters(stages: tuple[StageKernel
     assert "of it by name, from launches with another grid" in page
     assert "| prefill | ≥ 4.31 % | n/a" in page
     assert "× 1.048" in page
-    assert "n/a (b): no clean pass" in page
+    assert "n/a (c): no clean pass" in page
     head = next(row for row in rows if "384x8" in row[1] and row[2] == "8")
-    assert head[8:10] == ["34.94", "4,449"]
+    assert head[10:12] == ["34.94", "4,449"]
     assert "† of " in page
-    assert "`sm__ops_path_tensor_src_fp8.sum`" in page
+    assert escape("sm__ops_path_tensor_src_fp8.sum") in page
     widths = {len(row) for row in rows}
-    assert widths == {16}
+    assert widths == {18}
 
 
 def test_names_are_data(stages: tuple[StageKernels, ...]) -> None:
@@ -56,7 +58,7 @@ def test_names_are_data(stages: tuple[StageKernels, ...]) -> None:
     page = kernels_page(kernel_table([nasty], {}, HOPPER))
     assert "<script>" not in page.replace("\\<script", "")
     assert "\n# big" not in page
-    assert {len(row) for row in tables(page) if row[0].strip().isdigit()} == {16}
+    assert {len(row) for row in tables(page) if row[0].strip().isdigit()} == {18}
     assert all("<" not in line.replace("\\<", "") for line in kernels_page(stages).splitlines())
 
 
@@ -89,3 +91,40 @@ def test_a_failed_self_test_is_loud() -> None:
     page = kernels_page(kernel_table(traced_uses(), {"decode": failed.doubt or Missing("")}, HOPPER), (), failed)
     assert "self-test **failed**, so no counter below is used" in page
     assert "the counter self-test failed" in page
+
+
+def test_both_pages_mark_what_ran_under_other_conditions_and_what_may_be_no_work() -> None:
+    uses = [KernelUse("decode", "add", 1, 128, 1, 4_110), KernelUse("decode", "gemm", 1, 128, 1, 9_000)]
+    sampled = [
+        launch("add", 1, read=10_000_000, write=5_000_000, time=7_680, tensor=0, vector=0, half=250_000, sm=12.2),
+        launch("gemm", 1, read=1_000, write=0, time=9_100, tensor=10**9, vector=0, half=0, sm=50),
+    ]
+    stages = kernel_table(uses, {"decode": report_of(*sampled)}, HOPPER)
+    for page in (kernels_page(stages), top_kernels_section(stages)):
+        (add,) = [line for line in page.splitlines() if line.startswith("| add") or " | add |" in line]
+        (gemm,) = [line for line in page.splitlines() if line.startswith("| gemm") or " | gemm |" in line]
+        assert "| 3,650 † | " in add, "bytes under the tool over the trace's time"
+        assert "| 12.2 † |" in add
+        assert "| 0 ‡ |" in add, "packed half instructions are in no rate"
+        assert "†" not in gemm
+        assert "‡" not in gemm
+        assert "- † of 1 kernels (31.4 % of the time) the duration under Nsight Compute differs" in page
+        assert "- ‡ 1 kernels also issued packed half-precision instructions, at most 0.001000 GFLOP in all." in page
+
+
+def test_both_pages_say_which_counters_were_lost_in_a_stage() -> None:
+    lost = CounterProblem("counters_missing", "Without a value in every kernel: lts__t_bytes.sum.", False)
+    report = CounterReport((launch("f", 1, tensor=1),), {}, (lost,))
+    stages = kernel_table([KernelUse("decode", "f", 1, 128, 1, 10)], {"decode": report}, HOPPER)
+    for page in (kernels_page(stages), top_kernels_section(stages)):
+        assert f"- {escape(lost.what)}" in page
+
+
+def test_a_rate_above_the_devices_peak_is_no_number() -> None:
+    limits = RateLimits(1e12, 1e9)
+    sampled = launch("f", 1, tensor=2_000_000, read=1_500, write=0, time=1_000)
+    stages = kernel_table([KernelUse("decode", "f", 1, 128, 1, 1_000)], {"decode": report_of(sampled)}, HOPPER, limits=limits)
+    for page in (kernels_page(stages), top_kernels_section(stages)):
+        assert "would be more than the device's highest peak, 1 TFLOP/s" in page
+        assert "would be more than the device's 1 GB/s" in page
+        assert "1.500 |" not in page.replace("| 1.500 |", "", 1), "the kilobytes of a call, and no GB/s"

@@ -1,10 +1,15 @@
 """The page of NVTX regions."""
 
+from dataclasses import replace
+
+from kernel_fixtures import launch
 from llm_perf_opt.analysis.patterns import Selection
+from llm_perf_opt.analysis.region_counters import CountedStage
 from llm_perf_opt.analysis.regions import RegionOptions, regions
 from llm_perf_opt.analysis.trace_health import examined
-from llm_perf_opt.events import RangeKind
+from llm_perf_opt.events import RangeKind, WorkKind
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
+from llm_perf_opt.records import Missing
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.text import escape
 from nsys_databases import DECODE, TRUNCATED
@@ -47,13 +52,20 @@ def test_counters_exclusions_and_free_ranges_are_shown() -> None:
     made.launch(10, 20, 30, "gemm")
     made.launch(11, 30, 33, "norm")
     made.launch(110, 130, 134, "gemm")
-    counters = {("gemm", 1, 32): {"dram__bytes.sum": 4096.0}}
-    options = RegionOptions(kernels=Selection(exclude=("norm",)), counters=("dram__bytes.sum", "lost.sum"))
-    page = regions_page(regions(made.trace(), options, counters))
+    trace = made.trace()
+    sampled = launch("gemm", 1, 32, read=4096, time=9)
+    sampled.counters["lost.sum"] = Missing("the tool says n/a")
+    units = {"dram__bytes_read.sum": "byte", "gpu__time_duration.sum": "ns"}
+    counters = [CountedStage("decode", trace.work.kind == WorkKind.KERNEL, (sampled,), units)]
+    shown = ("dram__bytes_read.sum", "gpu__time_duration.sum", "lost.sum")
+    options = RegionOptions(kernels=Selection(exclude=("norm",)), counters=shown)
+    page = regions_page(replace(regions(trace, options, counters), notes=("Counters of prefill: n/a: <why>.",)))
     assert "| *excluded kernels* |" in page
     assert "| *outside any region* |" in page
-    assert f"| decode | {escape('dram__bytes.sum')} | 4,096 | sum | 100.0 % |" in page
-    assert "| decode | lost.sum | n/a: none of its kernels was counted |" in page
+    assert f"| decode | {escape('dram__bytes_read.sum')} | 4,096 | byte | sum | 100.0 % |" in page
+    assert f"| decode | {escape('gpu__time_duration.sum')} (by Nsight Compute's clock, each launch alone) | 9.000 | ns |" in page
+    assert "| decode | lost.sum | n/a: the tool says n/a |" in page
+    assert f"- {escape('Counters of prefill: n/a: <why>.')}" in page
     assert "| LLM@request | 1 |" in page
     assert "Kernels: without norm." in page
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.analysis.kernel_table import NOT_COLLECTED
+from llm_perf_opt.analysis.kernel_join import NOT_COLLECTED
 from llm_perf_opt.counters.roles import CounterRoles
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.kernel_records import CountedKernel, CounterReport

@@ -33,7 +33,8 @@ EFFICIENCY_METRICS = (
     ),
     EfficiencyMetric(
         "hfu", "HFU", "%", "executed FLOPs / (unprofiled time × peak FLOP/s)",
-        "Hardware FLOPs utilisation, from counters; n/a where none were read.",
+        "Hardware FLOPs utilisation, from counters: FLOPs of the tensor cores, and of single and double precision beside them. "
+        "Packed half precision beside them is left out, for its instructions also move constants. n/a where none were read.",
     ),
     EfficiencyMetric(
         "mbu", "MBU", "%", "least bytes / (unprofiled time × memory bandwidth)",

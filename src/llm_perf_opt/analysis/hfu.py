@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llm_perf_opt.analysis.efficiency import MEASURED_MARGIN, Roof
+from llm_perf_opt.analysis.kernel_join import NOT_COLLECTED
 from llm_perf_opt.analysis.kernel_table import StageKernels
 from llm_perf_opt.errors import ImplausibleError
 from llm_perf_opt.records import Maybe, Missing
@@ -29,7 +30,8 @@ class Hfu:
     coverage: float
     """Share of the stage's kernel time whose FLOPs were counted."""
     sign: Sign
-    """≥: some kernels were not counted; ≈: for some, launches with another grid stand in; ≳: both."""
+    """≥: some kernels or kinds of FLOPs are not in it, packed half precision among them; ≈: for some, launches with another grid
+    stand in; ≳: both."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,14 @@ class StageHfu:
     against: tuple[tuple[str, Maybe[Hfu]], ...]
     """Name of the limits → HFU."""
     model: Maybe[AgainstModel]
+    half_flops: Maybe[float] = NOT_COLLECTED
+    """In packed half precision, at most; in no figure here."""
 
 
 def stage_hfu(stage: StageKernels, roofs: Sequence[Roof], seconds: Maybe[float], model_flops: Maybe[float]) -> StageHfu:
     """`seconds` (unprofiled) and `model_flops` are of as many steps as the trace holds that the calls were counted in."""
     against = tuple((roof.name, hfu(stage, roof.name, seconds, roof.peak_flops_per_s)) for roof in roofs)
-    return StageHfu(stage.stage, against, against_model(stage, model_flops))
+    return StageHfu(stage.stage, against, against_model(stage, model_flops), stage.half_flops)
 
 
 def hfu(stage: StageKernels, roof: str, seconds: Maybe[float], peak_flops_per_s: Maybe[float]) -> Maybe[Hfu]:
@@ -82,7 +86,9 @@ def hfu(stage: StageKernels, roof: str, seconds: Maybe[float], peak_flops_per_s:
 
 
 def _sign(stage: StageKernels, coverage: float) -> Sign:
-    lacking = coverage < WHOLE or bool(stage.not_collected)
+    half, counted = stage.half_flops, stage.flops
+    known = not isinstance(half, Missing) and not isinstance(counted, Missing) and half <= (1 - WHOLE) * counted
+    lacking = coverage < WHOLE or bool(stage.not_collected) or not known
     if stage.by_name:
         return "≳" if lacking else "≈"
     return "≥" if lacking else ""

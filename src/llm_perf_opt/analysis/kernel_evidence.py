@@ -15,6 +15,8 @@ from llm_perf_opt.stages import Stage
 
 STAGES: dict[str, Stage] = {"prefill": Stage.PREFILL, "decode": Stage.DECODE_STEP}
 """A table's stage → the range whose kernels are in it."""
+PROGRAM = "program"
+"""The one stage of a program that has none."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class KernelEvidence:
     """Stage → on how many devices its kernels ran."""
     sharing: int = 1
     """Devices that the limits are of."""
+    warnings: tuple[str, ...] = ()
+    """What a reader of any figure from counters must know first."""
 
     def on_others(self, stage: str) -> Missing | None:
         """Why a stage's work may not be held against the limits, where they are of more or fewer devices."""

@@ -7,10 +7,17 @@ weighted by how often each ran.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.kernel_names import function_name, has_arguments, normal_name
+from llm_perf_opt.analysis.kernel_join import NOT_COLLECTED, Join, Joined, join, weighted
+from llm_perf_opt.analysis.kernel_names import normal_name
+from llm_perf_opt.analysis.rate_limits import (
+    NO_LIMITS,
+    RateLimits,
+    possible_bytes_rate,
+    possible_flops_rate,
+    possible_percentage,
+)
 from llm_perf_opt.counters.roles import CounterRoles
 from llm_perf_opt.kernel_records import CountedKernel, CounterReport, KernelUse
 from llm_perf_opt.records import Maybe, Missing
@@ -19,7 +26,6 @@ TIME_DIFFERS = 0.25
 """Share by which Nsight Compute's duration may differ from the trace's before it is said."""
 WAVES = "launch__waves_per_multiprocessor"
 NOT_SAMPLED = Missing("no launch of it was sampled")
-NOT_COLLECTED = Missing("the counter was not collected")
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class PerCall:
 
     tensor_flops: Maybe[float]
     vector_flops: Maybe[float]
+    """Single and double precision beside the tensor cores."""
     dram_read_bytes: Maybe[float]
     dram_write_bytes: Maybe[float]
     time_ns: Maybe[float]
@@ -37,10 +44,13 @@ class PerCall:
     occupancy_pct: Maybe[float]
     waves: Maybe[float] = NOT_COLLECTED
     """Rounds of blocks that fill the whole device; below one, or just above a whole number, a part of it has nothing to do."""
+    half_flops: Maybe[float] = NOT_COLLECTED
+    """An upper bound, in no other figure: packed half-precision instructions also move constants, in copies too."""
 
     @property
     def flops(self) -> Maybe[float]:
-        """On the tensor cores and beside them; of one kind alone where the other was not collected."""
+        """On the tensor cores and in single and double precision beside them; of one kind alone where the other was not
+        collected."""
         known = [value for value in (self.tensor_flops, self.vector_flops) if not isinstance(value, Missing)]
         return sum(known) if known else self.tensor_flops
 
@@ -84,6 +94,8 @@ class StageKernel:
     variants: tuple[Variant, ...]
     per_call: Maybe[PerCall]
     """Over the launch sizes that have counters, weighted by their calls (percentages: by their time)."""
+    limits: RateLimits = NO_LIMITS
+    """Of the device."""
 
     @property
     def mean_ns(self) -> float:
@@ -102,13 +114,13 @@ class StageKernel:
 
     @property
     def flops_per_s(self) -> Maybe[float]:
-        """Counted FLOPs over the trace's time of the same launch sizes."""
-        return self._rate("flops")
+        """Counted FLOPs over the trace's time of the same launch sizes; never more than the device can."""
+        return possible_flops_rate(self._rate("flops"), self.limits)
 
     @property
     def bytes_per_s(self) -> Maybe[float]:
-        """Counted DRAM bytes over the trace's time of the same launch sizes."""
-        return self._rate("dram_bytes")
+        """Counted DRAM bytes over the trace's time of the same launch sizes; never more than the device can."""
+        return possible_bytes_rate(self._rate("dram_bytes"), self.limits)
 
     @property
     def flops_per_byte(self) -> Maybe[float]:
@@ -154,7 +166,7 @@ class StageKernels:
     by_name: float
     """Share of its kernel time whose counters are of launches with another grid."""
     flops: Maybe[float]
-    """Executed, over all calls that have counters."""
+    """Executed, over all calls that have counters; packed half precision is not in it."""
     tensor_flops: Maybe[float]
     dram_bytes: Maybe[float]
     unused: int
@@ -162,6 +174,8 @@ class StageKernels:
     not_collected: tuple[str, ...]
     """FLOP counters of the chip that were not asked for: their work is not in the figures."""
     notes: tuple[str, ...] = ()
+    half_flops: Maybe[float] = NOT_COLLECTED
+    """At most, in packed half precision, over all calls that have counters."""
 
 
 def kernel_table(
@@ -169,6 +183,7 @@ def kernel_table(
     reports: Mapping[str, Maybe[CounterReport]],
     roles: Maybe[CounterRoles],
     *,
+    limits: RateLimits = NO_LIMITS,
     no_counters: str = "no counters were read in this stage",
 ) -> tuple[StageKernels, ...]:
     """Stages in the order their kernels come in; `reports` holds what was counted in a stage, or why nothing was."""
@@ -176,20 +191,21 @@ def kernel_table(
     for use in uses:
         if use.calls > 0:
             stages[use.stage].append(use)
-    return tuple(_stage(stage, members, reports.get(stage, Missing(no_counters)), roles) for stage, members in stages.items())
+    return tuple(
+        _stage(stage, members, reports.get(stage, Missing(no_counters)), roles, limits) for stage, members in stages.items()
+    )
 
 
-def _stage(stage: str, uses: Sequence[KernelUse], report: Maybe[CounterReport], roles: Maybe[CounterRoles]) -> StageKernels:
+def _stage(
+    stage: str, uses: Sequence[KernelUse], report: Maybe[CounterReport], roles: Maybe[CounterRoles], limits: RateLimits
+) -> StageKernels:
     why = _unusable(report, roles)
-    samples: dict[str, list[CountedKernel]] = {}
-    unused = 0
-    if why is None and not isinstance(report, Missing):
-        samples, unused = _by_name(report.kernels, uses)
+    joined = join(report.kernels if why is None and not isinstance(report, Missing) else (), uses)
     total = sum(use.total_ns for use in uses)
     groups: dict[str, list[KernelUse]] = defaultdict(list)
     for use in uses:
         groups[normal_name(use.name)].append(use)
-    rows = [_row(stage, name, group, total, samples.get(name, []), roles, why) for name, group in groups.items()]
+    rows = [replace(_row(stage, name, group, total, joined, roles, why), limits=limits) for name, group in groups.items()]
     rows.sort(key=lambda row: (-row.total_ns, row.name))
     variants = [variant for row in rows for variant in row.variants]
     return StageKernels(
@@ -202,9 +218,10 @@ def _stage(stage: str, uses: Sequence[KernelUse], report: Maybe[CounterReport], 
         flops=why or _total(variants, "flops"),
         tensor_flops=why or _total(variants, "tensor_flops"),
         dram_bytes=why or _total(variants, "dram_bytes"),
-        unused=unused,
-        not_collected=() if why else _not_collected(samples, roles),
+        unused=joined.unused,
+        not_collected=() if why else _not_collected(joined, roles),
         notes=() if isinstance(report, Missing) else tuple(problem.what for problem in report.problems),
+        half_flops=why or _total(variants, "half_flops"),
     )
 
 
@@ -217,38 +234,12 @@ def _unusable(report: Maybe[CounterReport], roles: Maybe[CounterRoles]) -> Missi
     return roles if isinstance(roles, Missing) else None
 
 
-# --- joining ----------------------------------------------------------------------------------------------------------
-
-
-def _by_name(kernels: Sequence[CountedKernel], uses: Sequence[KernelUse]) -> tuple[dict[str, list[CountedKernel]], int]:
-    """Sampled launches under the normal names of the trace, and how many found none.
-
-    A name without its template arguments, as the tool prints on demand, is taken for the one kernel of the stage it can be.
-    """
-    names = {normal_name(use.name) for use in uses}
-    instances: dict[tuple[str, int, int], set[str]] = defaultdict(set)
-    for use in uses:
-        instances[(function_name(use.name), use.grid, use.block)].add(normal_name(use.name))
-    found: dict[str, list[CountedKernel]] = defaultdict(list)
-    unused = 0
-    for kernel in kernels:
-        name = normal_name(kernel.name)
-        if name not in names and not has_arguments(kernel.name):
-            possible = instances.get((name, prod(kernel.grid), prod(kernel.block)), set())
-            name = next(iter(possible)) if len(possible) == 1 else ""
-        if name in names:
-            found[name].append(kernel)
-        else:
-            unused += 1
-    return found, unused
-
-
 def _row(
     stage: str,
     name: str,
     uses: Sequence[KernelUse],
     stage_ns: int,
-    samples: Sequence[CountedKernel],
+    joined: Join,
     roles: Maybe[CounterRoles],
     why: Missing | None,
 ) -> StageKernel:
@@ -258,12 +249,13 @@ def _row(
     calls = {size: sum(use.calls for use in group) for size, group in sizes.items()}
     variants = []
     for (grid, block), group in sizes.items():
-        chosen, by_name = _samples_for(grid, block, samples)
+        found = joined.found.get((name, grid, block))
         counted: Maybe[PerCall] = NOT_SAMPLED if why is None else why
-        if chosen and not isinstance(roles, Missing):
-            counted = _mean_call(chosen, calls, roles)
+        if found and not isinstance(roles, Missing):
+            counted = _mean_call(found, roles)
         total = sum(use.total_ns for use in group)
-        variants.append(Variant(grid, block, calls[(grid, block)], total, len(chosen), by_name, counted))
+        sampled, by_name = (len(found.samples), found.by_name) if found else (0, False)
+        variants.append(Variant(grid, block, calls[(grid, block)], total, sampled, by_name, counted))
     variants.sort(key=lambda variant: -variant.total_ns)
     total = sum(variant.total_ns for variant in variants)
     return StageKernel(
@@ -278,50 +270,19 @@ def _row(
     )
 
 
-def _samples_for(grid: int, block: int, samples: Sequence[CountedKernel]) -> tuple[list[CountedKernel], bool]:
-    """Launches of the same size; failing those, of the same block with another grid. A size that is not known fits any."""
-    same_block = [sample for sample in samples if _fits(block, prod(sample.block))]
-    exact = [sample for sample in same_block if grid and grid == prod(sample.grid)]
-    return (exact, False) if exact else (same_block, bool(same_block))
-
-
-def _fits(one: int, other: int) -> bool:
-    return one == other or not one or not other
-
-
-# --- counters ---------------------------------------------------------------------------------------------------------
-
-
-def _mean_call(samples: Sequence[CountedKernel], calls: Mapping[tuple[int, int], int], roles: CounterRoles) -> PerCall:
-    """Of launches of one size their mean; of several sizes weighted by how often the trace saw each."""
-    sizes: dict[tuple[int, int], int] = defaultdict(int)
-    for sample in samples:
-        sizes[_size(sample)] += 1
-    weights = [calls.get(_size(sample), 0) / sizes[_size(sample)] for sample in samples]
-    if not any(weights):  # none of the sampled sizes is in the trace: no weight is better than another
-        weights = [1.0] * len(samples)
-
-    def mean(name: str) -> Maybe[float]:
-        return _weighted([sample.counters.get(name, NOT_COLLECTED) for sample in samples], weights)
-
-    def work(counters: Mapping[str, int]) -> Maybe[float]:
-        return _weighted([_flops(sample, counters) for sample in samples], weights)
-
+def _mean_call(joined: Joined, roles: CounterRoles) -> PerCall:
     return PerCall(
-        tensor_flops=work(roles.tensor_flops),
-        vector_flops=work(roles.vector_flops),
-        dram_read_bytes=mean(roles.dram_read_bytes),
-        dram_write_bytes=mean(roles.dram_write_bytes),
-        time_ns=mean(roles.time_ns),
-        sm_pct=mean(roles.sm_pct),
-        dram_pct=mean(roles.dram_pct),
-        occupancy_pct=mean(roles.occupancy_pct),
-        waves=mean(WAVES),
+        tensor_flops=joined.mean(lambda sample: _flops(sample, roles.tensor_flops)),
+        vector_flops=joined.mean(lambda sample: _flops(sample, roles.vector_flops)),
+        dram_read_bytes=joined.counter(roles.dram_read_bytes),
+        dram_write_bytes=joined.counter(roles.dram_write_bytes),
+        time_ns=joined.counter(roles.time_ns),
+        sm_pct=possible_percentage(joined.counter(roles.sm_pct)),
+        dram_pct=possible_percentage(joined.counter(roles.dram_pct)),
+        occupancy_pct=possible_percentage(joined.counter(roles.occupancy_pct)),
+        waves=joined.counter(WAVES),
+        half_flops=joined.mean(lambda sample: _flops(sample, roles.half_flops)),
     )
-
-
-def _size(sample: CountedKernel) -> tuple[int, int]:
-    return prod(sample.grid), prod(sample.block)
 
 
 def _flops(sample: CountedKernel, counters: Mapping[str, int]) -> Maybe[float]:
@@ -336,17 +297,6 @@ def _flops(sample: CountedKernel, counters: Mapping[str, int]) -> Maybe[float]:
     return total if any_of_them else NOT_COLLECTED
 
 
-def _weighted(values: Sequence[Maybe[float]], weights: Sequence[float]) -> Maybe[float]:
-    total = 0.0
-    for value, weight in zip(values, weights, strict=True):
-        if isinstance(value, Missing):
-            if weight:
-                return value
-        else:
-            total += value * weight
-    return total / sum(weights)
-
-
 def _over_variants(variants: Sequence[Variant], none: Missing) -> Maybe[PerCall]:
     known = [(variant, variant.per_call) for variant in variants if not isinstance(variant.per_call, Missing)]
     if not known:
@@ -354,7 +304,7 @@ def _over_variants(variants: Sequence[Variant], none: Missing) -> Maybe[PerCall]
 
     def mean(amount: str, *, by_time: bool = False) -> Maybe[float]:
         weights = [float(variant.total_ns if by_time else variant.calls) for variant, _ in known]
-        return _weighted([getattr(counted, amount) for _, counted in known], weights if any(weights) else [1.0] * len(known))
+        return weighted([getattr(counted, amount) for _, counted in known], weights if any(weights) else [1.0] * len(known))
 
     return PerCall(
         tensor_flops=mean("tensor_flops"),
@@ -366,6 +316,7 @@ def _over_variants(variants: Sequence[Variant], none: Missing) -> Maybe[PerCall]
         dram_pct=mean("dram_pct", by_time=True),
         occupancy_pct=mean("occupancy_pct", by_time=True),
         waves=mean("waves", by_time=True),
+        half_flops=mean("half_flops"),
     )
 
 
@@ -384,11 +335,10 @@ def _total(variants: Iterable[Variant], amount: str) -> Maybe[float]:
     return total if counted else why
 
 
-def _not_collected(samples: Mapping[str, Sequence[CountedKernel]], roles: Maybe[CounterRoles]) -> tuple[str, ...]:
-    if isinstance(roles, Missing) or not samples:
+def _not_collected(joined: Join, roles: Maybe[CounterRoles]) -> tuple[str, ...]:
+    if isinstance(roles, Missing) or not joined.found:
         return ()
-    seen = {name for group in samples.values() for sample in group for name in sample.counters}
-    return tuple(name for name in (*roles.tensor_flops, *roles.vector_flops) if name not in seen)
+    return tuple(name for name in (*roles.tensor_flops, *roles.vector_flops) if name not in joined.counters)
 
 
 def _known(value: Maybe[float]) -> float:

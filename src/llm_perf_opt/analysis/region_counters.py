@@ -1,46 +1,89 @@
 """Hardware counters of a region: put together from the counted launches of its kernels' variants."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from llm_perf_opt.analysis.projection import packed_keys
+from llm_perf_opt.analysis.kernel_join import Joined, join
+from llm_perf_opt.analysis.kernel_names import normal_name
+from llm_perf_opt.analysis.projection import Bool, packed_keys
 from llm_perf_opt.analysis.region_records import CounterValue, How, KernelTime
-from llm_perf_opt.events import Int64, Trace
-from llm_perf_opt.records import Missing
+from llm_perf_opt.events import Int64, Trace, WorkKind
+from llm_perf_opt.kernel_records import CountedKernel, KernelUse
+from llm_perf_opt.records import Maybe, Missing
 
-Counters = Mapping[tuple[str, int, int], Mapping[str, float]]
-"""(kernel name, blocks, threads of a block) → counter → its value for one launch."""
+NOT_COUNTED = Missing("none of its kernels was counted")
+
 Seen = dict[int, tuple[int, int]]
 """Variant → calls and nanoseconds."""
 
 
 @dataclass(frozen=True)
+class CountedStage:
+    """What was counted in one part of a trace. It stands for the kernels of that part alone: the same kernel in the same launch
+    size does other work in prefill than in decode."""
+
+    stage: str
+    work: Bool
+    """Per row of device work: whether it belongs to this part."""
+    kernels: tuple[CountedKernel, ...]
+    units: Mapping[str, str] = field(default_factory=dict)
+    """Counter → its unit."""
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A variant that was counted."""
+
+    values: Mapping[str, Maybe[float]]
+    """Counter → its value for one launch."""
+    by_name: bool
+    """Whether the counted launches had another grid."""
+
+
+@dataclass(frozen=True)
 class Variants:
-    """The kernels of a trace by name, grid and block: launches of one variant do the same work, or nearly."""
+    """The kernels of a trace by stage, name, grid and block: launches of one variant do the same work, or nearly."""
 
     of_work: Int64
     """Per row of device work."""
     names: tuple[str, ...]
     """Per variant."""
-    counted: tuple[Mapping[str, float], ...]
-    """Per variant: the counters of one launch; empty if it was not counted."""
+    counted: tuple[_Counted | None, ...]
+    """Per variant: the counters of one launch, if it was counted."""
     shown: tuple[str, ...]
     """The counters of the report."""
+    units: Mapping[str, str]
+    """Counter → its unit."""
 
     @classmethod
-    def of(cls, trace: Trace, counters: Counters, name_key: Callable[[str], str], shown: tuple[str, ...]) -> "Variants":
-        """Number the variants of a trace and look each up."""
+    def of(cls, trace: Trace, stages: Sequence[CountedStage], shown: tuple[str, ...]) -> "Variants":
+        """Number the variants of a trace and look each up in its own stage."""
         work = trace.work
+        stage_of = np.zeros(len(work), np.int64)
+        for number, stage in enumerate(stages, start=1):
+            stage_of[stage.work & (work.kind == WorkKind.KERNEL)] = number
         (named,) = packed_keys((work.name.astype(np.int64), work.grid))
-        (key,) = packed_keys((named, work.block))
-        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        (sized,) = packed_keys((named, work.block))
+        (key,) = packed_keys((sized, stage_of))
+        _, first, which, calls = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
         names = tuple(trace.name_of(name) for name in work.name[first].tolist())
-        sizes = zip(work.grid[first].tolist(), work.block[first].tolist(), strict=True)
-        counted = tuple(counters.get((name_key(name), *size), {}) for name, size in zip(names, sizes, strict=True))
-        every = sorted({counter for values in counters.values() for counter in values})
-        return cls(which.reshape(-1).astype(np.int64), names, counted, shown or tuple(every))
+        sizes: list[tuple[int, int]] = list(zip(work.grid[first].tolist(), work.block[first].tolist(), strict=True))
+        counters = shown or tuple(sorted({name for stage in stages for kernel in stage.kernels for name in kernel.counters}))
+        counted: list[_Counted | None] = [None] * len(names)
+        for number, stage in enumerate(stages, start=1):
+            mine = np.flatnonzero(stage_of[first] == number).tolist()
+            uses = [
+                KernelUse(stage.stage, names[row], grid=sizes[row][0], block=sizes[row][1], calls=int(calls[row]), total_ns=0)
+                for row in mine
+            ]
+            found = join(stage.kernels, uses).found
+            for row in mine:
+                joined = found.get((normal_name(names[row]), *sizes[row]))
+                counted[row] = None if joined is None else _values(joined, counters)
+        units = {name: unit for stage in stages for name, unit in stage.units.items()}
+        return cls(which.reshape(-1).astype(np.int64), names, tuple(counted), counters, units)
 
     def by_path(self, levels: Iterable[tuple[Int64, Int64]], duration: Int64) -> dict[int, Seen]:
         """Per path: its variants. `levels` pairs rows of work with the path around each, once per level of nesting."""
@@ -80,17 +123,28 @@ def how_combined(counter: str) -> How:
     return endings.get(ending, "mean by kernel time")
 
 
+def _values(joined: Joined, counters: Sequence[str]) -> _Counted:
+    return _Counted({name: joined.counter(name) for name in counters}, joined.by_name)
+
+
 def _counter(counter: str, variants: Variants, seen: Seen) -> CounterValue:
-    how = how_combined(counter)
-    having = [
-        (variants.counted[variant][counter], calls, ns)
-        for variant, (calls, ns) in seen.items()
-        if counter in variants.counted[variant]
-    ]
-    covered = sum(ns for _, _, ns in having)
+    how, unit = how_combined(counter), variants.units.get(counter, "")
+    having: list[tuple[float, int, int]] = []
+    covered, by_name, why = 0, 0, NOT_COUNTED
+    for variant, (calls, ns) in seen.items():
+        counted = variants.counted[variant]
+        if counted is None:
+            continue
+        value = counted.values[counter]
+        if isinstance(value, Missing):
+            why = value
+            continue
+        having.append((value, calls, ns))
+        covered += ns
+        by_name += ns if counted.by_name else 0
     if not having or (how == "mean by kernel time" and not covered):
-        return CounterValue(counter, Missing("none of its kernels was counted"), how, 0)
-    return CounterValue(counter, _combined(how, having, covered), how, covered)
+        return CounterValue(counter, why, how, 0, unit)
+    return CounterValue(counter, _combined(how, having, covered), how, covered, unit, by_name)
 
 
 def _combined(how: How, having: Sequence[tuple[float, int, int]], covered: int) -> float:

@@ -29,6 +29,10 @@ class CounterValue:
     """How the kernels' values were put together."""
     covered_ns: int
     """Kernel time of the region that the value stands on."""
+    unit: str = ""
+    """As Nsight Compute names it; empty for a plain number."""
+    by_name_ns: int = 0
+    """The part of it whose counters are of launches with another grid."""
 
 
 @dataclass(frozen=True)
@@ -127,3 +131,5 @@ class RegionReport:
     groups: tuple[RegionGroup, ...]
     free: tuple[FreeRange, ...] = ()
     problems: tuple[TraceProblem, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
+    """What is to be said of the counters."""

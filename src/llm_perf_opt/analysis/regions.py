@@ -1,6 +1,6 @@
 """NVTX regions: what each path of ranges launched, per process and device or all together, in totals that add up to the trace."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from llm_perf_opt.analysis.intervals import union_ns
 from llm_perf_opt.analysis.patterns import ALL, Selection
 from llm_perf_opt.analysis.projection import NONE, Bool, Projection, nearest_marked, project, through
-from llm_perf_opt.analysis.region_counters import Counters, Variants, region_counters
+from llm_perf_opt.analysis.region_counters import CountedStage, Variants, region_counters
 from llm_perf_opt.analysis.region_records import (
     FreeRange,
     KernelTime,
@@ -46,16 +46,15 @@ class RegionOptions:
 def regions(
     trace: Trace,
     options: RegionOptions | None = None,
-    counters: Counters | None = None,
-    name_key: Callable[[str], str] = str,
+    counters: Sequence[CountedStage] = (),
     projection: Projection | None = None,
 ) -> RegionReport:
-    """The report. `counters`: (kernel name, blocks, threads of a block) → counter → value of one launch; `name_key` spells a
-    kernel's name as the keys of `counters` do. An incomplete trace has its problems listed and nothing summed."""
+    """The report. A kernel has the counters of its own stage; a region that holds several stages sums them. An incomplete trace
+    has its problems listed and nothing summed."""
     options = options or RegionOptions()
     projection = projection or project(trace)
     tree = _Tree.of(trace, projection, options.regions)
-    table = _Table(trace, projection, tree, options, Variants.of(trace, counters or {}, name_key, options.counters))
+    table = _Table(trace, projection, tree, options, Variants.of(trace, counters, options.counters))
     return RegionReport(
         complete=trace.complete,
         aggregate=options.aggregate,

@@ -16,7 +16,7 @@ _TENSOR = "sm__ops_path_tensor_src_{}.sum"
 _SCALAR = {_SASS.format(kind + op): flops for kind in "fd" for op, flops in (("add", 1), ("mul", 1), ("fma", 2))}
 # Half precision (fp16, bf16) has packed instructions alone (HADD2, HMUL2, HFMA2), two lanes each, so newer releases of the tool
 # weigh them by 2, 2 and 4 in their own roofline (2024.1 still by 1, 1 and 2). A kernel that fills one lane is counted as if it
-# filled both: these are FLOPs issued, an upper bound of FLOPs wanted.
+# filled both, and compilers move constants with HFMA2 in kernels that compute nothing: an upper bound, so a kind of its own.
 _PACKED_HALF = {_SASS.format("h" + op): flops for op, flops in (("add", 2), ("mul", 2), ("fma", 4))}
 # B200 has packed single precision beside the scalar one.
 _PACKED_SINGLE = {_SASS.format(op): flops for op, flops in (("fadd2", 2), ("fmul2", 2), ("ffma2", 4))}
@@ -54,7 +54,9 @@ class CounterRoles:
     tensor_flops: dict[str, int]
     """Counter → FLOPs per count; no counter is part of another, so they may be added. Empty where FLOPs cannot be had."""
     vector_flops: dict[str, int]
-    """Counter → FLOPs per count, outside the tensor cores."""
+    """Counter → FLOPs per count, outside the tensor cores, in single and double precision."""
+    half_flops: dict[str, int]
+    """Counter → FLOPs per count at most, outside the tensor cores, in packed half precision."""
     dram_read_bytes: str
     dram_write_bytes: str
     l2_bytes: str
@@ -77,7 +79,8 @@ def roles(chip: str) -> CounterRoles:
         chip=chip,
         time_ns="gpu__time_duration.sum",
         tensor_flops={_TENSOR.format(source): 1 for source in _FLOAT_SOURCES[chip]},
-        vector_flops={**_SCALAR, **_PACKED_HALF, **(_PACKED_SINGLE if chip == "gb100" else {})},
+        vector_flops={**_SCALAR, **(_PACKED_SINGLE if chip == "gb100" else {})},
+        half_flops=dict(_PACKED_HALF),
         dram_read_bytes=f"dram__bytes_{operation}read.sum",
         dram_write_bytes=f"dram__bytes_{operation}write.sum",
         l2_bytes="lts__t_bytes.sum",

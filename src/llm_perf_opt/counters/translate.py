@@ -30,7 +30,7 @@ def _sass_flops(letter: str) -> Callable[[CounterRoles], dict[str, int]]:
 
 def _half_flops(chip: CounterRoles) -> dict[str, int]:
     tensor = {name: flops for name, flops in chip.tensor_flops.items() if "_src_bf16" in name or "_src_fp16" in name}
-    return {**_sass_flops("h")(chip), **tensor}
+    return {**chip.half_flops, **tensor}
 
 
 def _one(name: str) -> Callable[[CounterRoles], dict[str, int]]:

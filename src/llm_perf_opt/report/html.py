@@ -16,6 +16,7 @@ from llm_perf_opt.report.device_tables import device_html_tables
 from llm_perf_opt.report.environment import environment_rows
 from llm_perf_opt.report.gpu_metrics import metric_html_tables
 from llm_perf_opt.report.html_tables import Column, HtmlTable
+from llm_perf_opt.report.kernel_remarks import stage_remarks
 from llm_perf_opt.report.page import Absent, Block, Card, Cards, Chart, Code, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.run_budget import FindingView, budget_of, findings_of
 from llm_perf_opt.report.run_tables import (
@@ -203,6 +204,7 @@ def _kernels(analysis: RunAnalysis) -> Section:
     if any(not isinstance(stage.counters, Missing) for stage in found.stages):
         blocks.append(Table(counters_table(found)))
     blocks += [Table(made) for made in metric_html_tables(analysis.trace)]
+    blocks += [Words(f"{stage.stage}: {remark}", "foot") for stage in found.stages for remark in stage_remarks(stage)]
     blocks += [Words(f"Kernels of {stage} are from {source}.", "foot") for stage, source in found.sources.items()]
     blocks += [Words(note, "foot") for note in found.notes]
     return Section("kernel-list", "Kernels and counters", blocks)

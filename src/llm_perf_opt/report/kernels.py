@@ -5,18 +5,19 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.counter_selftest import SelfTest
 from llm_perf_opt.analysis.hfu import Hfu, StageHfu
 from llm_perf_opt.analysis.kernel_names import short_name
-from llm_perf_opt.analysis.kernel_table import TIME_DIFFERS, PerCall, StageKernel, StageKernels
+from llm_perf_opt.analysis.kernel_table import PerCall, StageKernel, StageKernels
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.kernel_remarks import differs_mark, half_mark, stage_remarks
 from llm_perf_opt.report.reasons import Reasons
 from llm_perf_opt.report.text import escape, milliseconds, percent, reason, significant, table
 
 NAME_WIDTH = 72
 TOP = 10
-_DIFFERS = "†"
 
 _HEADER = [
-    *("#", "kernel", "calls", "total", "mean, µs", "share", "MFLOP per call", "DRAM, kB per call", "TFLOP/s", "GB/s"),
-    *("FLOP/byte", "SM, % of peak", "DRAM, % of peak", "occupancy, %", "mean under ncu, µs", "sampled"),
+    *("#", "kernel", "calls", "total", "mean, µs", "share", "tensor, MFLOP per call", "vector, MFLOP per call"),
+    *("packed half, MFLOP per call at most", "DRAM, kB per call", "TFLOP/s", "GB/s", "FLOP/byte"),
+    *("SM, % of peak", "DRAM, % of peak", "occupancy, %", "mean under ncu, µs", "sampled"),
 ]
 
 
@@ -32,8 +33,9 @@ def kernels_page(
     reasons = Reasons()
     parts += [
         "Calls and time are the trace's. FLOPs and bytes are hardware counters of sampled launches, replayed alone by Nsight "
-        "Compute; rates are those counts over the trace's time. A mean over launch sizes is weighted by calls, percentages "
-        "by time.\n",
+        "Compute; rates are those counts over the trace's time. FLOPs in rates and in FLOP/byte are those of the tensor cores "
+        "and of single and double precision beside them (vector). A mean over launch sizes is weighted by calls, percentages by "
+        "time.\n",
         _selftest(selftest),
     ]
     numbered = 0
@@ -46,8 +48,7 @@ def kernels_page(
             if short_name(row.name, NAME_WIDTH) != row.spelled:
                 cut.append((numbered, row))
         parts += [f"## {stage.stage}\n", _coverage(stage), "", table(_HEADER, rows, "rl" + "r" * (len(_HEADER) - 3) + "l")]
-        parts += [f"- {note}" for note in _notes(stage)]
-        parts.append("")
+        parts += _remarks(stage)
     parts += [_hfu_section(hfus, reasons)] if hfus else []
     parts += [*reasons.lines(), "", "## Names in full\n"]
     parts += [f"- {number}: {escape(row.spelled)}" for number, row in cut] or ["No name was shortened."]
@@ -70,6 +71,7 @@ def top_kernels_section(stages: Maybe[Sequence[StageKernels]], hfus: Sequence[St
             share = percent(time / max(stage.total_ns, 1))
             rows.append([f"{len(rest)} others", f"{calls:,}", milliseconds(time), share, "", "", "", ""])
         parts += [f"{_coverage(stage)}\n", table([f"{stage.stage}: {header[0]}", *header[1:]], rows, "l" + "r" * 7)]
+        parts += _remarks(stage)
     parts += [_hfu_section(hfus, reasons, level="###")] if hfus else []
     return "\n".join([*parts, *reasons.lines(), "", "All of them, with what was counted: kernels.md."]) + "\n"
 
@@ -82,37 +84,23 @@ def _coverage(stage: StageKernels) -> str:
     return f"{whole}; counters for {percent(stage.counters)} of it{by_name}."
 
 
-def _notes(stage: StageKernels) -> list[str]:
-    notes = [escape(note) for note in stage.notes]
-    differing = [row for row in stage.rows if row.time_differs]
-    if differing:
-        share = sum(row.share for row in differing)
-        notes.append(
-            f"{_DIFFERS} of {len(differing)} kernels ({percent(share)} of the time) the duration under Nsight Compute differs by "
-            f"more than {TIME_DIFFERS * 100:.0f} % from the trace's: it ran alone, with other clocks or a colder cache. "
-            "Its DRAM bytes and percentages may differ from the real run's as well; FLOPs do not."
-        )
-    if stage.unused:
-        notes.append(
-            f"{stage.unused} sampled launches are of kernels that the trace did not see in this stage; they are not used."
-        )
-    if stage.not_collected:
-        names = ", ".join(f"`{name}`" for name in stage.not_collected)
-        notes.append(f"FLOPs of these kinds were not collected and are not in the figures: {names}.")
-    return notes
+def _remarks(stage: StageKernels) -> list[str]:
+    return [*[f"- {escape(remark)}" for remark in stage_remarks(stage)], ""]
 
 
 def _cells(row: StageKernel, reasons: Reasons) -> list[str]:
-    counted = row.per_call
+    counted, differs = row.per_call, differs_mark(row)
     cells: list[Maybe[str]] = [
-        _scaled(_of(counted, "flops"), 1e-6),
-        _scaled(_of(counted, "dram_bytes"), 1e-3),
-        _scaled(row.flops_per_s, 1e-12),
-        _scaled(row.bytes_per_s, 1e-9),
-        _scaled(row.flops_per_byte, 1),
-        _scaled(_of(counted, "sm_pct"), 1, 3),
-        _scaled(_of(counted, "dram_pct"), 1, 3),
-        _scaled(_of(counted, "occupancy_pct"), 1, 3),
+        _scaled(_of(counted, "tensor_flops"), 1e-6),
+        _scaled(_of(counted, "vector_flops"), 1e-6),
+        _scaled(_of(counted, "half_flops"), 1e-6),
+        _scaled(_of(counted, "dram_bytes"), 1e-3, mark=differs),
+        _scaled(row.flops_per_s, 1e-12, mark=half_mark(row)),
+        _scaled(row.bytes_per_s, 1e-9, mark=differs),
+        _scaled(row.flops_per_byte, 1, mark=half_mark(row) + differs),
+        _scaled(_of(counted, "sm_pct"), 1, 3, differs),
+        _scaled(_of(counted, "dram_pct"), 1, 3, differs),
+        _scaled(_of(counted, "occupancy_pct"), 1, 3, differs),
         _own_time(row),
         _sampled(row),
     ]
@@ -127,11 +115,12 @@ def _cells(row: StageKernel, reasons: Reasons) -> list[str]:
 
 
 def _top_cells(row: StageKernel, reasons: Reasons) -> list[str]:
+    differs = differs_mark(row)
     cells = [
-        _scaled(row.flops_per_s, 1e-12),
-        _scaled(row.bytes_per_s, 1e-9),
-        _scaled(_of(row.per_call, "sm_pct"), 1, 3),
-        _scaled(_of(row.per_call, "dram_pct"), 1, 3),
+        _scaled(row.flops_per_s, 1e-12, mark=half_mark(row)),
+        _scaled(row.bytes_per_s, 1e-9, mark=differs),
+        _scaled(_of(row.per_call, "sm_pct"), 1, 3, differs),
+        _scaled(_of(row.per_call, "dram_pct"), 1, 3, differs),
     ]
     return [
         escape(short_name(row.name, NAME_WIDTH)),
@@ -146,7 +135,7 @@ def _own_time(row: StageKernel) -> Maybe[str]:
     own = _of(row.per_call, "time_ns")
     if isinstance(own, Missing):
         return own
-    return significant(own / 1e3) + (f" {_DIFFERS}" if row.time_differs else "")
+    return significant(own / 1e3) + differs_mark(row)
 
 
 def _sampled(row: StageKernel) -> Maybe[str]:
@@ -171,6 +160,7 @@ def _hfu_section(hfus: Sequence[StageHfu], reasons: Reasons, level: str = "##") 
         cells += [
             f"{significant(first.executed_flops / 1e9)}" if first else why,
             model if isinstance(model, Missing) else significant(model.tensor_flops / 1e9),
+            _scaled(stage.half_flops, 1e-9),
             model if isinstance(model, Missing) else significant(model.model_flops / 1e9),
             model if isinstance(model, Missing) else f"× {significant(model.ratio)}",
             percent(first.coverage) if first else why,
@@ -181,6 +171,7 @@ def _hfu_section(hfus: Sequence[StageHfu], reasons: Reasons, level: str = "##") 
         *[f"HFU against {name}" for name in roofs],
         "GFLOP executed",
         "on tensor cores",
+        "packed half, at most, not in it",
         "cost model",
         "ratio",
         "counted",
@@ -189,10 +180,11 @@ def _hfu_section(hfus: Sequence[StageHfu], reasons: Reasons, level: str = "##") 
         [
             f"{level} HFU\n",
             table(header, rows, "l" + "r" * (len(header) - 1)),
-            "Executed FLOPs of the counted kernels over unprofiled time and peak. ≥: kernels or kinds of FLOPs that were not "
-            "counted are not in it. ≈: for some launches the counters of another grid stand in. ≳: both. Ratio: tensor-core "
-            "FLOPs over the cost model's of the same steps; above 1 where tiles pad the matrices or attention is computed "
-            "whole, below 1 where matrix products run outside the tensor cores or were not counted.\n",
+            "Executed FLOPs of the counted kernels over unprofiled time and peak: of the tensor cores, and of single and double "
+            "precision beside them. Packed half precision beside them is left out, for its instructions also move constants. "
+            "≥: kernels or kinds of FLOPs are not in it. ≈: for some launches the counters of another grid stand in. ≳: both. "
+            "Ratio: tensor-core FLOPs over the cost model's of the same steps; above 1 where tiles pad the matrices or attention "
+            "is computed whole, below 1 where matrix products run outside the tensor cores or were not counted.\n",
         ]
     )
 
@@ -226,5 +218,5 @@ def _of(counted: Maybe[PerCall], amount: str) -> Maybe[float]:
     return value
 
 
-def _scaled(value: Maybe[float], factor: float, digits: int = 4) -> Maybe[str]:
-    return value if isinstance(value, Missing) else significant(value * factor, digits)
+def _scaled(value: Maybe[float], factor: float, digits: int = 4, mark: str = "") -> Maybe[str]:
+    return value if isinstance(value, Missing) else significant(value * factor, digits) + mark

@@ -122,7 +122,8 @@ def _role_text() -> str:
         rows += [["DRAM bytes written", of.dram_write_bytes], ["L2 bytes", of.l2_bytes]]
         rows += [["tensor cores busy", of.tensor_pct]] if of.tensor_pct else []
         named = [[meaning, f"`{name}`", ""] for meaning, name in rows]
-        for meaning, counters in (("tensor FLOPs", of.tensor_flops), ("vector FLOPs", of.vector_flops)):
+        kinds = {"tensor FLOPs": of.tensor_flops, "vector FLOPs": of.vector_flops, "packed half FLOPs, at most": of.half_flops}
+        for meaning, counters in kinds.items():
             named += [[meaning, f"`{name}`", str(factor)] for name, factor in counters.items()]
         named += [["tensor integer operations", f"`{name}`", str(factor)] for name, factor in of.tensor_int_ops.items()]
         parts.append(f"### {chip}\n\n{of.note}\n\n{table(['meaning', 'counter', 'per count'], named, 'llr')}")

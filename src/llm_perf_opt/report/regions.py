@@ -35,6 +35,7 @@ def _preface(report: RegionReport) -> list[str]:
         lines.append(
             f"- {report.folded:,} more regions are too deep or too many; their work counts as that of the region around them."
         )
+    lines += [f"- {escape(note)}" for note in report.notes]
     return [*lines, ""]
 
 
@@ -129,12 +130,24 @@ def _kernels(rows: Sequence[tuple[str, KernelTime]], with_region: bool) -> str:
 
 def _counters(regions: Sequence[Region]) -> str:
     rows = [
-        [_path(region.path), escape(value.counter), _value(value), value.how, percent(_share(value.covered_ns, region.kernel_ns))]
+        [_path(region.path), escape(_named(value)), _value(value), escape(value.unit), value.how, _covered(value, region)]
         for region in regions
         for value in region.counters
     ]
-    header = ["region", "counter", "value", "over its kernels", "kernel time covered"]
-    return "### Counters\n\n" + table(header, rows, "llrlr")
+    header = ["region", "counter", "value", "unit", "over its kernels", "kernel time covered"]
+    return "### Counters\n\n" + table(header, rows, "llrllr")
+
+
+def _named(value: CounterValue) -> str:
+    """A duration among the counters is not the trace's, whose kernel time stands in the table above it."""
+    own_clock = value.counter.startswith("gpu__time_")
+    return f"{value.counter} (by Nsight Compute's clock, each launch alone)" if own_clock else value.counter
+
+
+def _covered(value: CounterValue, region: Region) -> str:
+    share = percent(_share(value.covered_ns, region.kernel_ns))
+    by_name = percent(_share(value.by_name_ns, region.kernel_ns))
+    return f"{share}, {by_name} by name" if value.by_name_ns else share
 
 
 def _free(free: Sequence[FreeRange]) -> str:
@@ -156,8 +169,10 @@ def _definitions() -> str:
     return (
         "A kernel belongs to the regions that were open on its thread when it was launched. Kernel time is the sum of durations "
         "and includes the regions inside; self leaves them out. GPU busy counts overlapping kernels and copies once. Host wall "
-        "is inflated by the profiler; kernel durations are not. Counters come from separate launches of the same kernels: sums "
-        "are per launch times launches, the rest is weighed by kernel time; the last column says how much of it they cover.\n"
+        "is inflated by the profiler; kernel durations are not. Counters come from separate launches of the same kernels in the "
+        "same stage: what was counted in prefill never stands for decode. Sums are per launch times launches, the rest is "
+        "weighed by kernel time; the last column says how much of it they cover, and how much of that by name: from launches "
+        "with another grid. A counter without a unit is a plain number.\n"
     )
 
 

@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, name_cell, numbers
+from llm_perf_opt.report.kernel_remarks import differs_mark, half_mark
 from llm_perf_opt.report.text import gibibytes, interval, milliseconds, percent, significant, with_unit
 
 MOST_ROWS = 400
@@ -23,8 +24,8 @@ def _ms(value: Maybe[float]) -> Cell | Missing:
     return figure(value, milliseconds)
 
 
-def _number(value: Maybe[float], scale: float = 1.0, digits: int = 4) -> Cell | Missing:
-    return figure(value, lambda known: significant(known * scale, digits))
+def _number(value: Maybe[float], scale: float = 1.0, digits: int = 4, mark: str = "") -> Cell | Missing:
+    return figure(value, lambda known: significant(known * scale, digits) + mark)
 
 
 def _share(value: Maybe[float]) -> Cell | Missing:
@@ -226,8 +227,8 @@ def kernels_table(found: KernelEvidence) -> HtmlTable:
                 _ms(row.total_ns),
                 _number(row.mean_ns, 1e-3),
                 _share(row.share),
-                _number(row.flops_per_s, 1e-12),
-                _number(row.bytes_per_s, 1e-9),
+                _number(row.flops_per_s, 1e-12, mark=half_mark(row)),
+                _number(row.bytes_per_s, 1e-9, mark=differs_mark(row)),
             )
         rest = stage.rows[MOST_ROWS:]
         left_out += len(rest)
@@ -254,7 +255,9 @@ def counters_table(found: KernelEvidence) -> HtmlTable:
         Column("stage"),
         Column("kernel"),
         *numbers(
-            "MFLOP per call",
+            "tensor, MFLOP per call",
+            "vector, MFLOP per call",
+            "packed half, MFLOP per call at most",
             "DRAM, kB per call",
             "FLOP/byte",
             "SM, % of peak",
@@ -277,17 +280,20 @@ def counters_table(found: KernelEvidence) -> HtmlTable:
 
 
 def _counted(table: HtmlTable, row: StageKernel, counted: PerCall) -> None:
+    differs = differs_mark(row)
     table.add(
         row.stage,
         name_cell(row.spelled, short_name(row.name, _NAME)),
-        _number(counted.flops, 1e-6),
-        _number(counted.dram_bytes, 1e-3),
-        _number(row.flops_per_byte),
-        _number(counted.sm_pct, 1, 3),
-        _number(counted.dram_pct, 1, 3),
-        _number(counted.occupancy_pct, 1, 3),
+        _number(counted.tensor_flops, 1e-6),
+        _number(counted.vector_flops, 1e-6),
+        _number(counted.half_flops, 1e-6),
+        _number(counted.dram_bytes, 1e-3, mark=differs),
+        _number(row.flops_per_byte, mark=half_mark(row) + differs),
+        _number(counted.sm_pct, 1, 3, differs),
+        _number(counted.dram_pct, 1, 3, differs),
+        _number(counted.occupancy_pct, 1, 3, differs),
         _number(row.mean_ns, 1e-3),
-        _number(counted.time_ns, 1e-3),
+        _number(counted.time_ns, 1e-3, mark=differs),
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, on_stage
-from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd, kernel_filter
+from llm_perf_opt.profiling.vendor.ncu import asked_counters, build_ncu_cmd, kernel_filter
 from llm_perf_opt.profiling.vendor.probe import probe_ncu
 from llm_perf_opt.profiling.vendor.tool_pass import run_tool
 from llm_perf_opt.records import Missing
@@ -115,3 +115,12 @@ def test_the_real_ncu_refuses_a_bare_pattern_and_we_say_why(real_ncu: Path, tmp_
     assert run.finished.exit_code == 1
     assert [problem.id for problem in run.problems] == ["unknown_section"]
     assert "regex:" in run.problems[0].remedy
+
+
+def test_what_was_asked_for_is_read_back_and_a_programs_own_words_are_not() -> None:
+    program = ["prog", "--section", "mine", "--metrics", "mine.sum", "--set", "full"]
+    asked = asked_counters(build_ncu_cmd(Path("ncu"), Path("x"), program, metrics=["a__b.sum", "c__d.avg"]))
+    assert (asked.metrics, asked.whole_groups) == (("a__b.sum", "c__d.avg"), False)
+    for collect in ({"sections": ["SpeedOfLight"]}, {"section_set": "basic"}, {"metrics": ["breakdown:a__throughput.avg"]}, {}):
+        asked = asked_counters(build_ncu_cmd(Path("ncu"), Path("x"), program, **collect))
+        assert (asked.metrics, asked.whole_groups) == ((), True), "only the tool knows what is in these"

@@ -193,7 +193,7 @@ def _plain(row: KernelTotal, stage: StageEvidence) -> bool:
     counted = next((entry.per_call for entry in stage.counters.rows if entry.spelled == row.name), None)
     if counted is None or isinstance(counted, Missing) or isinstance(counted.tensor_flops, Missing):
         return False
-    vector = 0.0 if isinstance(counted.vector_flops, Missing) else counted.vector_flops
+    vector = sum(kind for kind in (counted.vector_flops, counted.half_flops) if not isinstance(kind, Missing))
     return row.kind is KernelClass.GEMM and counted.tensor_flops == 0 and vector > 0 and "splitKreduce" not in row.name
 
 

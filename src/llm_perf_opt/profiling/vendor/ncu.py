@@ -1,7 +1,9 @@
 """Nsight Compute: the command that reads hardware counters of single kernels."""
 
+import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +11,9 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, Gate, check_gate
 
 REPORT_ENDING = ".ncu-rep"
+
+_LAST_OPTION = ("--export", "-o")
+"""Followed by its value and then by the program."""
 
 Replay = Literal["kernel", "application", "range", "app-range"]
 
@@ -55,6 +60,24 @@ def build_ncu_cmd(
     argv += ["--kernel-name-base", "function", "--kernel-name", kernel_filter(kernels)] if kernels else []
     argv += _launches(launch_skip, launch_count)
     return [*argv, "--force-overwrite", "--export", _literal(out_base), *work_argv]
+
+
+@dataclass(frozen=True)
+class AskedCounters:
+    """What a command told the tool to collect."""
+
+    metrics: tuple[str, ...]
+    whole_groups: bool
+    """Whether it named sections, a set or a breakdown, or nothing at all: only the tool knows which counters those hold."""
+
+
+def asked_counters(argv: Sequence[str]) -> AskedCounters:
+    """Read from a command that `build_ncu_cmd` made. What follows its last option is the program's, whatever it looks like."""
+    end = next((place for place, word in enumerate(argv) if word in _LAST_OPTION), len(argv))
+    own = list(itertools.pairwise(argv[:end]))
+    metrics = tuple(dict.fromkeys(name for option, names in own if option == "--metrics" for name in names.split(",")))
+    groups = any(option in ("--section", "--set") for option, _ in own) or any(":" in name for name in metrics)
+    return AskedCounters(tuple(name for name in metrics if ":" not in name), groups or not metrics)
 
 
 def kernel_filter(kernels: Sequence[str]) -> str:
