@@ -123,6 +123,23 @@ class TorchColumns:
         """Categories that were passed over."""
         return sorted(self._buckets.others)
 
+    @property
+    def has_worded_identities(self) -> bool:
+        """Whether a process or thread has a word for a number: it then gets one that means nothing elsewhere."""
+        return any(isinstance(identity, str) for identity in self._identities)
+
+    def code(self, name: str) -> int:
+        """The index of a name, which is put among the names if it is new."""
+        return self._codes[name]
+
+    def add(self, part: Columns) -> None:
+        """Add rows that are columns already, their names numbered by `code`."""
+        self._parts[type(part)].append(part)
+
+    def pass_over(self, category: str) -> None:
+        """Remember that events of a category were passed over."""
+        self._buckets[category]
+
     def take(self, events: Sequence[AnyEvent]) -> None:
         """Add a chunk, all of it or, when this raises, none."""
         try:
@@ -133,7 +150,7 @@ class TorchColumns:
         finally:
             self._buckets.clear_events()
         for part, unplaced, negative in made:
-            self._parts[type(part)].append(part)
+            self.add(part)
             if isinstance(part, DeviceWork):
                 self.unplaced_work += unplaced
                 self.negative_work += negative
