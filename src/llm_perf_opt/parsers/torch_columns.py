@@ -255,6 +255,8 @@ def _nanoseconds(microseconds: Sequence[Any]) -> Int64:
             raise NeedsDigits
         whole_us = np.floor(values)  # apart, or the product would be rounded once more than the file's digits bear
         return whole_us.astype(np.int64) * 1000 + np.rint((values - whole_us) * 1000.0).astype(np.int64)
+    if not all(value.is_finite() and -_LARGEST_NS < value < _LARGEST_NS for value in microseconds):
+        raise msgspec.ValidationError("no time of any clock")
     whole = [int((value * 1000).to_integral_value()) for value in microseconds]
     if any(abs(value) >= _LARGEST_NS for value in whole):
         raise msgspec.ValidationError("a time beyond all clocks")
