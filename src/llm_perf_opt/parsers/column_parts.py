@@ -26,7 +26,7 @@ class _Header(msgspec.Struct):
 
 def write_part(columns: TorchColumns, note: bytes, out: BinaryIO) -> None:
     """Everything in the columns, which are empty afterwards, and a note beside it."""
-    tables = [columns.table(kind) for kind in _KINDS]
+    tables = [columns.unsorted(kind) for kind in _KINDS]
     header = msgspec.msgpack.encode(
         _Header(
             [len(table) for table in tables], columns.names, columns.other_categories,

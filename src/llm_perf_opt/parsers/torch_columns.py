@@ -159,17 +159,21 @@ class TorchColumns:
 
     def table(self, kind: type[Table]) -> Table:
         """All rows of a kind, in the order of their start, the outer first."""
-        parts = self._parts[kind]
-        if not parts:
-            return kind.none()
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0].columns()}
-        self._parts[kind] = []
+        columns = self.unsorted(kind).columns()
         start, end = columns["start_ns"], columns["end_ns"]
         order = np.argsort(start, kind="stable")
         in_order = start[order]
         if (in_order[1:] == in_order[:-1]).any():  # the outer of two that begin together comes first
             order = np.lexsort((-end, start))
         return kind(**{name: column[order] for name, column in columns.items()})
+
+    def unsorted(self, kind: type[Table]) -> Table:
+        """All rows of a kind, about as the file has them; they are not kept."""
+        parts = self._parts[kind]
+        if not parts:
+            return kind.none()
+        self._parts[kind] = []
+        return kind(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0].columns()})
 
     # --- one chunk ------------------------------------------------------------------------------------------------
 
