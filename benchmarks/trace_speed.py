@@ -2,10 +2,11 @@
 
     python benchmarks/trace_speed.py [--events 100000 1000000 3000000] [--peer PYTHON]
 
-Cold: parse, write the tables, and the whole analysis with its findings. Warm: the same from what is kept. CPU seconds of all
-threads after imports,
-which stand apart. Fails when a target is missed: at 10⁶ events cold ≤ 3 s and ≤ 1 GB, warm ≤ 0.2 s; growth linear; and
-15 times faster than HolisticTraceAnalysis where PYTHON (this one by default) has it installed (`pip install traceinsight`).
+Cold: parse, write the tables, and the whole analysis with its findings. Warm: the same from what is kept. Both as wall time,
+which is what one waits for, and as CPU seconds of all threads and child processes; after imports, which stand apart. Memory is
+the most that the process held, plus the most that a child did. Fails when a target is missed: at 10⁶ events cold ≤ 3 CPU-seconds
+and ≤ 1 GB, warm ≤ 0.2 s; growth linear; and 15 times faster by the clock than HolisticTraceAnalysis where PYTHON (this one by
+default) has it installed (`pip install traceinsight`). The ratio of CPU seconds stands beside it and is no target.
 """
 
 import argparse
@@ -24,20 +25,24 @@ TESTS = Path(__file__).parent.parent / "tests"
 COLD_S, COLD_MB, WARM_S, PEER_RATIO, TARGET_EVENTS = 3.0, 1000, 0.2, 15, 1_000_000
 WARM_TRIES = 5
 PEER = """
-import os, resource, sys
+import os, resource, sys, time
 from hta.trace_analysis import TraceAnalysis
-begun = os.times()
+begun, wall = os.times(), time.perf_counter()
 analysis = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir=os.path.dirname(sys.argv[1]))
 analysis.get_temporal_breakdown(visualize=False)
 analysis.get_gpu_kernel_breakdown(visualize=False)
 ended = os.times()
-print(sum(ended[:4]) - sum(begun[:4]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(sum(ended[:4]) - sum(begun[:4]), time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
 def _cpu() -> float:
-    used = os.times()
-    return used.user + used.system
+    """Of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def _most_mb() -> float:
+    return sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
 
 
 def measure(path: Path) -> dict[str, Any]:
@@ -57,7 +62,7 @@ def measure(path: Path) -> dict[str, Any]:
         "imports_s": imported,
         "cpu_s": _cpu() - imported,
         "wall_s": time.perf_counter() - wall,
-        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rss_mb": _most_mb(),
         "parsed": parsed,
         "kernels": found.gpu.kernels,
         "kernel_ns": found.gpu.kernel_ns,
@@ -78,8 +83,8 @@ def _peer(python: str, path: Path) -> dict[str, float] | None:
     if done.returncode:
         print(f"the peer failed: {done.stderr.strip().splitlines()[-1][:200]}", file=sys.stderr)
         return None
-    cpu, rss = done.stdout.split()[-2:]
-    return {"cpu_s": float(cpu), "rss_mb": float(rss) / 1024}
+    cpu, wall, rss = done.stdout.split()[-3:]
+    return {"cpu_s": float(cpu), "wall_s": float(wall), "rss_mb": float(rss) / 1024}
 
 
 def _one(events: int, peer: str | None) -> dict[str, Any]:
@@ -109,19 +114,25 @@ def _cold(path: Path) -> dict[str, Any]:
 
 
 def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run whose CPU time is the median."""
-    return sorted(runs, key=lambda found: found["cpu_s"])[len(runs) // 2]
+    """The run whose wall time is the median."""
+    return sorted(runs, key=lambda found: found["wall_s"])[len(runs) // 2]
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    print("| events | file | cold, CPU | cold, memory | warm, CPU | imports, CPU | HolisticTraceAnalysis | ratio |")
-    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print(
+        "| events | file | cold, wall | cold, CPU | cold, memory | warm, wall | imports, CPU "
+        "| HolisticTraceAnalysis, wall | CPU | memory | ratio, wall | ratio, CPU |"
+    )
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for row in rows:
         cold, warm, peer = row["cold"], row["warm"], row["peer"]
-        beside = f"{peer['cpu_s']:.1f} s, {peer['rss_mb']:.0f} MB | × {peer['cpu_s'] / cold['cpu_s']:.0f}" if peer else "n/a |"
+        beside = "n/a | | | |"
+        if peer:
+            ratios = " | ".join(f"× {peer[kind] / cold[kind]:.1f}" for kind in ("wall_s", "cpu_s"))
+            beside = f"{peer['wall_s']:.1f} s | {peer['cpu_s']:.1f} s | {peer['rss_mb']:,.0f} MB | {ratios}"
         print(
-            f"| {row['events']:,} | {row['megabytes']:.0f} MB | {cold['cpu_s']:.2f} s | {cold['rss_mb']:.0f} MB "
-            f"| {warm['cpu_s']:.2f} s | {warm['imports_s']:.2f} s | {beside} |"
+            f"| {row['events']:,} | {row['megabytes']:.0f} MB | {cold['wall_s']:.2f} s | {cold['cpu_s']:.2f} s "
+            f"| {cold['rss_mb']:.0f} MB | {warm['wall_s']:.2f} s | {warm['imports_s']:.2f} s | {beside} |"
         )
 
 
@@ -131,11 +142,12 @@ def _verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, bool]]:
         cold, warm, peer = row["cold"], row["warm"], row["peer"]
         if abs(row["events"] - TARGET_EVENTS) > TARGET_EVENTS / 100:
             continue
-        found.append((f"cold ≤ {COLD_S} s", cold["cpu_s"] <= COLD_S))
+        found.append((f"cold ≤ {COLD_S} CPU-s", cold["cpu_s"] <= COLD_S))
         found.append((f"cold ≤ {COLD_MB} MB", cold["rss_mb"] <= COLD_MB))
-        found.append((f"warm ≤ {WARM_S} s", warm["cpu_s"] <= WARM_S))
+        found.append((f"warm ≤ {WARM_S} s", max(warm["cpu_s"], warm["wall_s"]) <= WARM_S))
         if peer:
-            found.append((f"≥ {PEER_RATIO} times faster than the peer", peer["cpu_s"] >= PEER_RATIO * cold["cpu_s"]))
+            by_clock = peer["wall_s"] >= PEER_RATIO * cold["wall_s"]
+            found.append((f"≥ {PEER_RATIO} times faster than the peer by the clock", by_clock))
     if len(rows) > 1:
         rates = [row["cold"]["cpu_s"] / row["events"] for row in rows]
         found.append(

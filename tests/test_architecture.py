@@ -92,6 +92,15 @@ def test_only_launch_starts_processes(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
+def test_only_beside_copies_the_process(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text())
+    called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    if module != "profiling.vendor.beside":
+        assert not called & {"fork", "forkpty", "posix_spawn"}
+        assert "multiprocessing" not in {name.split(".")[0] for name, _ in imports(MODULES[module])}
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_modules_and_functions_stay_small_and_documented(module: str) -> None:
     text = MODULES[module].read_text()
     tree = ast.parse(text)

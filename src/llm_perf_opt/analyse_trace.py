@@ -14,6 +14,7 @@ from llm_perf_opt.trace_mark import fresh_tables
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.trace_document import TraceAnalysis
+    from llm_perf_opt.events import Trace
 
 ANALYSIS_FILE = "analysis.json"
 _VERSION = f"{__version__}/3"
@@ -96,23 +97,29 @@ def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:
 
 def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":
     from llm_perf_opt.analysis.evidence import RunFacts
+    from llm_perf_opt.profiling.vendor.beside import beside
     from llm_perf_opt.trace_reading import document_of
 
-    if use_cache:
-        from llm_perf_opt.parsers.trace_cache import cached_trace
+    made: list[TraceAnalysis] = []
 
-        opened = cached_trace(file)
-        found = document_of(opened.trace, RunFacts(), str(source))
-        notes: tuple[str, ...] = (opened.note,) if opened.note else ()
-        if opened.tables is not None:
-            try:
-                write_whole(opened.tables / ANALYSIS_FILE, msgspec.json.encode({"version": _VERSION, "document": found}))
-            except ResourceError as error:
-                notes += (f"the analysis was not kept: {error.fact}",)
-        return found, notes
-    from llm_perf_opt.parsers.open_trace import read_trace
+    def analyse(trace: "Trace") -> None:
+        made.append(document_of(trace, RunFacts(), str(source)))
 
-    return document_of(read_trace(file), RunFacts(), str(source)), ()
+    if not use_cache:
+        from llm_perf_opt.parsers.open_trace import read_trace
+
+        analyse(read_trace(file, beside))
+        return made[0], ()
+    from llm_perf_opt.parsers.trace_cache import cached_trace
+
+    opened = cached_trace(file, beside=beside, meanwhile=analyse)
+    notes: tuple[str, ...] = (opened.note,) if opened.note else ()
+    if opened.tables is not None:
+        try:
+            write_whole(opened.tables / ANALYSIS_FILE, msgspec.json.encode({"version": _VERSION, "document": made[0]}))
+        except ResourceError as error:
+            notes += (f"the analysis was not kept: {error.fact}",)
+    return made[0], notes
 
 
 class _Kept(msgspec.Struct):

@@ -252,6 +252,20 @@ def test_times_as_text_and_in_other_spellings(tmp_path: Path) -> None:
     assert nanoseconds(tmp_path, "1.5e3", "2", "-0.001") == [-1, 2000, 1500000]
 
 
+@pytest.mark.parametrize("field", ["ts", "dur", "pid"])
+@pytest.mark.parametrize(
+    "text", ["1e9994242", "-1e9994242", "1e-9994242", '"NaN"', '"sNaN"', '"-Infinity"', '"1e9994242"', "1e400"]
+)
+def test_numbers_beyond_all_bounds_cost_at_most_their_event(tmp_path: Path, field: str, text: str) -> None:
+    fields = {"ph": '"X"', "cat": '"cpu_op"', "name": '"odd"', "pid": "1", "tid": "1", "ts": "7.0", "dur": "2.0", field: text}
+    odd = ", ".join(f'"{name}": {value}' for name, value in fields.items())
+    path = tmp_path / "odd.json"
+    path.write_text(f'{{"traceEvents": [{{{odd}}}, {json.dumps(operator(5.0, 1.0))}]}}')
+    operators = read_torch_trace(path).operators
+    assert (5000, 6000) in zip(operators.start_ns.tolist(), operators.end_ns.tolist(), strict=True)
+    assert len(operators) <= 2
+
+
 # --- what goes wrong ---------------------------------------------------------------------------------------------------
 
 

@@ -4,10 +4,14 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.events import Trace
+from llm_perf_opt.parsers import trace_cache
+from llm_perf_opt.parsers.open_trace import read_trace
 from llm_perf_opt.parsers.trace_cache import cached_trace, fingerprint
 from llm_perf_opt.tables import made_of
 from llm_perf_opt.trace_mark import META_FILE
@@ -133,3 +137,39 @@ def test_other_files_beside_the_trace_stay(source: Path) -> None:
     (keep / "notes.txt").write_text("not a table")
     cached_trace(source)
     assert (keep / "notes.txt").exists()
+
+
+def test_the_trace_is_worked_with_once_however_it_comes(source: Path) -> None:
+    aged(source)
+    for parsed in (True, False):
+        given: list[Trace] = []
+        found = cached_trace(source, meanwhile=given.append)
+        assert found.parsed == parsed
+        assert given == [found.trace]
+
+
+def test_what_goes_wrong_meanwhile_is_heard_and_the_tables_are_kept(source: Path) -> None:
+    def fail(_: Trace) -> None:
+        raise RuntimeError("meanwhile")
+
+    with pytest.raises(RuntimeError, match="meanwhile"):
+        cached_trace(source, meanwhile=fail)
+    assert not cached_trace(source).parsed
+
+
+def test_nothing_is_kept_of_a_file_that_changes_while_it_is_read(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = read_trace
+
+    def read_and_change(path: Path, *rest: Any) -> Trace:
+        found = read(path, *rest)
+        path.write_bytes(path.read_bytes().replace(b'"prefill"', b'"PREFILL"'))
+        return found
+
+    monkeypatch.setattr(trace_cache, "read_trace", read_and_change)
+    found = cached_trace(source)
+    assert found.tables is None
+    assert "changed while it was read" in found.note
+    monkeypatch.undo()
+    again = cached_trace(source)
+    assert again.parsed
+    assert "PREFILL" in again.trace.names

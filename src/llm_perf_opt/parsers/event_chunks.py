@@ -24,7 +24,8 @@ _LONGEST_BEGINNING = 64
 LARGEST_HEAD_BYTES = 64 << 20
 LARGEST_TAIL_BYTES = 64 << 20
 
-_BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"\w+"\s*:)')
+BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"\w+"\s*:)')
+"""Between two events, as far as bytes can tell."""
 _ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _AFTER_ARRAY = re.compile(rb'\s*(?:,\s*"|\}|\Z)')
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -76,12 +77,29 @@ class EventChunks:
         self._decode = decode
         self._repair = repair
         self._seen = 0
+        self._whole = True  # no piece had to be taken apart
 
     def run(self) -> Surroundings:
         """Read it all."""
         before, buffer = self._head()
         after = self._events(buffer)
-        return self._surroundings(before, after)
+        return surroundings(before, after, self._repair, self.cut_short)
+
+    def run_first_part(self) -> bytes | None:
+        """Read what ends between two events; returns what stands before the events. None where it ends elsewhere, or where
+        anything in it had to be mended or left out."""
+        before, buffer = self._head()
+        self._events(buffer)
+        return before if self.cut_short and self._is_faultless else None
+
+    def run_rest(self) -> bytes | None:
+        """Read what begins with an event and goes to the end; returns what stands behind the events. None as above."""
+        after = self._events(b"")
+        return after if not self.cut_short and self._is_faultless else None
+
+    @property
+    def _is_faultless(self) -> bool:
+        return self._whole and not self.unreadable and not self.repaired
 
     # --- before the events ----------------------------------------------------------------------------------------
 
@@ -177,6 +195,7 @@ class EventChunks:
         return _Fed(False, cut_inside=_fails_at_its_end(text, failure))
 
     def _one_by_one(self, piece: bytes, last: bool) -> _Fed:
+        self._whole = False
         lost = 0
         fed = _Fed(True)
         event = b""
@@ -198,6 +217,7 @@ class EventChunks:
 
         Whether it is settled how many there are.
         """
+        self._whole = False
         end = len(piece)
         for _ in range(_PARTS_TRIED):
             end = piece.rfind(b"}", 0, end)
@@ -215,12 +235,14 @@ class EventChunks:
             size += len(data)
         return b"".join(parts)
 
-    def _surroundings(self, before: bytes, after: bytes) -> Surroundings:
-        head = _object(before + b'"":0}') if before else {}
-        tail = _object(b'{"":0' + after) if before and not self.cut_short else {}
-        if before and tail is None:
-            tail = _object(self._repair(b'{"":0' + after))
-        return Surroundings(head or {}, tail or {}, head is not None and tail is not None)
+
+def surroundings(before: bytes, after: bytes, repair: Callable[[bytes], bytes], cut_short: bool = False) -> Surroundings:
+    """What stands before the events and behind them, decoded; nothing does where the array is the whole file."""
+    head = _object(before + b'"":0}') if before else {}
+    tail = _object(b'{"":0' + after) if before and not cut_short else {}
+    if before and tail is None:
+        tail = _object(repair(b'{"":0' + after))
+    return Surroundings(head or {}, tail or {}, head is not None and tail is not None)
 
 
 class _Window:
@@ -243,7 +265,7 @@ class _Window:
         while True:
             start = max(0, self.end - width)
             last = None
-            for last in _BOUNDARY.finditer(self._room, start, self.end):  # noqa: B007 - the last one is wanted
+            for last in BOUNDARY.finditer(self._room, start, self.end):  # noqa: B007 - the last one is wanted
                 pass
             if last is not None:
                 return last.start() + 1
@@ -273,7 +295,7 @@ class _Window:
 
 def _single_events(piece: bytes) -> Iterator[bytes]:
     start = 0
-    for match in _BOUNDARY.finditer(piece):
+    for match in BOUNDARY.finditer(piece):
         yield piece[start : match.start() + 1]
         start = match.end()
     yield piece[start:]

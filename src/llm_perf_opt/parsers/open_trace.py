@@ -1,23 +1,30 @@
 """Any profiler's trace by its content: a torch trace or an nsys export."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
+
+if TYPE_CHECKING:
+    from llm_perf_opt.parsers.two_readers import StartBeside
 
 _SQLITE = b"SQLite format 3\x00"
 _PREVIEW_BYTES = 64
 
 
-def read_trace(path: Path) -> Trace:
-    """The trace in a file, whatever its name: torch.profiler's JSON or nsys's SQLite, plain or packed; or a ParseError."""
+def read_trace(path: Path, beside: "StartBeside | None" = None) -> Trace:
+    """The trace in a file, whatever its name: torch.profiler's JSON or nsys's SQLite, plain or packed; or a ParseError.
+
+    With `beside`, half of a large torch trace is read in a copy of this process.
+    """
     if is_nsys(path):
         from llm_perf_opt.parsers.nsys_sqlite import read_nsys
 
         return read_nsys(path)
     from llm_perf_opt.parsers.torch_trace import read_torch_trace
 
-    return read_torch_trace(path)
+    return read_torch_trace(path, beside)
 
 
 def is_nsys(path: Path) -> bool:

@@ -57,6 +57,15 @@ class PackedFile:
             self._member.close()
         self._file.close()
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether it holds other bytes than are read."""
+        return self._inflater is not None or self._member is not None
+
+    def skip_to(self, place: int) -> None:
+        """Read on from there; only in a file that is not packed."""
+        self._file.seek(place)
+
     def read(self, size: int) -> bytes:
         """About `size` bytes more, never more than that; none at the end."""
         try:

@@ -123,6 +123,23 @@ class TorchColumns:
         """Categories that were passed over."""
         return sorted(self._buckets.others)
 
+    @property
+    def has_worded_identities(self) -> bool:
+        """Whether a process or thread has a word for a number: it then gets one that means nothing elsewhere."""
+        return any(isinstance(identity, str) for identity in self._identities)
+
+    def code(self, name: str) -> int:
+        """The index of a name, which is put among the names if it is new."""
+        return self._codes[name]
+
+    def add(self, part: Columns) -> None:
+        """Add rows that are columns already, their names numbered by `code`."""
+        self._parts[type(part)].append(part)
+
+    def pass_over(self, category: str) -> None:
+        """Remember that events of a category were passed over."""
+        self._buckets[category]
+
     def take(self, events: Sequence[AnyEvent]) -> None:
         """Add a chunk, all of it or, when this raises, none."""
         try:
@@ -133,7 +150,7 @@ class TorchColumns:
         finally:
             self._buckets.clear_events()
         for part, unplaced, negative in made:
-            self._parts[type(part)].append(part)
+            self.add(part)
             if isinstance(part, DeviceWork):
                 self.unplaced_work += unplaced
                 self.negative_work += negative
@@ -142,17 +159,21 @@ class TorchColumns:
 
     def table(self, kind: type[Table]) -> Table:
         """All rows of a kind, in the order of their start, the outer first."""
-        parts = self._parts[kind]
-        if not parts:
-            return kind.none()
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0].columns()}
-        self._parts[kind] = []
+        columns = self.unsorted(kind).columns()
         start, end = columns["start_ns"], columns["end_ns"]
         order = np.argsort(start, kind="stable")
         in_order = start[order]
         if (in_order[1:] == in_order[:-1]).any():  # the outer of two that begin together comes first
             order = np.lexsort((-end, start))
         return kind(**{name: column[order] for name, column in columns.items()})
+
+    def unsorted(self, kind: type[Table]) -> Table:
+        """All rows of a kind, about as the file has them; they are not kept."""
+        parts = self._parts[kind]
+        if not parts:
+            return kind.none()
+        self._parts[kind] = []
+        return kind(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0].columns()})
 
     # --- one chunk ------------------------------------------------------------------------------------------------
 
@@ -238,6 +259,8 @@ def _nanoseconds(microseconds: Sequence[Any]) -> Int64:
             raise NeedsDigits
         whole_us = np.floor(values)  # apart, or the product would be rounded once more than the file's digits bear
         return whole_us.astype(np.int64) * 1000 + np.rint((values - whole_us) * 1000.0).astype(np.int64)
+    if not all(value.is_finite() and -_LARGEST_NS < value < _LARGEST_NS for value in microseconds):
+        raise msgspec.ValidationError("no time of any clock")
     whole = [int((value * 1000).to_integral_value()) for value in microseconds]
     if any(abs(value) >= _LARGEST_NS for value in whole):
         raise msgspec.ValidationError("a time beyond all clocks")

@@ -147,7 +147,7 @@ def _decimal(value: Any) -> Decimal | None:
         number = Decimal(value)
     except (InvalidOperation, ValueError):
         return None
-    return number if number.is_finite() and abs(number) < _LARGEST else None
+    return number if number.is_finite() and -_LARGEST < number < _LARGEST else None  # abs() overflows beyond 10^999,999
 
 
 def _triple(value: Any) -> tuple[int, int, int]:

@@ -15,29 +15,35 @@ from llm_perf_opt.parsers.event_chunks import EventChunks, Surroundings
 from llm_perf_opt.parsers.packed import PackedFile
 from llm_perf_opt.parsers.torch_columns import TorchColumns
 from llm_perf_opt.parsers.torch_events import EventDecoder, repaired
+from llm_perf_opt.parsers.two_readers import StartBeside, read_by_two
 
 
-def read_torch_trace(path: Path) -> Trace:
+def read_torch_trace(path: Path, beside: StartBeside | None = None) -> Trace:
     """Everything the trace says, or a ParseError. Times are µs in the file, whatever its displayTimeUnit; exact integer ns here.
 
     Device work comes from kernels, copies and memsets; ranges from user annotations and, in the domain `nn.Module`, from the
     frames of modules. Copies of annotations on the device (gpu_user_annotation), flow arrows and Python frames are passed over.
+    With `beside`, half of a large file is read in a copy of this process.
     """
-    columns = TorchColumns()
-    decoder = EventDecoder(columns.take)
-    with PackedFile(path) as file, _without_collector():
-        chunks = EventChunks(str(path), file.read, decoder, repaired)
-        around = chunks.run()
-        chunks.cut_short = chunks.cut_short or file.cut_short
+    with _without_collector():
+        by_two = read_by_two(path, beside) if beside is not None else None
+        if by_two is not None:
+            return _trace(by_two.columns, by_two.events, by_two.around, [])
+        columns = TorchColumns()
+        decoder = EventDecoder(columns.take)
+        with PackedFile(path) as file:
+            chunks = EventChunks(str(path), file.read, decoder, repaired)
+            around = chunks.run()
+            chunks.cut_short = chunks.cut_short or file.cut_short
+    return _trace(columns, chunks.events, around, _file_problems(chunks, decoder.not_events, around))
+
+
+def _trace(columns: TorchColumns, events: int, around: Surroundings, file_problems: list[TraceProblem]) -> Trace:
     work, calls = columns.table(DeviceWork), columns.table(HostCalls)
     operators, ranges = columns.table(Operators), columns.table(Ranges)
     work = replace(work, process=_processes(work, calls))
-    trace = Trace("torch", columns.names, work, calls, ranges, operators, facts=_facts(chunks.events, around))
-    problems = [
-        *_file_problems(chunks, decoder.not_events, around),
-        *_content_problems(chunks.events, columns, trace),
-        *torch_problems.notices(around.after),
-    ]
+    trace = Trace("torch", columns.names, work, calls, ranges, operators, facts=_facts(events, around))
+    problems = [*file_problems, *_content_problems(events, columns, trace), *torch_problems.notices(around.after)]
     return replace(trace, problems=tuple(problems))
 
 

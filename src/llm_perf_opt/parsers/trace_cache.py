@@ -2,15 +2,21 @@
 
 import shutil
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.stage_columns import stage_columns
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.open_trace import read_trace
 from llm_perf_opt.tables import made_of, read_tables, write_tables
-from llm_perf_opt.trace_mark import SCHEMA_VERSION, seen_of, tables_beside
+from llm_perf_opt.trace_mark import META_FILE, SCHEMA_VERSION, seen_of, tables_beside
+
+if TYPE_CHECKING:
+    from llm_perf_opt.parsers.two_readers import StartBeside
 
 
 @dataclass(frozen=True)
@@ -26,29 +32,70 @@ class CachedTrace:
     """Why there are no tables."""
 
 
-def cached_trace(source: Path, folder: Path | None = None) -> CachedTrace:
+def cached_trace(
+    source: Path,
+    folder: Path | None = None,
+    *,
+    beside: "StartBeside | None" = None,
+    meanwhile: Callable[[Trace], None] = lambda _: None,
+) -> CachedTrace:
     """The trace in `source`, from its tables where they are sound and of these very bytes, else parsed and the tables written.
 
     The tables lie beside the source, or in `folder`. Where they cannot be written the trace comes all the same, with a note.
+    With `beside`, half of a large torch trace is read in a copy of this process. `meanwhile` is given the trace, once, and
+    works with it while the tables are written.
     """
-    seen = seen_of(source)
-    for tables in [folder] if folder else tables_beside(source):
+    seen, state = seen_of(source), _state(source)
+    places = [folder] if folder else tables_beside(source)
+    for tables in places:
         if seen and (trace := _kept(tables, seen=seen)):
+            meanwhile(trace)
             return CachedTrace(trace, tables, parsed=False)
-    of = fingerprint(source)
-    tables = folder or source.with_name(f"{source.name}.tables-{of}")
-    if trace := _kept(tables, of=of):
-        return CachedTrace(trace, tables, parsed=False)
-    trace = read_trace(source)
+    of = ""
+    if any((place / META_FILE).is_file() for place in places):  # else nothing can be of the same bytes
+        of = fingerprint(source)
+        tables = folder or _place(source, of)
+        if trace := _kept(tables, of=of):
+            meanwhile(trace)
+            return CachedTrace(trace, tables, parsed=False)
+    trace = read_trace(source, beside)
+    with ThreadPoolExecutor(1, "tables") as writer:  # both spend their time where Python lets two threads work at once
+        writing = writer.submit(_write, trace, source, folder, of, seen, state)
+        meanwhile(trace)
+        written, note = writing.result()
+    return CachedTrace(trace, written, True, note)
+
+
+def _write(
+    trace: Trace, source: Path, folder: Path | None, of: str, seen: str, state: tuple[int, ...]
+) -> tuple[Path | None, str]:
+    """The tables of a trace, or why there are none."""
     try:
+        of = of or fingerprint(source)
+        if _state(source) != state:
+            return None, "the tables were not kept: the file was changed while it was read"
+        tables = folder or _place(source, of)
         write_tables(trace, tables, stage_columns(trace), of=of, seen=seen)
     except OSError as error:
-        return CachedTrace(trace, None, True, f"the tables were not kept: {error.strerror or error}")
-    except ResourceError as error:
-        return CachedTrace(trace, None, True, f"the tables were not kept: {error.fact}")
+        return None, f"the tables were not kept: {error.strerror or error}"
+    except (ParseError, ResourceError) as error:
+        return None, f"the tables were not kept: {error.fact}"
     if folder is None:
         _remove_others(source, tables)
-    return CachedTrace(trace, tables, parsed=True)
+    return tables, ""
+
+
+def _place(source: Path, of: str) -> Path:
+    return source.with_name(f"{source.name}.tables-{of}")
+
+
+def _state(source: Path) -> tuple[int, ...]:
+    """What changes with the file, unless somebody puts it back."""
+    try:
+        stat = source.stat()
+    except OSError as error:
+        raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _kept(tables: Path, of: str = "", seen: str = "") -> Trace | None:
