@@ -49,10 +49,10 @@ def measure(path: Path) -> dict[str, Any]:
     """Analyse one trace in this process."""
     import duckdb  # noqa: F401 - imports are not what is measured here
 
-    import llm_perf_opt.trace_reading  # noqa: F401
+    import llm_perf_opt.reading.traces  # noqa: F401
     from llm_perf_opt.analyse_trace import analyse_source
     from llm_perf_opt.parsers.torch_trace import read_torch_trace  # noqa: F401
-    from llm_perf_opt.trace_mark import fresh_tables
+    from llm_perf_opt.parsers.trace_mark import fresh_tables
 
     imported = _cpu()
     wall = time.perf_counter()

@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from builders import MS
-from llm_perf_opt.analysis.accounting import StageTime
 from llm_perf_opt.analysis.budget import BudgetFacts, stage_budget
 from llm_perf_opt.analysis.evidence import UNITS, Evidence, RunFacts, StageEvidence
-from llm_perf_opt.analysis.fusion import Fusion
-from llm_perf_opt.analysis.host_calls import HostCallCounts
-from llm_perf_opt.analysis.idle import IdleCause
-from llm_perf_opt.analysis.kernel_classes import classify
-from llm_perf_opt.analysis.kernel_summary import KernelTotal
+from llm_perf_opt.analysis.kernels.classes import classify
+from llm_perf_opt.analysis.trace.accounting import StageTime
+from llm_perf_opt.analysis.trace.fusion import Fusion
+from llm_perf_opt.analysis.trace.host_calls import HostCallCounts
+from llm_perf_opt.analysis.trace.idle import IdleCause
+from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal
 from llm_perf_opt.records import Maybe, Missing
 
 QUIET = HostCallCounts(syncs=0, sync_ns=0, items=0, allocations=0, allocation_ns=0, to_device=0, to_host=0, copied_bytes=0)

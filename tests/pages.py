@@ -7,15 +7,15 @@ from typing import Any
 from builders import MS, clean_timings, default_config, gpu_sample, model_facts, operator, run_analysis, telemetry, torch_pass
 from kernel_fixtures import counted, traced_uses
 from llm_perf_opt.analysis.budget import BudgetKey
-from llm_perf_opt.analysis.efficiency import efficiency
-from llm_perf_opt.analysis.hardware import hardware_named
-from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
-from llm_perf_opt.analysis.kernel_table import kernel_table
+from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
+from llm_perf_opt.analysis.kernels.table import kernel_table
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
+from llm_perf_opt.analysis.limits.efficiency import efficiency
+from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.sweep_rows import SweepEntry
 from llm_perf_opt.analysis.telemetry import summarise_telemetry
-from llm_perf_opt.analysis.trace_document import BudgetLine, BudgetTable, FindingLine, GpuTotals, TraceAnalysis
+from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, FindingLine, GpuTotals, TraceAnalysis
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.kernel_records import KernelUse
 from llm_perf_opt.records import Missing, PartTime, StageActivity, Telemetry

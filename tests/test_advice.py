@@ -10,12 +10,12 @@ import pytest
 
 from builders import MS, clean_timings, default_config, in_a_row
 from llm_perf_opt.advice import findings_of, overridden, to_try, verify
-from llm_perf_opt.analysis.trace_document import FindingLine
+from llm_perf_opt.analysis.trace.document import FindingLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.capture import capture
+from llm_perf_opt.commands.progress import QuietProgress
 from llm_perf_opt.composition import compose
 from llm_perf_opt.errors import ConfigError, ParseError
-from llm_perf_opt.progress import QuietProgress
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.advice import findings_section, trials_text, verification_json
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record

@@ -14,8 +14,8 @@ import pytest
 
 from llm_perf_opt.analyse_trace import ANALYSIS_FILE, analyse_source
 from llm_perf_opt.errors import ParseError, ResourceError
+from llm_perf_opt.parsers.trace_mark import fresh_tables
 from llm_perf_opt.report.trace_page import trace_text
-from llm_perf_opt.trace_mark import fresh_tables
 from synthetic_traces import Recipe, kinds, union_ns, write_trace
 
 H200 = Path(__file__).parent / "fixtures" / "h200"

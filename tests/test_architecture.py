@@ -18,22 +18,24 @@ MODULES = {
 FLOORS = [
     {"__main__", "cli"},
     {"commands"},
-    {"progress"},
-    {"comparing", "run_listing", "sweep_report"},
-    {"advice", "analyse_trace", "capture", "exec_capture", "exec_report", "analyse", "ceilings", "costing", "sweep"},
-    {"images", "queries"},
-    {"externals", "nsight_capture", "selftest_capture", "kernel_reading", "region_reading", "trace_reading", "run_tables"},
-    {"asked_metrics", "nsight_passes", "passes", "preflight", "timelines"},
+    {"comparing", "run_listing"},
+    {"sweeps"},
+    {"advice", "capture", "analyse", "analyse_program", "analyse_trace", "costing"},
+    {"capturing", "externals", "images"},
+    {"reading"},
     {"provenance"},
     {"runners"},
     {"profiling"},
     {"report"},
     {"parsers", "analysis", "data", "counters"},
-    {"composition", "stored_ceilings", "sweep_folder", "baselines", "run_folder", "tables", "trace_mark"},
+    {"composition", "stored_ceilings", "baselines", "run_folder"},
     {"config"},
-    {"runtimes", "listener", "host", "stages", "events", "launch_calls", "kernel_records", "runtime_records", "records"},
+    {"runtimes", "host", "stages", "events", "launch_calls", "kernel_records", "runtime_records", "records"},
     {"errors"},
 ]
+# The same inside analysis/, the largest room; modules that stand alone there belong to the floor named "".
+ANALYSIS_FLOORS = [{"comparison"}, {""}, {"regions"}, {"trace"}, {"kernels"}, {"limits"}, {"cost_model"}]
+ANALYSIS_GROUND = {"checks", "dtypes", "stats"}
 HEAVY = {"torch", "transformers", "vllm", "tensorrt_llm", "pynvml", "nvtx", "accelerate", "safetensors"}
 LONGEST_MODULE = 450
 LONGEST_FUNCTION = 80
@@ -68,6 +70,22 @@ def test_imports_run_downward(module: str) -> None:
     for name, _ in imports(MODULES[module]):
         if name.startswith("llm_perf_opt.") and not name.endswith("__version__"):
             assert floor_of(name.removeprefix("llm_perf_opt.")) >= floor_of(module), f"{module} imports {name}"
+
+
+def analysis_floor(module: str) -> int:
+    inner = module.removeprefix("analysis.").split(".")
+    if inner[0] in ANALYSIS_GROUND:
+        return len(ANALYSIS_FLOORS)
+    room = inner[0] if len(inner) > 1 and inner[0] != "rules" else ""
+    return next(index for index, rooms in enumerate(ANALYSIS_FLOORS) if room in rooms)
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("analysis.")])
+def test_imports_inside_analysis_run_downward(module: str) -> None:
+    for name, _ in imports(MODULES[module]):
+        inner = name.removeprefix("llm_perf_opt.")
+        if inner.startswith("analysis."):
+            assert analysis_floor(inner) >= analysis_floor(module), f"{module} imports {name}"
 
 
 @pytest.mark.parametrize("module", MODULES)

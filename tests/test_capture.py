@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt import capture as room
+from llm_perf_opt.commands.progress import progress_for
 from llm_perf_opt.composition import compose
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.progress import progress_for
 
 ASKED = ["profiling=stage2", "profiling.nvml.enable=false"]
 

@@ -17,7 +17,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.images import CHROMIUM_VARIABLE, draw_images
 from llm_perf_opt.records import SCHEMA, Missing
 from llm_perf_opt.run_folder import RunFolder, write_record, write_whole
-from llm_perf_opt.sweep_folder import Sweep, SweepFolder, SweepPoint
+from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, SweepPoint
 
 
 def a_run(path: Path, name: str = "tiny") -> RunFolder:

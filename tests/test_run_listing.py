@@ -14,7 +14,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, RunStatus
 from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.run_listing import list_runs
-from llm_perf_opt.sweep_folder import Sweep, SweepFolder, SweepPoint
+from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, SweepPoint
 
 
 def made(path: Path, created: str, model: str = "tiny", experiment: str = "one", status: RunStatus = "complete") -> RunFolder:

@@ -9,13 +9,13 @@ import yaml
 
 from llm_perf_opt.analyse import analyse, reread, write_reports
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.trace_document import FindingLine
+from llm_perf_opt.analysis.trace.document import FindingLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.capture import capture
+from llm_perf_opt.capturing.listener import Listener
 from llm_perf_opt.composition import Composed, compose, config_from_mapping
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import ConfigError, Interrupted, LlmPerfError, ParseError
-from llm_perf_opt.listener import Listener
 from llm_perf_opt.provenance import environment
 from llm_perf_opt.records import CleanTimings, Missing
 from llm_perf_opt.run_folder import RunFolder, write_record

@@ -4,25 +4,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.device_limits import devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.dtypes import compute_dtype
-from llm_perf_opt.analysis.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.evidence import RunFacts
-from llm_perf_opt.analysis.hardware import Hardware, given_hardware, hardware_of_device
-from llm_perf_opt.analysis.kernel_evidence import STAGES, KernelEvidence
+from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
+from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices, shared_words
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
+from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_of_device
 from llm_perf_opt.analysis.overhead import overheads
-from llm_perf_opt.analysis.region_records import RegionReport
+from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
-from llm_perf_opt.analysis.trace_document import TraceAnalysis
+from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.errors import ImplausibleError, ParseError, ResourceError
-from llm_perf_opt.kernel_reading import read_kernels
 from llm_perf_opt.parsers.telemetry import read_telemetry
+from llm_perf_opt.reading.kernels import read_kernels
+from llm_perf_opt.reading.regions import read_regions
+from llm_perf_opt.reading.run_tables import write_run_tables
+from llm_perf_opt.reading.traces import read_run_trace
 from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
-from llm_perf_opt.region_reading import read_regions
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
 from llm_perf_opt.report.html import run_page, shown_of
 from llm_perf_opt.report.kernel_evidence import kernels_md
@@ -30,9 +32,7 @@ from llm_perf_opt.report.markdown import operators_page, report, stakeholder_sum
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
 from llm_perf_opt.run_folder import RunFolder, read_record, read_values, write_record, write_whole
-from llm_perf_opt.run_tables import write_run_tables
 from llm_perf_opt.stored_ceilings import read_ceilings
-from llm_perf_opt.trace_reading import read_run_trace
 
 SEPARATE = {"vllm": "runtime.engine.max_num_batched_tokens and max_num_seqs large enough for the whole batch keep them apart."}
 """What to do where a runtime ran prefill and decode together."""

@@ -9,11 +9,11 @@ import msgspec
 
 from llm_perf_opt import __version__
 from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.parsers.trace_mark import fresh_tables
 from llm_perf_opt.run_folder import write_whole
-from llm_perf_opt.trace_mark import fresh_tables
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analysis.trace_document import TraceAnalysis
+    from llm_perf_opt.analysis.trace.document import TraceAnalysis
     from llm_perf_opt.events import Trace
 
 ANALYSIS_FILE = "analysis.json"
@@ -51,11 +51,11 @@ def analyse_source(source: Path, *, use_cache: bool = True) -> Analysed:
 
 def with_borrowed_modules(found: Analysed, source: Path, eager: Path) -> Analysed:
     """The same, with the modules of kernels that carry none, by an eager trace or run of the same model."""
-    from llm_perf_opt.analysis.attribution import attribute, has_modules
-    from llm_perf_opt.analysis.graph_modules import AttributedTrace, borrow_modules, borrowed_table
-    from llm_perf_opt.analysis.trace_health import examined
-    from llm_perf_opt.analysis.trace_stages import find_stages
-    from llm_perf_opt.queries import open_source
+    from llm_perf_opt.analysis.trace.attribution import attribute, has_modules
+    from llm_perf_opt.analysis.trace.graph_modules import AttributedTrace, borrow_modules, borrowed_table
+    from llm_perf_opt.analysis.trace.health import examined
+    from llm_perf_opt.analysis.trace.stages import find_stages
+    from llm_perf_opt.reading.queries import open_source
 
     if found.error is not None:
         return found
@@ -98,7 +98,7 @@ def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:
 def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":
     from llm_perf_opt.analysis.evidence import RunFacts
     from llm_perf_opt.profiling.vendor.beside import beside
-    from llm_perf_opt.trace_reading import document_of
+    from llm_perf_opt.reading.traces import document_of
 
     made: list[TraceAnalysis] = []
 
@@ -132,7 +132,7 @@ def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
     tables = fresh_tables(file)
     if tables is None or not (tables / ANALYSIS_FILE).is_file():
         return None
-    from llm_perf_opt.analysis.trace_document import TraceAnalysis
+    from llm_perf_opt.analysis.trace.document import TraceAnalysis
 
     try:
         kept = msgspec.json.decode((tables / ANALYSIS_FILE).read_bytes(), type=_Kept)

@@ -9,15 +9,15 @@ from datetime import datetime, timezone
 import yaml
 
 from llm_perf_opt import __version__
-from llm_perf_opt.asked_metrics import settled
-from llm_perf_opt.ceilings import build_ceilings_argv, run_ceilings
+from llm_perf_opt.capturing.asked_metrics import settled
+from llm_perf_opt.capturing.ceilings import build_ceilings_argv, run_ceilings
+from llm_perf_opt.capturing.listener import Listener
+from llm_perf_opt.capturing.nsight import run_ncu, run_nsys
+from llm_perf_opt.capturing.passes import LABELS, PassPlan, begin_pass, closed, left_something, plain_run, run_pass
+from llm_perf_opt.capturing.preflight import refuse_early
 from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError
-from llm_perf_opt.listener import Listener
-from llm_perf_opt.nsight_capture import run_ncu, run_nsys
-from llm_perf_opt.passes import LABELS, PassPlan, begin_pass, closed, left_something, plain_run, run_pass
-from llm_perf_opt.preflight import refuse_early
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv

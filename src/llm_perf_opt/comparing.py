@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from llm_perf_opt.analyse import analyse
-from llm_perf_opt.analysis.compare import Comparison, compare, gate_names
-from llm_perf_opt.analysis.compare_sides import side_of
-from llm_perf_opt.analysis.compare_stats import DEFAULT_JUDGEMENT, Judgement
-from llm_perf_opt.analysis.gates import parse_gates
+from llm_perf_opt.analysis.comparison.compare import Comparison, compare, gate_names
+from llm_perf_opt.analysis.comparison.gates import parse_gates
+from llm_perf_opt.analysis.comparison.sides import side_of
+from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT, Judgement
 from llm_perf_opt.baselines import Baselines, is_run
 from llm_perf_opt.errors import ConfigError, nearest
 from llm_perf_opt.run_folder import RunFolder
-from llm_perf_opt.sweep_folder import is_sweep
+from llm_perf_opt.sweeps.folder import is_sweep
 
 
 def compare_runs(

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.architecture import Architecture
-from llm_perf_opt.analysis.cost import Formats, ModelCost, model_cost
-from llm_perf_opt.analysis.families import architecture_of
-from llm_perf_opt.analysis.floor import Floor, TurningPoint, WhatIf, turning_point, what_if
-from llm_perf_opt.analysis.hardware import Hardware, hardware_named
+from llm_perf_opt.analysis.cost_model.architecture import Architecture
+from llm_perf_opt.analysis.cost_model.cost import Formats, ModelCost, model_cost
+from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf, turning_point, what_if
+from llm_perf_opt.analysis.limits.hardware import Hardware, hardware_named
 from llm_perf_opt.composition import compose
 from llm_perf_opt.data.model_tree import model_folder
 from llm_perf_opt.errors import ConfigError, ResourceError

@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.run_folder import RunFolder, read_record
-from llm_perf_opt.sweep_folder import Sweep, SweepFolder, is_sweep
+from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, is_sweep
 
 DEEPEST = 6
 """Folders below the one asked for that are looked into."""

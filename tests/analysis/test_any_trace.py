@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.accounting import DeviceTime, StageTime, account
-from llm_perf_opt.analysis.attribution import attribute, modules_by_time, operators_by_time
-from llm_perf_opt.analysis.graph_modules import AttributedTrace, borrow_modules
-from llm_perf_opt.analysis.kernel_classes import class_shares
-from llm_perf_opt.analysis.kernel_summary import kernels_by_time
-from llm_perf_opt.analysis.trace_stages import find_stages
+from llm_perf_opt.analysis.kernels.classes import class_shares
+from llm_perf_opt.analysis.trace.accounting import DeviceTime, StageTime, account
+from llm_perf_opt.analysis.trace.attribution import attribute, modules_by_time, operators_by_time
+from llm_perf_opt.analysis.trace.graph_modules import AttributedTrace, borrow_modules
+from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.events import NO_NAME, Operators, RangeKind, Trace, WorkKind
 from traces import Builder
 

@@ -14,10 +14,10 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llm_perf_opt.analysis.architecture import TRANSFORMERS_MLA, Mla
-from llm_perf_opt.analysis.cost import Formats, kv_bytes_per_token, kv_cache_bytes, step_cost
-from llm_perf_opt.analysis.families import architecture_of, known_model_types
-from llm_perf_opt.analysis.work import Step
+from llm_perf_opt.analysis.cost_model.architecture import TRANSFORMERS_MLA, Mla
+from llm_perf_opt.analysis.cost_model.cost import Formats, kv_bytes_per_token, kv_cache_bytes, step_cost
+from llm_perf_opt.analysis.cost_model.families import architecture_of, known_model_types
+from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.errors import ConfigError
 
 PROMPT = 2048

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from builders import MS, clean_timings, in_a_row
-from llm_perf_opt.analysis.accounting import account
 from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
 from llm_perf_opt.analysis.findings import find
-from llm_perf_opt.analysis.trace_stages import find_stages
+from llm_perf_opt.analysis.trace.accounting import account
+from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.records import Missing
 

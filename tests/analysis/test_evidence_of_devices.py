@@ -3,11 +3,11 @@
 import pytest
 
 from builders import clean_timings, default_config, model_facts
-from llm_perf_opt.analysis.accounting import account
-from llm_perf_opt.analysis.efficiency import efficiency
 from llm_perf_opt.analysis.evidence import RunFacts, gather
-from llm_perf_opt.analysis.hardware import hardware_named
-from llm_perf_opt.analysis.trace_stages import find_stages
+from llm_perf_opt.analysis.limits.efficiency import efficiency
+from llm_perf_opt.analysis.limits.hardware import hardware_named
+from llm_perf_opt.analysis.trace.accounting import account
+from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.runtime_records import RuntimeFacts
 from traces import Builder

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from builders import MS, clean_timings, default_config, in_a_row, model_facts
 from evidence_builders import NOTHING_TO_FUSE, QUIET, evidence, stage_evidence
-from llm_perf_opt.analysis.efficiency import efficiency
 from llm_perf_opt.analysis.evidence import Evidence
 from llm_perf_opt.analysis.finding import Finding, Kind, Saving
 from llm_perf_opt.analysis.findings import RULES, find
-from llm_perf_opt.analysis.fusion import Fusion
-from llm_perf_opt.analysis.hardware import hardware_named
-from llm_perf_opt.analysis.idle import IdleCause
-from llm_perf_opt.analysis.kernel_table import PerCall, StageKernel, StageKernels, Variant
+from llm_perf_opt.analysis.kernels.table import PerCall, StageKernel, StageKernels, Variant
+from llm_perf_opt.analysis.limits.efficiency import efficiency
+from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import summarise
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.analysis.trace.fusion import Fusion
+from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.composition import compose
 from llm_perf_opt.records import CeilingRow, Ceilings, CleanTimings, Missing
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from llm_perf_opt.analysis.evidence import RunFacts
-from llm_perf_opt.analysis.trace_document import BudgetTable, StageLine, TraceAnalysis
-from llm_perf_opt.trace_reading import document_of
+from llm_perf_opt.analysis.trace.document import BudgetTable, StageLine, TraceAnalysis
+from llm_perf_opt.reading.traces import document_of
 from traces import THREAD, Builder
 
 US = 1000

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fuzzing import damaged
-from llm_perf_opt.analysis.regions import regions
-from llm_perf_opt.analysis.trace_health import examined
+from llm_perf_opt.analysis.regions.regions import regions
+from llm_perf_opt.analysis.trace.health import examined
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys

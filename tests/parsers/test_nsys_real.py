@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.projection import project
-from llm_perf_opt.analysis.regions import regions
-from llm_perf_opt.analysis.trace_health import Expected, examined
+from llm_perf_opt.analysis.regions.regions import regions
+from llm_perf_opt.analysis.trace.health import Expected, examined
+from llm_perf_opt.analysis.trace.projection import project
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys

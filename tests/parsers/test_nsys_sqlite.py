@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.projection import project, step_of_work
-from llm_perf_opt.analysis.trace_health import Expected, examined
+from llm_perf_opt.analysis.trace.health import Expected, examined
+from llm_perf_opt.analysis.trace.projection import project, step_of_work
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import RangeKind, Trace, WorkKind
 from llm_perf_opt.parsers import packed

@@ -13,8 +13,8 @@ from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers import trace_cache
 from llm_perf_opt.parsers.open_trace import read_trace
 from llm_perf_opt.parsers.trace_cache import cached_trace, fingerprint
-from llm_perf_opt.tables import made_of
-from llm_perf_opt.trace_mark import META_FILE
+from llm_perf_opt.parsers.trace_mark import META_FILE
+from llm_perf_opt.parsers.trace_tables import made_of
 from synthetic_traces import Recipe, write_trace
 
 

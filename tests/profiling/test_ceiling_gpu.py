@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.analysis.ceiling_peaks import bandwidth, peak_flops
+from llm_perf_opt.analysis.limits.ceiling_peaks import bandwidth, peak_flops
 from llm_perf_opt.profiling import ceiling_gpu, ceilings
 from llm_perf_opt.profiling.ceiling_kernels import Room
 from llm_perf_opt.profiling.ceiling_timing import Measured, Quantity

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.analysis.counter_selftest import told_work
+from llm_perf_opt.analysis.kernels.counter_selftest import told_work
 from llm_perf_opt.profiling import counter_selftest
 from llm_perf_opt.profiling.vendor.launch import run_child
 

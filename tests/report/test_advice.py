@@ -5,8 +5,8 @@ import pytest
 from builders import HOSTILE_NAMES, run_analysis
 from evidence_builders import evidence, stage_evidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, saving_of
+from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, GpuTotals, TraceAnalysis
 from llm_perf_opt.analysis.trace_analysis import finding_lines
-from llm_perf_opt.analysis.trace_document import BudgetLine, BudgetTable, GpuTotals, TraceAnalysis
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.advice import advice_text, budget_section, finding_sentences, findings_section
 from llm_perf_opt.report.markdown import report, stakeholder_summary

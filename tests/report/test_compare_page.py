@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from builders import HOSTILE_NAMES, clean_timings, iteration, operator, run_analysis, torch_pass
-from llm_perf_opt.analysis.compare import Comparison, Side, compare, gate_names
-from llm_perf_opt.analysis.compare_stats import ACCELERATOR_SPREAD, Judgement
-from llm_perf_opt.analysis.gates import parse_gates
+from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
+from llm_perf_opt.analysis.comparison.gates import parse_gates
+from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Judgement
 from llm_perf_opt.records import Iteration, Missing
 from llm_perf_opt.report.compare import comparison_page, comparison_text
 from llm_perf_opt.report.compare_html import comparison_html

@@ -8,8 +8,8 @@ import pytest
 
 from builders import HOSTILE_NAMES, clean_timings, empty_analysis, iteration, run_analysis
 from chromium import Chromium
-from llm_perf_opt.analysis.compare import Side, compare
-from llm_perf_opt.analysis.compare_sides import ComparedFigure, ComparedKernel
+from llm_perf_opt.analysis.comparison.compare import Side, compare
+from llm_perf_opt.analysis.comparison.sides import ComparedFigure, ComparedKernel
 from llm_perf_opt.analysis.sweep_rows import sweep_rows
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.compare_html import comparison_html

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from kernel_fixtures import launch
-from llm_perf_opt.analysis.patterns import Selection
-from llm_perf_opt.analysis.region_counters import CountedStage
-from llm_perf_opt.analysis.regions import RegionOptions, regions
-from llm_perf_opt.analysis.trace_health import examined
+from llm_perf_opt.analysis.regions.counters import CountedStage
+from llm_perf_opt.analysis.regions.patterns import Selection
+from llm_perf_opt.analysis.regions.regions import RegionOptions, regions
+from llm_perf_opt.analysis.trace.health import examined
 from llm_perf_opt.events import RangeKind, WorkKind
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
 from llm_perf_opt.records import Missing

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from llm_perf_opt.analysis.idle import IdleCause
+from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.records import Maybe, Missing
 
 

@@ -6,23 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.accounting import Account, StageTime
 from llm_perf_opt.analysis.budget import BudgetFacts, StageBudget, stage_budget
-from llm_perf_opt.analysis.concurrency import kernels_cover, on_the_busiest, overlap_of, side_by_side_notes
-from llm_perf_opt.analysis.device_limits import devices_of, more_devices
-from llm_perf_opt.analysis.efficiency import Efficiency, Roof, StageEfficiency, best_floor, request_cost, stage_seconds
-from llm_perf_opt.analysis.fusion import Fusion, fusion_of
-from llm_perf_opt.analysis.hardware import Hardware
-from llm_perf_opt.analysis.host_calls import HostCallCounts, host_calls
-from llm_perf_opt.analysis.idle import IdleCause
-from llm_perf_opt.analysis.kernel_classes import class_of_work
-from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
-from llm_perf_opt.analysis.kernel_summary import KernelTotal, kernels_by_time
-from llm_perf_opt.analysis.kernel_table import StageKernels
+from llm_perf_opt.analysis.kernels.classes import class_of_work
+from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
+from llm_perf_opt.analysis.kernels.table import StageKernels
+from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, Roof, StageEfficiency, best_floor, request_cost, stage_seconds
+from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.overhead import PassOverhead
-from llm_perf_opt.analysis.projection import NONE
-from llm_perf_opt.analysis.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.analysis.trace.accounting import Account, StageTime
+from llm_perf_opt.analysis.trace.concurrency import kernels_cover, on_the_busiest, overlap_of, side_by_side_notes
+from llm_perf_opt.analysis.trace.fusion import Fusion, fusion_of
+from llm_perf_opt.analysis.trace.host_calls import HostCallCounts, host_calls
+from llm_perf_opt.analysis.trace.idle import IdleCause
+from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal, kernels_by_time
+from llm_perf_opt.analysis.trace.projection import NONE
+from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
 from llm_perf_opt.events import Trace, UInt8
 from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
 from llm_perf_opt.stages import Stage

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.efficiency import stage_seconds
+from llm_perf_opt.analysis.limits.efficiency import stage_seconds
 from llm_perf_opt.records import CleanTimings, Maybe, Missing, TorchPass, WrappedPass
 from llm_perf_opt.stages import Stage
 

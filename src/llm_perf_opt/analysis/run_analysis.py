@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from llm_perf_opt.analysis.efficiency import Efficiency
-from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
+from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
+from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
-from llm_perf_opt.analysis.trace_document import TraceAnalysis
+from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.errors import ImplausibleError
 from llm_perf_opt.records import CleanTimings, Drift, Manifest, Maybe, Metric, Missing, StageTiming, TorchPass

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.efficiency import StageEfficiency
+from llm_perf_opt.analysis.limits.efficiency import StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.records import Distribution, Maybe, Missing
 

@@ -5,20 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llm_perf_opt.analysis.accounting import Account, StageTime
-from llm_perf_opt.analysis.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.budget import StageBudget
-from llm_perf_opt.analysis.device_accounts import device_lines, device_name
 from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
 from llm_perf_opt.analysis.finding import Finding
 from llm_perf_opt.analysis.findings import find
-from llm_perf_opt.analysis.gpu_metrics import gpu_metric_lines
-from llm_perf_opt.analysis.host_time import host_table
-from llm_perf_opt.analysis.kernel_classes import KernelClass
-from llm_perf_opt.analysis.kernel_summary import kernels_by_time
-from llm_perf_opt.analysis.projection import NONE, launching_calls
-from llm_perf_opt.analysis.stage_instances import TraceStages
-from llm_perf_opt.analysis.trace_document import (
+from llm_perf_opt.analysis.kernels.classes import KernelClass
+from llm_perf_opt.analysis.trace.accounting import Account, StageTime
+from llm_perf_opt.analysis.trace.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
+from llm_perf_opt.analysis.trace.device_accounts import device_lines, device_name
+from llm_perf_opt.analysis.trace.document import (
     BudgetLine,
     BudgetTable,
     FindingLine,
@@ -31,6 +26,11 @@ from llm_perf_opt.analysis.trace_document import (
     StepLine,
     TraceAnalysis,
 )
+from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
+from llm_perf_opt.analysis.trace.host_time import host_table
+from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
+from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.events import Trace
 from llm_perf_opt.records import Missing
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.stage_instances import DECODE, PREFILL
 from llm_perf_opt.analysis.stats import percentile
-from llm_perf_opt.analysis.trace_document import FindingLine
+from llm_perf_opt.analysis.trace.document import FindingLine
+from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.records import CleanTimings
 
 

@@ -26,8 +26,8 @@ def advise(
     note_debug(debug)
     from llm_perf_opt.advice import findings_of, to_try
     from llm_perf_opt.advice import verify as try_findings
+    from llm_perf_opt.commands.progress import progress_for
     from llm_perf_opt.errors import ConfigError
-    from llm_perf_opt.progress import progress_for
     from llm_perf_opt.report.advice import advice_text, trials_text, verification_json
 
     if remeasure and not verify:

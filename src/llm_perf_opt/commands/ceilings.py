@@ -21,8 +21,8 @@ def ceilings(
     note_debug(debug)
     from datetime import datetime, timezone
 
-    from llm_perf_opt.ceilings import find_ceilings
-    from llm_perf_opt.progress import progress_for
+    from llm_perf_opt.capturing.ceilings import find_ceilings
+    from llm_perf_opt.commands.progress import progress_for
     from llm_perf_opt.report.ceilings import ceilings_json, ceilings_text
 
     with progress_for(False) as progress:

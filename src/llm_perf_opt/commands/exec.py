@@ -43,10 +43,10 @@ def exec_program(
     note_debug(debug)
     from datetime import datetime
 
+    from llm_perf_opt.analyse_program import report_program
+    from llm_perf_opt.capturing.program import Asked, capture_program, check_asked
+    from llm_perf_opt.commands.progress import progress_for
     from llm_perf_opt.config import RegionsConfig
-    from llm_perf_opt.exec_capture import Asked, capture_program, check_asked
-    from llm_perf_opt.exec_report import report_program
-    from llm_perf_opt.progress import progress_for
     from llm_perf_opt.run_folder import RunFolder
 
     asked = Asked(

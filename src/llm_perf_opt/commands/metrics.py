@@ -153,7 +153,7 @@ def _known(chip: str) -> frozenset[str]:
 
 def _sections(installed: bool) -> tuple[str, ...] | None:
     """Those of this machine's ncu, where it is asked."""
-    from llm_perf_opt.asked_metrics import sections_of
+    from llm_perf_opt.capturing.asked_metrics import sections_of
     from llm_perf_opt.profiling.vendor.probe import find_tool
 
     ncu = find_tool("ncu") if installed else None

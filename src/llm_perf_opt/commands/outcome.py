@@ -8,8 +8,8 @@ from llm_perf_opt.stages import STAGE_NAMES
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from llm_perf_opt.analyse_program import ProgramAnalysis
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
-    from llm_perf_opt.exec_report import ProgramAnalysis
     from llm_perf_opt.records import Maybe, StageTiming
     from llm_perf_opt.run_folder import RunFolder
 
@@ -57,7 +57,7 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
 
 def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
     """What a user's own program came to, as `exec` and `report` end with it."""
-    from llm_perf_opt.exec_report import program_page
+    from llm_perf_opt.analyse_program import program_page
 
     if as_json:
         print_json({"run": str(folder.path), "status": found.manifest.status, "kernels": found.kernels, "regions": found.regions})

@@ -25,9 +25,9 @@ def report(
     Of a sweep: sweep.html and sweep.md, every point in one table.
     """
     note_debug(debug)
-    from llm_perf_opt.exec_report import report_program
+    from llm_perf_opt.analyse_program import report_program
     from llm_perf_opt.run_folder import RunFolder
-    from llm_perf_opt.sweep_folder import is_sweep
+    from llm_perf_opt.sweeps.folder import is_sweep
 
     if (peak_tflops is None) != (bandwidth_gbs is None):
         raise ConfigError("--peak-tflops and --bandwidth-gbs describe a device together.", "Give both.")
@@ -62,7 +62,7 @@ def report(
 
 
 def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> None:
-    from llm_perf_opt.sweep_report import report_sweep
+    from llm_perf_opt.sweeps.report import report_sweep
 
     if with_limits:
         raise ConfigError("--peak-tflops and --bandwidth-gbs are of one run's device.", "Give them with the report of each run.")

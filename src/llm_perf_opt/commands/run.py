@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.composition import Composed
     from llm_perf_opt.records import Maybe
     from llm_perf_opt.run_folder import RunFolder
-    from llm_perf_opt.sweep import Planned
+    from llm_perf_opt.sweeps.running import Planned
 
 
 def run(
@@ -64,7 +64,7 @@ def run(
 
 def _capture(composed: "Composed", quiet: bool) -> "tuple[RunFolder, RunAnalysis | None, LlmPerfError | None]":
     from llm_perf_opt.capture import capture
-    from llm_perf_opt.progress import progress_for
+    from llm_perf_opt.commands.progress import progress_for
 
     with progress_for(quiet) as progress:
         folder, error = capture(composed, command_line(), progress)
@@ -74,8 +74,8 @@ def _capture(composed: "Composed", quiet: bool) -> "tuple[RunFolder, RunAnalysis
 def _sweep(
     overrides: list[str], config_dir: Path | None, resume: Path | None, *, dry_run: bool, quiet: bool, as_json: bool
 ) -> None:
-    from llm_perf_opt.sweep import begin_sweep, plan_sweep, run_sweep
-    from llm_perf_opt.sweep_folder import SweepFolder
+    from llm_perf_opt.sweeps.folder import SweepFolder
+    from llm_perf_opt.sweeps.running import begin_sweep, plan_sweep, run_sweep
 
     if resume and (overrides or dry_run or config_dir):
         raise ConfigError("--resume goes on with a sweep as it was asked for.", "Give it alone.")
@@ -97,7 +97,7 @@ def _sweep(
             print_outcome(run, analysis, images)
         return run, error or (analysis.impossible if analysis else None)
 
-    from llm_perf_opt.sweep_report import report_sweep
+    from llm_perf_opt.sweeps.report import report_sweep
 
     error = run_sweep(folder, run_one)
     try:
@@ -142,10 +142,10 @@ def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | N
 def _print_plan(composed: "Composed", as_json: bool) -> None:
     from dataclasses import asdict
 
-    from llm_perf_opt.asked_metrics import settled
     from llm_perf_opt.capture import planned_passes
+    from llm_perf_opt.capturing.asked_metrics import settled
+    from llm_perf_opt.capturing.preflight import refuse_early
     from llm_perf_opt.composition import config_to_yaml
-    from llm_perf_opt.preflight import refuse_early
 
     refuse_early([composed.config])
     config = settled(composed.config)

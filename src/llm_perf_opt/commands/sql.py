@@ -10,7 +10,7 @@ from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llm_perf_opt.queries import Answer, TableInfo
+    from llm_perf_opt.reading.queries import Answer, TableInfo
 
 SHOWN_ROWS = 50
 _WIDEST_CELL = 72
@@ -28,7 +28,7 @@ def sql(
 ) -> None:
     """Ask the tables of a run or a trace with SQL: reading only, no files, no network."""
     note_debug(debug)
-    from llm_perf_opt.queries import Queries
+    from llm_perf_opt.reading.queries import Queries
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv ask for two formats.", "Give one.")

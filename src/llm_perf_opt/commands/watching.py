@@ -11,7 +11,7 @@ from llm_perf_opt.errors import Interrupted, LlmPerfError
 from llm_perf_opt.records import PassRecord
 
 if TYPE_CHECKING:
-    from llm_perf_opt.progress import QuietProgress
+    from llm_perf_opt.commands.progress import QuietProgress
 
 _TELL_EVERY_S = 0.1
 
@@ -19,7 +19,7 @@ _TELL_EVERY_S = 0.1
 @contextmanager
 def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
     """Shows the phases of a long reading. Ctrl-C and SIGTERM end it alike: what was being made is removed first."""
-    from llm_perf_opt.progress import progress_for
+    from llm_perf_opt.commands.progress import progress_for
 
     begun = time.monotonic()
     previous = signal.signal(signal.SIGTERM, _stop)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from llm_perf_opt.analysis.projection import Bool
-from llm_perf_opt.analysis.tool_messages import message_problems
+from llm_perf_opt.analysis.trace.projection import Bool
+from llm_perf_opt.analysis.trace.tool_messages import message_problems
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import (
     NO_NAME,

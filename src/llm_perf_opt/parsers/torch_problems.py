@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.launches import graph_launches, kernel_launches, while_capturing
-from llm_perf_opt.analysis.trace_health import TOLERATED_SHARE
+from llm_perf_opt.analysis.trace.health import TOLERATED_SHARE
+from llm_perf_opt.analysis.trace.launches import graph_launches, kernel_launches, while_capturing
 from llm_perf_opt.events import DeviceWork, HostCalls, Int64, Operators, Trace, TraceProblem, WorkKind
 
 _LOSS = re.compile(r"dropped|overflow|exceeded max|terminating tracing|out of memory|failed to", re.IGNORECASE)

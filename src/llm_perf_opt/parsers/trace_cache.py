@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.stage_columns import stage_columns
+from llm_perf_opt.analysis.trace.stage_columns import stage_columns
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.open_trace import read_trace
-from llm_perf_opt.tables import made_of, read_tables, write_tables
-from llm_perf_opt.trace_mark import META_FILE, SCHEMA_VERSION, seen_of, tables_beside
+from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION, seen_of, tables_beside
+from llm_perf_opt.parsers.trace_tables import made_of, read_tables, write_tables
 
 if TYPE_CHECKING:
     from llm_perf_opt.parsers.two_readers import StartBeside

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from llm_perf_opt.analysis.counter_selftest import KnownCopy, KnownGemm, KnownWork
+from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork
 from llm_perf_opt.errors import LlmPerfError
 from llm_perf_opt.profiling.annotations import marked
 from llm_perf_opt.profiling.device import DeviceRequest, pick_device

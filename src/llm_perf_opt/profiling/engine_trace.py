@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from llm_perf_opt.analysis.trace_operators import operator_rows, stage_activity_of
+from llm_perf_opt.analysis.trace.operators import operator_rows, stage_activity_of
 from llm_perf_opt.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.profiling.torch_profiler import Profiled
 from llm_perf_opt.records import Iteration, Missing

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from llm_perf_opt.analysis.work import PartName
+from llm_perf_opt.analysis.cost_model.work import PartName
 from llm_perf_opt.records import PartTime
 from llm_perf_opt.stages import PART_LABEL
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from llm_perf_opt.analysis.trace_document import OVERLAP, BudgetTable, FindingLine, TraceAnalysis
+from llm_perf_opt.analysis.trace.document import OVERLAP, BudgetTable, FindingLine, TraceAnalysis
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.text import columns, escape, milliseconds, percent, reason, table

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llm_perf_opt.analysis.efficiency import Efficiency, PartEfficiency, StageEfficiency
-from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
-from llm_perf_opt.analysis.kernel_names import short_name
+from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
+from llm_perf_opt.analysis.kernels.names import short_name
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, PartEfficiency, StageEfficiency
 from llm_perf_opt.records import Maybe, Missing
 
 MOST_KERNEL_POINTS = 60

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.compare import Comparison, Row
-from llm_perf_opt.analysis.compare_differences import Difference
-from llm_perf_opt.analysis.compare_figures import ONE_SIDED, FigureChange, OperatorChange
-from llm_perf_opt.analysis.compare_kernels import KernelMatch, LoneKernel
-from llm_perf_opt.analysis.compare_stats import BOUND_LEVEL, LEVEL, MEASURED_FROM, SEVERAL, Effect
-from llm_perf_opt.analysis.gates import GateResult
-from llm_perf_opt.analysis.kernel_names import short_name
+from llm_perf_opt.analysis.comparison.compare import Comparison, Row
+from llm_perf_opt.analysis.comparison.differences import Difference
+from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, FigureChange, OperatorChange
+from llm_perf_opt.analysis.comparison.gates import GateResult
+from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
+from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, MEASURED_FROM, SEVERAL, Effect
+from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, table, with_unit
 

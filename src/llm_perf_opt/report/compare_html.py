@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from llm_perf_opt import __version__
-from llm_perf_opt.analysis.compare import Comparison, Row
-from llm_perf_opt.analysis.compare_differences import Difference
-from llm_perf_opt.analysis.compare_figures import FigureChange, OperatorChange
-from llm_perf_opt.analysis.compare_kernels import KernelMatch, LoneKernel
-from llm_perf_opt.analysis.compare_stats import Effect
-from llm_perf_opt.analysis.kernel_names import short_name
+from llm_perf_opt.analysis.comparison.compare import Comparison, Row
+from llm_perf_opt.analysis.comparison.differences import Difference
+from llm_perf_opt.analysis.comparison.figures import FigureChange, OperatorChange
+from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
+from llm_perf_opt.analysis.comparison.statistics import Effect
+from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.charts import Figure, label
 from llm_perf_opt.report.compare import (

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.efficiency import Against, Efficiency, PartEfficiency, StageEfficiency
-from llm_perf_opt.analysis.efficiency_metrics import EFFICIENCY_METRICS
-from llm_perf_opt.analysis.hfu import Hfu, StageHfu
+from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
+from llm_perf_opt.analysis.limits.efficiency import Against, Efficiency, PartEfficiency, StageEfficiency
+from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.reasons import Reasons
 from llm_perf_opt.report.text import escape, interval, milliseconds, percent, significant, table

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt import __version__
-from llm_perf_opt.analysis.efficiency_metrics import EFFICIENCY_METRICS
-from llm_perf_opt.analysis.region_records import RegionReport
+from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
+from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.trace_document import OVERLAP
+from llm_perf_opt.analysis.trace.document import OVERLAP
 from llm_perf_opt.records import CleanTimings, Maybe, Missing, Telemetry
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, roofline
 from llm_perf_opt.report.charts import icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.region_records import CounterValue, FreeRange, KernelTime, Region, RegionGroup, RegionReport
+from llm_perf_opt.analysis.regions.records import CounterValue, FreeRange, KernelTime, Region, RegionGroup, RegionReport
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.text import escape, milliseconds, percent, significant, table
 from llm_perf_opt.stages import DOMAIN

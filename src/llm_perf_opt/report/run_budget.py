@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.trace_document import BudgetTable, FindingLine
+from llm_perf_opt.analysis.trace.document import BudgetTable, FindingLine
 from llm_perf_opt.analysis.verification import Trial
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.chart_data import Use, Waterfall, coarse_waterfalls

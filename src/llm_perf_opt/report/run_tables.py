@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.efficiency import Efficiency, StageEfficiency
-from llm_perf_opt.analysis.hfu import Hfu, StageHfu
-from llm_perf_opt.analysis.kernel_evidence import KernelEvidence
-from llm_perf_opt.analysis.kernel_names import short_name
-from llm_perf_opt.analysis.kernel_table import PerCall, StageKernel
+from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
+from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
+from llm_perf_opt.analysis.kernels.names import short_name
+from llm_perf_opt.analysis.kernels.table import PerCall, StageKernel
 from llm_perf_opt.analysis.latency import compile_seconds
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass

@@ -5,7 +5,7 @@ modules, operators, findings.
 import textwrap
 from collections.abc import Callable, Sequence
 
-from llm_perf_opt.analysis.trace_document import (
+from llm_perf_opt.analysis.trace.document import (
     OVERLAP,
     BudgetTable,
     FindingLine,

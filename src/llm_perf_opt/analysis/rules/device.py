@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 
-from llm_perf_opt.analysis.cost import step_cost
-from llm_perf_opt.analysis.device_limits import devices_of
+from llm_perf_opt.analysis.cost_model.cost import step_cost
+from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.dtypes import compute_dtype
-from llm_perf_opt.analysis.efficiency import RequestCost, request_cost
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry, milliseconds, saving_of, weightiest
-from llm_perf_opt.analysis.floor import floor, turning_point
-from llm_perf_opt.analysis.hardware import Hardware
-from llm_perf_opt.analysis.kernel_table import StageKernel
+from llm_perf_opt.analysis.kernels.table import StageKernel
+from llm_perf_opt.analysis.limits.device_limits import devices_of
+from llm_perf_opt.analysis.limits.efficiency import RequestCost, request_cost
+from llm_perf_opt.analysis.limits.floor import floor, turning_point
+from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.rules.launching import request_units
 from llm_perf_opt.analysis.rules.wall_clock import felt
-from llm_perf_opt.analysis.stage_instances import DECODE
-from llm_perf_opt.analysis.work import Step
+from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.records import Maybe, Missing
 
 LOW_OCCUPANCY = 25.0

@@ -4,16 +4,16 @@ import re
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.budget import BudgetKey
-from llm_perf_opt.analysis.cost import step_cost
-from llm_perf_opt.analysis.efficiency import best_floor, request_cost
+from llm_perf_opt.analysis.cost_model.cost import step_cost
+from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of, weightiest
-from llm_perf_opt.analysis.kernel_classes import KernelClass
-from llm_perf_opt.analysis.kernel_summary import KernelTotal
+from llm_perf_opt.analysis.kernels.classes import KernelClass
+from llm_perf_opt.analysis.limits.efficiency import best_floor, request_cost
 from llm_perf_opt.analysis.rules.launching import lengthened, request_units
 from llm_perf_opt.analysis.rules.wall_clock import HOST_BOUND, Bounds, felt
-from llm_perf_opt.analysis.stage_instances import DECODE, PREFILL
-from llm_perf_opt.analysis.work import Step
+from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal
+from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.records import Missing
 
 NOTEWORTHY = 0.05

@@ -1,10 +1,10 @@
 """Rules on launches: a device that waits for the host to hand it the next kernel."""
 
 from llm_perf_opt.analysis.budget import BudgetKey
-from llm_perf_opt.analysis.ceiling_peaks import graph_interval_ns
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of
-from llm_perf_opt.analysis.stage_instances import DECODE, PREFILL
+from llm_perf_opt.analysis.limits.ceiling_peaks import graph_interval_ns
+from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.records import Missing
 
 WAITING = 0.25

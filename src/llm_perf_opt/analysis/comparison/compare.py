@@ -1,0 +1,299 @@
+"""Two sides held against each other: what changed, whether it is real, and what else differs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from llm_perf_opt.analysis.comparison.differences import (
+    Difference,
+    FactDifference,
+    check_comparable,
+    check_one_side,
+    config_differences,
+    environment_differences,
+    fact_differences,
+    flatten,
+)
+from llm_perf_opt.analysis.comparison.figures import (
+    MEMORY,
+    Figure,
+    FigureChange,
+    OperatorChange,
+    energy_changes,
+    figure_changes,
+    memory_changes,
+    operator_changes,
+    told_once,
+)
+from llm_perf_opt.analysis.comparison.gates import NO_CURE, Gate, GateResult, hold, hold_exact
+from llm_perf_opt.analysis.comparison.kernels import KernelMatch, MatchableKernel, match_kernels
+from llm_perf_opt.analysis.comparison.statistics import (
+    ACCELERATOR_SPREAD,
+    DEFAULT_JUDGEMENT,
+    MEASURED_FROM,
+    QUIET_CPU_SPREAD,
+    SEVERAL,
+    Effect,
+    Judgement,
+    effect,
+    paired_effect,
+)
+from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, value_of
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.stages import Stage
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+NOT_MADE = Missing("the analysis of these runs does not hold it")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One or several runs of one configuration, and what else is known of the typical one of them."""
+
+    runs: tuple[RunAnalysis, ...]
+    kernels: Maybe[Sequence[MatchableKernel]] = NOT_MADE
+    budget: Maybe[Sequence[Figure]] = NOT_MADE
+    counters: Maybe[Sequence[Figure]] = NOT_MADE
+    typical: int = 0
+    """Which of the runs operators, kernels, budget and counters are of."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric or stage on both sides."""
+
+    key: str
+    label: str
+    unit: str
+    higher_is_better: bool
+    effect: Maybe[Effect]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything a comparison shows."""
+
+    base_runs: tuple[str, ...]
+    new_runs: tuple[str, ...]
+    experiment: tuple[str, ...]
+    judgement: Judgement
+    metrics: tuple[Row, ...]
+    stages: tuple[Row, ...]
+    facts: tuple[FactDifference, ...]
+    settings: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
+    memory: tuple[FigureChange, ...]
+    energy: tuple[FigureChange, ...]
+    looked_into: tuple[str, str]
+    """The run of each side that operators, kernels, budget and counters are of."""
+    operators: Maybe[tuple[OperatorChange, ...]]
+    kernels: Maybe[KernelMatch]
+    budget: Maybe[tuple[FigureChange, ...]]
+    counters: Maybe[tuple[FigureChange, ...]]
+    cautions: tuple[str, ...]
+    gates: tuple[GateResult, ...] = ()
+
+    def row(self, key: str) -> Row:
+        """The metric or stage with this key."""
+        return next(row for row in (*self.metrics, *self.stages) if row.key == key)
+
+
+QUIET_PROCESSORS = 0.1
+"""Others may use so much of one processor, on average, on a machine that is called quiet."""
+_STAGES = (Stage.PREFILL, Stage.DECODE, Stage.DECODE_STEP)
+_OF_PREFILL = ("ttft", "prefill_rate")
+_OF_DECODE = ("tpot", "itl_p50", "itl_p90", "itl_p99", "decode_rate")
+
+
+def gate_names() -> dict[str, str]:
+    """Every name a gate may use → the row it means: plain, or with its stage before it."""
+    names = {metric.key: metric.key for metric in METRICS} | {stage.value: stage.value for stage in _STAGES}
+    names |= {f"{Stage.PREFILL.value}.{key}": key for key in _OF_PREFILL}
+    names |= {f"{Stage.DECODE.value}.{key}": key for key in _OF_DECODE}
+    names |= {"throughput": "output_rate", "prefill.throughput": "prefill_rate", "decode.throughput": "decode_rate"}
+    names |= {"decode.step": Stage.DECODE_STEP.value} | {key: key for key, _, _ in MEMORY} | {"energy": "energy.counter"}
+    return names
+
+
+def compare(
+    base: Side,
+    new: Side,
+    experiment: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    gates: Sequence[Gate] = (),
+    judgement: Judgement = DEFAULT_JUDGEMENT,
+) -> Comparison:
+    """Hold two sides against each other, or raise a ConfigError where they are not of a kind.
+
+    A judgement that states no spread between processes gets the one assumed of accelerators, or of a CPU that was watched and
+    quiet, where all runs were on such.
+    """
+    for name, side in (("base", base), ("new", new)):
+        check_one_side(name, side.runs)
+    timings = [_timings(side) for side in (base, new)]
+    first = base.runs[0], new.runs[0]
+    typical = base.runs[base.typical], new.runs[new.typical]
+    settings = config_differences(*first)
+    facts = fact_differences(timings[0][0], timings[1][0], settings)
+    check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
+    if judgement.process_spread is None:
+        judgement = replace(judgement, process_spread=_assumed_spread([*base.runs, *new.runs], [*timings[0], *timings[1]]))
+    memory, energy = memory_changes(timings[0], timings[1]), energy_changes(base.runs, new.runs)
+    metrics, stages = _metrics(timings[0], timings[1], judgement), _stages(timings[0], timings[1], judgement)
+    return Comparison(
+        base_runs=tuple(run.run for run in base.runs),
+        new_runs=tuple(run.run for run in new.runs),
+        experiment=tuple(experiment),
+        judgement=judgement,
+        metrics=metrics,
+        stages=stages,
+        facts=facts,
+        settings=settings,
+        environment=environment_differences(*first),
+        memory=memory,
+        energy=energy,
+        looked_into=(typical[0].run, typical[1].run),
+        operators=operator_changes(*typical),
+        kernels=_both(base.kernels, new.kernels, match_kernels),
+        budget=_both(base.budget, new.budget, figure_changes),
+        counters=told_once(_both(base.counters, new.counters, figure_changes)),
+        cautions=(
+            *_few_runs(len(base.runs) + len(new.runs) - 2, judgement),
+            *_cautions(base, new, timings, settings, experiment),
+        ),
+        gates=tuple(_held(gate, (*metrics, *stages), (*memory, *energy)) for gate in gates),
+    )
+
+
+def _timings(side: Side) -> list[CleanTimings]:
+    found = []
+    for run in side.runs:
+        if isinstance(run.timings, Missing) or not run.timings.iterations:
+            why = run.timings.why if isinstance(run.timings, Missing) else "no iteration was measured"
+            raise ConfigError(f"{run.run} has no times to compare: {why}", "Compare runs whose clean pass is complete.")
+        found.append(run.timings)
+    return found
+
+
+def _assumed_spread(runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings]) -> float | None:
+    """How much processes may be taken to differ; None: nothing may be assumed of this machine."""
+    on_cpu = [run for run, measured in zip(runs, timings, strict=True) if measured.model.device.startswith("cpu")]
+    if not on_cpu:
+        return ACCELERATOR_SPREAD
+    return QUIET_CPU_SPREAD if all(_quiet(run) for run in on_cpu) else None
+
+
+def _quiet(run: RunAnalysis) -> bool:
+    """Whether the sampler watched, and saw nothing else use the processors."""
+    others = Missing("not watched") if isinstance(run.telemetry, Missing) else run.telemetry.others
+    return not isinstance(others, Missing) and others <= QUIET_PROCESSORS
+
+
+def _few_runs(freedom: int, judgement: Judgement) -> tuple[str, ...]:
+    """What too few runs leave open."""
+    if judgement.process_spread is None and freedom < SEVERAL:
+        return (
+            "Too few runs for a verdict: other work used this CPU while a run was measured, or nobody watched, and runs of the "
+            f"same thing were then seen a factor of two and more apart. {SEVERAL // 2 + 1} runs a side, in turn, measure it; "
+            "--process-spread states it; with profiling.nvml.enable=true the sampler sees whether the machine is quiet.",
+        )
+    if freedom < MEASURED_FROM:
+        return ("Too few runs: how much processes differ on this machine is assumed, not measured. Two runs a side measure it.",)
+    return ()
+
+
+def _metrics(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> tuple[Row, ...]:
+    rows = []
+    for definition in METRICS:
+        higher = definition.unit == "tokens/s"
+        sides = []
+        missing: Missing | None = None
+        for side in (base, new):
+            values = [[value_of(definition, repeat, run) for repeat in run.iterations] for run in side]
+            missing = missing or next((value for run in values for value in run if isinstance(value, Missing)), None)
+            sides.append([[value for value in run if not isinstance(value, Missing)] for run in values])
+        found = missing or effect(sides[0], sides[1], higher, judgement)
+        rows.append(Row(definition.key, definition.label, definition.unit, higher, found))
+    return tuple(rows)
+
+
+def _stages(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> tuple[Row, ...]:
+    rows = []
+    for stage in _STAGES:
+        rows.append(Row(stage.value, stage.value, "ns", False, _stage_effect(stage, base, new, judgement)))
+        for name in _substage_names(stage, base, new):
+            series = [[substage_values(name, stage, run.iterations)[1] for run in side] for side in (base, new)]
+            rows.append(
+                Row(
+                    f"{stage.value}/{name}",
+                    f"{stage.value}/{name}",
+                    "ns",
+                    False,
+                    effect(series[0], series[1], judgement=judgement),
+                )
+            )
+    return tuple(rows)
+
+
+def _stage_effect(stage: Stage, base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> Maybe[Effect]:
+    """Steps are paired where the same step stands at the same context on both sides."""
+    mixed = next((why for run in (*base, *new) if (why := inseparable(run)) is not None), None)
+    if mixed is not None:
+        return mixed
+    if stage is Stage.DECODE_STEP and base[0].workload.padded_tokens == new[0].workload.padded_tokens:
+        steps = [[[repeat.steps_ns for repeat in run.iterations] for run in side] for side in (base, new)]
+        return paired_effect(steps[0], steps[1], judgement)
+    series = [[stage_values(stage, run.iterations)[1] for run in side] for side in (base, new)]
+    if not all(values for side in series for values in side):
+        return Missing("there is no decode step on one side")
+    return effect(series[0], series[1], judgement=judgement)
+
+
+def _substage_names(stage: Stage, base: Sequence[CleanTimings], new: Sequence[CleanTimings]) -> list[str]:
+    spans = [span for side in (base, new) for span in side[0].iterations[0].substages]
+    return list(dict.fromkeys(span.name for span in spans if span.stage == stage.value))
+
+
+def _both(base: Maybe[Sequence[T]], new: Maybe[Sequence[T]], made: Callable[[Sequence[T], Sequence[T]], R]) -> Maybe[R]:
+    if isinstance(base, Missing):
+        return Missing(f"base: {base.why}")
+    if isinstance(new, Missing):
+        return Missing(f"new: {new.why}")
+    return made(base, new)
+
+
+def _cautions(
+    base: Side, new: Side, timings: Sequence[Sequence[CleanTimings]], settings: Sequence[Difference], experiment: Sequence[str]
+) -> tuple[str, ...]:
+    """What a reader must know before believing a verdict."""
+    found = []
+    other = [row.key for row in settings if not any(row.key == key or row.key.startswith(f"{key}.") for key in experiment)]
+    if experiment and other:
+        found.append(f"Besides the experiment these settings differ: {', '.join(other)}.")
+    clocks = [side[0].clock for side in timings]
+    if clocks[0] != clocks[1]:
+        found.append(f"The sides are timed by different clocks: {clocks[0]} and {clocks[1]}.")
+    same_work = timings[0][0].workload == timings[1][0].workload
+    if same_work and all(run.tokens_repeat for side in timings for run in side):
+        tokens = [{run.tokens_sha256 for run in side} for side in timings]
+        if tokens[0] != tokens[1]:
+            found.append("The two sides produced different tokens from the same prompts.")
+    for name, side in (("base", base), ("new", new)):
+        found += [f"{name}, {run.run}: {warning}" for run in side.runs for warning in run.warnings]
+    return tuple(dict.fromkeys(found))
+
+
+def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[FigureChange]) -> GateResult:
+    for row in rows:
+        if row.key == gate.metric:
+            return hold(gate, row.effect, row.higher_is_better)
+    figure = next(figure for figure in figures if figure.key == gate.metric)
+    if isinstance(figure.base, Missing):
+        return GateResult(gate, "cannot tell", figure.base.why, NO_CURE)
+    if isinstance(figure.new, Missing):
+        return GateResult(gate, "cannot tell", figure.new.why, NO_CURE)
+    return hold_exact(gate, figure.base, figure.new)

@@ -1,0 +1,167 @@
+"""A tolerance held against an effect: passes, regression, or cannot tell and what would be needed to tell."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, SEVERAL, Effect, Interval, outside
+from llm_perf_opt.analysis.comparison.student import student_quantile
+from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.records import Maybe, Missing
+
+Outcome = Literal["pass", "regression", "cannot tell"]
+
+MOST_RUNS = 30
+"""More runs a side than this are not asked for."""
+MOST_REPEATS = 10_000
+NO_CURE = Missing("More repeats do not cure this")
+"""The figure itself is missing."""
+_TO_MEASURE = f"{SEVERAL // 2 + 1} runs on each side, which measure how much processes differ"
+_VERDICT_SHARE = (1 + LEVEL) / 2
+"""How sure each end of the interval of a verdict is, taken alone."""
+_GATE = re.compile(r"(?P<metric>[^=\s]+)=(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%?)")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a user tolerates of one metric."""
+
+    asked: str
+    """The metric as it was typed."""
+    metric: str
+    """The row of the comparison."""
+    tolerance: float
+    """The largest worsening that passes, as a share."""
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """What became of a gate."""
+
+    gate: Gate
+    outcome: Outcome
+    why: str
+    needed: Maybe[str]
+    """What would let it be told, where it cannot be."""
+
+
+def parse_gates(texts: Iterable[str], aliases: dict[str, str]) -> tuple[Gate, ...]:
+    """`METRIC=TOLERANCE`, with `3%` or `0.03`; `aliases` maps each accepted name to its row."""
+    gates: dict[str, Gate] = {}
+    for text in texts:
+        found = _GATE.fullmatch(text.strip())
+        if not found:
+            raise ConfigError(f"--gate {text!r} is not METRIC=TOLERANCE.", "Write --gate tpot=3% or --gate decode.tpot=0.03.")
+        name, number = found["metric"], float(found["number"])
+        if name not in aliases:
+            known = ", ".join(sorted(aliases))
+            raise ConfigError(f"--gate {text}: no metric is called {name!r}.{nearest(name, aliases)}", f"Known: {known}.")
+        tolerance = number / 100 if found["unit"] else number
+        if not found["unit"] and number >= 1:
+            raise ConfigError(
+                f"--gate {text} would tolerate {number * 100:g} % of worsening.", f"Write {name}={found['number']}% for percent."
+            )
+        row = aliases[name]
+        if row in gates:
+            raise ConfigError(f"--gate {text}: {row} has a gate already ({gates[row].asked}).", "Give one gate per metric.")
+        gates[row] = Gate(name, row, tolerance)
+    return tuple(gates.values())
+
+
+def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool) -> GateResult:
+    """Hold a gate against what was found.
+
+    It passes when the worsening is surely (one-sided, at `BOUND_LEVEL`) within the tolerance. It is a regression when the verdict
+    is slower, at `LEVEL`, and the best estimate is beyond the tolerance. Everything else cannot be told.
+    """
+    if isinstance(effect, Missing):
+        return GateResult(gate, "cannot tell", effect.why, NO_CURE)
+    worse = _worsening(effect, higher_is_better)
+    limit = f"{gate.tolerance:.2%} tolerated"
+    if isinstance(effect.interval, Missing):
+        likely = f"worse by {worse:.2%}" if worse > 0 else f"better by {-worse:.2%}"
+        return GateResult(gate, "cannot tell", f"{likely}, {limit}: {effect.interval.why}", _TO_MEASURE)
+    most = _worsening_bound(effect.interval, higher_is_better)
+    if most <= gate.tolerance:
+        surely = f"worse by at most {most:.2%}" if most > 0 else f"better by at least {-most:.2%}"
+        return GateResult(gate, "pass", f"{surely}, {limit}", Missing("it passes"))
+    if effect.verdict == "slower" and worse > gate.tolerance:
+        return GateResult(gate, "regression", f"worse by {worse:.2%}, {limit}", Missing("it is told"))
+    noise = f" (repeats inside one run scatter by {effect.uncertainty.scatter:.1%})" if effect.uncertainty.restless else ""
+    likely = (
+        f"worse by {worse:.2%}, perhaps by {most:.2%}" if worse > 0 else f"better by {-worse:.2%}, perhaps worse by {most:.2%}"
+    )
+    why = f"{likely}, {limit}: too noisy to tell{noise}"
+    return GateResult(gate, "cannot tell", why, needed_to_tell(effect, worse, gate.tolerance))
+
+
+def hold_exact(gate: Gate, base: float, new: float) -> GateResult:
+    """A gate on a figure without an interval, such as the peak of memory: the change itself decides."""
+    worse = new / base - 1 if base else (math.inf if new else 0.0)
+    outcome: Outcome = "pass" if worse <= gate.tolerance else "regression"
+    change = f"more by {worse:.2%}" if worse > 0 else f"less by {-worse:.2%}" if worse else "the same"
+    why = f"{change}, {gate.tolerance:.2%} tolerated; the figure has no interval"
+    return GateResult(gate, outcome, why, Missing("it is told"))
+
+
+def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]:
+    """Repeats or runs that would make the interval narrow enough, should the change turn out as it looks now."""
+    between = effect.uncertainty.between
+    if isinstance(between, Missing):
+        return _TO_MEASURE
+    room = abs(math.log1p(tolerance) - math.log1p(worse)) if worse <= tolerance else math.log1p(worse)
+    share = BOUND_LEVEL if worse <= tolerance else _VERDICT_SHARE
+    repeats = _repeats_needed(effect, between, share, room)
+    runs = _runs_needed(effect, between, share, room)
+    found = [text for text in (repeats, runs) if text]
+    if not found:
+        return Missing(
+            f"{MOST_RUNS} runs on each side would not tell: the change is too near the tolerance for so restless a machine"
+        )
+    return ", or ".join(found)
+
+
+def _inside_deviation(effect: Effect) -> float:
+    """The standard error of the change that the repeats inside the runs leave open."""
+    return effect.uncertainty.inside / student_quantile(_VERDICT_SHARE, None)
+
+
+def _repeats_needed(effect: Effect, between: float, share: float, room: float) -> str:
+    """More repeats in each run cure only what is inside the runs."""
+    about = effect.uncertainty
+    left = room**2 - outside(about, between, share, effect.runs) ** 2
+    if about.measured or about.restless or left <= 0 or about.inside == 0:
+        return ""
+    inside = _inside_deviation(effect) * student_quantile(share, None)
+    now = min(*effect.base_repeats, *effect.new_repeats)
+    needed = math.ceil(now * max(1.0, inside**2 / left))
+    return f"about {needed} repeats in each run (runtime.min_repeats={needed})" if now < needed <= MOST_REPEATS else ""
+
+
+def _runs_needed(effect: Effect, between: float, share: float, room: float) -> str:
+    """More runs a side: their medians scatter by what is between processes and by what their repeats leave open."""
+    about = effect.uncertainty
+    base, new = effect.runs
+    single = _inside_deviation(effect) / math.sqrt(1 / base + 1 / new)
+    deviation = between if about.measured else math.hypot(between, single)
+    for runs in range(SEVERAL // 2 + 1 if about.restless else 2, MOST_RUNS + 1):
+        if student_quantile(share, 2 * runs - 2) * deviation * math.sqrt(2 / runs) <= room:
+            return f"{max(runs, min(base, new) + 1)} runs on each side"
+    return ""
+
+
+def _worsening(effect: Effect, higher_is_better: bool) -> float:
+    """The change in the direction that hurts, as a share."""
+    return 1 / (1 + effect.change) - 1 if higher_is_better else effect.change
+
+
+def _worsening_bound(interval: Interval, higher_is_better: bool) -> float:
+    return 1 / (1 + interval.bound_low) - 1 if higher_is_better else interval.bound_high
+
+
+def exit_code(results: Sequence[GateResult]) -> int:
+    """0: every gate passes; 1: one is a regression; 2: none is, but one cannot be told."""
+    outcomes = {result.outcome for result in results}
+    return 1 if "regression" in outcomes else 2 if "cannot tell" in outcomes else 0

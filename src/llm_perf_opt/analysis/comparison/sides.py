@@ -1,0 +1,99 @@
+"""One side of a comparison from its runs: kernels, budget and counters of the most typical, per token and per prefill."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.comparison.compare import Side
+from llm_perf_opt.analysis.kernels.classes import classify
+from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.stats import percentile
+from llm_perf_opt.analysis.trace.document import TraceAnalysis
+from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.stages import Stage
+
+
+@dataclass(frozen=True)
+class ComparedKernel:
+    """A kernel of a stage, per token in decode: two timelines may hold different numbers of steps."""
+
+    name: str
+    stage: str
+    role: str
+    calls: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class ComparedFigure:
+    """One figure of a budget or of counters."""
+
+    key: str
+    unit: str
+    value: Maybe[float]
+
+
+def side_of(runs: Sequence[RunAnalysis]) -> Side:
+    """The runs, and what the traces and counters of the typical one say."""
+    typical = typical_run(runs)
+    kernels, trace = runs[typical].kernels, runs[typical].trace
+    return Side(
+        tuple(runs),
+        typical=typical,
+        kernels=kernels if isinstance(kernels, Missing) else _kernels(kernels),
+        budget=trace if isinstance(trace, Missing) else _budget(trace),
+        counters=kernels if isinstance(kernels, Missing) else _counters(kernels),
+    )
+
+
+def typical_run(runs: Sequence[RunAnalysis]) -> int:
+    """Which run the page looks into: of those with the most to look into, the one whose end-to-end time is nearest the median."""
+    parts = [sum(not isinstance(part, Missing) for part in (run.torch, run.trace, run.kernels)) for run in runs]
+    times = [_end_to_end(run) for run in runs]
+    known = [time for time in times if time is not None]
+    middle = percentile(known, 0.5) if known else 0.0
+    apart = [math.inf if time is None else abs(time - middle) for time in times]
+    return min(range(len(runs)), key=lambda index: (-parts[index], apart[index], index))
+
+
+def _end_to_end(run: RunAnalysis) -> float | None:
+    if isinstance(run.timings, Missing) or not run.timings.iterations:
+        return None
+    return percentile([repeat.prefill_ns + sum(repeat.steps_ns) for repeat in run.timings.iterations], 0.5)
+
+
+def _kernels(found: KernelEvidence) -> list[ComparedKernel]:
+    rows = []
+    for stage in found.stages:
+        steps = _steps(found, stage.stage)
+        for row in stage.rows:
+            calls = max(1, round(row.calls / steps))
+            rows.append(ComparedKernel(row.spelled, stage.stage, classify(row.spelled).value, calls, round(row.total_ns / steps)))
+    return rows
+
+
+def _steps(found: KernelEvidence, stage: str) -> int:
+    return max(1, found.decode_steps) if stage == Stage.DECODE else 1
+
+
+def _budget(trace: TraceAnalysis) -> Maybe[Sequence[ComparedFigure]]:
+    if not trace.complete:
+        return Missing(f"the trace is incomplete: {trace.why}")
+    return [
+        ComparedFigure(f"{table.stage}/{row.label}, per {table.unit}", "ns", row.ns / max(1, table.units))
+        for table in trace.budgets
+        for row in table.rows
+    ]
+
+
+def _counters(found: KernelEvidence) -> list[ComparedFigure]:
+    rows = []
+    for stage in found.stages:
+        steps = _steps(found, stage.stage)
+        for name, value in (("FLOPs executed", stage.flops), ("DRAM bytes", stage.dram_bytes)):
+            unit = "FLOP" if "FLOP" in name else "byte"
+            per_unit = value if isinstance(value, Missing) else value / steps
+            rows.append(ComparedFigure(f"{stage.stage}/{name} of the counted kernels", unit, per_unit))
+        rows.append(ComparedFigure(f"{stage.stage}/kernel time with counters", "share", stage.counters))
+    return rows

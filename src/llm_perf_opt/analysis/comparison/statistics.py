@@ -1,0 +1,351 @@
+"""Whether a difference between two sides is real. A side is one run or several runs of the same configuration, a process each.
+
+Everything happens on logarithms, so a change is a ratio and two halves of the noise weigh the same. One interval is made, at
+`LEVEL`, and the verdict is read off it: a change is called one when the interval excludes zero. Two sources of error are kept
+apart, because more repeats cure only the first:
+
+- **inside a run**: a percentile bootstrap of the median over its repeats, widened where neighbouring repeats resemble each other
+  (rank autocorrelation): then n repeats tell less than n. Not BCa: its acceleration comes from a jackknife, which is inconsistent
+  for the median, and the simulations in the tests hold the percentile interval to its level.
+- **between processes**: memory layout, clocks, neighbours. Two runs of one process each differ by it for no reason of the change.
+  From `MEASURED_FROM` degrees of freedom it is measured: Student's t over the runs' medians, pooled over both sides. With fewer
+  it is assumed, where it may be (`Judgement.process_spread`): that, or more where a run drifts by more, or its two runs differ.
+
+A busy machine has states, and a run sits in one of them: single runs of one thing on a CPU were seen a factor of two apart with
+repeats that scatter by 2.5 % each, so nothing inside a run tells. Where no spread may be assumed there is no interval, and so no
+verdict, below `SEVERAL` degrees of freedom, three runs a side; two runs a side in two states look like a change too often. Where
+one may be, and the repeats of a run scatter by more than `Judgement.restless`, processes are taken to differ by the whole range
+that the repeats visited.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_perf_opt.analysis.comparison.student import student_quantile
+from llm_perf_opt.records import Maybe, Missing
+
+Floats = npt.NDArray[np.float64]
+Verdict = Literal["faster", "slower", "not distinguishable"]
+
+LEVEL = 0.98
+"""Of the interval shown, from which the verdict is read: a change that is none is called one in at most 1 % each way."""
+BOUND_LEVEL = 0.95
+"""Of the one-sided bounds that a gate passes by."""
+LEAST_REPEATS = 6
+"""Fewer values carry no interval of a median, whatever their distribution."""
+MEASURED_FROM = 2
+"""Degrees of freedom from which the spread between processes is measured: two runs a side, or three against one."""
+SEVERAL = 4
+"""Degrees of freedom from which nothing need be assumed of the machine: three runs a side."""
+ACCELERATOR_SPREAD = 0.01
+"""Standard deviation between processes that is assumed of an accelerator, which one process has to itself."""
+QUIET_CPU_SPREAD = 0.02
+"""The same of a CPU that nothing else was seen to use: runs of one thing on a quiet machine differed by so much."""
+DRAWS = 1000
+MOST_STEPS = 64
+"""Decode steps used for pairing; more of them, evenly thinned, tell the same and cost memory."""
+UNKNOWN_SPREAD = Missing("too few runs to know how much processes differ")
+_OUTER = (1 - LEVEL) / 2
+_MOST_CORRELATION = 0.9
+_MEDIAN_VARIANCE = math.pi / 2
+"""Variance of a median over that of a mean, for normal noise."""
+_SURE_OF_DRIFT = 3.5
+"""Halves of a run that lie further apart than this many standard errors have drifted; nearer ones may by chance."""
+_SEED = 20240229
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a change must show before it is called one."""
+
+    smallest: float = 0.01
+    """A change smaller than this share is not called faster or slower, however sure it is."""
+    process_spread: float | None = None
+    """Standard deviation between processes that do the same, assumed where too few runs measure it; none: not to be assumed."""
+    restless: float = 0.03
+    """Standard deviation of a run's repeats (from its quartiles) beyond which others are taken to use the machine."""
+
+
+DEFAULT_JUDGEMENT = Judgement()
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Where the width of an interval comes from; half-widths and deviations of the logarithm, about shares."""
+
+    inside: float
+    """Half the interval from the repeats inside the runs alone."""
+    between: Maybe[float]
+    """Standard deviation from one process to the next."""
+    measured: bool
+    """Whether `between` was measured over several runs, not assumed."""
+    freedom: int
+    """Degrees of freedom it was measured with."""
+    scatter: float
+    """Standard deviation of the repeats inside a run, from their quartiles; the most restless run's."""
+    visited: float
+    """From the least to the most of the repeats of a run; the widest run's."""
+    restless: bool
+    """Whether they scatter so much, in so few runs, that a change must exceed the range they visited."""
+    inflation: float
+    """How much wider the repeats' likeness to their neighbours made the interval; 1: not at all."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Between which ends the change lies."""
+
+    low: float
+    """Lower end at `LEVEL`."""
+    high: float
+    bound_low: float
+    """The change is at least this, one-sided at `BOUND_LEVEL`."""
+    bound_high: float
+    """The change is at most this, likewise."""
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether no change at all is among what may be."""
+        return self.low <= 0 <= self.high
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What changed from one side to the other, and whether that is real."""
+
+    base: float
+    """Median; over several runs the geometric mean of their medians."""
+    new: float
+    change: float
+    """new / base − 1; paired by step: the median over the steps of that ratio."""
+    interval: Maybe[Interval]
+    verdict: Verdict
+    base_repeats: tuple[int, ...]
+    """Repeats of each run."""
+    new_repeats: tuple[int, ...]
+    paired_steps: int
+    """Decode steps compared one with one; 0: not paired."""
+    uncertainty: Uncertainty
+
+    @property
+    def runs(self) -> tuple[int, int]:
+        """Runs on each side."""
+        return len(self.base_repeats), len(self.new_repeats)
+
+
+def effect(
+    base: Sequence[Sequence[float]],
+    new: Sequence[Sequence[float]],
+    higher_is_better: bool = False,
+    judgement: Judgement = DEFAULT_JUDGEMENT,
+) -> Maybe[Effect]:
+    """Compare a metric: per side a series per run, one value per repeat."""
+    why = _unfit(base, new)
+    if why:
+        return Missing(why)
+    sides = [[np.log(np.asarray(run, np.float64))[:, None] for run in side] for side in (base, new)]
+    return _effect(sides[0], sides[1], 0, higher_is_better, judgement)
+
+
+def paired_effect(
+    base: Sequence[Sequence[Sequence[float]]],
+    new: Sequence[Sequence[Sequence[float]]],
+    judgement: Judgement = DEFAULT_JUDGEMENT,
+) -> Maybe[Effect]:
+    """Compare decode steps one with one: per side a run, per run a repeat, per repeat a time for each step.
+
+    Each step's median over the repeats is held against the same step's of the other side, so the growth with the context cancels.
+    Sides of different length are compared over the steps both have.
+    """
+    steps = min((len(row) for side in (base, new) for run in side for row in run), default=0)
+    if steps == 0:
+        return Missing("there is no decode step on one side")
+    kept = np.unique(np.linspace(0, steps - 1, min(steps, MOST_STEPS)).round().astype(int))
+    arrays = [
+        [np.asarray([row[:steps] for row in run], np.float64).reshape(len(run), steps) for run in side] for side in (base, new)
+    ]
+    flat = [[[float(value) for value in run.ravel()] for run in side] for side in arrays]
+    why = _unfit(flat[0], flat[1], steps)
+    if why:
+        return Missing(why)
+    logs = [[np.log(run[:, kept]) for run in side] for side in arrays]
+    return _effect(logs[0], logs[1], steps, False, judgement)
+
+
+def _unfit(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], per_repeat: int = 1) -> str:
+    for name, side in (("base", base), ("new", new)):
+        if not side:
+            return f"the {name} side has no run"
+        fewest = min(len(run) for run in side) // per_repeat
+        if fewest < LEAST_REPEATS:
+            return f"a run of the {name} side has {fewest} repeats; an interval needs {LEAST_REPEATS} (runtime.min_repeats)"
+        if not all(math.isfinite(value) and value > 0 for run in side for value in run):
+            return f"the {name} side has a value that is not above zero"
+    return ""
+
+
+def _effect(
+    base: Sequence[Floats], new: Sequence[Floats], paired_steps: int, higher_is_better: bool, judgement: Judgement
+) -> Effect:
+    """`base` and `new`: per run the logarithms, repeats × steps (one column where nothing is paired)."""
+    generator = np.random.default_rng(_SEED)
+    inflation = _inflation([np.median(run, axis=1) for run in (*base, *new)])
+    sides = _Side(base, inflation, generator), _Side(new, inflation, generator)
+    point = float(np.median(sides[1].profile - sides[0].profile))
+    drawn = np.median(sides[1].draws - sides[0].draws, axis=1)
+    uncertainty = _uncertainty(sides, point, drawn, inflation, judgement)
+    interval = _interval(point, drawn, uncertainty, (len(base), len(new)))
+    change = math.expm1(point)
+    return Effect(
+        base=sides[0].level,
+        new=sides[1].level,
+        change=change,
+        interval=interval,
+        verdict=_verdict(change, interval, higher_is_better, judgement.smallest),
+        base_repeats=tuple(len(run) for run in base),
+        new_repeats=tuple(len(run) for run in new),
+        paired_steps=paired_steps,
+        uncertainty=uncertainty,
+    )
+
+
+class _Side:
+    """One side: its profile (a value per step, or just one), bootstrap draws of it, and each run's level."""
+
+    def __init__(self, runs: Sequence[Floats], inflation: float, generator: np.random.Generator) -> None:
+        profiles = [np.median(run, axis=0) for run in runs]
+        draws = [
+            profile + inflation * (_resampled_medians(run, generator) - profile)
+            for run, profile in zip(runs, profiles, strict=True)
+        ]
+        self.profile: Floats = np.mean(profiles, axis=0)
+        self.draws: Floats = np.mean(draws, axis=0)
+        self.run_levels: Floats = np.asarray([np.median(profile) for profile in profiles])
+        self.level = float(np.exp(np.mean(self.run_levels)))
+        repeats = [np.median(run, axis=1) for run in runs]
+        self.scatter = max(_quarter_spread(values) for values in repeats)
+        self.visited = max(float(np.ptp(values)) for values in repeats)
+        self.drift = max(_drift(values, inflation) for values in repeats)
+
+
+def _resampled_medians(run: Floats, generator: np.random.Generator) -> Floats:
+    """Medians over resampled repeats, draws × steps; whole repeats are drawn, so the steps of one stay together."""
+    repeats, steps = run.shape
+    medians = np.empty((DRAWS, steps))
+    at_once = max(1, 4_000_000 // (repeats * steps))
+    for first in range(0, DRAWS, at_once):
+        count = min(at_once, DRAWS - first)
+        chosen = generator.integers(0, repeats, (count, repeats))
+        medians[first : first + count] = np.median(run[chosen], axis=1)
+    return medians
+
+
+def _inflation(series: Sequence[Floats]) -> float:
+    """√((1+ρ)/(1−ρ)) for the lag-one correlation of the ranks, at least 1.
+
+    ρ is the runs' mean, since one machine made them all and a short series tells little of its own, corrected for its bias.
+    """
+    found = float(np.mean([_rank_correlation(values) for values in series]))
+    corrected = min(_MOST_CORRELATION, max(0.0, found + (1 + 3 * found) / min(len(values) for values in series)))
+    return math.sqrt((1 + corrected) / (1 - corrected))
+
+
+def _rank_correlation(values: Floats) -> float:
+    """Of each value with the one before it; equal values alone tell nothing."""
+    if np.ptp(values) == 0:
+        return 0.0
+    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (len(values) - 1) / 2
+    return float((ranks[1:] * ranks[:-1]).sum() / (ranks * ranks).sum())
+
+
+def _drift(series: Floats, inflation: float) -> float:
+    """How far the halves of a run lie apart, as a deviation, where their own noise does not explain it."""
+    half = len(series) // 2
+    first, second = series[:half], series[-half:]
+    middles = float(np.median(first)), float(np.median(second))
+    deviation = _quarter_spread(np.concatenate([first - middles[0], second - middles[1]]))
+    noise = inflation * deviation * math.sqrt(_MEDIAN_VARIANCE * 2 / half)
+    apart = abs(middles[1] - middles[0])
+    return apart / math.sqrt(2) if apart > _SURE_OF_DRIFT * noise else 0.0
+
+
+def _quarter_spread(values: Floats) -> float:
+    """The interquartile range as a standard deviation."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    return float(high - low) / 1.349
+
+
+def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflation: float, judgement: Judgement) -> Uncertainty:
+    freedom = sum(len(side.run_levels) for side in sides) - 2
+    scatter = max(side.scatter for side in sides)
+    return Uncertainty(
+        inside=max(*_halves(point, drawn, _OUTER), 0.0),
+        between=_between(sides, freedom, judgement),
+        measured=_is_measured(freedom, judgement),
+        freedom=freedom,
+        scatter=scatter,
+        visited=max(side.visited for side in sides),
+        restless=freedom < SEVERAL and scatter > judgement.restless,
+        inflation=inflation,
+    )
+
+
+def _is_measured(freedom: int, judgement: Judgement) -> bool:
+    return freedom >= (SEVERAL if judgement.process_spread is None else MEASURED_FROM)
+
+
+def _between(sides: tuple[_Side, _Side], freedom: int, judgement: Judgement) -> Maybe[float]:
+    """Deviation from process to process: measured over the runs, or assumed, or neither."""
+    squares = sum(float(((side.run_levels - side.run_levels.mean()) ** 2).sum()) for side in sides)
+    seen = math.sqrt(squares / freedom) if freedom else 0.0
+    if _is_measured(freedom, judgement):
+        return seen
+    if judgement.process_spread is None:
+        return UNKNOWN_SPREAD
+    return max(judgement.process_spread, seen, *(side.drift for side in sides))
+
+
+def _interval(point: float, drawn: Floats, about: Uncertainty, counts: tuple[int, int]) -> Maybe[Interval]:
+    if isinstance(about.between, Missing):
+        return about.between
+    ends = [
+        (point - below, point + above)
+        for tail in (_OUTER, 1 - BOUND_LEVEL)
+        for below, above in [_widened(_halves(point, drawn, tail), outside(about, about.between, 1 - tail, counts), about)]
+    ]
+    (low, high), (bound_low, bound_high) = ends
+    return Interval(math.expm1(low), math.expm1(high), math.expm1(bound_low), math.expm1(bound_high))
+
+
+def _halves(point: float, drawn: Floats, tail: float) -> tuple[float, float]:
+    """How far the draws reach below and above the estimate when `tail` of them is left out on each side."""
+    return point - float(np.quantile(drawn, tail)), float(np.quantile(drawn, 1 - tail)) - point
+
+
+def outside(about: Uncertainty, between: float, share: float, counts: tuple[int, int]) -> float:
+    """How far the change of that many runs a side may be off because processes differ, sure by `share` on one side."""
+    times = student_quantile(share, about.freedom if about.measured else None)
+    spread = times * between * math.sqrt(1 / counts[0] + 1 / counts[1])
+    return max(spread, about.visited) if about.restless else spread
+
+
+def _widened(halves: tuple[float, float], between: float, about: Uncertainty) -> tuple[float, float]:
+    """The two halves of an interval with what lies between processes in it.
+
+    A measured spread is that of the runs' medians, which holds the noise inside them already: the wider of the two is taken. An
+    assumed one knows nothing of it: the two add as squares.
+    """
+    if about.measured:
+        return max(halves[0], between), max(halves[1], between)
+    return math.hypot(max(halves[0], 0.0), between), math.hypot(max(halves[1], 0.0), between)
+
+
+def _verdict(change: float, interval: Maybe[Interval], higher_is_better: bool, smallest: float) -> Verdict:
+    if isinstance(interval, Missing) or interval.has_zero or abs(change) < smallest:
+        return "not distinguishable"
+    return "faster" if (change > 0) == higher_is_better else "slower"

@@ -1,0 +1,213 @@
+"""FLOPs and least bytes of a stage, part by part.
+
+Bytes are the least that must cross the memory interface: each weight that is used, once; the cached keys and values
+that are seen; the new ones; the gathered embedding rows; the logits. Activations between parts are taken to stay on the
+chip.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from llm_perf_opt.analysis.checks import whole_number
+from llm_perf_opt.analysis.cost_model.architecture import TRANSFORMERS_MLA, Architecture, Mla
+from llm_perf_opt.analysis.cost_model.work import (
+    PartName,
+    Step,
+    Work,
+    layer_work,
+    model_work,
+    tokens_kept,
+)
+from llm_perf_opt.analysis.dtypes import activation_dtype, dtype_named, size_bytes
+from llm_perf_opt.errors import ConfigError
+
+PART_NAMES: tuple[PartName, ...] = get_args(PartName)
+"""In the order they are shown."""
+
+
+@dataclass(frozen=True)
+class Formats:
+    """What weights and cache are kept in, and how latent attention runs. Any usual spelling of a format will do."""
+
+    weights: str = "bf16"
+    kv: str = "bf16"
+    mla: Mla = TRANSFORMERS_MLA
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", dtype_named(self.weights, "dtype"))
+        object.__setattr__(self, "kv", dtype_named(self.kv, "kv_dtype"))
+        try:
+            object.__setattr__(self, "mla", Mla(self.mla))
+        except ValueError:
+            raise ConfigError(f"mla must be one of {', '.join(map(str, Mla))}, not {self.mla!r}.") from None
+
+
+BF16 = Formats()
+"""Weights and cache in bf16, latent attention as transformers runs it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part of the model computes and moves in a stage, over all layers."""
+
+    name: PartName
+    flops: int
+    """Attention causal: a token meets those before it, within the window."""
+    flops_full_attention: int
+    """Attention whole: each new token meets every key that is held, as frameworks count it."""
+    bytes: int
+    within: PartName
+    """The part whose kernel moves these bytes while it computes: itself, but for the cache's."""
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """A step, or several together, part by part."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def flops(self) -> int:
+        """With causal attention."""
+        return sum(part.flops for part in self.parts)
+
+    @property
+    def flops_full_attention(self) -> int:
+        """With whole attention."""
+        return sum(part.flops_full_attention for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        """The least that must be moved."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def flops_per_byte(self) -> float:
+        """Arithmetic intensity, attention causal."""
+        return self.flops / self.bytes
+
+    def part(self, name: PartName) -> Part | None:
+        """One part, or None where the model has no such part."""
+        return next((part for part in self.parts if part.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "flops": self.flops,
+            "flops_full_attention": self.flops_full_attention,
+            "bytes": self.bytes,
+            "parts": [{"name": part.name, "flops": part.flops, "bytes": part.bytes} for part in self.parts],
+        }
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """A model's prefill and one decode step, with what they were computed for."""
+
+    architecture: Architecture
+    formats: Formats
+    batch: int
+    prompt: int
+    context: int
+    prefill: StageCost
+    decode: StageCost
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """What one more token of one sequence adds to the cache."""
+        return kv_bytes_per_token(self.architecture, self.formats)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `decode` is one step for the batch."""
+        return {
+            "params": self.architecture.params,
+            "active_params": self.architecture.active_params,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "prefill": self.prefill.to_json(),
+            "decode": self.decode.to_json(),
+            "assumptions": {
+                "model_type": self.architecture.model_type,
+                "part_of": self.architecture.part_of,
+                "batch": self.batch,
+                "prompt": self.prompt,
+                "context": self.context,
+                "dtype": self.formats.weights,
+                "kv_dtype": self.formats.kv,
+                "mla": str(self.formats.mla) if self.architecture.has_latent_attention else None,
+                "logits": "last",
+            },
+        }
+
+
+def model_cost(architecture: Architecture, *, batch: int, prompt: int, context: int, formats: Formats = BF16) -> ModelCost:
+    """Prefill of `prompt` tokens and one decode step on `context` cached tokens, logits for the last token only."""
+    whole_number("prompt", prompt, at_least=1)
+    whole_number("context", context, at_least=0)
+    prefill = step_cost(architecture, Step(batch, prompt), formats)
+    decode = step_cost(architecture, Step(batch, 1, context), formats)
+    return ModelCost(architecture, formats, batch, prompt, context, prefill, decode)
+
+
+def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -> StageCost:
+    """What one forward must compute and move."""
+    totals: dict[PartName, Work] = {}
+    for layer, count in architecture.layer_counts.items():
+        for name, work in layer_work(layer, step, formats.mla):
+            totals[name] = totals.get(name, Work()) + work.times(count)
+    for name, work in model_work(architecture, step):
+        totals[name] = totals.get(name, Work()) + work
+    reexpands = architecture.has_latent_attention and formats.mla is Mla.REEXPAND
+    carriers: dict[PartName, PartName] = {
+        # A re-expanded latent is read by the projection that expands it, otherwise attention itself reads the cache.
+        "kv_read": "attention_projections" if reexpands else "attention_core",
+        "kv_write": "attention_projections",
+    }
+    return StageCost(tuple(_part(name, totals[name], formats, carriers.get(name, name)) for name in PART_NAMES if name in totals))
+
+
+def combined(stages: Iterable[StageCost]) -> StageCost:
+    """Several steps as one stage: the chunks of a prefill, or all steps of a decode."""
+    totals: dict[PartName, Part] = {}
+    for stage in stages:
+        for part in stage.parts:
+            so_far = totals.get(part.name, Part(part.name, 0, 0, 0, part.within))
+            totals[part.name] = Part(
+                part.name,
+                so_far.flops + part.flops,
+                so_far.flops_full_attention + part.flops_full_attention,
+                so_far.bytes + part.bytes,
+                part.within,
+            )
+    return StageCost(tuple(totals[name] for name in PART_NAMES if name in totals))
+
+
+def weight_bytes(architecture: Architecture, formats: Formats = BF16) -> int:
+    """All weights as they lie in memory, every expert counted."""
+    return size_bytes(architecture.params, formats.weights)
+
+
+def kv_bytes_per_token(architecture: Architecture, formats: Formats = BF16) -> int:
+    """What one more token of one sequence adds to the cache, while no layer's window is full."""
+    elements = sum(count * layer.attention.kv_elements(formats.mla) for layer, count in architecture.layer_counts.items())
+    return size_bytes(elements, formats.kv)
+
+
+def kv_cache_bytes(architecture: Architecture, batch: int, tokens: int, formats: Formats = BF16) -> int:
+    """The cache after `tokens` tokens a sequence; a layer with a window keeps what a next token can see."""
+    whole_number("batch", batch, at_least=1)
+    whole_number("tokens", tokens, at_least=0)
+    elements = sum(
+        count * layer.attention.kv_elements(formats.mla) * tokens_kept(tokens, layer.window)
+        for layer, count in architecture.layer_counts.items()
+    )
+    return size_bytes(batch * elements, formats.kv)
+
+
+def _part(name: PartName, work: Work, formats: Formats, within: PartName) -> Part:
+    moved = (
+        size_bytes(work.weights, formats.weights)
+        + size_bytes(work.kv, formats.kv)
+        + size_bytes(work.activations, activation_dtype(formats.weights))
+    )
+    return Part(name, work.flops, work.flops + work.full_attention_extra_flops, moved, within)

@@ -1,0 +1,192 @@
+"""The arithmetic of one forward step: FLOPs, and elements moved, before any number format is chosen.
+
+A step is B sequences × q new tokens on p cached ones. A multiply-add counts 2 and only matrix products count, as in the
+framework's own counter.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from llm_perf_opt.analysis.checks import whole_number
+from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, LatentAttention, Layer, Mla, Moe
+from llm_perf_opt.errors import ConfigError
+
+PartName = Literal[
+    "embedding",
+    "attention_projections",
+    "attention_core",
+    "kv_read",
+    "kv_write",
+    "mlp",
+    "router",
+    "experts",
+    "shared_experts",
+    "norms",
+    "lm_head",
+]
+
+Logits = Literal["last", "all", "none"]
+"""Positions that logits are computed for: the last of each sequence, all, or none (a chunk before the last one)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward: `batch` sequences of `new_tokens` each, on `cached_tokens` that came before."""
+
+    batch: int
+    new_tokens: int
+    cached_tokens: int = 0
+    logits: Logits = "last"
+
+    def __post_init__(self) -> None:
+        whole_number("batch", self.batch, at_least=1)
+        whole_number("new_tokens", self.new_tokens, at_least=1)
+        whole_number("cached_tokens", self.cached_tokens, at_least=0)
+        if self.logits not in ("last", "all", "none"):
+            raise ConfigError(f"logits must be last, all or none, not {self.logits!r}.")
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of the whole batch."""
+        return self.batch * self.new_tokens
+
+    @property
+    def logit_positions(self) -> int:
+        """Positions of the whole batch that logits are computed for."""
+        return {"last": self.batch, "all": self.tokens, "none": 0}[self.logits]
+
+
+def chunked_prefill(batch: int, prompt: int, chunk: int) -> tuple[Step, ...]:
+    """A prompt in chunks: each on what the ones before left cached, logits only after the last."""
+    whole_number("prompt", prompt, at_least=1)
+    whole_number("chunk", chunk, at_least=1)
+    return tuple(
+        Step(batch, min(chunk, prompt - start), start, "last" if start + chunk >= prompt else "none")
+        for start in range(0, prompt, chunk)
+    )
+
+
+def decode_steps(batch: int, prompt: int, steps: int) -> tuple[Step, ...]:
+    """The decode steps after a prompt: one new token each, on a context that grows by one."""
+    whole_number("prompt", prompt, at_least=0)
+    whole_number("steps", steps, at_least=0)
+    return tuple(Step(batch, 1, prompt + index) for index in range(steps))
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs, and elements by what they are kept in."""
+
+    flops: int = 0
+    full_attention_extra_flops: int = 0
+    """What counting attention whole adds to `flops`."""
+    weights: float = 0
+    """Fractional only for experts, whose number is an expected value."""
+    kv: int = 0
+    activations: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.flops + other.flops,
+            self.full_attention_extra_flops + other.full_attention_extra_flops,
+            self.weights + other.weights,
+            self.kv + other.kv,
+            self.activations + other.activations,
+        )
+
+    def times(self, count: int) -> "Work":
+        """The same again in `count` layers."""
+        return Work(
+            count * self.flops,
+            count * self.full_attention_extra_flops,
+            count * self.weights,
+            count * self.kv,
+            count * self.activations,
+        )
+
+
+def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int:
+    """Pairs of query and key of one sequence: the sum over i = 1..q of min(p + i, window)."""
+    if window is None:
+        window = cached_tokens + new_tokens
+    growing = min(max(window - cached_tokens, 0), new_tokens)
+    return growing * cached_tokens + growing * (growing + 1) // 2 + (new_tokens - growing) * window
+
+
+def full_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int:
+    """Pairs when every new token meets every key that is held: the cached ones in the window and all new ones."""
+    return new_tokens * (new_tokens + tokens_kept(cached_tokens, window))
+
+
+def tokens_kept(tokens: int, window: int | None) -> int:
+    """How many of the tokens so far the next one can see, hence need to be cached: itself fills the window."""
+    return tokens if window is None else min(tokens, window - 1)
+
+
+def expected_experts(experts: int, active: int, tokens: int) -> float:
+    """Distinct experts that `tokens` tokens use when each draws `active` of them evenly: E(1 - (1 - k/E)^T)."""
+    if active == experts:
+        return float(experts)
+    return -experts * math.expm1(tokens * math.log1p(-active / experts))
+
+
+def layer_work(layer: Layer, step: Step, mla: Mla) -> Iterator[tuple[PartName, Work]]:
+    """The parts of one layer."""
+    attention, feed_forward, tokens = layer.attention, layer.feed_forward, step.tokens
+    yield "attention_projections", _projections(attention, step, mla)
+    yield "attention_core", _attention_core(layer, step, mla)
+    cached = attention.kv_elements(mla) * step.batch
+    yield "kv_read", Work(kv=cached * tokens_kept(step.cached_tokens, layer.window))
+    # Of a prompt longer than the window only the window's tokens need ever reach the cache.
+    yield "kv_write", Work(kv=cached * min(step.new_tokens, layer.window or step.new_tokens))
+    yield "norms", Work(weights=layer.norm_params + attention.norm_params)
+    if isinstance(feed_forward, Moe):
+        yield from _moe(feed_forward, tokens)
+    else:
+        yield "mlp", Work(2 * tokens * feed_forward.matrix_params, weights=feed_forward.params)
+
+
+def model_work(architecture: Architecture, step: Step) -> Iterator[tuple[PartName, Work]]:
+    """The parts outside the layers."""
+    projection = architecture.embedding_dim * architecture.hidden if architecture.projected_embedding else 0
+    # A row that is read twice is moved once, at best: never more rows than the table has.
+    rows = min(step.tokens, architecture.vocabulary) * architecture.embedding_dim
+    positions = min(step.new_tokens, architecture.position_rows) * architecture.hidden
+    yield "embedding", Work(2 * step.tokens * projection, weights=rows + positions + projection)
+    yield "norms", Work(weights=architecture.final_norm_params)
+    logits = step.logit_positions
+    yield (
+        "lm_head",
+        Work(
+            2 * logits * architecture.head_matrix_params,
+            weights=architecture.head_matrix_params + architecture.head_bias_params if logits else 0,
+            activations=logits * architecture.vocabulary,
+        ),
+    )
+
+
+def _projections(attention: GroupedAttention | LatentAttention, step: Step, mla: Mla) -> Work:
+    weights = attention.matrix_params + attention.bias_params
+    if isinstance(attention, GroupedAttention) or mla is not Mla.REEXPAND:
+        # Absorbed, the expansion's weights meet each new token's query and output instead of its latent: as many FLOPs.
+        return Work(2 * step.tokens * attention.matrix_params, weights=weights)
+    context = step.batch * (step.cached_tokens + step.new_tokens)
+    flops = 2 * step.tokens * attention.token_params + 2 * context * attention.expansion_params
+    return Work(flops, weights=weights)
+
+
+def _attention_core(layer: Layer, step: Step, mla: Mla) -> Work:
+    per_pair = layer.attention.flops_per_pair(mla)
+    causal = causal_pairs(step.new_tokens, step.cached_tokens, layer.window)
+    whole = full_pairs(step.new_tokens, step.cached_tokens, layer.window)
+    return Work(step.batch * per_pair * causal, step.batch * per_pair * (whole - causal))
+
+
+def _moe(moe: Moe, tokens: int) -> Iterator[tuple[PartName, Work]]:
+    yield "router", Work(2 * tokens * moe.router_matrix_params, weights=moe.router_params)
+    touched = expected_experts(moe.experts, moe.active, tokens)
+    yield "experts", Work(2 * tokens * moe.active * moe.expert.matrix_params, weights=touched * moe.expert.params)
+    if moe.shared_params:
+        yield "shared_experts", Work(2 * tokens * moe.shared_matrix_params, weights=moe.shared_params)

@@ -1,0 +1,1 @@
+"""Kernels by name, class and hardware counter."""

@@ -1,0 +1,412 @@
+"""How far each stage is from the hardware's limit: rates, utilisation, floor, and what binds it."""
+
+from dataclasses import dataclass, replace
+
+from llm_perf_opt.analysis.cost_model.architecture import Architecture, Mla
+from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, combined, step_cost
+from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.cost_model.work import Logits, Step, decode_steps
+from llm_perf_opt.analysis.dtypes import compute_dtype
+from llm_perf_opt.analysis.limits.ceiling_peaks import bandwidth, peak_flops
+from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices, shared_words
+from llm_perf_opt.analysis.limits.floor import Floor, FloorPart, floor
+from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.stats import percentile, summarise
+from llm_perf_opt.errors import ConfigError, ImplausibleError
+from llm_perf_opt.records import Ceilings, CleanTimings, Distribution, Maybe, Missing, TorchPass
+from llm_perf_opt.stages import Stage
+
+BUSY_ENOUGH = 0.5
+"""A stage whose kernels fill less than this share of its time waits for launches, whatever its kernels are bound by."""
+NEAR_FLOOR = 5.0
+"""A stage this many times its floor is near neither limit: its kernels, or the host, are what to look at."""
+UNLIMITED = 1e30
+"""Bytes per second that no model notices: for a floor of computing alone."""
+MEASURED_MARGIN = 1.03
+"""A measured ceiling is a median with spread: a stage may pass it by a little without anything being wrong."""
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A pair of limits to compare with."""
+
+    name: str
+    source: str
+    peak_flops_per_s: Maybe[float]
+    bandwidth_bytes_per_s: Maybe[float]
+    in_cache: bool = False
+    """Whether the model stays in the cache, so that only computing bounds it."""
+
+    @property
+    def ridge_flops_per_byte(self) -> Maybe[float]:
+        """Where computing and moving take equally long."""
+        for value in (self.peak_flops_per_s, self.bandwidth_bytes_per_s):
+            if isinstance(value, Missing):
+                return value
+        return _number(self.peak_flops_per_s) / _number(self.bandwidth_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Against:
+    """A stage compared with one roof."""
+
+    roof: Roof
+    mfu: Maybe[float]
+    mfu_full_attention: Maybe[float]
+    mbu: Maybe[float]
+    floor: Maybe[Floor]
+    times_floor: Maybe[float]
+
+
+@dataclass(frozen=True)
+class PartEfficiency:
+    """One part in the profiled steps, on the best limits known."""
+
+    name: str
+    time_ns: Maybe[int]
+    """Of its kernels, or of the host where the run is on the CPU; under the profiler."""
+    floor: FloorPart | None
+    """None for work outside the cost model's parts."""
+    mfu: Maybe[float]
+    mbu: Maybe[float]
+    times_floor: Maybe[float]
+
+
+@dataclass(frozen=True)
+class StageEfficiency:
+    """One stage: what it did in its unprofiled time, and how that compares."""
+
+    stage: str
+    time_ns: Distribution
+    """Unprofiled; of all steps together for decode."""
+    cost: StageCost
+    against: tuple[Against, ...]
+    parts: Maybe[tuple[PartEfficiency, ...]]
+    busy: Maybe[float]
+    """Share of the unprofiled time that its kernels take, their durations from the torch pass."""
+    launches: Maybe[int]
+    verdict: str
+    because: str
+
+    @property
+    def seconds(self) -> float:
+        """The median time."""
+        return self.time_ns.median / 1e9
+
+    @property
+    def flops_per_s(self) -> float:
+        """Achieved, attention causal."""
+        return self.cost.flops / self.seconds
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Achieved, if no byte was moved twice."""
+        return self.cost.bytes / self.seconds
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Every stage against every roof."""
+
+    model_type: str
+    dtype: str
+    roofs: tuple[Roof, ...]
+    stages: tuple[StageEfficiency, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RequestCost:
+    """What one request must compute and move."""
+
+    architecture: Architecture
+    formats: Formats
+    prefill: StageCost
+    steps: tuple[StageCost, ...]
+    """Each decode step, its context one token longer than the last."""
+
+    def stage(self, stage: Stage, steps: int) -> Maybe[StageCost]:
+        """Prefill, or the first decode steps together."""
+        if stage is Stage.PREFILL:
+            return self.prefill
+        return combined(self.steps[:steps]) if self.steps[:steps] else Missing("the request has no decode step")
+
+
+def request_cost(timings: CleanTimings) -> Maybe[RequestCost]:
+    """The cost of the request that was timed; an unknown architecture has none, nor stages that cannot be told apart."""
+    runtime = timings.runtime
+    if runtime is not None and (runtime.inseparable or runtime.uncosted):
+        return Missing(runtime.inseparable or runtime.uncosted)
+    try:
+        architecture = architecture_of(timings.model.architecture, decoder_only=True)  # a runner says `uncosted` where more ran
+    except ConfigError as error:
+        return Missing(f"no cost model: {error.fact}")
+    work = timings.workload
+    formats = Formats(timings.model.dtype, timings.model.dtype)
+    logits: Logits = "last" if timings.model.logits == "last token" else "all"
+    prompt = Step(work.batch_size, work.padded_tokens, 0, logits)
+    steps = decode_steps(work.batch_size, work.padded_tokens, work.decode_steps) if work.decode_steps else []
+    return RequestCost(
+        architecture,
+        formats,
+        step_cost(architecture, prompt, replace(formats, mla=Mla.EXPAND_ONCE)),
+        tuple(step_cost(architecture, step, replace(formats, mla=Mla.ABSORB)) for step in steps),
+    )
+
+
+def stage_seconds(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[float]:
+    """The median unprofiled time of prefill, or of the first decode steps together."""
+    if timings.runtime is not None and timings.runtime.inseparable:
+        return Missing(timings.runtime.inseparable)
+    if stage is not Stage.PREFILL and not 0 < steps <= timings.workload.decode_steps:
+        return Missing(f"the unprofiled pass has {timings.workload.decode_steps} decode steps, not {steps}")
+    return (
+        percentile([it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations], 0.5)
+        / 1e9
+    )
+
+
+def efficiency(
+    timings: CleanTimings,
+    torch: Maybe[TorchPass],
+    datasheet: Maybe[Hardware],
+    measured: Maybe[Ceilings],
+) -> Maybe[Efficiency]:
+    """Compare prefill and decode with the datasheet's and the measured limits; an unknown architecture has none of it."""
+    request = request_cost(timings)
+    if isinstance(request, Missing):
+        return request
+    architecture, formats, work = request.architecture, request.formats, timings.workload
+    numbers = compute_dtype(formats.weights)
+    devices = devices_of(timings)
+    if (elsewhere := _on_more_devices(torch, devices)) is not None:
+        return elsewhere
+    in_cache = _in_cache(timings, devices)
+    roofs = tuple(
+        _together(roof, devices)
+        for roof in (_datasheet_roof(datasheet, numbers, in_cache), _measured_roof(measured, numbers, in_cache))
+    )
+    stages = [_stage(Stage.PREFILL, request.prefill, request.prefill, timings, torch, roofs)]
+    if request.steps:
+        profiled = len(request.steps) if isinstance(torch, Missing) else torch.decode_steps
+        whole, seen = combined(request.steps), combined(request.steps[:profiled])
+        stages.append(_stage(Stage.DECODE, whole, seen, timings, torch, roofs))
+    notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
+    if devices > 1:
+        notes.append(shared_words(devices))
+    if architecture.has_latent_attention:
+        notes.append(
+            "Latent attention is counted as it can be run with the latent cache: "
+            f"{Mla.EXPAND_ONCE} in prefill, {Mla.ABSORB} in decode. transformers runs {formats.mla}, which executes more."
+        )
+    if len(set(work.prompt_tokens)) > 1:
+        notes.append("Padding is counted as work: the batch is as wide as its longest prompt.")
+    return Efficiency(architecture.model_type, formats.weights, roofs, tuple(stages), tuple(notes))
+
+
+def _on_more_devices(torch: Maybe[TorchPass], devices: int) -> Missing | None:
+    """Kernels on more devices than the run knows of: what is known of its limits is not of them."""
+    if isinstance(torch, Missing) or isinstance(torch.activity, Missing):
+        return None
+    return more_devices(max((entry.devices for entry in torch.activity), default=1), devices)
+
+
+def _together(roof: Roof, devices: int) -> Roof:
+    """The limits of several devices that are alike."""
+    if devices == 1:
+        return roof
+    peak, moved = (
+        value if isinstance(value, Missing) else value * devices for value in (roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
+    )
+    return replace(
+        roof, source=f"{devices} devices together, each: {roof.source}", peak_flops_per_s=peak, bandwidth_bytes_per_s=moved
+    )
+
+
+def _in_cache(timings: CleanTimings, devices: int) -> Missing | None:
+    """Why memory bandwidth is no limit, where the model's share on a device is so small that it stays in the cache."""
+    last_level_cache_bytes = timings.model.last_level_cache_bytes
+    weight_bytes = timings.model.weight_bytes / devices
+    if isinstance(last_level_cache_bytes, Missing) or weight_bytes > last_level_cache_bytes:
+        return None
+    return Missing(
+        f"the weights ({weight_bytes / 2**20:.0f} MiB{' on each device' if devices > 1 else ''}) fit in the last-level cache "
+        f"({last_level_cache_bytes / 2**20:.0f} MiB), so memory bandwidth does not bound them"
+    )
+
+
+def _datasheet_roof(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | None) -> Roof:
+    if isinstance(hardware, Missing):
+        return Roof("datasheet", hardware.why, hardware, hardware)
+    peak = hardware.peak(dtype)
+    flops: Maybe[float] = peak if isinstance(peak, Missing) else peak.flops_per_s
+    sums = f", {dtype} summed in {peak.accumulate}" if not isinstance(peak, Missing) and hardware.nvml_names else ""
+    return Roof("datasheet", f"{hardware.source}{sums}", flops, in_cache or hardware.bandwidth_bytes_per_s, in_cache is not None)
+
+
+def _measured_roof(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | None) -> Roof:
+    if isinstance(ceilings, Missing):
+        return Roof("measured", ceilings.why, ceilings, ceilings)
+    source = f"{ceilings.device_name}, taken {ceilings.taken}"
+    return Roof("measured", source, peak_flops(ceilings, dtype), in_cache or bandwidth(ceilings), in_cache is not None)
+
+
+def _stage(
+    stage: Stage,
+    cost: StageCost,
+    profiled_cost: StageCost,
+    timings: CleanTimings,
+    torch: Maybe[TorchPass],
+    roofs: tuple[Roof, ...],
+) -> StageEfficiency:
+    """`profiled_cost` is of as many steps as the torch pass took."""
+    values = [it.prefill_ns if stage is Stage.PREFILL else it.decode_ns for it in timings.iterations]
+    time = summarise(values)
+    against = tuple(_against(stage, cost, time.median / 1e9, roof) for roof in roofs)
+    busy, launches = _activity(stage, timings, torch)
+    verdict, because = _verdict(against, busy)
+    return StageEfficiency(
+        stage=stage.value,
+        time_ns=time,
+        cost=cost,
+        against=against,
+        parts=_parts(stage, profiled_cost, torch, roofs),
+        busy=busy,
+        launches=launches,
+        verdict=verdict,
+        because=because,
+    )
+
+
+def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Against:
+    def share(amount: float, limit: Maybe[float], what: str = "") -> Maybe[float]:
+        if isinstance(limit, Missing):
+            return limit
+        found = amount / (seconds * limit)
+        if what and found > (1.0 if roof.name == "datasheet" else MEASURED_MARGIN):
+            raise ImplausibleError(
+                f"{what} of {stage.value} against the {roof.name} limit is {found:.1%}: "
+                f"{amount:.4g} in {seconds:.4g} s at {limit:.4g}/s.",
+                "Check that the device is the one meant (hardware.peak_tflops, hardware.bandwidth_gbs), the dtype that ran, "
+                "and, for a measured limit, that the machine was quiet (llm-perf ceilings --refresh, then run again). "
+                "`llm-perf report RUN --peak-tflops=… --bandwidth-gbs=…` makes the report with other limits.",
+            )
+        return found
+
+    least = _least(cost, roof)
+    return Against(
+        roof=roof,
+        mfu=share(cost.flops, roof.peak_flops_per_s, "MFU"),
+        mfu_full_attention=share(cost.flops_full_attention, roof.peak_flops_per_s),  # counts what no kernel need execute
+        mbu=share(cost.bytes, roof.bandwidth_bytes_per_s, "MBU"),
+        floor=least,
+        times_floor=least if isinstance(least, Missing) else seconds / least.seconds,
+    )
+
+
+def _parts(stage: Stage, cost: StageCost, torch: Maybe[TorchPass], roofs: tuple[Roof, ...]) -> Maybe[tuple[PartEfficiency, ...]]:
+    """Every part's own distance from the limit, in the profiled steps; what belongs to no part of the cost model is `other`."""
+    found = best_floor(cost, roofs)
+    if isinstance(found, Missing):
+        return found
+    best, least = found
+    times = _part_times(stage, torch)
+    rows = [_part(part, _time_of(part.name, times), best) for part in least.parts]
+    if not isinstance(times, Missing):
+        known = {part.name for part in least.parts}
+        rest = sum(time for name, time in times.items() if name not in known)
+        none = Missing("it is outside the cost model")
+        rows.append(PartEfficiency("other", rest, None, none, none, none))
+    return tuple(rows)
+
+
+def best_floor(cost: StageCost, roofs: tuple[Roof, ...]) -> Maybe[tuple[Roof, Floor]]:
+    """The least time on the best limits known: the measured ones, else the datasheet's."""
+    for roof in reversed(roofs):
+        least = _least(cost, roof)
+        if not isinstance(least, Missing):
+            return roof, least
+    return Missing("no limit is known to compare with")
+
+
+def _part_times(stage: Stage, torch: Maybe[TorchPass]) -> Maybe[dict[str, int]]:
+    if isinstance(torch, Missing):
+        return torch
+    if isinstance(torch.parts, Missing):
+        return torch.parts
+    return {entry.part: entry.time_ns for entry in torch.parts if entry.stage == stage.value}
+
+
+def _time_of(part: str, times: Maybe[dict[str, int]]) -> Maybe[int]:
+    return times if isinstance(times, Missing) else times.get(part, Missing("no work was seen in this part"))
+
+
+def _part(part: FloorPart, time_ns: Maybe[int], roof: Roof) -> PartEfficiency:
+    if isinstance(time_ns, Missing):
+        return PartEfficiency(part.name, time_ns, part, time_ns, time_ns, time_ns)
+    seconds = max(time_ns, 1) / 1e9
+
+    def share(amount: int, limit: Maybe[float]) -> Maybe[float]:
+        if isinstance(limit, Missing):
+            return limit
+        found = amount / (seconds * limit)
+        return (
+            found if found <= MEASURED_MARGIN else Missing("above 100 %: its data lies in a cache, or not all its work was seen")
+        )
+
+    return PartEfficiency(
+        name=part.name,
+        time_ns=time_ns,
+        floor=part,
+        mfu=share(part.flops, roof.peak_flops_per_s),
+        mbu=share(part.bytes, roof.bandwidth_bytes_per_s),
+        times_floor=seconds / part.seconds if part.seconds > 1e-15 else Missing("it has no floor"),
+    )
+
+
+def _least(cost: StageCost, roof: Roof) -> Maybe[Floor]:
+    if isinstance(roof.peak_flops_per_s, Missing):
+        return roof.peak_flops_per_s
+    if isinstance(roof.bandwidth_bytes_per_s, Missing):
+        return floor(cost, roof.peak_flops_per_s, UNLIMITED) if roof.in_cache else roof.bandwidth_bytes_per_s
+    return floor(cost, roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
+
+
+def _activity(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Maybe[float], Maybe[int]]:
+    """Kernel time over the unprofiled time of as many steps, the mean over the devices seen; and the launches."""
+    if isinstance(torch, Missing):
+        return torch, torch
+    if isinstance(torch.activity, Missing):
+        return torch.activity, torch.activity
+    found = next((entry for entry in torch.activity if entry.stage == stage.value), None)
+    if found is None:
+        why = Missing("the torch pass did not see this stage")
+        return why, why
+    seconds = stage_seconds(timings, stage, torch.decode_steps)
+    share = seconds if isinstance(seconds, Missing) else found.kernel_ns / (seconds * 1e9 * found.devices)
+    return share, found.launches
+
+
+def _verdict(against: tuple[Against, ...], busy: Maybe[float]) -> tuple[str, str]:
+    """What a change must address first: the launches, or the limit that the floor runs into."""
+    if not isinstance(busy, Missing) and busy < BUSY_ENOUGH:
+        return "launch-bound", f"kernels fill {busy:.0%} of the time; the device waits for the host to launch them"
+    best = next((entry for entry in reversed(against) if not isinstance(entry.floor, Missing)), None)
+    if best is None or isinstance(best.floor, Missing) or isinstance(best.times_floor, Missing):
+        return "unknown", "no limit is known to compare with"
+    times = f"{best.times_floor:,.1f} times its floor of {best.floor.seconds * 1e3:.4g} ms on the {best.roof.name} limits"
+    if best.times_floor > NEAR_FLOOR:
+        if isinstance(busy, Missing):
+            return "overhead-bound", f"it takes {times}: far from what bounds it in the end"
+        return "kernel-bound", f"kernels fill {busy:.0%} of the time, and it takes {times}: they are far from the limit"
+    return f"{best.floor.bound}-bound", f"it takes {times}, and the floor is mostly {_words(best.floor)}"
+
+
+def _words(least: Floor) -> str:
+    return "computing" if least.bound == "compute" else "moving bytes"
+
+
+def _number(value: Maybe[float]) -> float:
+    if isinstance(value, Missing):
+        raise TypeError(value.why)
+    return value

@@ -1,0 +1,1 @@
+"""NVTX regions: what each launched."""

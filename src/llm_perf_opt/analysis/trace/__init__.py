@@ -1,0 +1,1 @@
+"""What a trace says: stages, steps, idle time and whose work it was."""

@@ -1,0 +1,252 @@
+"""Where a device's time went, to the nanosecond: busy + idle = span, for the whole trace, each stage and each step.
+
+*Busy* is the union of kernels, copies and memsets over all streams; *span* runs from the first of them to the last; *idle* is the
+rest. Sums count overlapping work twice and stand beside the unions, never in their place.
+
+- A **stage** owns the work its launches started, wherever that work ran on the device's clock. Each instance of a stage has a
+  device window from the first to the last of its own work; busy is the union of that work, and the stage's figures are the sums
+  over its instances. Its wall time is the label's, on the host.
+- The **steps** of a decode share its time out without remainder: a step's window runs from its first work to the first work of
+  the next step (the last one to the end of its last work), and busy is everything the device did in it. The steps' windows
+  therefore sum to the time from the first step's first work to the last step's end, gaps between steps included.
+- With several devices, the total is the union over all of them ("at least one was busy"); each device also stands by itself.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llm_perf_opt.analysis.trace.idle import HostSide, IdleCause, IdleGaps, Occupation, host_side, occupation
+from llm_perf_opt.analysis.trace.intervals import Blocks, union_blocks, union_ns
+from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
+from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered, sums
+from llm_perf_opt.analysis.trace.stage_instances import TraceStages
+from llm_perf_opt.events import Int64, Trace, WorkKind
+
+
+@dataclass(frozen=True)
+class KindTime:
+    """All work of one kind."""
+
+    count: int
+    sum_ns: int
+    union_ns: int
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """How one device, or all of them together, spent the time from the first to the last of its work."""
+
+    device: int | None
+    """None: all devices together."""
+    span_ns: int
+    busy_ns: int
+    idle_ns: int
+    kernels: KindTime
+    copies: KindTime
+    memsets: KindTime
+    idle: dict[IdleCause, int]
+    """Idle time by cause; sums to `idle_ns`."""
+
+    @property
+    def overlap_ns(self) -> int:
+        """Time that the sums count more than once."""
+        return self.kernels.sum_ns + self.copies.sum_ns + self.memsets.sum_ns - self.busy_ns
+
+    @property
+    def exposed_copy_ns(self) -> int:
+        """Time in which copies and memsets ran and no kernel did."""
+        return self.busy_ns - self.kernels.union_ns
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """One stage, all its instances together."""
+
+    name: str
+    count: int
+    """Instances, those without device work included."""
+    wall_ns: int
+    """Sum of the labels' host time; where the stages come from device work, of its windows."""
+    span_ns: int
+    busy_ns: int
+    idle_ns: int
+    kernels: int
+    kernel_ns: int
+    """Sum over the kernels."""
+    launches: int
+    """Calls that started the kernels: one per kernel, or one per CUDA graph replay."""
+    idle: dict[IdleCause, int]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The steps of a stage, parent by parent in the order of their first work; the columns are parallel."""
+
+    stage: str
+    instance: Int64
+    start_ns: Int64
+    end_ns: Int64
+    busy_ns: Int64
+    idle_ns: Int64
+    wall_ns: Int64
+    kernels: Int64
+    kernel_ns: Int64
+    launches: Int64
+    idle: dict[IdleCause, Int64]
+
+    def __len__(self) -> int:
+        return len(self.instance)
+
+
+@dataclass(frozen=True)
+class Account:
+    """Everything: the whole, each device, each stage, each step."""
+
+    total: DeviceTime
+    devices: tuple[DeviceTime, ...]
+    stages: tuple[StageTime, ...]
+    steps: StepTimes | None
+    """None where the trace shows no steps."""
+    gaps: IdleGaps
+    """Of all devices together."""
+
+
+def account(trace: Trace, stages: TraceStages, device: int | None = None) -> Account:
+    """Account for a trace's device time. With `device`, only its work counts for the total, the stages and the steps."""
+    host = host_side(trace, launching_calls(trace))
+    rows = _on_device(trace, device)
+    whole = occupation(trace, host, stages.of_work, rows)
+    total = _device_time(trace, rows, whole, device)
+    blocks = union_blocks(trace.work.start_ns[rows], trace.work.end_ns[rows])
+    numbers = np.unique(trace.work.device).tolist()
+    return Account(
+        total=total,
+        devices=(replace(total, device=numbers[0]),)
+        if len(numbers) == 1 and device in (None, numbers[0])
+        else tuple(_one_device(trace, host, stages, number) for number in numbers),
+        stages=tuple(_stage_time(trace, host, stages, name, rows, blocks) for name in stages.names),
+        steps=step_times(trace, host, stages, rows, whole.gaps),
+        gaps=whole.gaps,
+    )
+
+
+def step_times(trace: Trace, host: HostSide, stages: TraceStages, rows: Int64, gaps: IdleGaps) -> StepTimes | None:
+    """Share the time of each decode (or of each run of steps) out among its steps; `gaps` are those of the work in `rows`."""
+    name = stages.step_stage
+    if name is None:
+        return None
+    instance = stages.of_stage(name)[rows]
+    mine = rows[instance != NONE]
+    steps = distinct(instance, len(stages.instances))
+    of_step = renumbered(instance[instance != NONE], steps, len(stages.instances))
+    first = np.full(len(steps), np.iinfo(np.int64).max)
+    last = np.full(len(steps), np.iinfo(np.int64).min)
+    np.minimum.at(first, of_step, trace.work.start_ns[mine])
+    np.maximum.at(last, of_step, trace.work.end_ns[mine])
+    order = np.lexsort((steps, first, stages.instances.parent[steps]))
+    steps, first, last = steps[order], first[order], last[order]
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    end = _window_ends(stages.instances.parent[steps], first, last)
+    kernel = trace.work.kind[mine] == WorkKind.KERNEL
+    number = place[of_step]
+    duration = trace.work.end_ns[mine] - trace.work.start_ns[mine]
+    idle = _idle_in_windows(gaps, first, end)
+    idle_ns: Int64 = np.stack(list(idle.values())).sum(axis=0)
+    return StepTimes(
+        stage=name,
+        instance=steps,
+        start_ns=first,
+        end_ns=end,
+        busy_ns=end - first - idle_ns,
+        idle_ns=idle_ns,
+        wall_ns=stages.instances.end_ns[steps] - stages.instances.start_ns[steps],
+        kernels=np.bincount(number[kernel], minlength=len(steps)).astype(np.int64),
+        kernel_ns=sums(number[kernel], duration[kernel], len(steps)),
+        launches=_distinct_per_group(number[kernel], host.call_of_work[mine[kernel]], len(steps)),
+        idle=idle,
+    )
+
+
+def _on_device(trace: Trace, device: int | None) -> Int64:
+    if device is None:
+        return np.arange(len(trace.work), dtype=np.int64)
+    return np.flatnonzero(trace.work.device == device)
+
+
+def _one_device(trace: Trace, host: HostSide, stages: TraceStages, device: int) -> DeviceTime:
+    rows = _on_device(trace, device)
+    return _device_time(trace, rows, occupation(trace, host, stages.of_work, rows), device)
+
+
+def _device_time(trace: Trace, rows: Int64, occupied: Occupation, device: int | None) -> DeviceTime:
+    starts, ends, kind_of = trace.work.start_ns[rows], trace.work.end_ns[rows], trace.work.kind[rows]
+    busy_ns, idle = occupied.busy_ns, occupied.gaps.by_cause()
+    kinds = {}
+    for kind in WorkKind:
+        start, end = starts[kind_of == kind], ends[kind_of == kind]
+        kinds[kind] = KindTime(len(start), int((end - start).sum()), union_ns(start, end))
+    idle_ns = sum(idle.values())
+    return DeviceTime(
+        device=device,
+        span_ns=busy_ns + idle_ns,
+        busy_ns=busy_ns,
+        idle_ns=idle_ns,
+        kernels=kinds[WorkKind.KERNEL],
+        copies=kinds[WorkKind.MEMCPY],
+        memsets=kinds[WorkKind.MEMSET],
+        idle=idle,
+    )
+
+
+def _stage_time(trace: Trace, host: HostSide, stages: TraceStages, name: str, rows: Int64, everything: Blocks) -> StageTime:
+    group = stages.of_stage(name)
+    mine = rows[group[rows] != NONE]
+    occupied = occupation(trace, host, stages.of_work, mine, group, around=everything)
+    start, end = trace.work.start_ns[mine], trace.work.end_ns[mine]
+    busy_ns, idle = occupied.busy_ns, occupied.gaps.by_cause()
+    idle_ns = sum(idle.values())
+    kernel = trace.work.kind[mine] == WorkKind.KERNEL
+    calls = host.call_of_work[mine[kernel]]
+    instances = stages.instances.rows(stages.rows_of(name))
+    return StageTime(
+        name=name,
+        count=len(instances),
+        wall_ns=int((instances.end_ns - instances.start_ns).sum()),
+        span_ns=busy_ns + idle_ns,
+        busy_ns=busy_ns,
+        idle_ns=idle_ns,
+        kernels=int(kernel.sum()),
+        kernel_ns=int((end - start)[kernel].sum()),
+        launches=len(distinct(calls, len(trace.calls))),
+        idle=idle,
+    )
+
+
+def _window_ends(parent: Int64, first: Int64, last: Int64) -> Int64:
+    """A step's window ends where the next step of the same parent begins; the last one's with its own work."""
+    if not len(first):
+        return last
+    followed = np.append(parent[1:] == parent[:-1], False)
+    return np.asarray(np.where(followed, np.append(first[1:], 0), last))
+
+
+def _idle_in_windows(gaps: IdleGaps, first: Int64, end: Int64) -> dict[IdleCause, Int64]:
+    """Idle time per window and cause. A window's bounds are starts or ends of work, so no gap lies across one."""
+    found = {}
+    for cause in IdleCause:
+        mine = gaps.cause == cause
+        before = np.append(0, np.cumsum((gaps.end_ns - gaps.start_ns)[mine]))
+        start = gaps.start_ns[mine]
+        found[cause] = before[np.searchsorted(start, end)] - before[np.searchsorted(start, first)]
+    return found
+
+
+def _distinct_per_group(group: Int64, value: Int64, groups: int) -> Int64:
+    known = value != NONE
+    width = int(value.max(initial=0)) + 1
+    pairs = np.sort(group[known] * width + value[known], kind="stable")
+    first = np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]
+    counts: Int64 = np.bincount(pairs[first] // width, minlength=groups).astype(np.int64)
+    return counts

@@ -1,0 +1,195 @@
+"""Whose device time it is: kernel → launch call → operator → module → stage and step.
+
+An operator or a module owns what is launched while it is open on the launching thread. Its *self* time is what no inner one owns,
+its *total* time includes the inner ones'; an operator inside another of the same name is counted once.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_perf_opt.analysis.trace.nesting import Nesting, lanes_of, nest
+from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, through
+from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered, sums
+from llm_perf_opt.analysis.trace.stage_instances import TraceStages, coverage_of
+from llm_perf_opt.events import Int64, Operators, RangeKind, Ranges, Trace
+from llm_perf_opt.stages import PART_LABEL
+
+MODULE_LABEL = re.compile(
+    rf"nn\.Module: (?P<torch>.+)|{re.escape(PART_LABEL)}(?P<part>.+)|\{{'Module': '(?P<hooks>[^']+)'.*",
+    re.DOTALL,
+)
+"""torch's module calls (with_modules, with_stack), this tool's own parts, and the layer-wise NVTX hooks of vLLM and SGLang."""
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Columns parallel to the device work; -1 where the level is not known."""
+
+    call: Int64
+    """The launch call."""
+    operator: Int64
+    """Row of the innermost operator around the call."""
+    top_operator: Int64
+    """Row of the outermost operator around the call."""
+    operator_parent: Int64
+    """Per operator: the one around it."""
+    module_range: Int64
+    """Row of the range that labels the module."""
+    module: Int64
+    """Index into `modules`."""
+    stage: Int64
+    """Index into the stages' names: the innermost stage."""
+    step: Int64
+    """Instance of the step."""
+    modules: tuple[str, ...]
+    coverage: dict[str, float | None]
+    """Level (launch, operator, module, stage, step) → share of the summed device time that has one."""
+
+
+@dataclass(frozen=True)
+class OwnerRow:
+    """One operator name or one module."""
+
+    name: str
+    calls: int
+    """Instances that launched something, themselves or through inner ones."""
+    kernels: int
+    """Pieces of device work launched by themselves, inner ones left out."""
+    self_ns: int
+    total_ns: int
+    share: float
+    """`self_ns` in all device time; these sum to the level's coverage."""
+
+
+def attribute(trace: Trace, stages: TraceStages) -> Attribution:
+    """Find the owner of each piece of device work on every level."""
+    call = launching_calls(trace)
+    operator, operators = _owner(trace, call, trace.operators, np.arange(len(trace.operators)))
+    modules, rows, of_range = _module_labels(trace)
+    module, _ = _owner(trace, call, trace.ranges, rows)
+    stage = through(stages.of_work, stages.instances.stage)
+    step = stages.of_stage(stages.step_stage) if stages.step_stage else np.full(len(trace.work), NONE, np.int64)
+    levels = {
+        "launch": call,
+        "operator": operator,
+        "module": (named := through(module, of_range)),
+        "stage": stage,
+        "step": step,
+    }
+    duration = trace.work.end_ns - trace.work.start_ns
+    return Attribution(
+        call=call,
+        operator=operator,
+        top_operator=operators.outermost(operator),
+        operator_parent=operators.parent,
+        module_range=module,
+        module=named,
+        stage=stage,
+        step=step,
+        modules=modules,
+        coverage={level: coverage_of(owner, duration) for level, owner in levels.items()},
+    )
+
+
+def has_modules(trace: Trace) -> bool:
+    """Whether any range of the trace labels a module."""
+    return any(MODULE_LABEL.fullmatch(trace.name_of(int(index))) for index in np.unique(trace.ranges.name))
+
+
+def operators_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, ...]:
+    """Operators by the device time they own, the largest first."""
+    names = trace.operators.name.astype(np.int64)
+    found = _by_owner(trace, attribution.operator, attribution.operator_parent, names, len(trace.names))
+    return tuple(_sorted([_row(trace.name_of(name), *figures, trace) for name, figures in found.items()]))
+
+
+def modules_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, ...]:
+    """Modules by the device time they own, the largest first."""
+    _, rows, of_range = _module_labels(trace)
+    owner = renumbered(attribution.module_range, rows, len(trace.ranges))
+    picked = trace.ranges.rows(rows)
+    nesting = nest(picked.start_ns, picked.end_ns, lanes_of((picked.process, picked.thread))[0])
+    found = _by_owner(trace, owner, nesting.parent, of_range[rows], len(attribution.modules))
+    return tuple(_sorted([_row(attribution.modules[name], *figures, trace) for name, figures in found.items()]))
+
+
+def _owner(trace: Trace, call: Int64, table: Ranges | Operators, rows: Int64) -> tuple[Int64, Nesting]:
+    """Per piece of device work: which of the table's rows is the innermost around its launch."""
+    calls = trace.calls
+    lane, call_lane = lanes_of((table.process[rows], table.thread[rows]), (calls.process, calls.thread))
+    nesting = nest(table.start_ns[rows], table.end_ns[rows], lane)
+    launching = distinct(call, len(calls))
+    of_call = np.full(len(calls), NONE, np.int64)
+    of_call[launching] = through(nesting.innermost(calls.start_ns[launching], call_lane[launching]), rows)
+    return through(call, of_call), nesting
+
+
+def _module_labels(trace: Trace) -> tuple[tuple[str, ...], Int64, Int64]:
+    """The modules' names, the ranges that label one, and per range the module's place among the names."""
+    place: dict[str, int] = {}
+    of_name = np.full(len(trace.names) + 1, NONE, np.int64)  # the last entry answers NO_NAME
+    for index in np.unique(trace.ranges.name):
+        label = MODULE_LABEL.fullmatch(trace.name_of(int(index)))
+        if label:
+            name = next(group for group in label.groups() if group)
+            of_name[index] = place.setdefault(name, len(place))
+    of_range = of_name[trace.ranges.name]
+    of_range[trace.ranges.kind != RangeKind.PUSH_POP] = NONE
+    return tuple(place), np.flatnonzero(of_range != NONE), of_range
+
+
+Figures = tuple[int, int, int, int]
+
+
+def _by_owner(trace: Trace, owner: Int64, parent: Int64, name: Int64, names: int) -> dict[int, Figures]:
+    """Name → (instances, pieces of work, self time, total time), climbing from each owner to those around it."""
+    work = np.flatnonzero(owner != NONE)
+    at = owner[work]
+    duration = (trace.work.end_ns - trace.work.start_ns)[work]
+    kernels = np.bincount(name[at], minlength=names)
+    self_ns, total_ns = sums(name[at], duration, names), np.zeros(names, np.int64)
+    outer = outermost_of_its_name(parent, name, distinct(at, len(parent)))
+    reached = np.zeros(len(name), np.bool_)
+    while len(at):
+        reached[at] = True
+        counted = outer[at]
+        total_ns += sums(name[at[counted]], duration[counted], names)
+        above = parent[at]
+        at, duration = above[above != NONE], duration[above != NONE]
+    calls = np.bincount(name[reached], minlength=names)
+    return {
+        int(index): (int(calls[index]), int(kernels[index]), int(self_ns[index]), int(total_ns[index]))
+        for index in np.flatnonzero(calls)
+    }
+
+
+def outermost_of_its_name(parent: Int64, name: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
+    """Per row: whether nothing around it has its name. Asked for the given rows and all above them."""
+    chain = rows
+    asked = np.zeros(len(parent), np.bool_)
+    while len(chain):
+        asked[chain] = True
+        chain = distinct(parent[chain], len(parent))
+        chain = chain[~asked[chain]]
+    pending = np.flatnonzero(asked)
+    outermost: npt.NDArray[np.bool_] = asked.copy()
+    above = parent[pending]
+    while len(pending):
+        keep = above != NONE
+        pending, above = pending[keep], above[keep]
+        outermost[pending[name[above] == name[pending]]] = False
+        keep = name[above] != name[pending]
+        pending, above = pending[keep], parent[above[keep]]
+    return outermost
+
+
+def _row(name: str, calls: int, kernels: int, self_ns: int, total_ns: int, trace: Trace) -> OwnerRow:
+    everything = int((trace.work.end_ns - trace.work.start_ns).sum())
+    return OwnerRow(name, calls, kernels, self_ns, total_ns, self_ns / everything if everything else 0.0)
+
+
+def _sorted(rows: list[OwnerRow]) -> list[OwnerRow]:
+    return sorted(rows, key=lambda row: (-row.self_ns, -row.total_ns, row.name))

@@ -1,0 +1,61 @@
+"""What the samples of a GPU's metrics say of each stage.
+
+A sample belongs to a stage where its time lies between the first and the last of the stage's own work on that device, instance by
+instance: samples are on the device's clock, and the host's labels run ahead of it. Idle time inside a window counts.
+"""
+
+import numpy as np
+
+from llm_perf_opt.analysis.trace.document import GpuMetricLine
+from llm_perf_opt.analysis.trace.intervals import covered_before, union_blocks
+from llm_perf_opt.analysis.trace.projection import NONE
+from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered
+from llm_perf_opt.analysis.trace.stage_instances import TraceStages
+from llm_perf_opt.events import Int64, Trace
+
+WHOLE = ""
+"""In place of a stage's name: from the first to the last work of the device."""
+
+
+def gpu_metric_lines(trace: Trace, stages: TraceStages) -> list[GpuMetricLine]:
+    """Mean, least and most of each metric, for the whole and for each stage that a sample fell into."""
+    found: list[GpuMetricLine] = []
+    for device in np.unique(trace.samples.device).tolist():
+        on_device = trace.work.device == device
+        for stage in (WHOLE, *stages.names):
+            group = np.zeros(len(trace.work), np.int64) if stage == WHOLE else stages.of_stage(stage)
+            inside = _inside(trace, np.where(on_device, group, NONE), device)
+            found += _lines(trace, stage, device, inside)
+    return found
+
+
+def _inside(trace: Trace, group: Int64, device: int) -> Int64:
+    """Rows of the device's samples that lie in a window of a group's work."""
+    rows = np.flatnonzero(group != NONE)
+    groups = distinct(group[rows], int(group.max(initial=0)) + 1)
+    of_group = renumbered(group[rows], groups, int(group.max(initial=0)) + 1)
+    first = np.full(len(groups), np.iinfo(np.int64).max)
+    last = np.full(len(groups), np.iinfo(np.int64).min)
+    np.minimum.at(first, of_group, trace.work.start_ns[rows])
+    np.maximum.at(last, of_group, trace.work.end_ns[rows])
+    windows = union_blocks(first, last)
+    mine = np.flatnonzero(trace.samples.device == device)
+    times = trace.samples.time_ns[mine]
+    return np.asarray(mine[covered_before(windows, times + 1) > covered_before(windows, times)])
+
+
+def _lines(trace: Trace, stage: str, device: int, rows: Int64) -> list[GpuMetricLine]:
+    metric, value = trace.samples.metric[rows], trace.samples.value[rows]
+    return [
+        GpuMetricLine(
+            stage=stage,
+            device=device,
+            metric=trace.name_of(index),
+            samples=int(mine.sum()),
+            mean=float(value[mine].mean()),
+            least=int(value[mine].min()),
+            most=int(value[mine].max()),
+        )
+        for index in np.unique(metric).tolist()
+        if (mine := metric == index).any()
+    ]

@@ -1,0 +1,118 @@
+"""What a stage asks of the host beside launches: waiting for the device, allocating device memory, copies across the bus."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_perf_opt.analysis.trace.idle import synchronising_calls
+from llm_perf_opt.analysis.trace.intervals import union_blocks
+from llm_perf_opt.analysis.trace.nesting import lanes_of
+from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
+from llm_perf_opt.analysis.trace.row_numbers import distinct
+from llm_perf_opt.analysis.trace.stage_instances import TraceStages
+from llm_perf_opt.events import Int32, Int64, Trace, WorkKind
+
+ALLOCATING = re.compile(
+    r"(cuda|hip)(Malloc|Free|HostAlloc|MallocHost|FreeHost)(?!.*Async)\w*|cuMem(Alloc|Free|Create|Map)(?!.*Async)\w*"
+)
+"""Calls that ask the driver for memory or give it back: they hold the host up, and some wait for the device."""
+_TO_DEVICE = re.compile(r"HtoD|Host-to-Device|HostToDevice")
+_TO_HOST = re.compile(r"DtoH|Device-to-Host|DeviceToHost")
+_ITEM = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero)")
+
+
+@dataclass(frozen=True)
+class HostCallCounts:
+    """Of all instances of a stage together, on the threads that launch its work; times are below the profiler."""
+
+    syncs: int
+    sync_ns: int
+    items: int
+    """Values read to the host one by one (`.item()`, `if tensor:`); only a torch trace tells."""
+    allocations: int
+    allocation_ns: int
+    to_device: int
+    to_host: int
+    copied_bytes: int
+
+
+def host_calls(trace: Trace, stages: TraceStages, stage: str) -> HostCallCounts:
+    """Calls that begin inside the stage's labels on the thread that launches its work, and copies that its launches started.
+
+    What other threads wait for or allocate meanwhile does not hold the launches up, and is left out.
+    """
+    windows = _launching_windows(trace, stages, stage)
+    calls, operators = trace.calls, trace.operators
+    waits, asks, items = (
+        windows.holding(rows.start_ns, rows.process, rows.thread, np.flatnonzero(chosen))
+        for rows, chosen in (
+            (calls, synchronising_calls(trace)),
+            (calls, _matching(trace, calls.name, ALLOCATING)),
+            (operators, _matching(trace, operators.name, _ITEM)),
+        )
+    )
+    copies = (stages.of_stage(stage) != NONE) & (trace.work.kind == WorkKind.MEMCPY)
+    to_device = copies & _matching(trace, trace.work.name, _TO_DEVICE)
+    to_host = copies & _matching(trace, trace.work.name, _TO_HOST)
+    known = (to_device | to_host) & (trace.work.size_bytes > 0)
+    return HostCallCounts(
+        syncs=len(waits),
+        sync_ns=int((calls.end_ns - calls.start_ns)[waits].sum()),
+        items=len(items),
+        allocations=len(asks),
+        allocation_ns=int((calls.end_ns - calls.start_ns)[asks].sum()),
+        to_device=int(to_device.sum()),
+        to_host=int(to_host.sum()),
+        copied_bytes=int(trace.work.size_bytes[known].sum()),
+    )
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """When a stage was open, thread by thread."""
+
+    process: Int64
+    thread: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    def holding(self, moment_ns: Int64, process: Int64, thread: Int64, rows: Int64) -> Int64:
+        """Those of the rows that begin inside a window of their own thread."""
+        lane, mine = lanes_of((self.process, self.thread), (process[rows], thread[rows]))
+        blocks = union_blocks(self.start_ns, self.end_ns, lane)
+        inside = np.zeros(len(rows), np.bool_)
+        for one in np.unique(blocks.group):  # a thread each: few
+            of_lane = blocks.group == one
+            start, end = blocks.start_ns[of_lane], blocks.end_ns[of_lane]
+            asked = np.flatnonzero(mine == one)
+            last = np.searchsorted(start, moment_ns[rows[asked]], side="right") - 1
+            inside[asked] = (last >= 0) & (moment_ns[rows[asked]] < end[np.maximum(last, 0)])
+        return rows[inside]
+
+
+def _launching_windows(trace: Trace, stages: TraceStages, stage: str) -> _Windows:
+    """The stage's labels on their threads; instances without a label, on every thread that launched work of the stage."""
+    rows = stages.rows_of(stage)
+    instances, ranges = stages.instances.rows(rows), trace.ranges
+    labelled = np.flatnonzero(instances.range != NONE)
+    label = instances.range[labelled]
+    bare = np.flatnonzero(instances.range == NONE)
+    process, thread = ranges.process[label], ranges.thread[label]
+    if len(bare):
+        call = distinct(launching_calls(trace)[stages.of_stage(stage) != NONE], len(trace.calls))
+        lanes = np.unique(np.stack([trace.calls.process[call], trace.calls.thread[call]]), axis=1)
+        process = np.concatenate([process, np.repeat(lanes[0], len(bare))])
+        thread = np.concatenate([thread, np.repeat(lanes[1], len(bare))])
+        labelled = np.concatenate([labelled, np.tile(bare, lanes.shape[1])])
+    return _Windows(process, thread, instances.start_ns[labelled], instances.end_ns[labelled])
+
+
+def _matching(trace: Trace, name: Int32, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """Per row: whether its name begins so, or holds it. Each distinct name is looked at once."""
+    matches = np.zeros(len(trace.names) + 1, np.bool_)  # the last entry answers NO_NAME
+    for index in distinct(name.astype(np.int64), len(trace.names)):
+        matches[index] = pattern.search(trace.name_of(int(index))) is not None
+    found: npt.NDArray[np.bool_] = matches[name]
+    return found

@@ -1,0 +1,209 @@
+"""Every stretch in which a device had nothing to do, however short, with exactly one cause.
+
+A gap lies between the end of the last work before it and the start of the first work after it (the *next* work). The rules, in
+this order; the first that holds names the cause:
+
+1. **other work**: only for the gaps of one stage: work of other stages kept the device busy for at least half of the gap.
+2. **unknown**: the trace does not hold the call that launched the next work.
+3. **copy wait**: the next work is a copy whose call had begun before the device went idle, or began in the first half of the
+   gap: the copy was being set up, or staged through host memory. Or the gap follows a copy and the next work's call had returned
+   before: it waited to hear that the copy was done.
+4. **device latency**: the next work's call had returned before the device went idle, or both sides of the gap were launched by
+   one call (a CUDA graph): the work was queued and still started late.
+5. **sync**: the launching thread was held in a synchronising call (or in a copy call that returned only when its copy was done)
+   at the moment the device went idle, so it could not run ahead; or such calls filled at least half of the gap. Across a step's
+   boundary, where the host has work of its own to do, only the second counts.
+6. **host work between steps**: the two sides belong to different steps or stages, and the next work's launch call began in the
+   second half of the gap.
+7. **launch-bound**: what remains. The launch call came, or returned, after the device had gone idle.
+
+The causes of a trace's gaps sum to its idle time, to the nanosecond.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, union_blocks
+from llm_perf_opt.analysis.trace.nesting import lanes_of
+from llm_perf_opt.analysis.trace.projection import NONE, through
+from llm_perf_opt.analysis.trace.row_numbers import distinct
+from llm_perf_opt.events import Columns, Int64, Trace, UInt8, WorkKind
+
+Bool = npt.NDArray[np.bool_]
+
+
+class IdleCause(IntEnum):
+    """Why a device had nothing to do."""
+
+    LAUNCH_BOUND = 0
+    SYNC = 1
+    HOST_BETWEEN_STEPS = 2
+    COPY_WAIT = 3
+    DEVICE_LATENCY = 4
+    OTHER_WORK = 5
+    UNKNOWN = 6
+
+    @property
+    def label(self) -> str:
+        """As it stands in tables and JSON."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    IdleCause.LAUNCH_BOUND: "launch-bound",
+    IdleCause.SYNC: "sync",
+    IdleCause.HOST_BETWEEN_STEPS: "host work between steps",
+    IdleCause.COPY_WAIT: "copy wait",
+    IdleCause.DEVICE_LATENCY: "device latency",
+    IdleCause.OTHER_WORK: "other work",
+    IdleCause.UNKNOWN: "unknown",
+}
+
+SYNCHRONISING = re.compile(
+    r"(cuda|hip)(Device|Stream|Event|Thread)Synchronize|cu(Ctx|Stream|Event)Synchronize"
+    r"|(cuda|hip)(Memcpy|Memset)(?!.*Async)\w*|cu(Memcpy|Memset)(?!.*Async)\w*"
+    r"|(cuda|hip)Free|cuMemFree"  # freeing device memory waits for the device
+)
+"""Calls that return only when the device is done; a version (`_v3020`) or per-thread-stream (`_ptsz`) ending may follow."""
+_VERSION = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class IdleGaps(Columns):
+    """One row per gap, in the order of group and time."""
+
+    start_ns: "Int64"
+    end_ns: "Int64"
+    cause: "UInt8"
+    """An IdleCause."""
+    before: "Int64"
+    """Row of the device work that ended last before the gap."""
+    after: "Int64"
+    """Row of the device work that ended the gap."""
+    group: "Int64"
+
+    def by_cause(self) -> dict[IdleCause, int]:
+        """Nanoseconds per cause, every cause named."""
+        length = self.end_ns - self.start_ns
+        return {cause: int(length[self.cause == cause].sum()) for cause in IdleCause}
+
+
+@dataclass(frozen=True)
+class HostSide:
+    """What the host did, prepared once for all the gaps that are looked at."""
+
+    call_of_work: Int64
+    """Per row of device work: its launching call, or -1."""
+    blocked: Blocks
+    """When each launching thread was held up in a synchronising call; the group is the thread's lane."""
+    lane_of_call: Int64
+
+
+def host_side(trace: Trace, call_of_work: Int64) -> HostSide:
+    """Find when each thread was held in a call that waits for the device."""
+    calls = trace.calls
+    lane = lanes_of((calls.process, calls.thread))[0]
+    waits = _by_name(trace)[calls.name] | _blocking_copies(trace, call_of_work)
+    rows = np.flatnonzero(waits)
+    blocked = union_blocks(calls.start_ns[rows], calls.end_ns[rows], lane[rows])
+    return HostSide(call_of_work, blocked, lane)
+
+
+@dataclass(frozen=True)
+class Occupation:
+    """What some device work covers, and what lies between."""
+
+    busy_ns: int
+    gaps: IdleGaps
+
+
+def occupation(
+    trace: Trace, host: HostSide, instance: Int64, rows: Int64, group: Int64 | None = None, around: Blocks | None = None
+) -> Occupation:
+    """What the device work in `rows` covers, and the gaps between its blocks, each with its cause.
+
+    `instance` tells per row of work which step or stage it belongs to (-1: none); `group`, per row of work too, separates what
+    shall be looked at by itself, such as the instances of a stage; `around` is what all work covers: it may fill a gap (rule 1).
+    """
+    work, chosen = trace.work, rows
+    groups = np.zeros(len(chosen), np.int64) if group is None else group[chosen]
+    call = host.call_of_work[chosen]
+    issued = np.where(call == NONE, _NEVER, through(call, trace.calls.start_ns))
+    blocks = union_blocks(work.start_ns[chosen], work.end_ns[chosen], groups, tie_break=issued)
+    inner = np.flatnonzero(blocks.group[1:] == blocks.group[:-1])
+    start, end = blocks.end_ns[inner], blocks.start_ns[inner + 1]
+    before, after = chosen[blocks.closes[inner]], chosen[blocks.opens[inner + 1]]
+    cause = _causes(trace, host, instance, start, end, before, after)
+    if around is not None:
+        filled = covered_before(around, end) - covered_before(around, start)
+        cause[2 * filled >= end - start] = IdleCause.OTHER_WORK
+    busy_ns = int((blocks.end_ns - blocks.start_ns).sum())
+    return Occupation(busy_ns, IdleGaps(start, end, cause, before, after, blocks.group[inner]))
+
+
+def _causes(trace: Trace, host: HostSide, instance: Int64, start: Int64, end: Int64, before: Int64, after: Int64) -> UInt8:
+    work, calls = trace.work, trace.calls
+    call = host.call_of_work[after]
+    known = call != NONE
+    if not len(calls):
+        return np.full(len(start), IdleCause.UNKNOWN, np.uint8)
+    begun, returned = calls.start_ns[call], calls.end_ns[call]
+    queued = (returned <= start) | (call == host.call_of_work[before])
+    boundary = instance[before] != instance[after]
+    held_at_start, held_ns = _held(host.blocked, host.lane_of_call[call], start, end)
+    length = end - start
+    in_launch = np.clip(end - np.maximum(begun, start), 0, None)
+    set_up = (work.kind[after] == WorkKind.MEMCPY) & ((begun <= start) | (2 * in_launch >= length))
+    reported = (work.kind[before] == WorkKind.MEMCPY) & (returned <= start)
+    rules = [
+        (~known, IdleCause.UNKNOWN),
+        (set_up | reported, IdleCause.COPY_WAIT),
+        (queued, IdleCause.DEVICE_LATENCY),
+        ((held_at_start & ~boundary) | (2 * held_ns >= length), IdleCause.SYNC),
+        (boundary & (2 * in_launch < length), IdleCause.HOST_BETWEEN_STEPS),
+    ]
+    chosen = np.select([rule for rule, _ in rules], [int(cause) for _, cause in rules], int(IdleCause.LAUNCH_BOUND))
+    return chosen.astype(np.uint8)
+
+
+def _held(blocked: Blocks, lane: Int64, start: Int64, end: Int64) -> tuple[Bool, Int64]:
+    """Per gap: whether its launching thread was held in a call as the gap began, and for how much of the gap it was."""
+    at_start = np.zeros(len(start), bool)
+    length = np.zeros(len(start), np.int64)
+    for one in np.unique(blocked.group):  # a thread each: few
+        mine = np.flatnonzero(blocked.group == one)
+        of_lane = Blocks(
+            *(column[mine] for column in (blocked.group, blocked.start_ns, blocked.end_ns, blocked.opens, blocked.closes))
+        )
+        gaps = np.flatnonzero(lane == one)
+        length[gaps] = covered_before(of_lane, end[gaps]) - covered_before(of_lane, start[gaps])
+        last = np.searchsorted(of_lane.start_ns, start[gaps], side="right") - 1
+        at_start[gaps] = (last >= 0) & (of_lane.end_ns[np.maximum(last, 0)] > start[gaps])
+    return at_start, length
+
+
+def synchronising_calls(trace: Trace) -> Bool:
+    """Per call: whether its name is one that returns only when the device is done."""
+    return np.asarray(_by_name(trace)[trace.calls.name])
+
+
+def _by_name(trace: Trace) -> Bool:
+    """Per name: whether it is a synchronising call. The last entry answers NO_NAME."""
+    waits = np.zeros(len(trace.names) + 1, np.bool_)
+    for index in distinct(trace.calls.name.astype(np.int64), len(trace.names)):
+        waits[index] = SYNCHRONISING.fullmatch(_VERSION.sub("", trace.name_of(int(index)))) is not None
+    return waits
+
+
+def _blocking_copies(trace: Trace, call_of_work: Int64) -> Bool:
+    """Per call: whether it started a copy and returned only when that was done: a copy to or from pageable memory."""
+    waits = np.zeros(len(trace.calls), np.bool_)
+    copies = np.flatnonzero((trace.work.kind == WorkKind.MEMCPY) & (call_of_work != NONE))
+    calls = call_of_work[copies]
+    waits[calls[trace.calls.end_ns[calls] >= trace.work.end_ns[copies]]] = True
+    return waits

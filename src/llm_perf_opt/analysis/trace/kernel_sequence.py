@@ -1,0 +1,211 @@
+"""The steps of a trace without labels: a decode loop launches the same kernels again and again.
+
+On the stream with the most kernel time, kernels are read as a sequence of names. A name whose occurrences lie a constant number
+of kernels apart marks a period; a step is one period. Of the names that do, a sampling kernel is preferred (it runs once per
+token), then the longest period (a kernel of every layer repeats within a step too; it breaks its rhythm at each step's end, and
+these breaks are a marker of their own). Periods that launch what most do, or nearly so, are steps; a step begins where the device
+usually waits longest within the period, as a host does its own work between steps. What stands before a run of steps and computes
+is its prefill. A period with one attention and no sampling is a layer, not a step: a trace of one prefill shows no steps.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
+from llm_perf_opt.analysis.trace.nesting import lanes_of
+from llm_perf_opt.events import Int64, Trace, WorkKind
+
+LEAST_STEPS = 3
+"""Fewer repetitions than this are no rhythm."""
+LEAST_PERIOD = 2
+LEAST_COVERAGE = 0.5
+"""Share of the stream's kernels that the periods must cover: the rhythm of one prefill's layers is not the trace's."""
+REGULAR = 0.6
+"""Share of the distances between a marker's occurrences that must be the usual one."""
+NEARLY = 0.1
+"""A step may be longer or shorter than the usual by this share: now and then a step launches something more."""
+
+OTHER_KERNELS = 0.2
+"""Share of a step's kernels that may have another name than usual: as the context grows, other variants are chosen."""
+
+Stretch = tuple[int, int]
+"""From the start of its first work (ns) to that of the first work after it."""
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Runs of steps, and what stands before them."""
+
+    device: int
+    period: int
+    """Kernels per step, usually."""
+    runs: tuple[tuple[Stretch, ...], ...]
+    heads: tuple[Stretch, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class _Marker:
+    name: int
+    positions: Int64
+    period: int
+    sampling: bool
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """The smallest is the best."""
+        return (not self.sampling, -self.period, -len(self.positions))
+
+
+def find_repetition(trace: Trace) -> Repetition | None:
+    """The steps of the busiest stream, or None where nothing repeats."""
+    rows, device = _busiest_stream(trace)
+    if len(rows) < LEAST_STEPS * LEAST_PERIOD:
+        return None
+    names = trace.work.name[rows].astype(np.int64)
+    marker = _best_marker(trace, names)
+    if marker is None:
+        return None
+    starts, ends = trace.work.start_ns[rows], trace.work.end_ns[rows]
+    lead = _lead(marker, starts, ends)
+    runs = _runs(marker, lead, names)
+    if not runs or _is_layer(trace, names[slice(*runs[0][0])]):
+        return None
+    moments = np.append(starts, ends[-1] + 1)
+    heads = [head for head in _heads(runs) if _computes(trace, names[head[0] : head[1]])]
+    return Repetition(
+        device=device,
+        period=marker.period,
+        runs=tuple(tuple((int(moments[low]), int(moments[high])) for low, high in run) for run in runs),
+        heads=tuple((int(moments[low]), int(moments[high])) for low, high in heads),
+        why=f"{sum(len(run) for run in runs)} periods of {marker.period} kernels, by '{trace.name_of(marker.name)[:60]}'",
+    )
+
+
+def _busiest_stream(trace: Trace) -> tuple[Int64, int]:
+    """The kernels of the stream with the most kernel time, in the order of their start, and its device."""
+    work = trace.work
+    kernels = np.flatnonzero(work.kind == WorkKind.KERNEL)
+    if not len(kernels):
+        return kernels, 0
+    number = lanes_of((work.device[kernels].astype(np.int64), work.stream[kernels]))[0]
+    time = np.bincount(number, weights=(work.end_ns - work.start_ns)[kernels])
+    rows = kernels[number == int(time.argmax())]
+    return rows[np.argsort(work.start_ns[rows], kind="stable")], int(work.device[rows[0]])
+
+
+def _best_marker(trace: Trace, names: Int64) -> _Marker | None:
+    order = np.argsort(names, kind="stable")
+    distinct, first = np.unique(names[order], return_index=True)
+    found = []
+    for name, positions in zip(distinct.tolist(), np.split(order, first[1:]), strict=True):
+        sampling = classify(trace.name_of(name)) is KernelClass.SAMPLING
+        found.append(_marker(name, positions, len(names), sampling))
+        if not sampling:
+            found.append(_marker(name, _off_beat(positions), len(names), sampling))
+    return min((marker for marker in found if marker), key=lambda marker: marker.rank, default=None)
+
+
+def _marker(name: int, positions: Int64, count: int, sampling: bool) -> _Marker | None:
+    """The name as a marker of periods, if its occurrences are regular and their periods make up most of the sequence."""
+    if len(positions) < LEAST_STEPS:
+        return None
+    distances, counts = np.unique(np.diff(positions), return_counts=True)
+    period, regular = int(distances[counts.argmax()]), int(counts.max())
+    if period < LEAST_PERIOD or regular < REGULAR * (len(positions) - 1) or regular * period < LEAST_COVERAGE * count:
+        return None
+    return _Marker(name, positions, period, sampling)
+
+
+def _off_beat(positions: Int64) -> Int64:
+    """Occurrences that come clearly too late or too early: a kernel of every layer shows the steps by these."""
+    if len(positions) < LEAST_STEPS:
+        return positions[:0]
+    distance = np.diff(positions)
+    values, counts = np.unique(distance, return_counts=True)
+    usual = values[counts.argmax()]
+    return np.asarray(positions[1:][np.abs(distance - usual) > NEARLY * usual])
+
+
+def _lead(marker: _Marker, starts: Int64, ends: Int64) -> int:
+    """How many kernels before the marker its step begins: where the device waits longest, by the median over the periods."""
+    reach = np.maximum.accumulate(ends)
+    waits = np.append(0, starts[1:] - reach[:-1])
+    whole = marker.positions[marker.positions >= marker.period]
+    typical = [float(np.median(waits[whole - offset])) for offset in range(marker.period)]
+    return int(np.argmax(typical))
+
+
+def _runs(marker: _Marker, lead: int, names: Int64) -> list[list[tuple[int, int]]]:
+    """Steps as (first kernel, first kernel after), those that follow each other in one run."""
+    begins = marker.positions - lead
+    begins = begins[begins >= 0]
+    whole = begins[begins + marker.period <= len(names)]
+    if not len(whole):
+        return []
+    usual = _usual(names[whole[:, None] + np.arange(marker.period)])
+    # twice: a prefill has the marker too, and what is cut off at it becomes whole once it is known not to be a step
+    for _ in range(2):
+        lengths = _step_lengths(begins, marker.period, len(names))
+        begins = begins[[_alike(names[begin : begin + length], usual) for begin, length in zip(begins, lengths, strict=True)]]
+    runs: list[list[tuple[int, int]]] = []
+    for begin, length in zip(begins.tolist(), _step_lengths(begins, marker.period, len(names)).tolist(), strict=True):
+        if runs and runs[-1][-1][1] == begin:
+            runs[-1].append((begin, begin + length))
+        else:
+            runs.append([*_earlier(names, usual, runs[-1][-1][1] if runs else 0, begin), (begin, begin + length)])
+    return runs if sum(len(run) for run in runs) >= LEAST_STEPS else []
+
+
+def _step_lengths(begins: Int64, period: int, count: int) -> Int64:
+    """Up to the next step; where that is clearly further than a period, something else comes first."""
+    lengths = np.diff(np.append(begins, count))
+    lengths[lengths > (1 + NEARLY) * period] = period
+    return lengths
+
+
+def _earlier(names: Int64, usual: Int64, low: int, begin: int) -> list[tuple[int, int]]:
+    """Steps before the first marked one: the breaks of a layer's rhythm show a step only by the one before it."""
+    found: list[tuple[int, int]] = []
+    while begin - len(usual) >= low and _alike(names[begin - len(usual) : begin], usual):
+        found.insert(0, (begin - len(usual), begin))
+        begin -= len(usual)
+    return found
+
+
+def _usual(steps: Int64) -> Int64:
+    """The most frequent row."""
+    weights = np.random.default_rng(0).integers(1, 2**62, steps.shape[1], dtype=np.uint64)
+    _, first, counts = np.unique((steps.astype(np.uint64) * weights).sum(axis=1), return_index=True, return_counts=True)
+    return np.asarray(steps[first[counts.argmax()]])
+
+
+def _alike(step: Int64, usual: Int64) -> bool:
+    """Whether a step launches what steps usually do, in their order where it is as long as they are."""
+    if abs(len(step) - len(usual)) > NEARLY * len(usual):
+        return False
+    if len(step) == len(usual):
+        return int((step == usual).sum()) >= (1 - OTHER_KERNELS) * len(usual)
+    names, count = np.unique(np.concatenate([step, usual]), return_counts=True)
+    mine = np.bincount(np.searchsorted(names, step), minlength=len(names))
+    shared = int(np.minimum(mine, count - mine).sum())
+    return shared >= (1 - NEARLY) * len(usual)
+
+
+def _heads(runs: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """What stands before each run."""
+    ends = [0, *(run[-1][1] for run in runs[:-1])]
+    return [(low, run[0][0]) for low, run in zip(ends, runs, strict=True) if low < run[0][0]]
+
+
+def _is_layer(trace: Trace, names: Int64) -> bool:
+    """Whether the period looks like one layer of a single pass: one attention, and no token is chosen."""
+    classes = [classify(trace.name_of(int(name))) for name in names]
+    return classes.count(KernelClass.ATTENTION) == 1 and KernelClass.SAMPLING not in classes
+
+
+def _computes(trace: Trace, names: Int64) -> bool:
+    """Whether there is a matrix product or an attention: a prefill has both, a warm-up of the allocator neither."""
+    matrix = (KernelClass.GEMM, KernelClass.GEMV, KernelClass.ATTENTION)
+    return any(classify(trace.name_of(int(name))) in matrix for name in np.unique(names))

@@ -1,0 +1,44 @@
+"""Which calls of the CUDA runtime and driver put kernels on the device."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from llm_perf_opt.analysis.trace.projection import Bool
+from llm_perf_opt.events import Int64, Trace
+from llm_perf_opt.launch_calls import is_graph_launch, is_kernel_launch
+
+_CAPTURE_BEGINS = re.compile(r"cu(da)?StreamBeginCapture\w*")
+_CAPTURE_ENDS = re.compile(r"cu(da)?StreamEndCapture\w*")
+
+
+def kernel_launches(trace: Trace) -> Bool:
+    """Per call: whether it launches one kernel."""
+    return _named(trace, is_kernel_launch)
+
+
+def graph_launches(trace: Trace) -> Bool:
+    """Per call: whether it launches a CUDA graph."""
+    return _named(trace, is_graph_launch)
+
+
+def while_capturing(trace: Trace) -> Bool:
+    """Per call: whether its thread was recording a CUDA graph, when launches are noted down and run nothing."""
+    begins, ends = _named(trace, _CAPTURE_BEGINS.fullmatch), _named(trace, _CAPTURE_ENDS.fullmatch)
+    inside = np.zeros(len(trace.calls), np.bool_)
+    if not begins.any():
+        return inside
+    threads = np.unique(np.stack([trace.calls.process[begins], trace.calls.thread[begins]]), axis=1)
+    for process, thread in threads.T.tolist():
+        mine = np.flatnonzero((trace.calls.process == process) & (trace.calls.thread == thread))
+        steps: Int64 = np.cumsum(begins[mine].astype(np.int64) - ends[mine])
+        floor = np.minimum(np.minimum.accumulate(steps), 0)  # an end whose begin was before the recording
+        inside[mine] = steps > floor
+    return inside
+
+
+def _named(trace: Trace, test: Callable[[str], object]) -> Bool:
+    matches = np.array([bool(test(name)) for name in trace.names] + [False], np.bool_)  # last: NO_NAME
+    chosen: Bool = matches[trace.calls.name]
+    return chosen

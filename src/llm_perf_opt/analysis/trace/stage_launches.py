@@ -1,0 +1,56 @@
+"""The kernels of a stage, launch by launch in the order of the calls: what a choice of launches, and every sum, is made from."""
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_perf_opt.analysis.kernels.names import function_name
+from llm_perf_opt.analysis.kernels.selection import Launch
+from llm_perf_opt.analysis.trace.projection import NONE, Projection, nearest_marked, step_of_work, through
+from llm_perf_opt.events import Int64, Trace, WorkKind
+from llm_perf_opt.stages import Stage
+
+ANY_DOMAIN = "*"
+"""As Nsight Systems spells it."""
+
+
+def stage_launches(trace: Trace, projection: Projection, stage: Stage) -> list[Launch]:
+    """Every kernel launched inside a range of this stage; `step` counts the stage's instances from 0."""
+    return _launches(trace, projection, step_of_work(trace, projection, stage))
+
+
+def range_launches(trace: Trace, projection: Projection, name: str, domain: str) -> list[Launch]:
+    """The same of any range; an empty domain is the default one, `*` any."""
+    domains = np.array([domain in (ANY_DOMAIN, text) for text in trace.names] + [domain in ("", ANY_DOMAIN)])
+    marked = nearest_marked(projection.parent, _named(trace, name) & domains[trace.ranges.domain])
+    return _launches(trace, projection, through(projection.range_of_work, marked))
+
+
+def domains_of(trace: Trace, name: str) -> set[str]:
+    """The domains in which a range of this name was pushed; "" is the default one."""
+    return {trace.name_of(int(index)) if index >= 0 else "" for index in np.unique(trace.ranges.domain[_named(trace, name)])}
+
+
+def _named(trace: Trace, name: str) -> npt.NDArray[np.bool_]:
+    return np.array([text == name for text in trace.names] + [False])[trace.ranges.name]
+
+
+def all_launches(trace: Trace, projection: Projection) -> list[Launch]:
+    """Every kernel whose launch is known, as one step."""
+    return _launches(trace, projection, np.where(projection.call_of_work != NONE, 0, NONE))
+
+
+def _launches(trace: Trace, projection: Projection, instance: Int64) -> list[Launch]:
+    work = trace.work
+    rows = np.flatnonzero((instance != NONE) & (work.kind == WorkKind.KERNEL))
+    call_start = trace.calls.start_ns[projection.call_of_work[rows]]
+    rows = rows[np.lexsort((work.start_ns[rows], call_start))]
+    step = np.unique(instance[rows], return_inverse=True)[1].reshape(-1)  # ranges lie in the order of their start
+    functions = {int(index): function_name(trace.name_of(int(index))) for index in np.unique(work.name[rows])}
+    names, durations = work.name[rows].tolist(), (work.end_ns[rows] - work.start_ns[rows]).tolist()
+    grids, blocks, devices = work.grid[rows].tolist(), work.block[rows].tolist(), work.device[rows].tolist()
+    return [
+        Launch(number, functions[name], trace.name_of(name), grid, block, duration, device)
+        for number, name, grid, block, duration, device in zip(
+            step.tolist(), names, grids, blocks, durations, devices, strict=True
+        )
+    ]

@@ -1,0 +1,199 @@
+"""The stages and steps of any trace: from labels where there are some, else from the repeating sequence of kernels.
+
+The dialects of `stage_labels` are tried in order; the first whose labels own device work is used. Without labels,
+`kernel_sequence` looks for the steps. The result names the method and how much of the device time it covers.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_perf_opt.analysis.trace.kernel_sequence import Repetition, find_repetition
+from llm_perf_opt.analysis.trace.nesting import lanes_of, nest
+from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, through
+from llm_perf_opt.analysis.trace.row_numbers import distinct
+from llm_perf_opt.analysis.trace.stage_instances import (
+    DECODE,
+    DECODE_STEP,
+    MIXED_STEP,
+    PREFILL,
+    PROFILE,
+    STEP,
+    Instances,
+    TraceStages,
+    coverage_of,
+)
+from llm_perf_opt.analysis.trace.stage_labels import DIALECTS, Dialect
+from llm_perf_opt.events import Int64, Trace
+from llm_perf_opt.stages import DOMAIN, STAGE_NAMES
+
+_ORDER = (*STAGE_NAMES, MIXED_STEP, STEP)
+"""Stages as they are listed."""
+
+
+def find_stages(trace: Trace, call_of_work: Int64 | None = None) -> TraceStages:
+    """The stages of a trace by the first method that finds device work in them."""
+    calls = launching_calls(trace) if call_of_work is None else call_of_work
+    poorer: TraceStages | None = None
+    for dialect in DIALECTS:
+        found = _from_labels(trace, calls, dialect)
+        if found is None:
+            continue
+        tells = found.names != (PROFILE,)  # a bare `profile` around everything says nothing of what is in it
+        if tells and ((found.of_work != NONE).any() or not len(trace.work)):
+            return found
+        poorer = poorer or found
+    return _from_kernels(trace) or poorer or _nothing(trace)
+
+
+def _from_labels(trace: Trace, call_of_work: Int64, dialect: Dialect) -> TraceStages | None:
+    mine = np.flatnonzero(_in_our_domain(trace)) if dialect.our_domain_only else np.arange(len(trace.ranges))
+    meant = {int(index): dialect.stage_of(trace.name_of(int(index))) for index in np.unique(trace.ranges.name[mine])}
+    names = tuple(name for name in _ORDER if name in meant.values())
+    if not names:
+        return None
+    stage = np.full(len(trace.names) + 1, NONE, np.int64)  # the last entry answers NO_NAME
+    for index, name in meant.items():
+        stage[index] = names.index(name) if name else NONE
+    of_range = stage[trace.ranges.name]
+    rows = mine[of_range[mine] != NONE]
+    instances, of_work = _instances(trace, call_of_work, rows, of_range[rows])
+    if DECODE_STEP in names and DECODE not in names:
+        names, instances, of_work = _with_decodes(trace, names, instances, of_work)
+    why = f"{len(rows)} labels such as '{trace.name_of(int(trace.ranges.name[rows[-1]]))}'"
+    return _stages(trace, dialect.name, why, names, instances, of_work)
+
+
+def _in_our_domain(trace: Trace) -> npt.NDArray[np.bool_]:
+    ours = np.array([name == DOMAIN for name in trace.names] + [True], np.bool_)  # the last entry answers NO_NAME
+    return np.asarray(ours[trace.ranges.domain])
+
+
+def _instances(trace: Trace, call_of_work: Int64, rows: Int64, stage: Int64) -> tuple[Instances, Int64]:
+    """The labelled ranges as instances, and the innermost one around each work's launch."""
+    ranges, calls = trace.ranges, trace.calls
+    lane, call_lane = lanes_of((ranges.process[rows], ranges.thread[rows]), (calls.process, calls.thread))
+    nesting = nest(ranges.start_ns[rows], ranges.end_ns[rows], lane)
+    double = _inside_its_own(nesting.parent, stage)
+    if double.any():
+        return _instances(trace, call_of_work, rows[~double], stage[~double])
+    launching = distinct(call_of_work, len(calls))
+    of_call = np.full(len(calls), NONE, np.int64)
+    of_call[launching] = nesting.innermost(calls.start_ns[launching], call_lane[launching])
+    order = np.lexsort((-ranges.end_ns[rows], ranges.start_ns[rows]))
+    place = np.empty(len(rows), np.int64)
+    place[order] = np.arange(len(rows))
+    instances = Instances(
+        stage=stage[order].astype(np.int32),
+        start_ns=ranges.start_ns[rows][order],
+        end_ns=ranges.end_ns[rows][order],
+        parent=through(nesting.parent[order], place),
+        range=rows[order],
+    )
+    return instances, through(through(call_of_work, of_call), place)
+
+
+def _inside_its_own(parent: Int64, stage: Int64) -> npt.NDArray[np.bool_]:
+    """Labels inside another of their stage, however deep. One that is set twice, as NVTX and as record_function, is one."""
+    double = np.zeros(len(parent), np.bool_)
+    above = parent.copy()
+    while (open_ := np.flatnonzero(above != NONE)).size:
+        double[open_] |= stage[above[open_]] == stage[open_]
+        above[open_] = parent[above[open_]]
+    return double
+
+
+def _with_decodes(
+    trace: Trace, names: tuple[str, ...], instances: Instances, of_work: Int64
+) -> tuple[tuple[str, ...], Instances, Int64]:
+    """Put each unbroken run of decode steps of a thread into a `decode`, as this tool's own labels have it."""
+    ranges = trace.ranges
+    lane = lanes_of((ranges.process[instances.range], ranges.thread[instances.range]))[0]
+    outer = np.flatnonzero(instances.parent == NONE)  # what lies inside a step does not end a run of them
+    order = outer[np.argsort(lane[outer], kind="stable")]
+    in_run = instances.stage[order] == names.index(DECODE_STEP)
+    begins = in_run & np.append(True, ~in_run[:-1] | (lane[order][1:] != lane[order][:-1]))
+    run = np.full(len(instances), NONE, np.int64)
+    run[order[in_run]] = np.cumsum(begins)[in_run] - 1
+    runs = int(begins.sum())
+    members = np.flatnonzero(run != NONE)
+    first = np.full(runs, np.iinfo(np.int64).max)
+    last = np.full(runs, np.iinfo(np.int64).min)
+    np.minimum.at(first, run[members], instances.start_ns[members])
+    np.maximum.at(last, run[members], instances.end_ns[members])
+    every = (*names, DECODE)
+    decodes = Instances(
+        np.full(runs, len(names), np.int32), first, last, np.full(runs, NONE, np.int64), np.full(runs, NONE, np.int64)
+    )
+    parent = np.where(run == NONE, instances.parent, run + len(instances))
+    joined, of_work = _sorted(_joined(_reparented(instances, parent), decodes), of_work)
+    return every, joined, of_work
+
+
+def _joined(first: Instances, second: Instances) -> Instances:
+    columns = {name: np.concatenate([column, second.columns()[name]]) for name, column in first.columns().items()}
+    return Instances(**columns)
+
+
+def _reparented(instances: Instances, parent: Int64) -> Instances:
+    return Instances(**{**instances.columns(), "parent": parent})
+
+
+def _sorted(instances: Instances, of_work: Int64) -> tuple[Instances, Int64]:
+    """In the order of their start, the outer first; references follow."""
+    depth = (instances.parent != NONE).astype(np.int64)
+    order = np.lexsort((depth, -instances.end_ns, instances.start_ns))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    moved = instances.rows(order)
+    return _reparented(moved, through(moved.parent, place)), through(of_work, place)
+
+
+def _from_kernels(trace: Trace) -> TraceStages | None:
+    found = find_repetition(trace)
+    if found is None:
+        return None
+    names = (PREFILL, DECODE, DECODE_STEP) if found.heads else (DECODE, DECODE_STEP)
+    instances, of_work = _sorted(*_windows(trace, found, names))
+    devices = len(np.unique(trace.work.device))
+    where = f", on device {found.device} alone of {devices}" if devices > 1 else ""
+    return _stages(trace, "kernel sequence", found.why + where, names, instances, of_work)
+
+
+def _windows(trace: Trace, found: Repetition, names: tuple[str, ...]) -> tuple[Instances, Int64]:
+    """Instances from stretches of device work: heads are prefills, runs of steps decodes. All work in a window is its own."""
+    stretches = [*((PREFILL, NONE, head) for head in found.heads)]
+    for run in found.runs:
+        decode = len(stretches)
+        stretches.append((DECODE, NONE, (run[0][0], run[-1][1])))
+        stretches += [(DECODE_STEP, decode, step) for step in run]
+    work = trace.work
+    on_device = np.flatnonzero(work.device == found.device)
+    order = on_device[np.argsort(work.start_ns[on_device], kind="stable")]
+    starts = work.start_ns[order]
+    of_work = np.full(len(work), NONE, np.int64)
+    start, end = [], []
+    for index, (_, _, (first, last)) in enumerate(stretches):
+        low, high = np.searchsorted(starts, first), np.searchsorted(starts, last)
+        of_work[order[low:high]] = index
+        start.append(first)
+        end.append(int(work.end_ns[order[low:high]].max(initial=first)))
+    instances = Instances(
+        stage=np.array([names.index(name) for name, _, _ in stretches], np.int32),
+        start_ns=np.array(start, np.int64),
+        end_ns=np.array(end, np.int64),
+        parent=np.array([parent for _, parent, _ in stretches], np.int64),
+        range=np.full(len(stretches), NONE, np.int64),
+    )
+    return instances, of_work
+
+
+def _nothing(trace: Trace) -> TraceStages:
+    why = "no labels of stages, and no sequence of kernels that repeats" if len(trace.work) else "no labels and no device work"
+    return _stages(trace, "none", why, (), Instances.none(), np.full(len(trace.work), NONE, np.int64))
+
+
+def _stages(trace: Trace, method: str, why: str, names: tuple[str, ...], instances: Instances, of_work: Int64) -> TraceStages:
+    listed = tuple(name for name in _ORDER if name in names)
+    stage = np.array([listed.index(name) for name in names], np.int32)[instances.stage] if names else instances.stage
+    covered = coverage_of(of_work, trace.work.end_ns - trace.work.start_ns)
+    return TraceStages(method, why, listed, Instances(**{**instances.columns(), "stage": stage}), of_work, covered)

@@ -1,0 +1,1 @@
+"""How a run is captured: its passes, each in a process of its own."""

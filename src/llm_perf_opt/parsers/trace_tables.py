@@ -1,0 +1,253 @@
+"""A trace as tables: Parquet files that any DuckDB opens, names as text, times as integer ns; and the way back.
+
+`kernels` (all device work, with its kind), `calls`, `ranges` and `operators` have a row per event, `gpu_metrics` one per sample;
+`names` numbers the names.
+Columns that end in `_id` are those numbers and let a trace be read back without its text. An unknown value is NULL.
+`meta.json` holds the rest: problems, facts, and the size and checksum of every file, so that a damaged folder is noticed.
+"""
+
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from llm_perf_opt.errors import ParseError, ResourceError
+from llm_perf_opt.events import Columns, DeviceSamples, DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
+from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import duckdb
+
+Extra = Mapping[str, Mapping[str, Any]]
+"""Table → column → a numpy array with a value per row: numbers, or an object array of text and None."""
+
+_WORK_KINDS = "['kernel', 'memcpy', 'memset']"
+_RANGE_KINDS = "['push_pop', 'start_end']"
+_TIMES = "start_ns, end_ns, end_ns - start_ns as dur_ns"
+
+# Table → (its columns as made from the arrays, its columns as read back to arrays). `names` is the list of all names.
+_TABLES: dict[str, tuple[str, str]] = {
+    "kernels": (
+        f"""names[name + 1] as name, {_WORK_KINDS}[kind + 1] as kind, {_TIMES}, device, stream, process,
+        nullif(correlation, 0) as correlation, nullif(graph_node, 0) as graph_node,
+        nullif(size_bytes, -1) as size_bytes, nullif(grid, 0) as grid, nullif(block, 0) as block, name as name_id""",
+        f"""start_ns, end_ns, (list_position({_WORK_KINDS}, kind) - 1)::utinyint as kind, name_id as name, process, device,
+        stream,
+        coalesce(correlation, 0) as correlation, coalesce(graph_node, 0) as graph_node,
+        coalesce(size_bytes, -1) as size_bytes, coalesce(grid, 0) as grid, coalesce(block, 0) as block""",
+    ),
+    "calls": (
+        f"names[name + 1] as name, {_TIMES}, process, thread, nullif(correlation, 0) as correlation, name as name_id",
+        "start_ns, end_ns, name_id as name, process, thread, coalesce(correlation, 0) as correlation",
+    ),
+    "ranges": (
+        f"""names[name + 1] as name, names[nullif(domain, -1) + 1] as domain, {_RANGE_KINDS}[kind + 1] as kind, {_TIMES},
+        process, thread, name as name_id, domain as domain_id""",
+        f"""start_ns, end_ns, name_id as name, domain_id as domain, (list_position({_RANGE_KINDS}, kind) - 1)::utinyint as kind,
+        process, thread""",
+    ),
+    "operators": (
+        f"""names[name + 1] as name, names[nullif(shapes, -1) + 1] as shapes, {_TIMES}, process, thread,
+        name as name_id, shapes as shapes_id""",
+        "start_ns, end_ns, name_id as name, process, thread, shapes_id as shapes",
+    ),
+    "gpu_metrics": (
+        "names[metric + 1] as metric, time_ns, device, value, metric as metric_id",
+        "time_ns, device, metric_id as metric, value",
+    ),
+}
+TABLE_NAMES = tuple(_TABLES)
+
+Table = TypeVar("Table", bound=Columns)
+
+
+class _Meta(msgspec.Struct):
+    schema: int
+    source: Literal["torch", "nsys"]
+    of: str
+    """What the tables were made of: the fingerprint of the source file, or empty."""
+    seen: str
+    """The source file's size, times and place when it was read, or empty."""
+    rows: dict[str, int]
+    files: dict[str, tuple[int, int]]
+    """File → (size, CRC-32)."""
+    problems: list[TraceProblem]
+    facts: dict[str, str]
+
+
+def connect() -> "duckdb.DuckDBPyConnection":
+    """A database in memory that sees no Python variables, or a ResourceError where DuckDB is not installed."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ResourceError("The package duckdb is not installed.", "pip install duckdb") from error
+    connection = duckdb.connect(":memory:")
+    connection.execute("set python_enable_replacements = false")
+    return connection
+
+
+def load_trace(connection: "duckdb.DuckDBPyConnection", trace: Trace, extra: Extra | None = None) -> None:
+    """Make a view of each table over the trace's own arrays, with the extra columns first."""
+    names = np.empty(len(trace.names), object)
+    names[:] = trace.names
+    connection.register("_names", {"id": np.arange(len(names), dtype=np.int32), "name": names})
+    connection.execute("create temp table _texts as select coalesce(list(name order by id), []) as names from _names")
+    connection.execute("create temp view names as select id, name from _names")
+    for table, (made, _) in _TABLES.items():
+        more = dict((extra or {}).get(table, {}))
+        columns = {**_columns_of(trace, table).columns(), **{f"extra_{name}": column for name, column in more.items()}}
+        connection.register(f"_{table}", columns)
+        added = "".join(f'extra_{name} as "{name}", ' for name in more)
+        connection.execute(f"create temp view {table} as select {added}{made} from _{table}, _texts")  # noqa: S608 - own names
+
+
+def _columns_of(trace: Trace, table: str) -> Columns:
+    return {
+        "kernels": trace.work,
+        "calls": trace.calls,
+        "ranges": trace.ranges,
+        "operators": trace.operators,
+        "gpu_metrics": trace.samples,
+    }[table]
+
+
+def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str = "", seen: str = "") -> None:
+    """Write the tables into `folder`, whole or not at all; what was there before is replaced. Raises OSError where it cannot.
+
+    `extra` gives further columns, such as the stage of each kernel; `of` and `seen` tell the file the trace came from.
+    """
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}-{threading.get_ident()}.part")
+    connection = connect()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside.mkdir()
+        connection.execute(
+            "set threads = 1"
+        )  # a second one costs about a sixth more CPU time in all, and a trace is read by many at once
+        load_trace(connection, trace, extra)
+        files = {}
+        for table in (*_TABLES, "names"):
+            file = beside / f"{table}.parquet"
+            _copy_to(connection, table, file)
+            files[file.name] = _size_and_checksum(file)
+        meta = _Meta(
+            SCHEMA_VERSION, trace.source, of, seen, {table: len(_columns_of(trace, table)) for table in _TABLES}, files,
+            list(trace.problems), trace.facts,
+        )  # fmt: skip
+        (beside / META_FILE).write_bytes(msgspec.json.encode(meta))
+        _replace(folder, beside)
+    finally:
+        connection.close()
+        with suppress(OSError):
+            shutil.rmtree(beside)
+
+
+def write_rows(file: Path, columns: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A Parquet file of these rows, whole or not at all; `columns` names and types them as SQL does. Raises OSError."""
+    names = [column.split()[0] for column in columns.split(",")]
+    beside = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.part")
+    connection = connect()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        connection.execute(f"create table made ({columns})")
+        if rows:
+            places = ", ".join("?" for _ in names)
+            connection.executemany(f"insert into made values ({places})", [[row[name] for name in names] for row in rows])  # noqa: S608
+        _copy_to(connection, "made", beside)
+        beside.replace(file)
+    finally:
+        connection.close()
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) -> None:
+    import duckdb
+
+    quoted = str(file).replace("'", "''")
+    try:
+        connection.execute(f"copy (select * from {table}) to '{quoted}' (format parquet)")  # noqa: S608 - own names
+    except duckdb.IOException as error:
+        raise OSError(str(error)) from error
+
+
+def _replace(folder: Path, made: Path) -> None:
+    """Put what was made in the folder's place; whoever comes first of two that write the same wins."""
+    if folder.exists():
+        old = made.with_suffix(".old")
+        folder.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    with suppress(FileExistsError):
+        made.rename(folder)
+
+
+def _size_and_checksum(file: Path) -> tuple[int, int]:
+    data = file.read_bytes()
+    return len(data), zlib.crc32(data)
+
+
+def _meta(folder: Path) -> _Meta:
+    try:
+        meta = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Meta)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ParseError(f"{folder} holds no readable tables: {error}", "Remove the folder.") from error
+    if meta.schema != SCHEMA_VERSION:
+        raise ParseError(f"The tables in {folder} are of another version.", "Remove the folder.")
+    return meta
+
+
+def made_of(folder: Path) -> tuple[str, str]:
+    """What `write_tables` was told of the source of these tables: `of` and `seen`; or a ParseError."""
+    meta = _meta(folder)
+    return meta.of, meta.seen
+
+
+def _check_files(folder: Path, meta: _Meta) -> None:
+    expected = {f"{table}.parquet" for table in (*_TABLES, "names")}
+    try:
+        sound = set(meta.files) == expected and all(_size_and_checksum(folder / name) == meta.files[name] for name in expected)
+    except OSError as error:
+        raise ParseError(f"{folder} holds no readable tables: {error}", "Remove the folder.") from error
+    if not sound:
+        raise ParseError(f"The tables in {folder} are damaged.", "Remove the folder.")
+
+
+def open_tables(connection: "duckdb.DuckDBPyConnection", folder: Path) -> None:
+    """Make a view of each Parquet file in the folder."""
+    for table in (*_TABLES, "names"):
+        quoted = str(folder / f"{table}.parquet").replace("'", "''")
+        connection.execute(f"create temp view {table} as select * from read_parquet('{quoted}')")  # noqa: S608 - quoted
+
+
+def read_tables(folder: Path) -> Trace:
+    """The trace that was written there, or a ParseError."""
+    meta = _meta(folder)
+    _check_files(folder, meta)
+    connection = connect()
+    import duckdb
+
+    try:
+        open_tables(connection, folder)
+        work, calls = _read(connection, "kernels", DeviceWork), _read(connection, "calls", HostCalls)
+        ranges, operators = _read(connection, "ranges", Ranges), _read(connection, "operators", Operators)
+        samples = _read(connection, "gpu_metrics", DeviceSamples)
+        names = [row[0] for row in connection.execute("select name from names order by id").fetchall()]
+    except (duckdb.Error, KeyError, ValueError) as error:
+        raise ParseError(f"The tables in {folder} cannot be read: {error}", "Remove the folder.") from error
+    finally:
+        connection.close()
+    return Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts, samples)
+
+
+def _read(connection: "duckdb.DuckDBPyConnection", table: str, kind: type[Table]) -> Table:
+    _, read = _TABLES[table]
+    found = connection.execute(f"select {read} from {table}").fetchnumpy()  # noqa: S608 - own names
+    wanted = kind.none().columns()
+    return kind(**{name: np.ascontiguousarray(found[name], like.dtype) for name, like in wanted.items()})

@@ -1,0 +1,156 @@
+"""Reads what a run holds of its kernels: timelines, counters, the counters' self-test. Works on any machine."""
+
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
+from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence, hfus_of, uses_of
+from llm_perf_opt.analysis.kernels.planned_counters import outcome
+from llm_perf_opt.analysis.kernels.selection import Launch, Selection
+from llm_perf_opt.analysis.kernels.table import kernel_table
+from llm_perf_opt.analysis.limits.device_limits import devices_of
+from llm_perf_opt.analysis.limits.efficiency import Efficiency
+from llm_perf_opt.analysis.limits.hardware import hardware_of_device
+from llm_perf_opt.analysis.limits.rate_limits import RateLimits, limits_of
+from llm_perf_opt.analysis.trace.projection import project
+from llm_perf_opt.analysis.trace.stage_launches import stage_launches
+from llm_perf_opt.counters.catalogue import chip_of_device
+from llm_perf_opt.counters.roles import CounterRoles, roles
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.events import WorkKind
+from llm_perf_opt.kernel_records import CounterReport
+from llm_perf_opt.parsers.ncu_csv import read_ncu
+from llm_perf_opt.reading.timelines import Timeline, timelines
+from llm_perf_opt.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.run_folder import RunFolder, read_record
+
+_SELFTEST = "ncu_selftest"
+_UNTIMED = Missing("no iteration was measured")
+_TEST_AGAIN = "Repeat the run: whenever counters are read, work of known size is counted first"
+
+
+def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Maybe[Efficiency]) -> Maybe[KernelEvidence]:
+    """Kernels by stage with their counters, or why the run has none."""
+    launches, sources, why = _launches(folder)
+    if not launches:
+        return Missing("; ".join(why) or "the run was asked for without a pass that records kernels")
+    reports = {stage: believed_counters(folder, f"ncu_{stage}") for stage in launches}
+    uses = [use for stage, members in launches.items() for use in uses_of(stage, members)]
+    stages = kernel_table(uses, reports, _roles(reports, timings), limits=_limits(reports, timings, efficiency))
+    steps = len({launch.step for launch in launches.get("decode", [])})
+    counted = [
+        what_was_counted(folder, f"ncu_{stage.stage}", stage.stage, reports[stage.stage], stage.counters) for stage in stages
+    ]
+    notes = [*why, *(note for one in counted for note in one.notes)]
+    warnings = tuple(dict.fromkeys(warning for one in counted for warning in one.warnings))
+    devices = {stage: len({launch.device for launch in members}) for stage, members in launches.items()}
+    hfus = hfus_of(stages, steps, timings, efficiency, devices)
+    sharing = devices_of(timings or _UNTIMED)
+    return KernelEvidence(sources, steps, stages, hfus, read_selftest(folder), tuple(notes), devices, sharing, warnings)
+
+
+def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str], list[str]]:
+    """Per stage the launches of the first timeline that has any; where they are from; what could not be used."""
+    found: dict[str, list[Launch]] = {}
+    sources: dict[str, str] = {}
+    why: list[str] = []
+    for timeline in timelines(folder):
+        if not isinstance(timeline, Timeline):
+            why.append(timeline.why)
+            continue
+        projection = project(timeline.trace)
+        before = len(found)
+        inside = {name: stage_launches(timeline.trace, projection, stage) for name, stage in STAGES.items()}
+        for name, launches in inside.items():
+            if name not in found and launches:
+                found[name], sources[name] = launches, timeline.source
+        if len(found) > before:
+            why += _outside(timeline, sum(len(launches) for launches in inside.values()))
+        if len(found) == len(STAGES):
+            break
+        if not len(timeline.trace.work):
+            why.append(f"{timeline.source} recorded no work of a GPU: the run is on the CPU")
+    return {name: found[name] for name in STAGES if name in found}, sources, why
+
+
+def _outside(timeline: Timeline, inside: int) -> list[str]:
+    """Kernels of a timeline that no stage holds: they are in none of the tables."""
+    kernels = int((timeline.trace.work.kind == WorkKind.KERNEL).sum())
+    if kernels <= inside:
+        return []
+    words = f"{kernels - inside:,} of {kernels:,} kernels of {timeline.source} were launched outside prefill and the decode steps"
+    return [f"{words}; they are in no table here."]
+
+
+def read_selftest(folder: RunFolder) -> Maybe[SelfTest]:
+    """The verdict on the counters, or why there is none."""
+    entry = folder.manifest().pass_named(_SELFTEST)
+    if entry is None:
+        return Missing("no self-test was run")
+    if not folder.selftest_file.exists():
+        return Missing(f"the self-test is {entry.status}: {entry.why}" if entry.why else "the self-test left no verdict")
+    try:
+        return read_record(folder.selftest_file, SelfTest)
+    except ParseError as error:
+        return Missing(error.fact)
+
+
+def believed_counters(folder: RunFolder, name: str) -> Maybe[CounterReport]:
+    """What a pass counted, or why there is nothing to believe. A pass that was cut short still counted what it counted."""
+    entry = folder.manifest().pass_named(name)
+    if entry is None:
+        return Missing("the run was asked for without Nsight Compute")
+    selftest = read_selftest(folder)
+    if isinstance(selftest, SelfTest) and selftest.doubt is not None:
+        return selftest.doubt
+    if not folder.counters_file(name).exists():
+        return Missing(f"{name} is {entry.status}: {entry.why or 'it left no counters'}")
+    if isinstance(selftest, Missing):
+        return Missing(f"the counters are not used, for nothing says that they are right: {selftest.why}. {_TEST_AGAIN}")
+    try:
+        return read_ncu(folder.counters_file(name))
+    except ParseError as error:
+        return Missing(error.fact)
+
+
+def _roles(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | None) -> Maybe[CounterRoles]:
+    """What the counters of the chip mean that they were read on."""
+    for report in reports.values():
+        if not isinstance(report, Missing):
+            name = report.facts.get("device_name") or (timings.model.device_name if timings else "")
+            chip = chip_of_device(name) if name else Missing("the counters do not say which GPU they are of")
+            return chip if isinstance(chip, Missing) else roles(chip)
+    return Missing("no counters were read")
+
+
+def _limits(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | None, efficiency: Maybe[Efficiency]) -> RateLimits:
+    """Of the device that the counters are of."""
+    names = [report.facts.get("device_name", "") for report in reports.values() if not isinstance(report, Missing)]
+    name = next((name for name in names if name), timings.model.device_name if timings else "")
+    roofs = () if isinstance(efficiency, Missing) else efficiency.roofs
+    return limits_of(hardware_of_device(name), next((roof for roof in roofs if roof.name == "datasheet"), None))
+
+
+@dataclass(frozen=True)
+class WhatWasCounted:
+    """What is to be said of a pass of Nsight Compute."""
+
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Counters that were read and are not used for want of a verdict; less counted than planned."""
+
+
+def what_was_counted(
+    folder: RunFolder, name: str, stage: str, report: Maybe[CounterReport], joined: Maybe[float]
+) -> WhatWasCounted:
+    """What a pass was told to count in a stage, what it counted (`joined`: the share of the stage's time), what was left out."""
+    untested = (f"{report.why[0].upper()}{report.why[1:]}.",) if isinstance(report, Missing) and _TEST_AGAIN in report.why else ()
+    path = folder.selection_file(name)
+    if not path.exists():
+        return WhatWasCounted((), untested)
+    try:
+        chosen = read_record(path, Selection)
+    except ParseError as error:
+        return WhatWasCounted((error.fact,), untested)
+    launches: Maybe[int] = report if isinstance(report, Missing) else len(report.kernels)
+    found = outcome(chosen, stage, launches, joined)
+    return WhatWasCounted((found.note, *chosen.notes), (*untested, *([found.warning] if found.warning else [])))

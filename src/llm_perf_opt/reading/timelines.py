@@ -1,0 +1,70 @@
+"""The timelines a run holds, best first: what kernels are chosen from and summed up over."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from llm_perf_opt.analysis.trace.health import Expected, examined
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.events import Trace
+from llm_perf_opt.parsers.trace_cache import cached_trace
+from llm_perf_opt.records import Missing
+from llm_perf_opt.run_folder import RunFolder
+
+NSYS_PASSES = ("nsys", "nsys_decode")
+CLOCK_SLACK = timedelta(seconds=5)
+BETWEEN_PASSES = timedelta(hours=1)
+"""More than a run spends outside its passes."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One trace that may be believed."""
+
+    source: str
+    """Which pass recorded it, in words."""
+    trace: Trace
+
+
+def timelines(folder: RunFolder) -> Iterator[Timeline | Missing]:
+    """Every timeline of the run, or why a pass that was run has none."""
+    for name in NSYS_PASSES:
+        entry = folder.manifest().pass_named(name)
+        if entry is None:
+            continue
+        if entry.status != "complete":
+            yield Missing(f"{name} is {entry.status}: {entry.why}")
+            continue
+        yield _read(folder, name, folder.timeline_file(name))
+    if folder.torch_trace_file.exists():
+        yield _read(folder, "torch", folder.torch_trace_file)
+
+
+def expected_of(folder: RunFolder, name: str) -> Expected:
+    """What tells the trace of this run's pass from that of another run: the command it was given, and when the run was made."""
+    manifest = folder.manifest()
+    entry = manifest.pass_named(name)
+    argv = entry.argv if entry else ()
+    config = next((value for option, value in itertools.pairwise(argv) if option == "--config"), "")
+    try:
+        created = datetime.fromisoformat(manifest.created)
+    except ValueError:
+        return Expected(command=config)
+    lasted = timedelta(seconds=sum(one.seconds or 0 for one in manifest.passes))
+    first, last = created - CLOCK_SLACK, created + lasted + BETWEEN_PASSES
+    return Expected(
+        command=config, started_after_utc_ns=round(first.timestamp() * 1e9), started_before_utc_ns=round(last.timestamp() * 1e9)
+    )
+
+
+def _read(folder: RunFolder, name: str, file: Path) -> Timeline | Missing:
+    """From the tables of the pass, which are made where they are not there yet: a trace is parsed once."""
+    source = f"Nsight Systems ({name})" if name in NSYS_PASSES else "torch.profiler"
+    try:
+        trace = examined(cached_trace(file, folder.tables(name)).trace, expected_of(folder, name))
+    except ParseError as error:
+        return Missing(f"{name}: {error.fact}")
+    worst = next((problem for problem in trace.problems if problem.fatal), None)
+    return Timeline(source, trace) if worst is None else Missing(f"the trace of {source} is not used: {worst.what}")

@@ -1,0 +1,1 @@
+"""Runs over a grid of settings: made, kept, shown."""

@@ -1,0 +1,42 @@
+"""Reads every run of a sweep and writes its page. A point that cannot be read is a row that says so."""
+
+from pathlib import Path
+
+from llm_perf_opt.analyse import analyse
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.sweep_rows import SweepEntry, sweep_rows
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.sweep import SweepReport, sweep_markdown, sweep_page
+from llm_perf_opt.run_folder import RunFolder, write_whole
+from llm_perf_opt.sweeps.folder import SweepFolder, SweepPoint
+
+
+def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
+    """Make sweep.html and sweep.md anew."""
+    folder = SweepFolder.open(path)
+    sweep = folder.read()
+    entries = [
+        SweepEntry(point.swept, point.status, point.why, point.folder, _analysis(folder, point), _page(folder, point))
+        for point in sweep.points
+    ]
+    found = SweepReport("/".join(folder.path.parts[-3:]), sweep.created, sweep.command, sweep_rows(entries), str(folder.path))
+    write_whole(folder.page_file, sweep_page(found).encode())
+    write_whole(folder.report_file, sweep_markdown(found).encode())
+    return folder, found
+
+
+def _page(folder: SweepFolder, point: SweepPoint) -> str:
+    """The point's own report; a run that ended early, or was moved away, may have none."""
+    run = RunFolder(folder.path / point.folder)
+    pages = [page for page in (run.page_file, run.report_file) if point.folder and page.is_file()]
+    return pages[0].relative_to(folder.path).as_posix() if pages else ""
+
+
+def _analysis(folder: SweepFolder, point: SweepPoint) -> Maybe[RunAnalysis]:
+    if not point.folder:
+        return Missing(point.why or "the point was not run")
+    try:
+        return analyse(RunFolder.open(folder.path / point.folder), traces=False)
+    except ParseError as error:
+        return Missing(error.fact)

@@ -1,0 +1,309 @@
+"""Two sides: what is refused, what is said to differ, what is compared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from builders import MS, clean_timings, in_a_row, iteration, model_facts, operator, run_analysis, torch_pass, workload
+from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
+from llm_perf_opt.analysis.comparison.gates import parse_gates
+from llm_perf_opt.analysis.comparison.sides import side_of, typical_run
+from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effect, Judgement
+from llm_perf_opt.analysis.latency import METRICS
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.records import CleanTimings, Iteration, Maybe, MemoryPeaks, Missing, SubstageSpan
+
+CONFIG: dict[str, Any] = {
+    "experiment": "one",
+    "model": {"name": "tiny", "dtype": "auto"},
+    "dataset": {"name": "synthetic"},
+    "runtime": {"batch_size": 2, "prompt_tokens": 10, "num_new_tokens": 4, "compile": "none"},
+    "hardware": {"device": "auto"},
+}
+
+
+def repeats(slower: float = 1.0, count: int = 10) -> list[Iteration]:
+    """Nearly equal repeats: a tenth of a percent up and down."""
+    one = [1.0, 1.001, 0.999, 1.0005, 0.9995]
+    return [
+        iteration(
+            round(100 * MS * slower * one[index % 5]), [round(step * MS * slower * one[index % 5]) for step in (10, 20, 30)]
+        )
+        for index in range(count)
+    ]
+
+
+def run(
+    slower: float = 1.0, setting: tuple[str, str, Any] | None = None, timings: CleanTimings | None = None, **more: Any
+) -> RunAnalysis:
+    config = {name: dict(group) if isinstance(group, dict) else group for name, group in CONFIG.items()}
+    if setting:
+        config[setting[0]][setting[1]] = setting[2]
+    return run_analysis(config=config, timings=timings or clean_timings(repeats(slower)), **more)
+
+
+def one_to_one(base: RunAnalysis, new: RunAnalysis, **more: Any) -> Comparison:
+    """The runs are on a CPU, of which nothing is assumed unless it is stated."""
+    return compare(Side((base,)), Side((new,)), judgement=Judgement(process_spread=ACCELERATOR_SPREAD), **more)
+
+
+def found_effect(comparison: Comparison, key: str) -> Effect:
+    found = comparison.row(key).effect
+    assert not isinstance(found, Missing)
+    return found
+
+
+def test_every_metric_and_stage_is_compared() -> None:
+    found = one_to_one(run(), run(1.1))
+    assert [row.key for row in found.metrics] == [metric.key for metric in METRICS]
+    assert [row.key for row in found.stages] == ["prefill", "decode", "decode_step"]
+    for key in ("ttft", "tpot", "e2e", "prefill", "decode", "decode_step"):
+        one = found_effect(found, key)
+        assert one.change == pytest.approx(0.1, abs=0.002)
+        assert one.verdict == "slower"
+    assert found_effect(found, "decode_rate").verdict == "slower"
+    assert found_effect(found, "decode_rate").change == pytest.approx(1 / 1.1 - 1, abs=0.002)
+    assert found_effect(found, "decode_step").paired_steps == 3
+    p99 = found.row("itl_p99").effect
+    assert isinstance(p99, Missing)
+    assert "p99 needs 500" in p99.why
+
+
+def test_the_same_run_again_is_not_distinguishable() -> None:
+    found = one_to_one(run(), run())
+    assert {row.effect.verdict for row in (*found.metrics, *found.stages) if isinstance(row.effect, Effect)} == {
+        "not distinguishable"
+    }
+    assert (found.settings, found.facts, found.environment) == ((), (), ())
+
+
+BATCH_4 = clean_timings(repeats(), workload=workload(batch_size=4, prompt_tokens=(10, 6, 10, 6), new_tokens=4))
+OTHER_MODEL = clean_timings(repeats(), model=model_facts(parameters=6_000_000))
+OTHER_DEVICE = clean_timings(repeats(), model=model_facts(device_name="another processor"))
+LARGER_BATCH = run(timings=BATCH_4, setting=("runtime", "batch_size", 4))
+OTHER_DTYPE = run(timings=OTHER_MODEL, setting=("model", "dtype", "bf16"))
+
+
+@pytest.mark.parametrize(
+    ("new", "kind", "option", "cure"),
+    [
+        (LARGER_BATCH, "workload", "--experiment runtime.batch_size", {"experiment": ["runtime.batch_size"]}),
+        (LARGER_BATCH, "workload", "--experiment runtime.batch_size", {"allow": ["workload"]}),
+        (LARGER_BATCH, "workload", "--experiment runtime.batch_size", {"experiment": ["runtime"]}),
+        (OTHER_DTYPE, "model", "--experiment model.dtype", {"experiment": ["model"]}),
+        (run(timings=OTHER_DEVICE), "hardware", "--allow hardware", {"allow": ["hardware"]}),
+    ],
+)  # fmt: skip
+def test_runs_of_different_kinds_are_refused_until_the_difference_is_named(
+    new: RunAnalysis, kind: str, option: str, cure: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        one_to_one(run(), new)
+    assert f"differ in their {kind}" in caught.value.fact
+    assert option in caught.value.remedy
+    assert caught.value.exit_code == 2
+    found = one_to_one(run(), new, **cure)
+    assert {fact.kind for fact in found.facts} == {kind}
+
+
+def test_naming_one_difference_does_not_excuse_another() -> None:
+    both = run(timings=replace(BATCH_4, model=model_facts(parameters=6_000_000)), setting=("runtime", "batch_size", 4))
+    with pytest.raises(ConfigError, match="model"):
+        one_to_one(run(), both, experiment=["runtime.batch_size"])
+    two = run(timings=BATCH_4, setting=("runtime", "batch_size", 4))
+    two.config["runtime"]["prompt_tokens"] = 99
+    with pytest.raises(ConfigError) as caught:
+        one_to_one(run(), two, experiment=["runtime.batch_size"])
+    assert "--experiment runtime.prompt_tokens" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"experiment": ["runtime.batch_sise"]}, "Did you mean 'runtime.batch_size'?"),
+        ({"experiment": ["runtime.batch_size"]}, "the same on both sides"),
+        ({"allow": ["hardwear"]}, "Did you mean 'hardware'?"),
+    ],
+)
+def test_an_experiment_that_is_none_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        one_to_one(run(), run(), **options)
+    assert said in caught.value.fact
+
+
+def test_how_it_runs_may_differ_and_is_listed() -> None:
+    found = one_to_one(run(), run(0.8, setting=("runtime", "compile", "default")))
+    assert [(row.key, row.base, row.new) for row in found.settings] == [("runtime.compile", "none", "default")]
+    assert found_effect(found, "tpot").verdict == "faster"
+    newer = run()
+    newer.env["packages"] = {"torch": "2.14.0"}
+    assert [row.key for row in one_to_one(run(), newer).environment] == ["packages.torch"]
+
+
+def test_what_else_differs_beside_the_experiment_is_a_caution() -> None:
+    new = run(timings=BATCH_4, setting=("runtime", "batch_size", 4))
+    new.config["runtime"]["compile"] = "default"
+    found = one_to_one(run(), new, experiment=["runtime.batch_size"])
+    assert any("runtime.compile" in text for text in found.cautions)
+
+
+def test_cautions_name_other_tokens_and_disturbed_runs() -> None:
+    other = run(timings=replace(clean_timings(repeats()), tokens_sha256="1" * 64), warnings=("The machine was busy.",))
+    cautions = " ".join(one_to_one(run(), other).cautions)
+    assert "different tokens" in cautions
+    assert "The machine was busy." in cautions
+    assert "Two runs a side" in cautions
+
+
+def test_several_runs_a_side_must_be_repeats() -> None:
+    found = compare(Side((run(), run(1.002), run(1.001))), Side((run(1.1), run(1.101), run(1.102))))
+    assert found_effect(found, "tpot").verdict == "slower"
+    assert found_effect(found, "tpot").runs == (3, 3)
+    assert found_effect(found, "tpot").uncertainty.measured
+    assert not any("Too few runs" in text for text in found.cautions)
+    with pytest.raises(ConfigError, match=r"not repeats .*runtime\.compile"):
+        compare(Side((run(), run(setting=("runtime", "compile", "default")))), Side((run(),)))
+
+
+@pytest.mark.parametrize(
+    ("devices", "others", "verdict", "caution"),
+    [
+        (("cuda:0", "cuda:0"), (Missing("not watched"), 1.5), "slower", "is assumed, not measured. Two runs a side measure it."),
+        (("cpu", "cpu"), (0.02, 0.1), "slower", "is assumed, not measured. Two runs a side measure it."),
+        (("cpu", "cpu"), (0.02, 0.4), "not distinguishable", "Too few runs for a verdict: other work used this CPU"),
+        (("cpu", "cpu"), (0.02, Missing("not watched")), "not distinguishable", "or nobody watched"),
+        (("cpu", "cuda:0"), (0.4, 0.0), "not distinguishable", "3 runs a side, in turn, measure it; --process-spread states it"),
+    ],
+)
+def test_one_run_a_side_is_judged_on_an_accelerator_and_on_a_quiet_cpu(
+    devices: tuple[str, str], others: tuple[Maybe[float], Maybe[float]], verdict: str, caution: str
+) -> None:
+    runs = [
+        run(
+            timings=clean_timings(repeats(slower), model=model_facts(device=device)),
+            telemetry=TelemetrySummary((), (), "", (), busy),
+        )
+        for device, slower, busy in zip(devices, (1.0, 1.1), others, strict=True)
+    ]
+    found = compare(Side((runs[0],)), Side((runs[1],)), allow=["hardware"])
+    assert found_effect(found, "tpot").verdict == verdict
+    assert any(caution in text for text in found.cautions)
+    assert isinstance(found_effect(found, "tpot").interval, Missing) == (verdict == "not distinguishable")
+
+
+def test_a_run_without_times_is_refused_by_name() -> None:
+    for timings in (Missing("the clean pass is failed: killed"), clean_timings([])):
+        with pytest.raises(ConfigError, match="has no times to compare"):
+            one_to_one(run(), run_analysis(config=CONFIG, timings=timings))
+
+
+def test_steps_at_other_contexts_are_not_paired() -> None:
+    longer = clean_timings(repeats(), workload=workload(prompt_tokens=(20, 20), padded_tokens=20, new_tokens=4))
+    found = one_to_one(run(), run(timings=longer), allow=["workload"])
+    assert found_effect(found, "decode_step").paired_steps == 0
+
+
+def test_sub_stages_are_rows_of_their_own() -> None:
+    def with_block(duration: int) -> list[Iteration]:
+        span = SubstageSpan("block", "prefill", -1, 0, duration)
+        return [replace(one, substages=(span,)) for one in in_a_row(8)]
+
+    found = one_to_one(run(timings=clean_timings(with_block(10 * MS))), run(timings=clean_timings(with_block(12 * MS))))
+    assert found_effect(found, "prefill/block").change == pytest.approx(0.2)
+    alone = one_to_one(run(timings=clean_timings(in_a_row(8))), run(timings=clean_timings(with_block(12 * MS))))
+    assert isinstance(alone.row("prefill/block").effect, Missing)
+
+
+def test_memory_and_operators() -> None:
+    none = Missing("the run is on the CPU")
+    heavier = replace(clean_timings(repeats()), memory=MemoryPeaks(none, none, none, 6 * 2**30))
+    torch = torch_pass(operators=(operator("aten::mm", cpu_self_ns=9 * MS), operator("aten::new", cpu_self_ns=1 * MS)))
+    found = one_to_one(run(), run(timings=heavier, torch=torch))
+    memory = {row.key: row.change for row in found.memory}
+    assert memory["memory.process"] == pytest.approx(1.0)
+    assert memory["memory.allocated"] == none
+    assert not isinstance(found.operators, Missing)
+    assert [(row.name, row.base_ns, row.new_ns) for row in found.operators] == [
+        ("aten::mm", 6 * MS, 9 * MS), ("aten::add", 2 * MS, None), ("aten::new", None, 1 * MS),
+    ]  # fmt: skip
+    shorter = one_to_one(run(), run(torch=torch_pass(decode_steps=2)))
+    assert isinstance(shorter.operators, Missing)
+    assert "decode steps" in shorter.operators.why
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    stage: str
+    role: str
+    calls: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    key: str
+    unit: str
+    value: Maybe[float]
+
+
+def test_what_other_analyses_hold_is_compared_where_both_sides_have_it() -> None:
+    kernels = [Kernel("a", "decode", "gemm", 4, 100)]
+    budget: Sequence[Reading] = [Reading("decode/busy", "ns", 60.0), Reading("decode/idle", "ns", 40.0)]
+    after = [Reading("decode/busy", "ns", 60.0), Reading("decode/copies", "ns", 5.0)]
+    found = compare(Side((run(),), kernels, budget), Side((run(),), kernels, after))
+    assert not isinstance(found.kernels, Missing)
+    assert len(found.kernels.pairs) == 1
+    assert not isinstance(found.budget, Missing)
+    assert [(row.key, row.change if not isinstance(row.change, Missing) else "n/a") for row in found.budget] == [
+        ("decode/busy", 0.0), ("decode/idle", "n/a"), ("decode/copies", "n/a"),
+    ]  # fmt: skip
+    half = compare(Side((run(),), kernels), Side((run(),)))
+    assert isinstance(half.kernels, Missing)
+    assert half.kernels.why.startswith("new: ")
+
+
+def test_counters_that_no_side_has_are_told_once() -> None:
+    none = [
+        Reading("decode/FLOPs", "FLOP", Missing("no Nsight Compute")),
+        Reading("decode/bytes", "byte", Missing("no Nsight Compute")),
+    ]
+    some = [Reading("decode/FLOPs", "FLOP", 5.0), none[1]]
+    other = [replace(row, value=Missing("it failed")) for row in none]
+
+    def counters(base: Sequence[Reading], new: Sequence[Reading]) -> Any:
+        return compare(Side((run(),), counters=base), Side((run(),), counters=new)).counters
+
+    assert counters(none, none) == Missing("no Nsight Compute")
+    assert counters(none, other) == Missing("base: no Nsight Compute; new: it failed")
+    assert [row.key for row in counters(some, none)] == ["decode/FLOPs", "decode/bytes"]
+
+
+def test_of_several_runs_the_typical_one_is_looked_into() -> None:
+    runs = [run(slower, run=f"runs/{slower}") for slower in (1.3, 1.0, 1.1)]
+    side = side_of(runs)
+    assert (side.typical, typical_run(runs[:1])) == (2, 0)
+    other = side_of([run(2.0, run="runs/new")])
+    assert compare(side, other).looked_into == ("runs/1.1", "runs/new")
+    without = [replace(one, torch=Missing("not asked for")) for one in runs]
+    assert typical_run([runs[0], *without[1:]]) == 0, "a run that can be looked into comes before one that cannot"
+    untimed = [replace(runs[0], timings=Missing("killed")), runs[1]]
+    assert typical_run(untimed) == 1
+
+
+def test_gates_are_held_against_their_rows() -> None:
+    gates = parse_gates(["tpot=3%", "ttft=20%", "throughput=3%", "memory.process=1%", "energy=5%", "itl_p99=3%"], gate_names())
+    found = one_to_one(run(), run(1.1), gates=gates)
+    assert [result.outcome for result in found.gates] == [
+        "regression", "pass", "regression", "pass", "cannot tell", "cannot tell",
+    ]  # fmt: skip
+
+
+def test_every_gate_name_has_a_row() -> None:
+    found = one_to_one(run(), run())
+    rows = {row.key for row in (*found.metrics, *found.stages)} | {row.key for row in (*found.memory, *found.energy)}
+    assert set(gate_names().values()) <= rows

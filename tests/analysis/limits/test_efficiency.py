@@ -1,0 +1,268 @@
+"""Distance from the limit, on hand-made timings whose arithmetic can be followed by eye."""
+
+from dataclasses import replace
+
+import pytest
+
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
+from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_named, hardware_of_device
+from llm_perf_opt.errors import ImplausibleError
+from llm_perf_opt.records import (
+    CeilingRow,
+    Ceilings,
+    CleanTimings,
+    Distribution,
+    Iteration,
+    Maybe,
+    MemoryPeaks,
+    Missing,
+    ModelFacts,
+    PartTime,
+    StageActivity,
+    TorchPass,
+    Workload,
+)
+from llm_perf_opt.report.efficiency import efficiency_section
+from llm_perf_opt.runtime_records import RuntimeFacts
+
+# One layer, no grouping: d = 8, two heads of 4, ff = 16, vocabulary 10, bf16.
+TINY = {
+    "model_type": "llama", "vocab_size": 10, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+PROMPT, NEW = 3, 3
+# A decode token: projections 2·8·(8+8+8+8) = 512, MLP 2·3·8·16 = 768, lm_head 2·8·10 = 160;
+# attention over p+1 keys 2·2·(p+1)·(4+4) = 32 (p+1): 4 keys, then 5.
+DECODE_FLOPS = 2 * (512 + 768 + 160) + 32 * 4 + 32 * 5
+# Prefill of three: 3 (512 + 768) + one logits row + causal pairs 1+2+3 = 6.
+PREFILL_FLOPS = 3 * (512 + 768) + 160 + 32 * 6
+NOT_HERE = Missing("not here")
+ON_CPU = Missing("the run is on the CPU")
+
+
+def timings(prefill_ns: int, step_ns: int, cache_bytes: Maybe[int] = NOT_HERE) -> CleanTimings:
+    model = ModelFacts(
+        "m", "LlamaForCausalLM", "llama", 1, 10_000, "bf16", "cuda:0", "NVIDIA H200", "sdpa", "dynamic", "none", "last token",
+        TINY, cache_bytes,
+    )  # fmt: skip
+    iteration = Iteration(0, prefill_ns + 2 * step_ns, prefill_ns, (step_ns, step_ns))
+    memory = MemoryPeaks(NOT_HERE, NOT_HERE, NOT_HERE, NOT_HERE)
+    return CleanTimings(
+        model=model, workload=Workload(1, (PROMPT,), PROMPT, NEW, "test"), clock="cuda events", load_s=0.0, warmup=(),
+        iterations=(iteration,) * 7, stopped="", stable=True, memory=memory, tokens_sha256="", tokens_repeat=True, threads=1,
+        framework={}, settled=True, device_untouched_until_ns=0,
+    )  # fmt: skip
+
+
+PARTS = (
+    PartTime("prefill", "mlp", 3, 300),
+    PartTime("decode", "mlp", 2, 768),
+    PartTime("decode", "lm_head", 2, 100),
+    PartTime("decode", "other", 5, 32),
+)
+
+
+def torch_pass(prefill_kernel_ns: int, decode_kernel_ns: int) -> TorchPass:
+    activity = (StageActivity("prefill", 5, 5, prefill_kernel_ns), StageActivity("decode", 8, 8, decode_kernel_ns))
+    return TorchPass("minimal", {}, 2, activity, PARTS, (), "trace", 1)
+
+
+def ceilings(peak: float, read: float) -> Ceilings:
+    def row(key: str, value: float) -> CeilingRow:
+        return CeilingRow(
+            key, key, "FLOP/s", Distribution(9, value, value, value, value, value, value, value, NOT_HERE, NOT_HERE), ""
+        )
+
+    rows = (row("gemm_bf16", peak), row("read", read))
+    return Ceilings("cuda", "NVIDIA H200", "id", "580", "2.11", 1, "2026-01-01T00:00:00+00:00", 1.0, 1.0, (), rows)
+
+
+def found(value: Maybe[Efficiency]) -> Efficiency:
+    assert isinstance(value, Efficiency)
+    return value
+
+
+def given(peak_flops: float, bandwidth: float) -> Hardware:
+    return given_hardware(dtype="bf16", peak_tflops=peak_flops / 1e12, bandwidth_gbs=bandwidth / 1e9)
+
+
+def test_mfu_is_flops_over_time_times_peak() -> None:
+    result = found(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), ceilings(0.5e13, 0.5e12)))
+    prefill, decode = result.stages
+    assert (prefill.cost.flops, decode.cost.flops) == (PREFILL_FLOPS, DECODE_FLOPS)
+    datasheet, measured = decode.against
+    assert datasheet.mfu == pytest.approx(DECODE_FLOPS / (1_000e-9 * 1e13))
+    assert measured.mfu == pytest.approx(2 * DECODE_FLOPS / (1_000e-9 * 1e13))
+    assert datasheet.mbu == pytest.approx(decode.cost.bytes / (1_000e-9 * 1e12))
+    assert prefill.against[0].mfu_full_attention == pytest.approx((PREFILL_FLOPS + 32 * 3) / (1_000e-9 * 1e13))
+
+
+def test_floor_is_never_above_the_time_and_never_below_either_sum() -> None:
+    result = found(efficiency(timings(100_000, 50_000), NOT_HERE, given(1e12, 1e11), NOT_HERE))
+    for stage in result.stages:
+        entry = stage.against[0]
+        assert not isinstance(entry.floor, Missing)
+        assert max(entry.floor.compute_s, entry.floor.memory_s) <= entry.floor.seconds <= stage.seconds
+        assert entry.times_floor == pytest.approx(stage.seconds / entry.floor.seconds)
+
+
+def bytes_of(stage: int) -> int:
+    return found(efficiency(timings(10**9, 10**9), NOT_HERE, given(1e15, 1e15), NOT_HERE)).stages[stage].cost.bytes
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_verdict_follows_the_launches_then_the_nearer_limit(stage: int) -> None:
+    """A stage of 1 ms: at half the bandwidth, at half the peak, at a hundredth of both, and with an idle device."""
+    flops, moved = (PREFILL_FLOPS, DECODE_FLOPS)[stage], bytes_of(stage)
+    wide_flops, wide_bytes = 1e6 * flops, 1e6 * moved
+    cases = {
+        "memory-bound": (given(wide_flops, 2e3 * moved), 900_000),
+        "compute-bound": (given(2e3 * flops, wide_bytes), 900_000),
+        "kernel-bound": (given(1e5 * flops, 1e5 * moved), 900_000),
+        "launch-bound": (given(2e3 * flops, wide_bytes), 100_000),
+    }
+    for verdict, (hardware, kernel_ns) in cases.items():
+        # the other stage is made long enough never to be impossible
+        measured = timings(10**6, 10**9) if stage == 0 else timings(10**9, 5 * 10**5)
+        kernels = torch_pass(kernel_ns if stage == 0 else 10**9, kernel_ns if stage == 1 else 2 * 10**9)
+        assert found(efficiency(measured, kernels, hardware, NOT_HERE)).stages[stage].verdict == verdict
+
+
+def test_kernels_of_the_profiled_steps_are_held_against_as_many_unprofiled_ones() -> None:
+    one_step = replace(torch_pass(0, 400), decode_steps=1)
+    decode = found(efficiency(timings(1_000, 500), one_step, given(1e15, 1e15), NOT_HERE)).stages[1]
+    assert decode.busy == pytest.approx(400 / 500)
+
+
+def test_logits_of_the_whole_prompt_cost_more() -> None:
+    last = timings(10**6, 10**6)
+    every = replace(last, model=replace(last.model, logits="whole prompt"))
+    few, many = (found(efficiency(t, NOT_HERE, given(1e15, 1e15), NOT_HERE)).stages[0].cost.flops for t in (last, every))
+    assert many - few == (PROMPT - 1) * 160
+
+
+def test_the_section_shows_what_was_found() -> None:
+    text = efficiency_section(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE))
+    decode = text.split("| decode |")[1]
+    assert f"| MFU (causal) | {DECODE_FLOPS / (1_000e-9 * 1e13) * 100:.3g} % | n/a (a) |" in decode
+    assert "| floor | " in decode
+    assert "- n/a (a): not here" in text
+    least = found(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE)).stages[1].against[0].floor
+    assert not isinstance(least, Missing)
+    assert f"| floor | {least.seconds * 1e3:.4g}".rstrip("0") in decode
+
+
+def test_parts_are_held_against_their_own_floor() -> None:
+    decode = found(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE)).stages[1]
+    assert not isinstance(decode.parts, Missing)
+    parts = {part.name: part for part in decode.parts}
+    # two steps of 768 FLOP in 768 ns at 1e13 FLOP/s: 2 GFLOP/s of 10 TFLOP/s
+    assert parts["mlp"].mfu == pytest.approx(2 * 768 / (768e-9 * 1e13))
+    assert parts["mlp"].times_floor == pytest.approx(768e-9 / (2 * 768 / 1e13))
+    assert parts["other"].time_ns == 32
+    assert isinstance(parts["attention_core"].time_ns, Missing)
+    assert decode.cost.part("mlp") is not None
+    table = efficiency_section(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE))
+    assert "| mlp | 0.0007680 ms | 85.3 % | 0.002000 |" in table.split("parts of decode")[1]
+
+
+def test_whole_attention_alone_never_stops_a_report() -> None:
+    long = timings(1_000, 500)
+    peak = PREFILL_FLOPS / 1_000e-9  # causal MFU is exactly 100 %, whole attention above
+    prefill = found(efficiency(long, NOT_HERE, given(peak, 1e15), NOT_HERE)).stages[0].against[0]
+    assert prefill.mfu == pytest.approx(1.0)
+    assert not isinstance(prefill.mfu_full_attention, Missing)
+    assert prefill.mfu_full_attention > 1.0
+
+
+def test_without_device_activity_far_from_the_floor_is_overhead() -> None:
+    torch = replace(torch_pass(1, 1), activity=ON_CPU)
+    result = found(efficiency(timings(10_000_000, 10_000_000), torch, given(1e12, 1e11), NOT_HERE))
+    assert {stage.verdict for stage in result.stages} == {"overhead-bound"}
+    assert {str(stage.busy) for stage in result.stages} == {"n/a: the run is on the CPU"}
+
+
+def test_above_a_hundred_percent_stops_with_what_to_check() -> None:
+    with pytest.raises(ImplausibleError, match=r"MFU of prefill against the datasheet limit is .*%") as caught:
+        efficiency(timings(1, 1), NOT_HERE, given(1e9, 1e15), NOT_HERE)
+    assert "hardware.peak_tflops" in caught.value.remedy
+    with pytest.raises(ImplausibleError, match="MBU of prefill against the measured limit"):
+        efficiency(timings(1_000, 1_000), NOT_HERE, NOT_HERE, ceilings(1e15, 1e9))
+
+
+def test_an_unknown_device_has_no_datasheet_figures() -> None:
+    result = found(efficiency(timings(1_000, 500), NOT_HERE, hardware_of_device("NVIDIA L5"), ceilings(1e13, 1e12)))
+    datasheet, measured = result.stages[0].against
+    for value in (datasheet.mfu, datasheet.mbu, datasheet.floor, datasheet.times_floor):
+        assert isinstance(value, Missing)
+        assert "hardware.peak_tflops" in value.why
+    assert not isinstance(measured.mfu, Missing)
+
+
+def test_a_model_in_the_cache_is_not_held_against_memory_bandwidth() -> None:
+    result = found(efficiency(timings(1_000, 500, cache_bytes=20_000), NOT_HERE, given(1e13, 1.0), NOT_HERE))
+    entry = result.stages[1].against[0]
+    assert isinstance(entry.mbu, Missing)
+    assert "fit in the last-level cache" in entry.mbu.why
+    assert not isinstance(entry.floor, Missing)
+    assert entry.floor.seconds == pytest.approx(DECODE_FLOPS / 1e13)
+
+
+def test_an_unknown_architecture_is_said_so() -> None:
+    strange = timings(1_000, 500)
+    strange = replace(strange, model=replace(strange.model, architecture={"model_type": "mamba"}))
+    result = efficiency(strange, NOT_HERE, hardware_named("h200"), NOT_HERE)
+    assert isinstance(result, Missing)
+    assert "mamba" in result.why
+
+
+# --- several devices ----------------------------------------------------------------------------------------------------
+
+
+def spread_over(devices: int, step_ns: int = 500) -> CleanTimings:
+    runtime = RuntimeFacts("vllm", "1", "by arrival", devices=devices)
+    return replace(timings(1_000, step_ns), runtime=runtime)
+
+
+def known(value: Maybe[float]) -> float:
+    assert not isinstance(value, Missing)
+    return value
+
+
+def test_a_model_on_two_devices_is_held_against_the_limits_of_both() -> None:
+    """Twice the FLOP/s and bytes/s: half the MFU and MBU, half the floor, and it is said."""
+    args = (NOT_HERE, given(1e13, 1e12), ceilings(0.5e13, 0.5e12))
+    one, two = (found(efficiency(spread_over(devices), *args)) for devices in (1, 2))
+    for alone, shared in zip(one.stages, two.stages, strict=True):
+        for before, after in zip(alone.against, shared.against, strict=True):
+            assert known(after.mfu) == pytest.approx(known(before.mfu) / 2)
+            assert known(after.mbu) == pytest.approx(known(before.mbu) / 2)
+            assert known(after.times_floor) == pytest.approx(known(before.times_floor) * 2)
+            assert known(after.roof.ridge_flops_per_byte) == pytest.approx(known(before.roof.ridge_flops_per_byte))
+            assert after.roof.source.startswith("2 devices together, each:")
+    assert any("spread over 2 devices" in note for note in two.notes)
+    assert not any("spread over" in note for note in one.notes)
+
+
+def test_kernels_on_more_devices_than_the_limits_are_of_give_no_figure() -> None:
+    activity = tuple(StageActivity(stage, 5, 5, 100, devices=2) for stage in ("prefill", "decode"))
+    torch = replace(torch_pass(100, 100), activity=activity)
+    result = efficiency(timings(1_000, 500), torch, given(1e13, 1e12), NOT_HERE)
+    assert result == Missing("the stage's kernels ran on 2 devices, and the limits are those of one")
+    assert isinstance(efficiency(spread_over(2), torch, given(1e13, 1e12), NOT_HERE), Efficiency)
+
+
+def test_the_share_of_busy_time_is_the_mean_of_the_devices() -> None:
+    activity = tuple(StageActivity(stage, 5, 5, 1_000, devices=2) for stage in ("prefill", "decode"))
+    torch = replace(torch_pass(100, 100), activity=activity)
+    decode = found(efficiency(spread_over(2), torch, given(1e13, 1e12), NOT_HERE)).stages[1]
+    assert decode.busy == pytest.approx(1_000 / (1_000 * 2))
+
+
+def test_a_share_of_the_weights_may_stay_in_each_devices_cache() -> None:
+    def cached(devices: int) -> bool:
+        small = replace(spread_over(devices), model=replace(spread_over(devices).model, last_level_cache_bytes=6_000))
+        return found(efficiency(small, NOT_HERE, given(1e13, 1e12), NOT_HERE)).roofs[0].in_cache
+
+    assert (cached(1), cached(2)) == (False, True)  # 10,000 bytes of weights

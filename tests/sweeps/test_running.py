@@ -1,0 +1,88 @@
+"""Sweeps: expansion, one folder per point, failures kept apart, going on."""
+
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.composition import Composed, expand_sweep
+from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
+from llm_perf_opt.records import SCHEMA, Manifest, RunStatus
+from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.sweeps.folder import SweepFolder
+from llm_perf_opt.sweeps.running import begin_sweep, plan_sweep, run_sweep
+
+
+def test_every_combination_in_reading_order() -> None:
+    assert expand_sweep(["a=1,2", "x=5", "b=p,q"]) == [
+        ["a=1", "x=5", "b=p"],
+        ["a=1", "x=5", "b=q"],
+        ["a=2", "x=5", "b=p"],
+        ["a=2", "x=5", "b=q"],
+    ]
+    assert expand_sweep(["a=range(1,4)"]) == [["a=1"], ["a=2"], ["a=3"]]
+    assert expand_sweep(["a=[1,2]"]) == [["a=[1,2]"]]
+    assert expand_sweep([]) == [[]]
+
+
+@pytest.mark.parametrize("text", ["a=range(0,1000000000)", "a=interval(0,1)", "a=1,"])
+def test_what_is_no_sweep_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        expand_sweep([text])
+
+
+def test_a_wrong_point_is_told_before_the_first_one_runs() -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        plan_sweep(["runtime.batch_size=1,0"], None)
+
+
+def finished(composed: Composed, status: RunStatus = "complete") -> RunFolder:
+    folder = RunFolder.create(composed.run_dir)
+    folder.write_manifest(Manifest(SCHEMA, "0", status, "now", ("x",)))
+    return folder
+
+
+def begun(tmp_path: Path) -> SweepFolder:
+    planned = plan_sweep(["runtime.batch_size=1,2,4", f"hydra.run.dir={tmp_path / 'sweep'}"], None)
+    assert [point.swept for point in planned.points] == [(f"runtime.batch_size={size}",) for size in (1, 2, 4)]
+    return begin_sweep(planned, ["llm-perf", "run", "-m"], None)
+
+
+def test_a_failing_point_stops_nobody_else_and_is_tried_again(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    ran: list[int] = []
+
+    def run_one(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None]:
+        size = composed.config.runtime.batch_size
+        ran.append(size)
+        if size == 2 and ran.count(2) == 1:
+            return finished(composed, "failed"), CaptureError("It broke.", "")
+        return finished(composed), None
+
+    error = run_sweep(folder, run_one)
+    assert error is not None
+    assert "1 of 3" in error.fact
+    assert [(point.status, point.why) for point in folder.read().points] == [
+        ("complete", ""), ("failed", "It broke."), ("complete", ""),
+    ]  # fmt: skip
+    assert run_sweep(folder, run_one) is None
+    assert ran == [1, 2, 4, 2]
+    again = folder.read().points[1]
+    assert (again.status, again.folder) == ("complete", "001-2")
+
+
+def test_an_interruption_ends_the_sweep_and_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    error = run_sweep(folder, lambda composed, _: (finished(composed, "failed"), Interrupted("Interrupted.", "")))
+    assert isinstance(error, Interrupted)
+    assert "--resume" in error.remedy
+    assert [point.status for point in folder.read().points] == ["failed", "pending", "pending"]
+
+
+def test_a_sweep_file_cannot_point_outside(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    text = folder.sweep_file.read_text().replace('"folder": ""', '"folder": "../../elsewhere"')
+    folder.sweep_file.write_text(text)
+    with pytest.raises(ParseError, match="outside"):
+        folder.read()
+    with pytest.raises(ParseError, match=r"sweep\.json"):
+        SweepFolder.open(tmp_path)
