@@ -9,6 +9,7 @@ import pytest
 from dataset_builders import added, small_source
 from llm_perf_opt.data.checking import check_dataset, listed, unfinished
 from llm_perf_opt.data.layout import DatasetFolder, DatasetTree
+from llm_perf_opt.data.metadata import DatasetMetadata, read_metadata
 from llm_perf_opt.data.preparing import Preparation, prepare
 from llm_perf_opt.errors import ParseError
 
@@ -113,4 +114,5 @@ def test_what_a_killed_add_left_is_named(tmp_path: Path) -> None:
 def test_metadata_of_a_later_version_are_refused(folder: DatasetFolder) -> None:
     folder.metadata_file.write_text(folder.metadata_file.read_text().replace("schema: 1", "schema: 99"))
     with pytest.raises(ParseError, match="newer version"):
-        listed(folder)
+        read_metadata(folder.metadata_file, DatasetMetadata)
+    assert "newer version" in listed(folder).state, "the list goes on with the others"
