@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, FigureChange, OperatorChange
 from llm_perf_opt.analysis.comparison.gates import GateResult
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
-from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, MEASURED_FROM, SEVERAL, Effect
+from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, SEVERAL, Effect, is_measured
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, table, with_unit
@@ -325,7 +325,7 @@ def method_words(found: Comparison) -> str:
 def _between_words(found: Comparison) -> str:
     judgement = found.judgement
     freedom = len(found.base_runs) + len(found.new_runs) - 2
-    if freedom >= (SEVERAL if judgement.process_spread is None else MEASURED_FROM):
+    if is_measured(freedom, judgement):
         words = "The spread between processes is measured over the runs of both sides (Student's t over their medians)."
     elif judgement.process_spread is None:
         return "The spread between processes is unknown, so there is no interval and no verdict."

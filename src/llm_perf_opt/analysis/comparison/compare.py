@@ -30,12 +30,12 @@ from llm_perf_opt.analysis.comparison.kernels import KernelMatch, MatchableKerne
 from llm_perf_opt.analysis.comparison.statistics import (
     ACCELERATOR_SPREAD,
     DEFAULT_JUDGEMENT,
-    MEASURED_FROM,
     QUIET_CPU_SPREAD,
     SEVERAL,
     Effect,
     Judgement,
     effect,
+    is_measured,
     paired_effect,
 )
 from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, value_of
@@ -141,7 +141,7 @@ def compare(
     facts = fact_differences(timings[0][0], timings[1][0], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
     if judgement.process_spread is None:
-        judgement = replace(judgement, process_spread=_assumed_spread([*base.runs, *new.runs], [*timings[0], *timings[1]]))
+        judgement = _by_the_machine(judgement, [*base.runs, *new.runs], [*timings[0], *timings[1]])
     memory, energy = memory_changes(timings[0], timings[1]), energy_changes(base.runs, new.runs)
     metrics, stages = _metrics(timings[0], timings[1], judgement), _stages(timings[0], timings[1], judgement)
     return Comparison(
@@ -179,12 +179,14 @@ def _timings(side: Side) -> list[CleanTimings]:
     return found
 
 
-def _assumed_spread(runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings]) -> float | None:
-    """How much processes may be taken to differ; None: nothing may be assumed of this machine."""
+def _by_the_machine(judgement: Judgement, runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings]) -> Judgement:
+    """With how much processes may be taken to differ, where something may be assumed of what they ran on."""
     on_cpu = [run for run, measured in zip(runs, timings, strict=True) if measured.model.device.startswith("cpu")]
     if not on_cpu:
-        return ACCELERATOR_SPREAD
-    return QUIET_CPU_SPREAD if all(_quiet(run) for run in on_cpu) else None
+        return replace(judgement, process_spread=ACCELERATOR_SPREAD)
+    if all(_quiet(run) for run in on_cpu):
+        return replace(judgement, process_spread=QUIET_CPU_SPREAD, measured_from=SEVERAL)
+    return judgement
 
 
 def _quiet(run: RunAnalysis) -> bool:
@@ -201,8 +203,11 @@ def _few_runs(freedom: int, judgement: Judgement) -> tuple[str, ...]:
             f"same thing were then seen a factor of two and more apart. {SEVERAL // 2 + 1} runs a side, in turn, measure it; "
             "--process-spread states it; with profiling.nvml.enable=true the sampler sees whether the machine is quiet.",
         )
-    if freedom < MEASURED_FROM:
-        return ("Too few runs: how much processes differ on this machine is assumed, not measured. Two runs a side measure it.",)
+    if not is_measured(freedom, judgement):
+        enough = judgement.measured_from // 2 + 1
+        return (
+            f"Too few runs: how much processes differ on this machine is assumed, not measured. {enough} runs a side measure it.",
+        )
     return ()
 
 

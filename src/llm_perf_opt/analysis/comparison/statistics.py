@@ -44,8 +44,8 @@ SEVERAL = 4
 """Degrees of freedom from which nothing need be assumed of the machine: three runs a side."""
 ACCELERATOR_SPREAD = 0.01
 """Standard deviation between processes that is assumed of an accelerator, which one process has to itself."""
-QUIET_CPU_SPREAD = 0.02
-"""The same of a CPU that nothing else was seen to use: runs of one thing on a quiet machine differed by so much."""
+QUIET_CPU_SPREAD = 0.2
+"""The same of a CPU that nothing else was seen to use: eight runs of one thing on a quiet virtual machine differed by 16 %."""
 DRAWS = 1000
 MOST_STEPS = 64
 """Decode steps used for pairing; more of them, evenly thinned, tell the same and cost memory."""
@@ -67,6 +67,8 @@ class Judgement:
     """A change smaller than this share is not called faster or slower, however sure it is."""
     process_spread: float | None = None
     """Standard deviation between processes that do the same, assumed where too few runs measure it; none: not to be assumed."""
+    measured_from: int = MEASURED_FROM
+    """Degrees of freedom from which the spread is measured, where one may be assumed below them."""
     restless: float = 0.03
     """Standard deviation of a run's repeats (from its quartiles) beyond which others are taken to use the machine."""
 
@@ -286,7 +288,7 @@ def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflat
     return Uncertainty(
         inside=max(*_halves(point, drawn, _OUTER), 0.0),
         between=_between(sides, freedom, judgement),
-        measured=_is_measured(freedom, judgement),
+        measured=is_measured(freedom, judgement),
         freedom=freedom,
         scatter=scatter,
         visited=max(side.visited for side in sides),
@@ -295,15 +297,16 @@ def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflat
     )
 
 
-def _is_measured(freedom: int, judgement: Judgement) -> bool:
-    return freedom >= (SEVERAL if judgement.process_spread is None else MEASURED_FROM)
+def is_measured(freedom: int, judgement: Judgement) -> bool:
+    """Whether so many degrees of freedom measure the spread between processes."""
+    return freedom >= (SEVERAL if judgement.process_spread is None else judgement.measured_from)
 
 
 def _between(sides: tuple[_Side, _Side], freedom: int, judgement: Judgement) -> Maybe[float]:
     """Deviation from process to process: measured over the runs, or assumed, or neither."""
     squares = sum(float(((side.run_levels - side.run_levels.mean()) ** 2).sum()) for side in sides)
     seen = math.sqrt(squares / freedom) if freedom else 0.0
-    if _is_measured(freedom, judgement):
+    if is_measured(freedom, judgement):
         return seen
     if judgement.process_spread is None:
         return UNKNOWN_SPREAD
