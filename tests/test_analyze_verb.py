@@ -99,6 +99,22 @@ def test_the_terminal_page_fits_a_hundred_columns(traces: Path) -> None:
         assert words in done.stdout
 
 
+def test_stages_whose_work_another_thread_launched_have_no_figures(tmp_path: Path) -> None:
+    rows = [
+        {"ph": "X", "cat": "user_annotation", "name": "decode", "pid": 1, "tid": 1, "ts": 0, "dur": 100, "args": {}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 2, "ts": 5, "dur": 2,
+         "args": {"correlation": 1}},
+        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 10, "dur": 20,
+         "args": {"device": 0, "stream": 7, "correlation": 1}},
+    ]  # fmt: skip
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": rows}))
+    found = analyse_source(tmp_path / "trace.json", use_cache=False).document
+    assert found.complete
+    assert any(problem.id == "launched_elsewhere" for problem in found.problems)
+    (decode,) = found.stages
+    assert (decode.gpu_busy_ns, decode.kernels, decode.launches) == (None, None, None)
+
+
 @pytest.mark.parametrize("recipe", list(kinds(3)))
 def test_every_synthetic_kind_is_told_exactly(recipe: Recipe, tmp_path: Path) -> None:
     truth = write_trace(tmp_path / "trace.json", recipe)

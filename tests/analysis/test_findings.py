@@ -140,6 +140,16 @@ def test_unfused_elementwise() -> None:
     assert found("unfused_elementwise", evidence(stage_evidence(fusion=NOTHING_TO_FUSE))) is None
 
 
+def test_a_kernel_less_in_a_graph_is_no_launch_less() -> None:
+    waiting = host_bound()
+    (stage,) = waiting.stages
+    graph = replace(waiting, stages=(replace(stage, time=replace(stage.time, launches=stage.units)),))
+    finding, saving = known("unfused_elementwise", graph)
+    assert "fewer launches" not in finding.claim
+    assert finding.to_try.overrides == (), "compile=default would take the graphs away"
+    assert saving.high_ns == 0 or "saves nothing" in finding.claim
+
+
 def test_products_without_tensor_cores() -> None:
     plain = evidence(stage_evidence(kernels=[("ampere_sgemm_128x64_tn", 100, 60 * MS), ("nvjet", 10, 20 * MS)]))
     finding, saving = known("products_without_tensor_cores", plain)

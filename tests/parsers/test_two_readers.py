@@ -106,6 +106,25 @@ def test_a_cut_behind_the_events_is_noticed(tmp_path: Path) -> None:
     assert len(read_torch_trace(path, Here).operators) == 3
 
 
+def test_numbers_beyond_all_bounds_are_left_to_the_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.json", [{**OPERATOR, "tid": 2**62 + number} for number in range(8)])
+    assert read_by_two(path, Here) is None
+    assert len(set(read_torch_trace(path, Here).operators.thread.tolist())) == 8
+
+
+def test_a_file_that_is_replaced_meanwhile_is_not_mixed(tmp_path: Path) -> None:
+    """Both parts are sound; they are of two files."""
+    path = write(tmp_path / "trace.json", [OPERATOR] * 50)
+    other = write(tmp_path / "other.json", [{**OPERATOR, "dur": 9.0}] * 50)
+
+    class Replaced(Here):
+        def __init__(self, work: Callable[[BinaryIO], None]) -> None:
+            other.replace(path)
+            super().__init__(work)
+
+    assert read_by_two(path, Replaced) is None
+
+
 def test_threads_that_are_words_are_left_to_the_one(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", [{**OPERATOR, "tid": name, "name": name} for name in "abcdefgh"])
     assert read_by_two(path, Here) is None

@@ -29,7 +29,6 @@ from llm_perf_opt.analysis.trace.document import (
 from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace.host_time import host_table
 from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
-from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.events import Trace
 from llm_perf_opt.records import Missing
@@ -70,13 +69,12 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
     kernels = kernels_by_time(trace)
     total = account.total
     modules, operators = _owners(trace, stages)
-    told = all(one.span_ns or one.kernels for one in account.stages) or bool((launching_calls(trace) != NONE).all())
     return TraceAnalysis(
         source=source,
         complete=True,
         problems=_problems(trace),
         gpu=GpuTotals(total.kernels.count, total.kernels.sum_ns, total.busy_ns, total.idle_ns, total.span_ns),
-        stages=[_stage(one, told) for one in account.stages],
+        stages=[_stage(one) for one in account.stages],
         kernels=[KernelLine(row.name, row.kind.value, row.calls, row.total_ns, row.mean_ns, row.share) for row in kernels],
         idle=[IdleLine(cause.label, ns) for cause, ns in total.idle.items() if ns],
         findings=finding_lines(find(evidence)),
@@ -96,9 +94,9 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
     )
 
 
-def _stage(one: StageTime, told: bool) -> StageLine:
-    """Where not all work tells its launch (`told`), a stage that seems to have none may have some: nothing is known of it."""
-    if not told and not one.span_ns and not one.kernels:
+def _stage(one: StageTime) -> StageLine:
+    """A stage that seems to have no work may have some that another thread launched, or none that was recorded: not known."""
+    if not one.span_ns and not one.kernels:
         return StageLine(one.name, one.count, one.wall_ns, *[None] * 5)
     return StageLine(
         one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns, one.span_ns

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json, raise_if
+from llm_perf_opt.commands.watching import stopped_alike
 
 
 def analyze(
@@ -26,9 +27,10 @@ def analyze(
     note_debug(debug)
     from llm_perf_opt.analyse_trace import analyse_source, with_borrowed_modules
 
-    found = analyse_source(source, use_cache=not no_cache)
-    if modules_from is not None:
-        found = with_borrowed_modules(found, source, modules_from)
+    with stopped_alike():
+        found = analyse_source(source, use_cache=not no_cache)
+        if modules_from is not None:
+            found = with_borrowed_modules(found, source, modules_from)
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
     if as_json:

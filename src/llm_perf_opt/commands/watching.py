@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.commands.progress import QuietProgress
 
 _TELL_EVERY_S = 0.1
+_WHY: dict[type[BaseException], str] = {KeyboardInterrupt: "it was interrupted"}
 
 
 @contextmanager
@@ -22,21 +23,30 @@ def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int],
     from llm_perf_opt.commands.progress import progress_for
 
     begun = time.monotonic()
-    previous = signal.signal(signal.SIGTERM, _stop)
     try:
-        with progress_for(quiet) as progress:
+        with stopped_alike(), progress_for(quiet) as progress:
             progress.pass_started(name, label)
             try:
                 yield lambda phase, total: _Phase(progress, name, phase, total).advance
             except BaseException as error:
-                why = error.fact if isinstance(error, LlmPerfError) else type(error).__name__
+                why = error.fact if isinstance(error, LlmPerfError) else _WHY.get(type(error), type(error).__name__)
                 progress.pass_ended(PassRecord(name, "failed", seconds=time.monotonic() - begun, why=why))
                 raise
             progress.pass_ended(PassRecord(name, "complete", seconds=time.monotonic() - begun))
     except KeyboardInterrupt as error:
         raise Interrupted("Interrupted.", "Nothing half-made is left.") from error
+
+
+@contextmanager
+def stopped_alike() -> Iterator[None]:
+    """SIGTERM, and the end of the terminal, stop what is done inside as Ctrl-C does: it can clean up behind itself."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, _stop) for number in numbers}
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -32,7 +32,10 @@ class PackedFile:
         self._limit = _limit_bytes()
         try:
             self._file = path.open("rb")
-            self.packed_bytes = os.fstat(self._file.fileno()).st_size
+            state = os.fstat(self._file.fileno())
+            self.packed_bytes = state.st_size
+            self.identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+            """Tells this very file, as it is now, from another under the same name."""
             magic = self._file.read(4)
             self._file.seek(0)
         except OSError as error:

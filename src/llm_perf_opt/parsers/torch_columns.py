@@ -124,9 +124,9 @@ class TorchColumns:
         return sorted(self._buckets.others)
 
     @property
-    def has_worded_identities(self) -> bool:
-        """Whether a process or thread has a word for a number: it then gets one that means nothing elsewhere."""
-        return any(isinstance(identity, str) for identity in self._identities)
+    def has_made_up_identities(self) -> bool:
+        """Whether a process or thread has a word, or a number beyond all bounds, for its own: ours means nothing elsewhere."""
+        return any(isinstance(identity, str) or number != identity for identity, number in self._identities.items())
 
     def code(self, name: str) -> int:
         """The index of a name, which is put among the names if it is new."""

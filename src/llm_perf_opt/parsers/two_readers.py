@@ -53,7 +53,7 @@ def read_by_two(path: Path, start: StartBeside) -> ReadByTwo | None:
     cut = _cut(path)
     if cut is None:
         return None
-    other = start(lambda out: _read_rest(path, cut.end(), out))
+    other = start(lambda out: _read_rest(path, cut, out))
     if other is None:
         return None
     try:
@@ -61,13 +61,13 @@ def read_by_two(path: Path, start: StartBeside) -> ReadByTwo | None:
         decoder = EventDecoder(columns.take)
         with PackedFile(path) as file:
             chunks = EventChunks(str(path), _up_to(file.read, cut.start() + 1), decoder, repaired)
-            before = chunks.run_first_part()
+            before = chunks.run_first_part() if file.identity == cut.of else None
         part = other.result() if before is not None and not decoder.not_events else None
     except ParseError:
         return None  # it is said again, and in the words for the whole file, by the one who reads it all
     finally:
         other.abandon()
-    if before is None or part is None:
+    if before is None or part is None or not _is_still(path, cut):
         return None
     note = add_part(columns, part)
     events, after = int.from_bytes(note[:8], "little"), note[8:]
@@ -79,6 +79,8 @@ def read_by_two(path: Path, start: StartBeside) -> ReadByTwo | None:
 class _Cut:
     base: int
     match: "re.Match[bytes]"
+    of: tuple[int, ...]
+    """The file it was found in: another may lie under its name by now."""
 
     def start(self) -> int:
         return self.base + self.match.start()
@@ -94,7 +96,16 @@ def _cut(path: Path) -> _Cut | None:
         middle = int(_SHARE * file.packed_bytes)
         file.skip_to(middle)
         match = BOUNDARY.search(file.read(_SEARCHED_BYTES))
-    return None if match is None else _Cut(middle, match)
+        return None if match is None else _Cut(middle, match, file.identity)
+
+
+def _is_still(path: Path, cut: _Cut) -> bool:
+    """Whether the file is the one that was cut, and nobody wrote to it."""
+    try:
+        with PackedFile(path) as file:
+            return file.identity == cut.of
+    except ParseError:
+        return False
 
 
 def _up_to(read: Callable[[int], bytes], end: int) -> Callable[[int], bytes]:
@@ -109,14 +120,16 @@ def _up_to(read: Callable[[int], bytes], end: int) -> Callable[[int], bytes]:
     return limited
 
 
-def _read_rest(path: Path, begin: int, out: BinaryIO) -> None:
+def _read_rest(path: Path, cut: _Cut, out: BinaryIO) -> None:
     """In the copy: a result only where nothing at all was wrong."""
     columns = TorchColumns()
     decoder = EventDecoder(columns.take)
     with PackedFile(path) as file:
-        file.skip_to(begin)
+        if file.identity != cut.of:
+            raise ParseError("The file was replaced while it was read.")
+        file.skip_to(cut.end())
         chunks = EventChunks(str(path), file.read, decoder, repaired)
         after = chunks.run_rest()
-    if after is None or decoder.not_events or columns.has_worded_identities:
+    if after is None or decoder.not_events or columns.has_made_up_identities:
         raise ParseError("The rest of the trace is not sound.")
     write_part(columns, chunks.events.to_bytes(8, "little") + after, out)

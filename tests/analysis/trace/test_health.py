@@ -82,6 +82,16 @@ def test_graph_launches_are_counted_apart_and_host_functions_not_at_all() -> Non
     assert ids(made.trace()) == {}
 
 
+def test_a_label_that_nothing_was_launched_in_costs_no_trace() -> None:
+    made = healthy(steps=3)
+    made.range(3010, 3040, "decode_step")
+    made.range(-500, -100, "prefill")  # by the host alone
+    found = {problem.id: problem for problem in trace_problems(made.trace())}
+    assert not found["ranges_without_kernels"].fatal
+    assert "1 of 1 prefill, 1 of 4 decode_step" in found["ranges_without_kernels"].what
+    assert "nsys" not in found["ranges_without_kernels"].remedy
+
+
 def test_stages_that_launch_nothing_mean_that_recording_stopped() -> None:
     made = healthy(steps=3)
     made.work = [row for row in made.work if row[0] < 1000]

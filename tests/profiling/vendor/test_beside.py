@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are made
 BEGIN = """
 import os, sys
 from llm_perf_opt.profiling.vendor import beside as module
-os.cpu_count = lambda: 2
+module.usable_cpus = lambda: 2
 def left():
     try:
         return os.waitpid(-1, os.WNOHANG)
@@ -50,6 +50,41 @@ def test_an_abandoned_copy_is_gone() -> None:
     assert said(code + "print(left(), open_files() - before)") == "none 0"
 
 
+def test_one_who_is_interrupted_while_waiting_can_still_end_it() -> None:
+    code = """import signal, time
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+other = module.beside(lambda out: time.sleep(600))
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    other.result()
+except KeyboardInterrupt:
+    other.abandon()
+print(left(), open_files() - before)"""
+    assert said(code) == "none 0"
+
+
+def test_the_copy_ends_when_the_original_is_killed() -> None:
+    code = """import time
+read, write = os.pipe()
+if os.fork() == 0:
+    other = module.beside(lambda out: (os.write(write, str(os.getpid()).encode()), time.sleep(600)))
+    time.sleep(600)
+copy = int(os.read(read, 20))
+original = int(open(f"/proc/{copy}/stat").read().split()[3])
+os.kill(original, 9)
+os.waitpid(original, 0)
+for _ in range(200):
+    try:
+        gone = open(f"/proc/{copy}/stat").read().split()[2] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        gone = True
+    if gone:
+        break
+    time.sleep(0.05)
+print(gone)"""
+    assert said(code) == "True"
+
+
 def test_a_copy_collected_by_somebody_else_has_no_result() -> None:
     code = "other = module.beside(lambda out: None)\nos.waitpid(-1, 0)\nprint(other.result(), open_files() - before)"
     assert said(code) == "None 0"
@@ -64,4 +99,4 @@ def test_no_copy_beside_other_threads_or_on_one_processor(monkeypatch: pytest.Mo
     finally:
         going.set()
         thread.join()
-    assert said("os.cpu_count = lambda: 1\nprint(module.beside(lambda out: None))") == "None"
+    assert said("module.usable_cpus = lambda: 1\nprint(module.beside(lambda out: None))") == "None"

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.limits.efficiency import best_floor, request_cost
-from llm_perf_opt.analysis.rules.launching import lengthened, request_units
+from llm_perf_opt.analysis.rules.launching import launches_one_by_one, lengthened, request_units
 from llm_perf_opt.analysis.rules.wall_clock import HOST_BOUND, Bounds, felt
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
@@ -63,10 +63,12 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
     rows = [row for row in stage.kernels if row.kind in _FUSED_CLASSES]
     decode = stage.name == DECODE
     to_try = ToTry(
-        ("runtime.cache=static", "runtime.compile=default") if decode and not evidence.facts.compiled else (),
+        ("runtime.cache=static", "runtime.compile=default")
+        if decode and not evidence.facts.compiled and launches_one_by_one(stage)
+        else (),
         "Compile the step (torch.compile), or use fused kernels for norms, rotary embedding and activations.",
     )
-    if _host_bound(stage):
+    if _host_bound(stage) and launches_one_by_one(stage):
         gaps = stage.budget.ns(BudgetKey.LAUNCH) * gone
         return Finding(
             "unfused_elementwise",

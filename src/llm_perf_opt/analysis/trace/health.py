@@ -149,8 +149,11 @@ def _stages_without_kernels(trace: Trace, projection: Projection) -> Iterator[Tr
     if not len(silent):
         return
     launched, elsewhere = _launched_meanwhile(trace, projection, silent)
+    without = silent[~launched & ~elsewhere]
+    lost = _recording_ended_before(trace, without, stage)
+    idle = "Work of the host alone, or a label that nothing was launched in: its figures are left out."
     for rows, id, tail, fatal, remedy in (
-        (silent[~launched & ~elsewhere], "ranges_without_kernels", "hold no kernel and no launch", True, _CUT_SHORT),
+        (without, "ranges_without_kernels", "hold no kernel and no launch", lost, _CUT_SHORT if lost else idle),
         (
             silent[launched | elsewhere],
             "launched_elsewhere",
@@ -166,6 +169,20 @@ def _stages_without_kernels(trace: Trace, projection: Projection) -> Iterator[Tr
                 if (stage[rows] == place).any()
             ]
             yield TraceProblem(id, f"{', '.join(counts)} {tail}", fatal, remedy)
+
+
+def _recording_ended_before(trace: Trace, silent: Int64, stage: Int64) -> bool:
+    """Whether launches were lost: no range at all has any, or several ranges of a stage lie behind the last call recorded."""
+    if not len(silent):
+        return False
+    if len(silent) == np.count_nonzero(stage != NONE):
+        return True
+    behind = np.zeros(len(silent), np.bool_)
+    for process in np.unique(trace.ranges.process[silent]).tolist():
+        ends = trace.calls.end_ns[trace.calls.process == process]
+        mine = trace.ranges.process[silent] == process
+        behind[mine] = trace.ranges.start_ns[silent[mine]] >= (int(ends.max()) if len(ends) else 0)
+    return any(np.count_nonzero(stage[silent[behind]] == place) > 1 for place in range(len(_WORKING_STAGES)))
 
 
 def _calls_stop_early(trace: Trace) -> Iterator[TraceProblem]:

@@ -5,6 +5,7 @@ only where no other Python thread runs; the copy does plain computing, starts no
 Whoever asks must be able to do the work itself: there may be no copy, and it may fail.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -13,6 +14,11 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import BinaryIO
+
+from llm_perf_opt.host import usable_cpus
+
+_PR_SET_PDEATHSIG = 1
+"""As linux/prctl.h has it."""
 
 
 class Beside:
@@ -42,19 +48,21 @@ class Beside:
 
     def _wait(self) -> int | None:
         """Its exit status; None where somebody else has collected it, as a handler of the caller's may."""
-        pid, self._pid = self._pid, None
-        if pid is None:
+        if self._pid is None:
             return None
         try:
-            return os.waitpid(pid, 0)[1]
+            status: int | None = os.waitpid(self._pid, 0)[1]
         except ChildProcessError:
-            return None
+            status = None
+        self._pid = None  # only now: one who is interrupted while waiting must still be able to end it
+        return status
 
 
 def beside(work: Callable[[BinaryIO], None]) -> Beside | None:
     """Do `work` in a copy of this process; it writes its result to the file it is given. None where no copy can be made."""
-    if sys.platform != "linux" or threading.active_count() > 1 or (os.cpu_count() or 1) < 2:
+    if sys.platform != "linux" or threading.active_count() > 1 or usable_cpus() < 2:
         return None
+    parent = os.getpid()
     try:
         written = os.memfd_create("llm-perf-beside")
     except OSError:
@@ -67,16 +75,24 @@ def beside(work: Callable[[BinaryIO], None]) -> Beside | None:
         os.close(written)
         return None
     if pid == 0:
-        _do_and_end(work, written)
+        _do_and_end(work, written, parent)
     return Beside(pid, written)
 
 
-def _do_and_end(work: Callable[[BinaryIO], None], written: int) -> None:
+def _do_and_end(work: Callable[[BinaryIO], None], written: int, parent: int) -> None:
     """In the copy: whatever happens, nothing of the original's goes on here."""
     status = 1
     try:
+        _end_with(parent)
         with os.fdopen(written, "wb") as file:
             work(file)
         status = 0
     finally:
         os._exit(status)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this copy when the original ends, however it does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was quicker
+        os._exit(1)
