@@ -173,3 +173,14 @@ def test_nothing_is_kept_of_a_file_that_changes_while_it_is_read(source: Path, m
     again = cached_trace(source)
     assert again.parsed
     assert "PREFILL" in again.trace.names
+
+
+def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    write_trace(source, Recipe(steps=2, kernels_per_step=3))
+    dead, alive = (tmp_path / f".trace.json.tables-v4-1-2.{pid}-7.part" for pid in (2**22 + 5, os.getpid()))
+    for half in (dead, alive):
+        half.mkdir()
+    cached_trace(source)
+    assert not dead.exists()
+    assert alive.exists(), "somebody else may be writing"

@@ -1,5 +1,7 @@
 """A trace is parsed once: its tables lie beside it under a name with a fingerprint of its bytes, and are read from then on."""
 
+import glob
+import re
 import shutil
 import zlib
 from collections.abc import Callable
@@ -123,7 +125,11 @@ def fingerprint(source: Path) -> str:
 
 
 def _remove_others(source: Path, kept: Path) -> None:
-    """Tables of what this source held before serve nobody."""
+    """Tables of what this source held before serve nobody, nor does what a killed writer left half-made."""
     for folder in tables_beside(source):
         if folder != kept:
             shutil.rmtree(folder, ignore_errors=True)
+    for half in source.parent.glob(f".{glob.escape(source.name)}.tables-*.part"):
+        writer = re.search(r"\.(\d+)-\d+\.part$", half.name)
+        if writer and not Path("/proc", writer[1]).exists():
+            shutil.rmtree(half, ignore_errors=True)

@@ -88,7 +88,7 @@ def _stage(stage: StageEfficiency, hfu: list[Maybe[str]], reasons: Reasons) -> s
 
 
 def _launches(stage: StageEfficiency) -> str:
-    return "" if isinstance(stage.launches, Missing) else f", {stage.launches:,} launches in the profiled steps"
+    return "" if isinstance(stage.launches, Missing) else f", {stage.launches:,} launches, copies too, in the profiled steps"
 
 
 def _parts(stage: StageEfficiency, reasons: Reasons) -> str:

@@ -93,7 +93,7 @@ def _table(group: RegionGroup) -> str:
         "of it self",
         "GPU busy",
         "kernels",
-        "launches",
+        "launches, copies too",
         "copies",
     ]
     return table(header, rows, "l" + "r" * 9)
