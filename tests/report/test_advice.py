@@ -1,8 +1,7 @@
 """Budgets and findings in the report: names are data, what is missing says why."""
 
-from msgspec.structs import replace
-
 import pytest
+from msgspec.structs import replace
 
 from builders import HOSTILE_NAMES, run_analysis
 from evidence_builders import evidence, stage_evidence

@@ -66,7 +66,10 @@ def begin_sweep(planned: Planned, command: Sequence[str], config_dir: Path | Non
 
 
 def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
-    """Run every point that is not complete, or whose run is lost or damaged. Returns what the caller ends with: an interruption, or how many points failed."""
+    """Run every point that is not complete, or whose run is lost or damaged.
+
+    Returns what the caller ends with: an interruption, or how many points failed.
+    """
     sweep = folder.read()
     config_dir = Path(sweep.config_dir) if sweep.config_dir else None
     waiting = [number for number, point in enumerate(sweep.points) if point.status != "complete" or folder.damage(point)]
