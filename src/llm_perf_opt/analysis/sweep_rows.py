@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.limits.efficiency import StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.stats import ends
 from llm_perf_opt.records import Distribution, Maybe, Missing
 
 METRIC_KEYS = ("ttft", "tpot", "e2e", "decode_rate", "output_rate")
@@ -65,9 +66,8 @@ class SweepRow:
         value = self.metrics.get(key)
         if value is None or isinstance(value, Missing):
             return None
-        if isinstance(value.ci_low, Missing) or isinstance(value.ci_high, Missing):
-            return Reach(value.minimum, value.median, value.maximum)
-        return Reach(value.ci_low, value.median, value.ci_high)
+        low, high = ends(value)
+        return Reach(low, value.median, high)
 
     @property
     def repeats(self) -> Maybe[int]:

@@ -28,7 +28,8 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
 
     Predicted: what stays (products, attention, copies) at its traced time, what fuses by `fusion`, and between two kernels of a
     graph something between nothing and the measured interval of empty kernels in one, which includes their running. At worst the
-    host's own work and its waiting stay as they are.
+    host's own work and its waiting stay as they are. The saving is no surer than the time it is taken from: its bounds hold those
+    of the wall time.
     """
     stage = evidence.stage(DECODE)
     if stage is None or not is_launch_bound(stage) or stage.fusion.kept_kernels + stage.fusion.fusable_kernels == 0:
@@ -43,8 +44,8 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
     low = least
     high = most + gap * (fusion.kept_kernels + fusion.sizes) + stays
     middle = estimate + gap / 2 * fusion.kernels
-    wall = stage.budget.wall_ns
-    saving = saving_of(stage, wall - high if stage.unprofiled else 0, wall - middle, wall - low)
+    least_wall, most_wall = stage.wall_reach_ns
+    saving = saving_of(stage, least_wall - high if stage.unprofiled else 0, stage.budget.wall_ns - middle, most_wall - low)
     if saving.expected_ns <= 0:
         return None
     return Finding(
@@ -101,7 +102,7 @@ def launch_bound_prefill(evidence: Evidence) -> Finding | None:
             "prompts in a batch, would take hardly longer."
         ),
         evidence=_launch_rows(stage),
-        saving=saving_of(stage, 0, gaps / 2, gaps),
+        saving=saving_of(stage, 0, gaps / 2, stage.idle_at_most(gaps)),
         units=request_units(evidence, stage),
         confidence="low",
         because="how much of the gaps goes away depends on the shapes that a compiled prefill is made for; the middle is shown",
@@ -129,7 +130,7 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
             f"{milliseconds(stage.per_unit(host))} per token{below(stage)} ({host / stage.budget.wall_ns:.0%})."
         ),
         evidence=(f"budget of decode: host {milliseconds(host)} of {milliseconds(stage.budget.wall_ns)}",),
-        saving=saving_of(stage, 0, host / 2, host),
+        saving=saving_of(stage, 0, host / 2, stage.idle_at_most(host)),
         units=request_units(evidence, stage),
         confidence="low",
         because=f"part of it may be work that each step needs; the middle is shown{lengthened(stage)}",
@@ -149,8 +150,10 @@ def is_launch_bound(stage: StageEvidence) -> bool:
 
 
 def below(stage: StageEvidence) -> str:
-    """Words to put behind a wall time that is the profiler's."""
-    return "" if stage.unprofiled else " below the profiler"
+    """Words to put behind a wall time that is the profiler's, or of the first steps of a request only."""
+    if not stage.unprofiled:
+        return " below the profiler"
+    return f" over the first {stage.units} of {stage.request_units} steps" if stage.units < stage.request_units else ""
 
 
 def lengthened(stage: StageEvidence) -> str:
