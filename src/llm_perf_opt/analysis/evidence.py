@@ -105,16 +105,9 @@ class StageEvidence:
         return self.budget.wall_ns / self.units
 
     @property
-    def wall_reach_ns(self) -> tuple[float, float]:
-        """The least and the most that the wall time of all units may be; itself where nothing says how sure it is."""
-        wall = self.budget.wall_ns
-        low, high = self.wall_ends_ns or (wall, wall)
-        return min(low, wall), max(high, wall)
-
-    def idle_at_most(self, ns: float) -> float:
-        """A part of the idle time at the most that the wall time may be: idle is what the kernels leave of it."""
-        idle = self.budget.idle_ns
-        return ns * (self.wall_reach_ns[1] - self.budget.busy_ns) / idle if idle > 0 else ns
+    def least_wall_ns(self) -> float:
+        """The least that the wall time of all units may be; the wall time itself where nothing says how sure it is."""
+        return min(self.wall_ends_ns[0], self.budget.wall_ns) if self.wall_ends_ns else self.budget.wall_ns
 
     @property
     def kernel_ns(self) -> int:

@@ -75,7 +75,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
             claim
             + f" The step waits for launches, so it is the {gone:.0%} fewer launches that would save, not the faster kernels.",
             _rows(rows, stage),
-            saving_of(stage, 0, gaps / 2, stage.idle_at_most(gaps)),
+            saving_of(stage, 0, gaps / 2, gaps),
             request_units(evidence, stage),
             "low",
             f"what a launch of compiled code costs the host is not known; the middle is shown{lengthened(stage)}",
