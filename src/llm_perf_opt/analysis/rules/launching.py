@@ -54,8 +54,8 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
         stage=stage.name,
         claim=(
             f"Decode is launch-bound: {milliseconds(stage.wall_ns)} per token{known_within(stage)}{below(stage)}, of which the "
-            f"device works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). With a static cache and "
-            f"CUDA graphs about {milliseconds(stage.per_unit(middle))} per token is expected "
+            f"device works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). With a static cache "
+            f"and CUDA graphs about {milliseconds(stage.per_unit(middle))} per token is expected "
             f"({milliseconds(stage.per_unit(low))} to {milliseconds(stage.per_unit(high))})."
         ),
         evidence=(
@@ -97,9 +97,8 @@ def launch_bound_prefill(evidence: Evidence) -> Finding | None:
         stage=stage.name,
         claim=(
             f"Prefill is launch-bound: {milliseconds(stage.wall_ns)}{known_within(stage)}{below(stage)}, of which the device "
-            f"works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). A prompt several times as long, "
-            "or several "
-            "prompts in a batch, would take hardly longer."
+            f"works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). A prompt several times as "
+            "long, or several prompts in a batch, would take hardly longer."
         ),
         evidence=_launch_rows(stage),
         saving=saving_of(stage, 0, gaps / 2, gaps),
