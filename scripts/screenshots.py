@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 WIDTHS = (1280, 800)
-PAGE_HEIGHT = 1900
+PAGE_HEIGHT = 2030
 SCHEMES = ("light", "dark")
 LARGEST = 300_000
 """Bytes of one picture in docs/."""

@@ -109,13 +109,13 @@ def test_a_sweep_is_one_page_with_its_failed_points(tmp_path: Path) -> None:
     folder = a_sweep(tmp_path / "sweep")
     (folder.path / "000" / "report.md").write_text("made by an older version")
     said = report(str(folder.path))
-    assert "2 of 3 points are complete" in said
+    assert "1 of 3 points are complete" in said
     assert "batch_size 2: failed: No <memory>." in said
     page = folder.page_file.read_text()
     assert "failed: No &lt;memory&gt;." in page
     assert 'href="./000/report.md"' in page, "it leads to what is there"
     assert "/002/" not in page.replace(str(folder.path), ""), "and to nothing that is not"
-    assert f"complete: {folder.path / '002'} is not a folder" in page, "a point whose run was removed says so"
+    assert f"damaged: {folder.path / '002'} is not a folder" in page, "a point whose run was removed says so"
     report(str(folder.path / "000"))
     report(str(folder.path))
     assert 'href="./000/report.html"' in folder.page_file.read_text()
@@ -126,7 +126,7 @@ def test_a_sweep_as_data(tmp_path: Path) -> None:
     folder = a_sweep(tmp_path / "sweep")
     found = json.loads(report(str(folder.path), "--json"))
     assert found["page"] == str(folder.page_file)
-    assert [point["status"] for point in found["points"]] == ["complete", "failed", "complete"]
+    assert [point["status"] for point in found["points"]] == ["complete", "failed", "damaged"]
 
 
 def test_limits_are_not_of_a_sweep(tmp_path: Path) -> None:

@@ -107,7 +107,9 @@ def _run_row(path: Path) -> Listed:
 
 
 def _sweep_row(path: Path, sweep: Sweep) -> Listed:
-    done = sum(point.status == "complete" for point in sweep.points)
+    done = sum(
+        point.status == "complete" and RunFolder(path / point.folder).manifest_file.exists() for point in sweep.points
+    )  # a run that was moved away is none
     status = "complete" if done == len(sweep.points) else "partial" if any(point.folder for point in sweep.points) else "failed"
     why = "" if done == len(sweep.points) else f"{done} of {len(sweep.points)} points are complete"
     swept = sorted({text.split("=")[0] for point in sweep.points for text in point.swept})

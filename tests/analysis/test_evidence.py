@@ -35,6 +35,16 @@ def test_the_wall_time_is_that_of_as_many_unprofiled_steps() -> None:
     assert not isinstance(first.saving, Missing)
     assert 3_500_000 < first.saving.low_ns < first.saving.expected_ns < first.saving.high_ns < 4_000_000
     assert first.units == 10
+    assert decode.request_units == 10
+    assert "over the first 8 of 10 steps" in first.claim
+
+
+def test_the_wall_time_is_known_within_the_interval_of_the_same_steps() -> None:
+    repeats = [one for step in range(4, 14) for one in in_a_row(1, 5 * MS, [step * MS] * 10)]
+    decode = given(RunFacts(timings=clean_timings(repeats))).stage("decode")
+    assert decode is not None
+    assert decode.least_wall_ns == 8 * 5 * MS
+    assert decode.wall_ends_ns == (8 * 5 * MS, 8 * 12 * MS), "the second and the ninth of ten"
 
 
 def test_a_pass_shorter_than_the_trace_cannot_lend_its_time() -> None:

@@ -69,6 +69,30 @@ def test_launch_bound_decode_predicts_kernels_and_gaps_inside_a_graph() -> None:
     assert finding.confidence == "high"
 
 
+def test_a_saving_is_no_surer_than_the_time_it_is_taken_from() -> None:
+    """Ten steps of 8 to 13 ms, 10 ms in the middle."""
+    plain = known("launch_bound_decode", host_bound())[1]
+    finding, saving = known("launch_bound_decode", host_bound(wall_ends_ns=(80.0 * MS, 130.0 * MS), request_units=127))
+    assert saving.expected_ns == plain.expected_ns
+    assert saving.low_ns == plain.low_ns - 2 * MS
+    assert saving.high_ns == plain.high_ns, "of the time shown, no more than what does not stay"
+    assert "10 ms per token (8 ms to 13 ms) over the first 10 of 127 steps, of which" in finding.claim
+    assert "over the first" not in known("launch_bound_decode", host_bound(request_units=10))[0].claim
+    short = known("launch_bound_decode", host_bound(wall_ends_ns=(1.0 * MS, 130.0 * MS)))[1]
+    assert short.low_ns == 0
+    assert "per token, of which" in known("launch_bound_decode", host_bound(wall_ends_ns=(100.0 * MS, 100.0 * MS)))[0].claim
+
+
+@pytest.mark.parametrize(("stable", "confidence"), [(True, "high"), (False, "medium")])
+def test_times_that_did_not_reach_their_target_lower_the_confidence(stable: bool, confidence: str) -> None:
+    timings = replace(timings_of(), stable=stable)
+    finding, _ = known("launch_bound_decode", evidence(*host_bound().stages, timings=timings))
+    assert finding.confidence == confidence
+    assert ("did not reach their spread target" in finding.because) is not stable
+    below, _ = known("launch_bound_decode", evidence(*host_bound(unprofiled=False).stages, timings=timings))
+    assert below.confidence == "medium", "it is not of those times"
+
+
 def test_below_the_profiler_the_saving_may_be_nothing_and_that_is_said() -> None:
     finding, saving = known("launch_bound_decode", host_bound(unprofiled=False))
     assert saving.low_ns == 0
@@ -417,10 +441,10 @@ def test_every_override_that_is_proposed_composes() -> None:
 
 @hypothesis.given(
     st.integers(0, 120), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100), st.floats(0.1, 1.0), st.booleans(),
-    st.integers(0, 40),
+    st.integers(0, 40), st.integers(0, 100), st.integers(100, 300),
 )  # fmt: skip
 def test_no_saving_is_below_nothing_or_above_the_stage(
-    busy: int, launch: int, host: int, sync: int, overlap: float, unprofiled: bool, calls: int
+    busy: int, launch: int, host: int, sync: int, overlap: float, unprofiled: bool, calls: int, least: int, most: int
 ) -> None:
     causes = {IdleCause.LAUNCH_BOUND: launch * MS, IdleCause.HOST_BETWEEN_STEPS: host * MS, IdleCause.SYNC: sync * MS}
     asked = replace(QUIET, syncs=calls, sync_ns=calls * MS, allocations=calls, allocation_ns=calls * MS, to_device=calls)
@@ -428,6 +452,7 @@ def test_no_saving_is_below_nothing_or_above_the_stage(
     made = [
         stage_evidence(
             name, busy_ns=busy * MS, idle=causes, calls=asked, overlap=overlap, unprofiled=unprofiled, fusion=FUSABLE,
+            wall_ends_ns=(least * MS, most * MS),
             counters=counted(occupancy_pct=10.0, waves=1.1), kernels=[("cutlass_80_simt_sgemm", 100, 40 * MS), CAT, softmax],
         )
         for name in ("decode", "prefill")

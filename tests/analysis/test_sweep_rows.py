@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from builders import MS
 from llm_perf_opt.analysis.stats import summarise
-from llm_perf_opt.analysis.sweep_rows import SweepEntry, SweepRow, pareto_front, sweep_rows, swept_keys
+from llm_perf_opt.analysis.sweep_rows import SweepEntry, SweepRow, not_told_apart, pareto_front, sweep_rows, swept_keys
 from llm_perf_opt.records import Missing
 from pages import sweep_entries
 
@@ -53,6 +53,40 @@ def _row(number: int, tpot: float, rate: float) -> SweepRow:
     none = Missing("none")
     figures = {"tpot": summarise([tpot]), "decode_rate": summarise([rate])}
     return SweepRow(number, {}, "complete", "", "", dict(figures), none, none, none, none, none, 0)
+
+
+def _spread(number: int, tpot: float, rate: float, half: float) -> SweepRow:
+    """Ten repeats within `half` (a share) of the medians."""
+    shares = [1 - half, *[1 - half / 2] * 4, *[1 + half / 2] * 4, 1 + half]
+    none = Missing("none")
+    figures = {
+        "tpot": summarise([tpot * share for share in shares]),
+        "decode_rate": summarise([rate * share for share in shares]),
+    }
+    return SweepRow(number, {}, "complete", "", "", dict(figures), none, none, none, none, none, 0)
+
+
+def test_points_whose_intervals_overlap_are_not_told_apart_and_stay_on_the_front() -> None:
+    places = [(20.4, 49), (20.8, 192), (18.0, 3550)]
+    noisy = [_spread(number, *place, 0.3) for number, place in enumerate(places)]
+    assert [row.number for row in not_told_apart(noisy, "tpot")] == [2, 0, 1]
+    assert [row.number for row in not_told_apart(noisy, "decode_rate", most=True)] == [2]
+    assert {row.number for row in pareto_front(noisy)} == {0, 1, 2}, "none is faster beyond the intervals"
+    quiet = [_spread(number, *place, 0.01) for number, place in enumerate(places)]
+    assert [row.number for row in not_told_apart(quiet, "tpot")] == [2]
+    assert [row.number for row in pareto_front(quiet)] == [2]
+    assert not_told_apart([], "tpot") == []
+
+
+def test_too_few_repeats_for_an_interval_reach_from_the_least_to_the_most() -> None:
+    row = _row(0, 1.0, 1.0)
+    few = replace(row, metrics={"tpot": summarise([1.0, 2.0, 4.0])})
+    reach = few.reach("tpot")
+    assert reach is not None
+    assert (reach.low, reach.median, reach.high) == (1.0, 2.0, 4.0)
+    assert few.repeats == 3
+    assert few.reach("ttft") is None
+    assert sweep_rows(sweep_entries("no memory"))[-1].repeats == Missing("no memory")
 
 
 points = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), max_size=12)

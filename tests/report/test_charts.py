@@ -114,6 +114,7 @@ def test_an_icicle_has_one_root_and_exact_sums() -> None:
     (trace,) = figure["data"]
     assert trace["parents"].count("") == 1
     assert trace["values"] == [10, 3, 7, 7]
+    assert trace["labels"][0] == "time: 1.000e-05 ms", "the box around all says how much there is"
     assert isinstance(icicle_chart([(("a",), 0)], "time"), Missing)
 
 

@@ -3,15 +3,18 @@
 import re
 from dataclasses import replace
 
-from builders import empty_analysis, run_analysis
+import pytest
+
+from builders import MS, empty_analysis, run_analysis
 from llm_perf_opt.analysis.latency import NO_DECODE, metrics
-from llm_perf_opt.analysis.sweep_rows import sweep_rows
+from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.sweep_rows import pareto_front, sweep_rows
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.html import TOP_FINDINGS, run_page
 from llm_perf_opt.report.page import MOST_BYTES
 from llm_perf_opt.report.run_tables import MOST_ROWS, kernels_table
 from llm_perf_opt.report.sweep import SweepReport, sweep_markdown, sweep_page
-from llm_perf_opt.report.sweep_charts import parameter_chart
+from llm_perf_opt.report.sweep_charts import parameter_chart, tradeoff_chart
 from markdown_reader import read, uneven_tables
 from pages import full_analysis, readings, sweep_entries
 
@@ -117,6 +120,36 @@ def test_marks_of_kernels_stand_on_the_page_with_what_they_mean() -> None:
     assert "decode: † of" in page
     assert "the duration under Nsight Compute differs by more than 25 %" in page
     assert "packed half, MFLOP per call at most" in page
+
+
+def test_a_sweep_shows_how_well_its_figures_are_known() -> None:
+    rows = []
+    for row, tpot in zip(sweep_rows(sweep_entries()), (20, 21, 22, 18), strict=False):
+        noisy = summarise([tpot * MS * share for share in (0.7, 0.8, 0.9, 1.1, 1.2, 1.3)])
+        rows.append(replace(row, metrics={**row.metrics, "tpot": noisy}, warnings=2))
+    report = SweepReport("x", "now", ("llm-perf",), rows, "runs/1")
+    (table,) = read(sweep_markdown(report)).tables
+    columns = dict(zip(table[0], table[1], strict=True))
+    assert (columns["warnings"], columns["repeats"]) == ("2", "6")
+    assert columns["TPOT, ms (95 % interval)"] == "20.00 (14.00 – 26.00)"
+    page = visible(sweep_page(report))
+    assert "The shortest TPOT is one of 4 points that are not told apart" in page
+    assert "batch_size 8 (18.00 ms), batch_size 1 (20.00 ms)" in page
+    assert "20.00 (14.00 – 26.00)" in page
+    chart = tradeoff_chart(rows, pareto_front(rows))
+    assert not isinstance(chart, Missing)
+    bars = chart["data"][1]["error_x"]
+    assert (bars["array"][0], bars["arrayminus"][0]) == (pytest.approx(6), pytest.approx(6))
+    assert chart["layout"]["xaxis"]["range"][1] > 22 * 1.3
+
+
+def test_a_front_of_one_point_is_marked() -> None:
+    rows = sweep_rows(sweep_entries())[:1]
+    chart = tradeoff_chart(rows, pareto_front(rows))
+    assert not isinstance(chart, Missing)
+    front = chart["data"][0]
+    assert (len(front["x"]), front["marker"]["symbol"]) == (1, "circle-open")
+    assert "markers" in front["mode"]
 
 
 def test_a_sweep_in_markdown_is_sound() -> None:

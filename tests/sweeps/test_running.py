@@ -1,14 +1,17 @@
 """Sweeps: expansion, one folder per point, failures kept apart, going on."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from builders import clean_timings, manifest
 from llm_perf_opt.composition import Composed, expand_sweep
 from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.records import SCHEMA, Manifest, RunStatus
-from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.sweeps.folder import SweepFolder
+from llm_perf_opt.sweeps.report import report_sweep
 from llm_perf_opt.sweeps.running import begin_sweep, plan_sweep, run_sweep
 
 
@@ -68,6 +71,45 @@ def test_a_failing_point_stops_nobody_else_and_is_tried_again(tmp_path: Path) ->
     assert ran == [1, 2, 4, 2]
     again = folder.read().points[1]
     assert (again.status, again.folder) == ("complete", "001-2")
+
+
+@pytest.mark.parametrize("what", ["its folder", "its manifest", "its times", "its times' end"])
+def test_a_complete_point_that_was_lost_or_damaged_is_run_again(tmp_path: Path, what: str) -> None:
+    folder = begun(tmp_path)
+    ran: list[int] = []
+
+    def run_one(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None]:
+        ran.append(composed.config.runtime.batch_size)
+        run = RunFolder.create(composed.run_dir)
+        run.write_manifest(manifest())
+        write_record(run.clean_file, clean_timings())
+        return run, None
+
+    assert run_sweep(folder, run_one) is None
+    assert run_sweep(folder, run_one) is None
+    assert ran == [1, 2, 4], "what is complete is left alone"
+    lost = RunFolder(folder.point_folder(1))
+    if what == "its folder":
+        shutil.rmtree(lost.path)
+    elif what == "its manifest":
+        lost.manifest_file.unlink()
+    elif what == "its times":
+        lost.clean_file.unlink()
+    else:
+        lost.clean_file.write_bytes(lost.clean_file.read_bytes()[:-20])
+    _, found = report_sweep(folder.path)
+    assert found.complete == 2
+    assert [row.status for row in found.rows] == ["complete", "damaged", "complete"]
+    assert str(lost.path) in found.rows[1].why
+    assert run_sweep(folder, run_one) is None
+    assert ran == [1, 2, 4, 2]
+    assert report_sweep(folder.path)[1].complete == 3
+
+
+def test_a_failed_point_keeps_what_to_do_about_it(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    run_sweep(folder, lambda composed, _: (finished(composed, "failed"), CaptureError("It broke.", "Mend it.")))
+    assert {point.why for point in folder.read().points} == {"It broke. Mend it."}
 
 
 def test_an_interruption_ends_the_sweep_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from llm_perf_opt.analysis.kernels.classes import class_of_work
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import StageKernels
 from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices
-from llm_perf_opt.analysis.limits.efficiency import Efficiency, Roof, StageEfficiency, best_floor, request_cost, stage_seconds
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, Roof, StageEfficiency, best_floor, request_cost, stage_samples
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.overhead import PassOverhead
+from llm_perf_opt.analysis.stats import ends, summarise
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.accounting import Account, StageTime
 from llm_perf_opt.analysis.trace.concurrency import kernels_cover, on_the_busiest, overlap_of, side_by_side_notes
@@ -93,11 +94,20 @@ class StageEvidence:
     """What the kernels of the busiest device cover, in their sum: below 1, some run side by side."""
     collective_ns: int = 0
     """Time in which only collectives ran: it is part of the budget's exposed copies and communication."""
+    wall_ends_ns: tuple[float, float] | None = None
+    """What the unprofiled wall time of all units is known within, over the repeats; none where there is no unprofiled time."""
+    request_units: int = 0
+    """Units in a whole request, of which the trace holds the first; 0: not known."""
 
     @property
     def wall_ns(self) -> float:
         """Of one unit, unprofiled where that is known."""
         return self.budget.wall_ns / self.units
+
+    @property
+    def least_wall_ns(self) -> float:
+        """The least that the wall time of all units may be; the wall time itself where nothing says how sure it is."""
+        return min(self.wall_ends_ns[0], self.budget.wall_ns) if self.wall_ends_ns else self.budget.wall_ns
 
     @property
     def kernel_ns(self) -> int:
@@ -147,7 +157,7 @@ def _stage(
     floor_ns, roof = _floor(time.name, units, facts, devices)
     counters = _counters(time.name, facts)
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
-    wall_ns, source = _wall(time, units, facts)
+    wall_ns, wall_ends, source = _wall(time, units, facts)
     unprofiled = wall_ns is not None
     compute_ns, kernels_ns = kernels_cover(trace, stages.of_stage(time.name), classes)
     budget = stage_budget(
@@ -183,23 +193,26 @@ def _stage(
         unprofiled=unprofiled,
         overlap=overlap_of(trace, stages.of_stage(time.name), busiest, devices, kernels_ns),
         collective_ns=kernels_ns - compute_ns,
+        wall_ends_ns=wall_ends,
+        request_units=0 if time.name != DECODE or isinstance(facts.timings, Missing) else facts.timings.workload.decode_steps,
     )
 
 
-def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, str]:
-    """The unprofiled time of as many units, and where the wall time comes from."""
+def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, tuple[float, float] | None, str]:
+    """The unprofiled time of as many units, what it is known within, and where the wall time comes from."""
     timings = facts.timings
     profiled = "the trace, below the profiler"
     if isinstance(timings, Missing):
-        return None, profiled if timings is _BARE else f"{profiled}: {timings.why}"
+        return None, None, profiled if timings is _BARE else f"{profiled}: {timings.why}"
     if time.name not in (PREFILL, DECODE) or not timings.iterations:
-        return None, f"{profiled}: the unprofiled pass did not time this stage"
-    seconds = stage_seconds(timings, Stage(time.name), units)
-    if isinstance(seconds, Missing):
-        return None, f"{profiled}: {seconds.why}"
+        return None, None, f"{profiled}: the unprofiled pass did not time this stage"
+    values = stage_samples(timings, Stage(time.name), units)
+    if isinstance(values, Missing):
+        return None, None, f"{profiled}: {values.why}"
     times = units if time.name == PREFILL else 1
-    repeats = len(timings.iterations)
-    return round(seconds * 1e9) * times, f"the unprofiled pass, median of {repeats} repeats"
+    found = summarise(values)
+    low, high = ends(found)
+    return round(found.median) * times, (low * times, high * times), f"the unprofiled pass, median of {found.n} repeats"
 
 
 def _floor(stage: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Roof]]:

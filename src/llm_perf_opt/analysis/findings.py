@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry
+from llm_perf_opt.analysis.finding import Confidence, Finding, Kind, Saving, ToTry
 from llm_perf_opt.analysis.rules.device import low_occupancy, small_batch, wave_tail
 from llm_perf_opt.analysis.rules.host import allocations_in_the_loop, copies_from_the_host, syncs_per_step
 from llm_perf_opt.analysis.rules.kernels import (
@@ -19,6 +19,7 @@ from llm_perf_opt.analysis.rules.kernels import (
 )
 from llm_perf_opt.analysis.rules.launching import host_between_steps, launch_bound_decode, launch_bound_prefill
 from llm_perf_opt.analysis.rules.trust import noisy_machine, passes_disagree, profiler_inflation, throttled
+from llm_perf_opt.records import Missing
 
 __all__ = ["RULES", "Finding", "Kind", "Rule", "Saving", "ToTry", "find"]
 
@@ -54,7 +55,7 @@ _ORDER = {kind: place for place, kind in enumerate(Kind)}
 
 def find(evidence: Evidence) -> tuple[Finding, ...]:
     """What the rules find: changes for latency by their saving, then for throughput, then reasons to measure again."""
-    found = [_fitting(finding, evidence) for rule in RULES if (finding := rule(evidence)) is not None]
+    found = [_as_sure(_fitting(finding, evidence), evidence) for rule in RULES if (finding := rule(evidence)) is not None]
     return tuple(sorted(found, key=lambda one: (_ORDER[one.kind], -one.weight_ns)))
 
 
@@ -64,3 +65,17 @@ def _fitting(finding: Finding, evidence: Evidence) -> Finding:
     if other and any(override.startswith(_OF_OWN_RUNTIME) for override in finding.to_try.overrides):
         return replace(finding, to_try=replace(finding.to_try, overrides=()))
     return finding
+
+
+_LOWER: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
+
+
+def _as_sure(finding: Finding, evidence: Evidence) -> Finding:
+    """No surer than the unprofiled times that its saving is taken from: less so where their spread target was not reached."""
+    timings, saving, stage = evidence.facts.timings, finding.saving, evidence.stage(finding.stage)
+    if isinstance(timings, Missing) or timings.stable or isinstance(saving, Missing) or not saving.high_ns:
+        return finding
+    if stage is None or not stage.unprofiled:
+        return finding
+    why = f"{finding.because}; the unprofiled repeats did not reach their spread target"
+    return replace(finding, confidence=_LOWER[finding.confidence], because=why)

@@ -64,6 +64,13 @@ def summarise(values: Sequence[float]) -> Distribution:
     )
 
 
+def ends(value: Distribution) -> tuple[float, float]:
+    """What the median is known within: its 95 % interval; where the values are too few for one, the least and the most."""
+    if isinstance(value.ci_low, Missing) or isinstance(value.ci_high, Missing):
+        return value.minimum, value.maximum
+    return value.ci_low, value.ci_high
+
+
 def within_target(values: Sequence[float], target: float) -> bool:
     """Whether half the interval of the median is within `target` of the median."""
     relative = summarise(values).ci_relative if values else Missing("no values")

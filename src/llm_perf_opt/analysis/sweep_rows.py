@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.limits.efficiency import StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.stats import ends
 from llm_perf_opt.records import Distribution, Maybe, Missing
 
 METRIC_KEYS = ("ttft", "tpot", "e2e", "decode_rate", "output_rate")
@@ -22,6 +23,19 @@ class SweepEntry:
     analysis: Maybe[RunAnalysis]
     page: str = ""
     """Its own report, from the folder of the sweep; empty where there is none."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A median and the ends it is known within."""
+
+    low: float
+    median: float
+    high: float
+
+    def overlaps(self, other: "Reach") -> bool:
+        """Whether the two may be the same."""
+        return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,21 @@ class SweepRow:
     warnings: int
     page: str = ""
     """Its own report; empty where there is none to lead to."""
+
+    def reach(self, key: str) -> Reach | None:
+        """A metric with the ends it is known within: the 95 % interval; below the repeats that need, the least and the most."""
+        value = self.metrics.get(key)
+        if value is None or isinstance(value, Missing):
+            return None
+        low, high = ends(value)
+        return Reach(low, value.median, high)
+
+    @property
+    def repeats(self) -> Maybe[int]:
+        """How many times the request was measured."""
+        known = [value for value in self.metrics.values() if not isinstance(value, Missing)]
+        absent = [value for value in self.metrics.values() if isinstance(value, Missing)]
+        return known[0].n if known else absent[0] if absent else Missing("it was not measured")
 
     def median(self, key: str) -> Maybe[float]:
         """The median of a metric."""
@@ -76,20 +105,31 @@ def swept_keys(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def pareto_front(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """The points with figures that no other beats in both TPOT and decode throughput, the fastest first."""
+    """The points that no other beats in both TPOT and decode throughput beyond their intervals, the fastest first."""
     placed = [
         (latency, rate, row)
         for row in rows
-        if not isinstance(latency := row.median("tpot"), Missing) and not isinstance(rate := row.median("decode_rate"), Missing)
+        if (latency := row.reach("tpot")) is not None and (rate := row.reach("decode_rate")) is not None
     ]
-    placed.sort(key=lambda point: (point[0], -point[1]))
-    front: list[SweepRow] = []
-    best = -1.0
-    for _, rate, row in placed:
-        if rate > best:
-            front.append(row)
-            best = rate
-    return front
+
+    def beaten(latency: Reach, rate: Reach) -> bool:
+        for other, more, _ in placed:
+            less_time, more_rate = other.high < latency.low, more.low > rate.high
+            same_time, same_rate = other == latency, more == rate
+            if (less_time and (more_rate or same_rate)) or (same_time and more_rate):
+                return True
+        return False
+
+    front = [place for place in placed if not beaten(place[0], place[1])]
+    front.sort(key=lambda place: (place[0].median, -place[1].median))
+    return [row for _, _, row in front]
+
+
+def not_told_apart(rows: Sequence[SweepRow], key: str, *, most: bool = False) -> list[SweepRow]:
+    """The point with the least median of a metric (or the `most`), then those whose intervals reach into its own."""
+    placed = [(reach, row) for row in rows if (reach := row.reach(key)) is not None]
+    placed.sort(key=lambda place: -place[0].median if most else place[0].median)
+    return [row for reach, row in placed if reach.overlaps(placed[0][0])]
 
 
 def _row(number: int, entry: SweepEntry) -> SweepRow:

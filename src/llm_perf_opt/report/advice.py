@@ -83,7 +83,8 @@ def finding_sentences(trace: Maybe[TraceAnalysis]) -> list[str]:
     found = next((one for one in trace.findings if one.kind == "latency" and one.saving_ns), None)
     if found is None:
         return []
-    return [f"What to change first: {escape(found.claim)} Try `{found.to_try.replace('`', ' ')}`: {saving_words(found)}."]
+    tried = f"`{found.to_try.replace('`', ' ')}`" if found.overrides else escape(found.to_try.rstrip("."))
+    return [f"What to change first: {escape(found.claim)} Try {tried}: this saves {escape(saving_words(found))}."]
 
 
 def _budget(budget: BudgetTable) -> str:

@@ -217,12 +217,13 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
     trace = {
         "type": "icicle",
         "ids": [root, *[ids[path] for path, _ in known]],
-        "labels": ["all", *[label(path[-1]) or "(no name)" for path, _ in known]],
+        "labels": [f"{label(what)}: {milliseconds(whole)}", *[label(path[-1]) or "(no name)" for path, _ in known]],
         "parents": ["", *[ids.get(path[:-1], root) for path, _ in known]],
         "values": [whole, *[ns for _, ns in known]],
         "branchvalues": "total",
         "tiling": {"orientation": "v"},
         "pathbar": {"visible": False},
+        "root": {"color": "rgba(140, 140, 140, 0.25)"},  # without it the box around all is an empty space
         "hovertext": [
             f"<b>all</b><br>{milliseconds(whole)} of {label(what)}",
             *[

@@ -1,17 +1,17 @@
 """A sweep as one page: every point a row, failed ones with their reason; latency against throughput; every swept parameter."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt import __version__
-from llm_perf_opt.analysis.sweep_rows import SweepRow, pareto_front, swept_keys
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.analysis.sweep_rows import SweepRow, not_told_apart, pareto_front, swept_keys
+from llm_perf_opt.records import Distribution, Maybe, Missing
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, numbers
 from llm_perf_opt.report.page import Absent, Block, Chart, Code, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.reasons import Reasons
 from llm_perf_opt.report.sweep_charts import number_of, parameter_chart, tradeoff_chart
-from llm_perf_opt.report.text import escape, milliseconds, significant, table
+from llm_perf_opt.report.text import escape, interval, milliseconds, significant, table
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,17 @@ class SweepReport:
         return sum(row.status == "complete" for row in self.rows)
 
 
+_FIRST = ("warnings", "repeats")
 _LAST = ("prefill is", "decode is", "on the front", "why not complete")
-_FIGURES = ("TTFT", "TPOT", "end to end", "decode tokens/s", "output tokens/s", "decode floor per token", "× floor")
+_FIGURES = (
+    "TPOT, ms (95 % interval)",
+    "TTFT, ms (95 % interval)",
+    "end to end",
+    "decode tokens/s",
+    "output tokens/s",
+    "decode floor per token",
+    "× floor",
+)
 
 
 def sweep_page(found: SweepReport) -> str:
@@ -59,10 +68,16 @@ def _resume(found: SweepReport, failed: int) -> list[Block]:
 
 _DEFINITIONS = [
     ("TTFT:", "time to first token; median of unprofiled repeats, as all times here."),
+    (
+        "95 % interval:",
+        "distribution-free, of the median, in brackets and as error bars. Too few repeats have none: then the least "
+        "and the most that was measured are compared. Points whose intervals overlap are not told apart by this sweep.",
+    ),
+    ("Warnings:", "how many the point's own report begins with; they say why its figures may be off."),
     ("TPOT:", "time per output token, (end-to-end − TTFT) / (new tokens − 1), per sequence."),
     ("Decode tokens/s:", "batch size / TPOT. Output tokens/s: batch × new tokens / end to end, prefill included."),
     ("Floor:", "the least time of a decode step on the best limits known; × floor: measured time over it."),
-    ("On the front:", "no other point has both a shorter TPOT and more decode tokens/s."),
+    ("On the front:", "no other point has both a shorter TPOT and more decode tokens/s, beyond the intervals."),
     ("Bound:", "what a change must address first, as the run's own report says."),
 ]
 
@@ -77,54 +92,74 @@ def sweep_markdown(found: SweepReport) -> str:
         cells = [reasons.cell(cell if isinstance(cell, Missing) else cell.text) for cell in _figures(row)]
         bounds = [reasons.cell(bound) for bound in (row.prefill_bound, row.decode_bound)]
         rows.append([
-            str(row.number), *[escape(row.values.get(key, "")) for key in keys], row.status, *cells, *bounds,
+            str(row.number), *[escape(row.values.get(key, "")) for key in keys], row.status, str(row.warnings),
+            reasons.cell(_text(row.repeats)), *cells, *bounds,
             "yes" if row.number in front else "", escape(row.why),
         ])  # fmt: skip
-    header = [
-        "#",
-        *[escape(key) for key in keys],
-        "status",
-        *_FIGURES,
-        "prefill is",
-        "decode is",
-        "on the front",
-        "why not complete",
-    ]
-    align = "r" + "l" * len(keys) + "l" + "r" * len(_FIGURES) + "llll"
+    header = ["#", *[escape(key) for key in keys], "status", *_FIRST, *_FIGURES, *_LAST]
+    align = "r" + "l" * len(keys) + "l" + "r" * (len(_FIRST) + len(_FIGURES)) + "l" * len(_LAST)
     said = [f"- {escape(text)}" for text in _words(found.rows)]
     return "\n".join([f"# Sweep {escape(found.name)}\n", *said, "", table(header, rows, align), *reasons.lines(), ""])
 
 
 def _words(rows: Sequence[SweepRow]) -> list[str]:
-    front = pareto_front(rows)
     complete = sum(row.status == "complete" for row in rows)
     found = [f"{complete} of {len(rows)} points are complete."]
-    if front:
-        first, last = front[0], front[-1]
-        found.append(f"The shortest TPOT is {milliseconds(first.median('tpot'))}, at {first.label}.")
-        rate = last.median("decode_rate")
-        most = "" if isinstance(rate, Missing) else significant(rate)
-        found.append(f"The most decode throughput is {most} tokens/s, at {last.label}.")
+    shortest = not_told_apart(rows, "tpot")
+    if shortest:
+        found.append(_best("shortest TPOT", shortest, lambda row: milliseconds(row.median("tpot"))))
+    most = not_told_apart(rows, "decode_rate", most=True)
+    if most:
+        found.append(_best("most decode throughput", most, _rate_words))
     return found
 
 
-def _figures(row: SweepRow) -> list[Cell | Missing]:
-    def rate(value: float) -> str:
-        return significant(value)
+_MOST_NAMED = 6
 
+
+def _best(what: str, rows: Sequence[SweepRow], words: Callable[[SweepRow], str]) -> str:
+    """The best point; where others may be as good, all of them: which is the best is then not known."""
+    if len(rows) == 1:
+        return f"The {what} is {words(rows[0])}, at {rows[0].label}."
+    named = [f"{row.label} ({words(row)})" for row in rows[:_MOST_NAMED]]
+    more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
+    return (
+        f"The {what} is one of {len(rows)} points that are not told apart, as their intervals overlap: {', '.join(named)}{more}."
+    )
+
+
+def _rate_words(row: SweepRow) -> str:
+    rate = row.median("decode_rate")
+    return "" if isinstance(rate, Missing) else f"{significant(rate)} tokens/s"
+
+
+def _figures(row: SweepRow) -> list[Cell | Missing]:
     return [
-        *[figure(row.median(key), milliseconds) for key in ("ttft", "tpot", "e2e")],
-        *[figure(row.median(key), rate) for key in ("decode_rate", "output_rate")],
+        *[_with_interval(row.metrics.get(key, Missing("it was not measured"))) for key in ("tpot", "ttft")],
+        figure(row.median("e2e"), milliseconds),
+        *[figure(row.median(key), significant) for key in ("decode_rate", "output_rate")],
         figure(row.floor_ns, milliseconds),
         figure(row.times_floor, lambda times: significant(times, 3)),
     ]
 
 
+def _with_interval(value: Maybe[Distribution]) -> Cell | Missing:
+    if isinstance(value, Missing):
+        return value
+    known = not isinstance(value.ci_low, Missing) and not isinstance(value.ci_high, Missing)
+    ends = interval(value, "ns") if known else "no interval"
+    return Cell(f"{significant(value.median / 1e6)} ({ends})", value.median)
+
+
+def _text(value: Maybe[int]) -> Maybe[str]:
+    return value if isinstance(value, Missing) else str(value)
+
+
 def _points(rows: Sequence[SweepRow]) -> HtmlTable:
     keys = swept_keys(rows)
     columns = [
-        Column("#", number=True), *[Column(key) for key in keys], Column("status"), Column("decode is"), *numbers(*_FIGURES),
-        Column("prefill is"), Column("on the front"), Column("warnings", number=True),
+        Column("#", number=True), *[Column(key) for key in keys], Column("status"), *numbers(*_FIRST, *_FIGURES[:2]),
+        Column("decode is"), *numbers(*_FIGURES[2:]), Column("prefill is"), Column("on the front"),
     ]  # fmt: skip
     made = HtmlTable(
         "points-table", "Every point of the sweep; its number leads to its own report, where there is one", columns, tools=True
@@ -132,10 +167,11 @@ def _points(rows: Sequence[SweepRow]) -> HtmlTable:
     front = {row.number for row in pareto_front(rows)}
     for row in rows:
         status = f"{row.status}: {row.why}" if row.why else row.status
+        figures = _figures(row)
         made.add(
             Cell(str(row.number), row.number, link=row.page), *[_value(row.values.get(key, "")) for key in keys], status,
-            row.decode_bound, *_figures(row), row.prefill_bound, "yes" if row.number in front else "no",
-            Cell(str(row.warnings), row.warnings),
+            Cell(str(row.warnings), row.warnings), figure(row.repeats, lambda count: f"{count:g}"), *figures[:2],
+            row.decode_bound, *figures[2:], row.prefill_bound, "yes" if row.number in front else "no",
         )  # fmt: skip
     return made
 
@@ -148,7 +184,10 @@ def _tradeoff(rows: Sequence[SweepRow]) -> Block:
     chart = tradeoff_chart(rows, pareto_front(rows))
     if isinstance(chart, Missing):
         return Absent("Latency against throughput:", chart.why)
-    caption = "TPOT against decode throughput; the line joins the points that no other beats; the mark says what binds decode"
+    caption = (
+        "TPOT against decode throughput; bars: 95 % intervals; rings, joined by the line: points that no other beats "
+        "beyond them; the mark says what binds decode"
+    )
     return Chart("tradeoff-chart", caption, chart)
 
 
@@ -159,5 +198,7 @@ def _parameters(rows: Sequence[SweepRow]) -> list[Block]:
         if isinstance(chart, Missing):
             blocks.append(Absent(f"Over {key}:", chart.why))
         else:
-            blocks.append(Chart(f"parameter-{number}", f"Over {key}; dashed: what the floor would give", chart))
+            blocks.append(
+                Chart(f"parameter-{number}", f"Over {key}; bars: 95 % intervals; dashed: what the floor would give", chart)
+            )
     return blocks or [Absent("Swept parameters:", "nothing differs between the points")]

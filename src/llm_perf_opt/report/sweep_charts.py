@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from llm_perf_opt.analysis.sweep_rows import SweepRow, swept_keys
 from llm_perf_opt.records import Maybe, Missing
@@ -11,13 +12,27 @@ from llm_perf_opt.report.text import milliseconds, significant
 
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star")
 
-Quantity = tuple[str, Callable[[SweepRow], Maybe[float]], Callable[[SweepRow], Maybe[float]] | None]
-_QUANTITIES: tuple[Quantity, ...] = (
-    ("TTFT, ms", lambda row: _scaled(row.median("ttft"), 1e-6), None),
-    ("TPOT, ms", lambda row: _scaled(row.median("tpot"), 1e-6), lambda row: _scaled(row.floor_ns, 1e-6)),
-    ("decode tokens/s", lambda row: row.median("decode_rate"), lambda row: row.floor_rate),
+
+@dataclass(frozen=True)
+class Quantity:
+    """What is drawn over a swept parameter."""
+
+    name: str
+    key: str
+    scale: float
+    least: Callable[[SweepRow], Maybe[float]] | None
+    """The value at the floor, in the quantity's own unit."""
+
+    def value(self, row: SweepRow) -> Maybe[float]:
+        """The median, in its unit."""
+        return _scaled(row.median(self.key), self.scale)
+
+
+_QUANTITIES = (
+    Quantity("TTFT, ms", "ttft", 1e-6, None),
+    Quantity("TPOT, ms", "tpot", 1e-6, lambda row: _scaled(row.floor_ns, 1e-6)),
+    Quantity("decode tokens/s", "decode_rate", 1.0, lambda row: row.floor_rate),
 )
-"""Name, value, and the value at the floor."""
 
 
 def _scaled(value: Maybe[float], factor: float) -> Maybe[float]:
@@ -29,11 +44,12 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
     placed = [(row, place) for row in rows if (place := _place(row)) is not None]
     if not placed:
         return _why_none(rows)
-    corners = [place for row in front if (place := _place(row)) is not None]
+    corners = sorted((place for row in front if (place := _place(row)) is not None), key=lambda place: place[1])
     traces: list[Figure] = [
         {
-            "type": "scatter", "mode": "lines", "name": "not beaten by another point", "x": [x for x, _ in corners],
+            "type": "scatter", "mode": "lines+markers", "name": "not beaten by another point", "x": [x for x, _ in corners],
             "y": [y for _, y in corners], "line": {"dash": "dash", "color": GREY}, "hoverinfo": "skip",
+            "marker": {"size": 20, "symbol": "circle-open", "color": GREY, "line": {"width": 2}},
         }
     ]  # fmt: skip
     bounds = list(dict.fromkeys(_bound_words(row) for row, _ in placed))
@@ -42,13 +58,17 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
         traces.append({
             "type": "scatter", "mode": "markers+text" if len(placed) <= 24 else "markers", "name": f"decode {label(bound)}",
             "x": [place[0] for _, place in members], "y": [place[1] for _, place in members],
-            "text": [label(row.label) for row, _ in members], "textposition": "top center", "cliponaxis": False,
+            "text": [label(row.label) for row, _ in members], "textposition": "bottom right", "cliponaxis": False,
             "marker": {"size": 11, "symbol": _SYMBOLS[number % len(_SYMBOLS)], "color": colour_of(number)},
+            "error_x": _bars([row for row, _ in members], "tpot", 1e-6),
+            "error_y": _bars([row for row, _ in members], "decode_rate"),
             "hovertext": [_hover(row) for row, _ in members], "hoverinfo": "text",
         })  # fmt: skip
+    farthest = max(max(x, _ends(row, "tpot", 1e-6)[1]) for row, (x, _) in placed)
+    rates = [end for row, (_, y) in placed for end in (y, *_ends(row, "decode_rate"))]
     layout = {
-        "xaxis": {"title": {"text": "TPOT, ms (less is better)"}, "range": [0, 1.15 * max(x for _, (x, _) in placed)]},
-        "yaxis": {"title": {"text": "decode tokens/s (more is better)"}, **_rate_axis([y for _, (_, y) in placed])},
+        "xaxis": {"title": {"text": "TPOT, ms (less is better)"}, "range": [0, 1.15 * farthest]},
+        "yaxis": {"title": {"text": "decode tokens/s (more is better)"}, **_rate_axis(rates)},
         "legend": {"orientation": "h", "y": -0.2},
         "hovermode": "closest",
         "height": 520,
@@ -67,7 +87,7 @@ def _rate_axis(rates: Sequence[float]) -> Figure:
     wide = _if_wide(rates)
     if not wide:
         return {"range": [0, 1.15 * max(rates)]}
-    return {**wide, "range": [math.log10(min(rates)) - 0.15, math.log10(max(rates)) + 0.25]}
+    return {**wide, "range": [math.log10(min(rates)) - 0.25, math.log10(max(rates)) + 0.25]}
 
 
 def _place(row: SweepRow) -> tuple[float, float] | None:
@@ -81,11 +101,28 @@ def _bound_words(row: SweepRow) -> str:
 
 def _hover(row: SweepRow) -> str:
     rate = row.median("decode_rate")
-    lines = [f"<b>{label(row.label)}</b>", f"TPOT {milliseconds(row.median('tpot'))}"]
+    low, high = _ends(row, "tpot", 1e-6)
+    lines = [f"<b>{label(row.label)}</b>", f"TPOT {milliseconds(row.median('tpot'))} ({significant(low)} – {significant(high)})"]
     lines.append("" if isinstance(rate, Missing) else f"{significant(rate)} decode tokens/s")
     lines.append(f"TTFT {label(milliseconds(row.median('ttft')))}")
     lines.append(label(_bound_words(row)))
     return "<br>".join(line for line in lines if line)
+
+
+def _ends(row: SweepRow, key: str, scale: float = 1.0) -> tuple[float, float]:
+    """The ends that a metric is known within; of one without a value, none that reach anywhere."""
+    reach = row.reach(key)
+    return (math.nan, math.nan) if reach is None else (reach.low * scale, reach.high * scale)
+
+
+def _bars(rows: Sequence[SweepRow], key: str, scale: float = 1.0) -> Figure:
+    """Error bars of rows that have a value."""
+    reaches = [reach for row in rows if (reach := row.reach(key)) is not None]
+    return {
+        "type": "data", "symmetric": False, "thickness": 1, "width": 4,
+        "array": [max(reach.high - reach.median, 0.0) * scale for reach in reaches],
+        "arrayminus": [max(reach.median - reach.low, 0.0) * scale for reach in reaches],
+    }  # fmt: skip
 
 
 def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
@@ -93,33 +130,36 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
     others = [other for other in swept_keys(rows) if other != key]
     groups: dict[str, list[SweepRow]] = {}
     for row in rows:
-        if key in row.values and any(not isinstance(value(row), Missing) for _, value, _ in _QUANTITIES):
+        if key in row.values and any(not isinstance(one.value(row), Missing) for one in _QUANTITIES):
             words = ", ".join(f"{other.rsplit('.', 1)[-1]} {row.values.get(other, '')}" for other in others)
             groups.setdefault(words, []).append(row)
     if not groups:
         return Missing("no point has figures")
-    shown = [one for one in _QUANTITIES if any(not isinstance(one[1](row), Missing) for rows in groups.values() for row in rows)]
+    shown = [
+        one for one in _QUANTITIES if any(not isinstance(one.value(row), Missing) for rows in groups.values() for row in rows)
+    ]
     as_numbers = all(number_of(row.values[key]) is not None for members in groups.values() for row in members)
     layout: Figure = {"height": 210 * len(shown) + 70, "legend": {"orientation": "h", "y": -0.12}, "hovermode": "closest"}
     traces: list[Figure] = []
-    for place, (name, value, least) in enumerate(shown):
+    for place, one in enumerate(shown):
         axis = "" if place == 0 else str(place + 1)
         height = 1 / len(shown)
         low = 1 - (place + 1) * height
         domain = [low + 0.06 * height, low + 0.94 * height]
-        layout[f"yaxis{axis}"] = {"title": {"text": name}, "domain": domain, "rangemode": "tozero"}
+        layout[f"yaxis{axis}"] = {"title": {"text": one.name}, "domain": domain, "rangemode": "tozero"}
         for number, (words, members) in enumerate(groups.items()):
             ordered = sorted(members, key=lambda row: number_of(row.values[key]) or 0.0) if as_numbers else members
             common = {"yaxis": f"y{axis}", "xaxis": "x", "type": "scatter", "legendgroup": f"g{number}"}
             title = label(words) or "measured"
             traces.append({
-                **common, **_line(ordered, key, value, as_numbers), "mode": "lines+markers", "name": title,
+                **common, **_line(ordered, key, one.value, as_numbers), "mode": "lines+markers", "name": title,
                 "showlegend": place == 0, "line": {"color": colour_of(number)},
                 "marker": {"symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8},
+                "error_y": _bars(ordered, one.key, one.scale),
             })  # fmt: skip
-            if least is not None:
+            if one.least is not None:
                 traces.append({
-                    **common, **_line(ordered, key, least, as_numbers), "mode": "lines", "name": f"{title}: floor",
+                    **common, **_line(ordered, key, one.least, as_numbers), "mode": "lines", "name": f"{title}: floor",
                     "showlegend": place == 1, "line": {"dash": "dash", "color": colour_of(number)},
                 })  # fmt: skip
     last = "" if len(shown) == 1 else str(len(shown))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.records import SCHEMA
+from llm_perf_opt.records import SCHEMA, CleanTimings
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record
 
 PointStatus = Literal["pending", "complete", "partial", "failed"]
@@ -72,6 +72,18 @@ class SweepFolder:
     def point_folder(self, number: int) -> Path:
         """Where the run of a point is put."""
         return self.path / f"{number:03d}"
+
+    def damage(self, point: SweepPoint) -> str:
+        """Why a complete point's run cannot be used any more: its folder is gone, or what it measured; empty where it can."""
+        if point.status != "complete":
+            return ""
+        try:
+            run = RunFolder.open(self.path / point.folder)
+            if run.manifest().pass_named("clean") is not None:
+                read_record(run.clean_file, CleanTimings)
+        except ParseError as error:
+            return error.fact
+        return ""
 
     def read(self) -> Sweep:
         """sweep.json, or a ParseError."""

@@ -16,14 +16,18 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
     """Make sweep.html and sweep.md anew."""
     folder = SweepFolder.open(path)
     sweep = folder.read()
-    entries = [
-        SweepEntry(point.swept, point.status, point.why, point.folder, _analysis(folder, point), _page(folder, point))
-        for point in sweep.points
-    ]
+    entries = [_entry(folder, point) for point in sweep.points]
     found = SweepReport("/".join(folder.path.parts[-3:]), sweep.created, sweep.command, sweep_rows(entries), str(folder.path))
     write_whole(folder.page_file, sweep_page(found).encode())
     write_whole(folder.report_file, sweep_markdown(found).encode())
     return folder, found
+
+
+def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:
+    """As the folder is now: sweep.json says what became of the point, not what became of its run afterwards."""
+    damage = folder.damage(point)
+    status, why = ("damaged", damage) if damage else (point.status, point.why)
+    return SweepEntry(point.swept, status, why, point.folder, _analysis(folder, point), _page(folder, point))
 
 
 def _page(folder: SweepFolder, point: SweepPoint) -> str:

@@ -66,10 +66,13 @@ def begin_sweep(planned: Planned, command: Sequence[str], config_dir: Path | Non
 
 
 def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
-    """Run every point that is not complete. Returns what the caller ends with: an interruption, or how many points failed."""
+    """Run every point that is not complete, or whose run is lost or damaged.
+
+    Returns what the caller ends with: an interruption, or how many points failed.
+    """
     sweep = folder.read()
     config_dir = Path(sweep.config_dir) if sweep.config_dir else None
-    waiting = [number for number, point in enumerate(sweep.points) if point.status != "complete"]
+    waiting = [number for number, point in enumerate(sweep.points) if point.status != "complete" or folder.damage(point)]
     composed = {number: compose(sweep.points[number].overrides, config_dir) for number in waiting}
     failed = 0
     for number in waiting:
@@ -80,10 +83,10 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
             status = run.manifest().status
             if error is not None and status == "complete":  # captured whole, but with a figure that cannot be
                 status = "partial"
-            point = replace(point, folder=run.path.name, status=status, why=error.fact if error else run.manifest().why)
+            point = replace(point, folder=run.path.name, status=status, why=_why(error) if error else run.manifest().why)
         except LlmPerfError as raised:  # no folder could be made of it
             error = raised
-            point = replace(point, status="failed", why=raised.fact)
+            point = replace(point, status="failed", why=_why(raised))
         folder.update(number, point)
         if isinstance(error, Interrupted):
             return Interrupted("Interrupted.", f"`llm-perf run --resume {folder.path}` goes on with what is not complete.")
@@ -94,3 +97,8 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
             f"{folder.sweep_file} says why; `llm-perf run --resume {folder.path}` tries them again.",
         )
     return None
+
+
+def _why(error: LlmPerfError) -> str:
+    """What went wrong and what to do about it, on one line."""
+    return f"{error.fact} {error.remedy}" if error.remedy else error.fact

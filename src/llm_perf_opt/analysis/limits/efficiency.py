@@ -156,14 +156,17 @@ def request_cost(timings: CleanTimings) -> Maybe[RequestCost]:
 
 def stage_seconds(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[float]:
     """The median unprofiled time of prefill, or of the first decode steps together."""
+    values = stage_samples(timings, stage, steps)
+    return values if isinstance(values, Missing) else percentile(values, 0.5) / 1e9
+
+
+def stage_samples(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[list[int]]:
+    """The unprofiled time in ns of prefill, or of the first decode steps together, in each repeat."""
     if timings.runtime is not None and timings.runtime.inseparable:
         return Missing(timings.runtime.inseparable)
     if stage is not Stage.PREFILL and not 0 < steps <= timings.workload.decode_steps:
         return Missing(f"the unprofiled pass has {timings.workload.decode_steps} decode steps, not {steps}")
-    return (
-        percentile([it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations], 0.5)
-        / 1e9
-    )
+    return [it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations]
 
 
 def efficiency(

@@ -28,7 +28,8 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
 
     Predicted: what stays (products, attention, copies) at its traced time, what fuses by `fusion`, and between two kernels of a
     graph something between nothing and the measured interval of empty kernels in one, which includes their running. At worst the
-    host's own work and its waiting stay as they are.
+    host's own work and its waiting stay as they are. The saving is no surer than the time it is taken from: at worst that is
+    the lower end of its interval. At best it is the time shown: more than that less what stays cannot be saved of it.
     """
     stage = evidence.stage(DECODE)
     if stage is None or not is_launch_bound(stage) or stage.fusion.kept_kernels + stage.fusion.fusable_kernels == 0:
@@ -44,7 +45,7 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
     high = most + gap * (fusion.kept_kernels + fusion.sizes) + stays
     middle = estimate + gap / 2 * fusion.kernels
     wall = stage.budget.wall_ns
-    saving = saving_of(stage, wall - high if stage.unprofiled else 0, wall - middle, wall - low)
+    saving = saving_of(stage, stage.least_wall_ns - high if stage.unprofiled else 0, wall - middle, wall - low)
     if saving.expected_ns <= 0:
         return None
     return Finding(
@@ -52,9 +53,9 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
         kind=Kind.LATENCY,
         stage=stage.name,
         claim=(
-            f"Decode is launch-bound: {milliseconds(stage.wall_ns)} per token{below(stage)}, of which the device works "
-            f"{milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). With a static cache and CUDA graphs "
-            f"about {milliseconds(stage.per_unit(middle))} per token is expected "
+            f"Decode is launch-bound: {milliseconds(stage.wall_ns)} per token{known_within(stage)}{below(stage)}, of which the "
+            f"device works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). With a static cache "
+            f"and CUDA graphs about {milliseconds(stage.per_unit(middle))} per token is expected "
             f"({milliseconds(stage.per_unit(low))} to {milliseconds(stage.per_unit(high))})."
         ),
         evidence=(
@@ -95,10 +96,9 @@ def launch_bound_prefill(evidence: Evidence) -> Finding | None:
         kind=Kind.LATENCY,
         stage=stage.name,
         claim=(
-            f"Prefill is launch-bound: {milliseconds(stage.wall_ns)}{below(stage)}, of which the device works "
-            f"{milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). A prompt several times as long, "
-            "or several "
-            "prompts in a batch, would take hardly longer."
+            f"Prefill is launch-bound: {milliseconds(stage.wall_ns)}{known_within(stage)}{below(stage)}, of which the device "
+            f"works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). A prompt several times as "
+            "long, or several prompts in a batch, would take hardly longer."
         ),
         evidence=_launch_rows(stage),
         saving=saving_of(stage, 0, gaps / 2, gaps),
@@ -152,8 +152,18 @@ def launches_one_by_one(stage: StageEvidence) -> bool:
 
 
 def below(stage: StageEvidence) -> str:
-    """Words to put behind a wall time that is the profiler's."""
-    return "" if stage.unprofiled else " below the profiler"
+    """Words to put behind a wall time that is the profiler's, or of the first steps of a request only."""
+    if not stage.unprofiled:
+        return " below the profiler"
+    return f" over the first {stage.units} of {stage.request_units} steps" if stage.units < stage.request_units else ""
+
+
+def known_within(stage: StageEvidence) -> str:
+    """Words to put behind an unprofiled wall time: the interval of its median."""
+    if not stage.unprofiled or stage.wall_ends_ns is None:
+        return ""
+    low, high = (milliseconds(stage.per_unit(end)) for end in stage.wall_ends_ns)
+    return "" if low == high else f" ({low} to {high})"
 
 
 def lengthened(stage: StageEvidence) -> str:
