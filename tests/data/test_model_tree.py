@@ -112,9 +112,10 @@ def test_a_configuration_that_is_a_link_to_nothing_is_called_that(model: Path, t
     (model / "config.json").unlink()
     (model / "config.json").symlink_to(tmp_path / "blob")
     assert f"config.json is a dangling link: {tmp_path / 'blob'} is not there" in problems(model)
-    for refused in (lambda: link_model(tmp_path / "models", "m", model), lambda: model_folder(str(model))):
-        with pytest.raises(ResourceError, match=r"config\.json is a link to .*blob, which is not there"):
-            refused()
+    with pytest.raises(ResourceError, match=r"config\.json is a link to .*blob, which is not there"):
+        link_model(tmp_path / "models", "m", model)
+    with pytest.raises(ResourceError, match=r"config\.json is a link to .*blob, which is not there"):
+        model_folder(str(model))
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,23 @@ def test_what_json_cannot_hold_becomes_null(tmp_path: Path) -> None:
     assert read_jsonl(data / "a.jsonl") == [{"text": "a", "score": None}]
 
 
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (b"", "is cut short"), (b"\0" * 12, "is cut short"), (np.array([1, 3, 5], "<u8").tobytes(), "starts at 1"),
+        (np.array([0, 4, 2, 5], "<u8").tobytes(), "goes back"), (np.array([0, 4], "<u8").tobytes(), "disagree"),
+    ],
+)  # fmt: skip
+def test_an_index_that_is_damaged_is_called_that(tmp_path: Path, index: bytes, words: str) -> None:
+    folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", [{"text": "abc"}, {"text": "de"}]).parent)
+    data, _ = made(folder, tokenizer="bytes")
+    entry = open_entry(str(folder.path), "v", "text")
+    assert [len(ids) for ids in entry.sequences()] == [3, 2]
+    (data / "all.idx").write_bytes(index)
+    with pytest.raises(ParseError, match=words):
+        list(entry.sequences())
+
+
 NESTED = """
     SELECT 'a' AS text, [1.0::DOUBLE, 'nan', NULL] AS scores,
         {'x': '-inf'::FLOAT, 'y y': [{'z': 'nan'::DOUBLE, 'k': 2}, NULL]} AS deep,
