@@ -9,7 +9,22 @@ import yaml
 from builders import HOSTILE_NAMES
 from dataset_builders import RECORDS, added, everything_below, small_source, write_jsonl
 from llm_perf_opt.data import adding
+from llm_perf_opt.data.checking import check_dataset
+from llm_perf_opt.data.entries import open_entry
+from llm_perf_opt.data.preparing import Preparation, prepare
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
+
+
+def test_a_file_of_a_cache_is_added_under_its_given_name(tmp_path: Path) -> None:
+    blob = tmp_path / "cache" / "blobs" / "0a1b2c"
+    write_jsonl(blob, RECORDS)
+    named = tmp_path / "cache" / "train.jsonl"
+    named.symlink_to(blob)
+    folder, metadata = added(tmp_path, named)
+    assert (list(metadata.files), metadata.splits, metadata.source) == (["train.jsonl"], {"train": 50}, str(named))
+    assert len(list(open_entry(str(folder.path), None, "text").texts())) == 50
+    assert check_dataset(folder, tmp_path / "conf") == []
+    prepare(folder, Preparation("sub", num_samples=5))
 
 
 def test_link_metadata_readme_and_option_are_there(tmp_path: Path) -> None:

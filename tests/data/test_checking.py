@@ -43,6 +43,15 @@ def rewrite(name: str, content: bytes) -> Callable[[DatasetFolder], None]:
     return change
 
 
+def reword(name: str, before: str, after: str) -> Callable[[DatasetFolder], None]:
+    def change(folder: DatasetFolder) -> None:
+        path = folder.path / name
+        assert before in path.read_text()
+        path.write_text(path.read_text().replace(before, after, 1))
+
+    return change
+
+
 def flip(folder: DatasetFolder) -> None:
     path = folder.path / "sub" / "data" / "samples.jsonl"
     content = bytearray(path.read_bytes())
@@ -58,6 +67,25 @@ DRIFTS: dict[str, tuple[Callable[[DatasetFolder], object], str, str]] = {
     "the source grew": (rewrite("source-data/train.jsonl", b"x"), "source-data", "train.jsonl has "),
     "a byte of a variant": (flip, "sub", "samples.jsonl has other contents of the same size"),
     "a variant's index": (rewrite("tok/data/all.idx", b"x"), "tok", "all.idx has "),
+    "a hash in the metadata": (
+        reword("sub/metadata.yaml", "\ncontent_sha256: ", "\ncontent_sha256: x"),
+        "sub",
+        "content_sha256 is not",
+    ),
+    "a number of records": (reword("metadata.yaml", "records: 50", "records: 51"), "source-data", "say 51 records, and list 50"),
+    "records of a split": (
+        lambda folder: [
+            reword("metadata.yaml", before, after)(folder)
+            for before, after in (("train: 45", "train: 46"), ("records: 50", "records: 51"))
+        ],
+        "source-data",
+        "say 46 records in the split train, and there are 45",
+    ),
+    "records of a tokenized one": (
+        lambda folder: [reword("tok/metadata.yaml", f"{name}: 5", f"{name}: 6")(folder) for name in ("all", "records")],
+        "tok",
+        "say 6 records in the split all, and there are 5",
+    ),
     "a dangling link": (dangle, "source-data", "a dangling link: "),
     "no link": (lambda folder: folder.source.unlink(), "source-data", "is missing"),
     "a new file": (lambda folder: (folder.source / "new").touch(), "source-data", "new is new"),

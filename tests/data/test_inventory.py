@@ -32,6 +32,16 @@ def test_one_file_may_be_a_dataset(tmp_path: Path) -> None:
     assert list(files_below(tmp_path / "link")) == ["a.jsonl"]
 
 
+def test_a_file_of_a_cache_keeps_the_name_it_was_given_by(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "0a1b").write_text("{}")
+    (tmp_path / "b.jsonl").symlink_to("blobs/0a1b")
+    (tmp_path / "source-data").symlink_to(tmp_path / "b.jsonl")
+    for given in ("b.jsonl", "source-data"):
+        assert files_below(tmp_path / given) == {"b.jsonl": tmp_path.resolve() / "b.jsonl"}
+    assert list(files_below(tmp_path / "blobs" / "0a1b")) == ["0a1b"]
+
+
 def test_a_circle_of_links_ends_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "up").symlink_to(tmp_path)

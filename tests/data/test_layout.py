@@ -24,7 +24,7 @@ def test_what_is_no_plain_name_is_refused(name: str, tmp_path: Path) -> None:
         assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("name", ["1", "1000", "1e5", "1_000", "null", "TRUE", "nan", "Inf", "1.5"])
+@pytest.mark.parametrize("name", ["1", "1000", "1e5", "1_000", "null", "TRUE", "nan", "Inf", "1.5", "1e-5", "1.5E-07"])
 def test_a_name_the_command_line_would_take_for_a_value_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="reads as a value"):
         checked_name(name, "variant")

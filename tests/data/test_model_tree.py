@@ -9,7 +9,7 @@ import pytest
 
 from builders import HOSTILE_NAMES
 from dataset_builders import write_jsonl
-from llm_perf_opt.data.model_tree import check_model, link_model, linked_models, model_named
+from llm_perf_opt.data.model_tree import check_model, link_model, linked_models, model_folder, model_named
 from llm_perf_opt.data.safetensors_header import read_header
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.records import Missing
@@ -80,6 +80,42 @@ def test_an_index_that_promises_too_much_is_named(model: Path) -> None:
     assert any("cannot be read" in problem for problem in problems(model))
     index.unlink()
     assert any("no *.safetensors.index.json" in problem for problem in problems(model))
+
+
+def test_shards_without_an_index_are_counted_against_their_names(model: Path) -> None:
+    (index,) = model.glob("*.index.json")
+    index.unlink()
+    shards = sorted(model.glob("*.safetensors"))
+    count = len(shards)
+    assert problems(model) == [f"{count} shards, but no *.safetensors.index.json that lists them"]
+    for shard in shards[1:]:
+        shard.unlink()
+    lost = ", ".join(str(number) for number in range(2, count + 1))
+    assert problems(model) == [
+        f"model lacks the shards {lost} of {count}", "1 shard, but no *.safetensors.index.json that lists them",
+    ]  # fmt: skip
+    shards[0].rename(model / "model-00007-of-00002.safetensors")
+    assert problems(model)[:2] == ["model has a shard 7 of 2", "model lacks the shards 1, 2 of 2"]
+    (model / "model-00007-of-00002.safetensors").rename(model / "model-00001-of-999999999.safetensors")
+    assert "and 999999988 more of 999999999" in problems(model)[0]
+    (model / "model-00001-of-999999999.safetensors").rename(model / "model.safetensors")
+    assert problems(model) == []
+
+
+def test_an_index_that_lists_nothing_is_named(model: Path) -> None:
+    (index,) = model.glob("*.index.json")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {}}))
+    assert problems(model) == [f"{index.name} lists no tensor"]
+
+
+def test_a_configuration_that_is_a_link_to_nothing_is_called_that(model: Path, tmp_path: Path) -> None:
+    (model / "config.json").unlink()
+    (model / "config.json").symlink_to(tmp_path / "blob")
+    assert f"config.json is a dangling link: {tmp_path / 'blob'} is not there" in problems(model)
+    with pytest.raises(ResourceError, match=r"config\.json is a link to .*blob, which is not there"):
+        link_model(tmp_path / "models", "m", model)
+    with pytest.raises(ResourceError, match=r"config\.json is a link to .*blob, which is not there"):
+        model_folder(str(model))
 
 
 @pytest.mark.parametrize(

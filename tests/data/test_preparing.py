@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dataset_builders import RECORDS, added, everything_below, read_jsonl, small_source, write_jsonl
 from llm_perf_opt.data import lines as lines_module
-from llm_perf_opt.data import parquet_files
+from llm_perf_opt.data import parquet_files, record_streams
 from llm_perf_opt.data.entries import open_entry
 from llm_perf_opt.data.layout import DatasetFolder
 from llm_perf_opt.data.metadata import VariantMetadata
@@ -237,6 +237,72 @@ def test_what_json_cannot_hold_becomes_null(tmp_path: Path) -> None:
     folder, _ = added(tmp_path, tmp_path / "s")
     data, _ = made(folder, to="jsonl")
     assert read_jsonl(data / "a.jsonl") == [{"text": "a", "score": None}]
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (b"", "is cut short"), (b"\0" * 12, "is cut short"), (np.array([1, 3, 5], "<u8").tobytes(), "starts at 1"),
+        (np.array([0, 4, 2, 5], "<u8").tobytes(), "goes back"), (np.array([0, 4], "<u8").tobytes(), "disagree"),
+    ],
+)  # fmt: skip
+def test_an_index_that_is_damaged_is_called_that(tmp_path: Path, index: bytes, words: str) -> None:
+    folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", [{"text": "abc"}, {"text": "de"}]).parent)
+    data, _ = made(folder, tokenizer="bytes")
+    entry = open_entry(str(folder.path), "v", "text")
+    assert [len(ids) for ids in entry.sequences()] == [3, 2]
+    (data / "all.idx").write_bytes(index)
+    with pytest.raises(ParseError, match=words):
+        list(entry.sequences())
+
+
+NESTED = """
+    SELECT 'a' AS text, [1.0::DOUBLE, 'nan', NULL] AS scores,
+        {'x': '-inf'::FLOAT, 'y y': [{'z': 'nan'::DOUBLE, 'k': 2}, NULL]} AS deep,
+        MAP {'m': 'inf'::DOUBLE, 'n': 2.5} AS named,
+        [[['nan'::DOUBLE], NULL, [0.5]]] AS lists, [1, 2] AS whole, 1.5::DOUBLE AS plain
+    UNION ALL SELECT 'b', NULL, NULL, NULL, NULL, NULL, NULL
+    UNION ALL SELECT 'c', [], {'x': NULL, 'y y': []}, MAP {}, [NULL], [], 0
+"""
+NESTED_AS_JSON = [
+    {
+        "text": "a", "scores": [1.0, None, None], "deep": {"x": None, "y y": [{"z": None, "k": 2}, None]},
+        "named": {"m": None, "n": 2.5}, "lists": [[[None], None, [0.5]]], "whole": [1, 2], "plain": 1.5,
+    },
+    {"text": "b", "scores": None, "deep": None, "named": None, "lists": None, "whole": None, "plain": None},
+    {"text": "c", "scores": [], "deep": {"x": None, "y y": []}, "named": {}, "lists": [None], "whole": [], "plain": 0.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "name"), [({"to": "jsonl"}, "a.jsonl"), ({"num_samples": 3}, "samples.jsonl")])
+def test_what_json_cannot_hold_becomes_null_however_deep_it_lies(tmp_path: Path, asked: dict[str, Any], name: str) -> None:
+    (tmp_path / "s").mkdir()
+    duckdb.sql(f"COPY ({NESTED}) TO '{tmp_path}/s/a.parquet'")
+    folder, _ = added(tmp_path, tmp_path / "s")
+    data, _ = made(folder, **asked)
+    assert [msgspec.json.decode(line) for line in (data / name).read_bytes().splitlines()] == NESTED_AS_JSON
+
+
+def test_a_row_that_makes_no_good_line_is_refused_with_a_way_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s").mkdir()
+    rows = "SELECT * FROM (VALUES ('short'), (repeat('long', 100)), ('last')) AS t(text)"
+    duckdb.sql(f"COPY ({rows}) TO '{tmp_path}/s/a.parquet'")
+    folder, _ = added(tmp_path, tmp_path / "s")
+    for module in (lines_module, record_streams):
+        monkeypatch.setattr(module, "MAX_LINE_BYTES", 200)
+    monkeypatch.setattr(lines_module, "CHUNK_BYTES", 64)
+    with pytest.raises(ParseError, match="line 2: longer than") as of_subset:
+        made(folder, num_samples=3)
+    assert "--to jsonl --skip-bad" in of_subset.value.remedy
+    assert "--from" in of_subset.value.remedy
+    with pytest.raises(ParseError, match="line 2: longer than") as of_conversion:
+        made(folder, to="jsonl")
+    assert "--skip-bad" in of_conversion.value.remedy
+    data, metadata = made(folder, to="jsonl", skip_bad=True, variant="good")
+    assert read_jsonl(data / "a.jsonl") == [{"text": "short"}, {"text": "last"}]
+    assert sorted(path.name for path in data.iterdir()) == ["a.jsonl"]
+    assert (metadata.size.records, metadata.skipped.count) == (2, 1)
+    assert made(folder, num_samples=2, parent="good")[1].size.records == 2
 
 
 def test_several_lines_in_a_text_are_joined_only_when_asked(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_nothing_but_weights(project: Places, hub: Hub) -> None:
     (done,) = verbs.init(project)
     assert done.error is not None
     assert "no source files" in done.error.fact
+    assert [path.name for path in project.third_party.iterdir() if path.is_dir()] == [], "no empty folder of the owner stays"
 
 
 def test_without_network_it_is_one_line(project: Places, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from llm_perf_opt.composition import compose, group_options
 from llm_perf_opt.config import HardwareConfig, RunConfig
@@ -131,6 +132,41 @@ def test_a_bad_folder_is_named(tmp_path: Path, damage: str, error: type[Exceptio
         settings.write_text(json.dumps(fields))
     run = config("model=hf", f"model.path={folder}")
     with pytest.raises(error, match=words):
+        models.build_model(models.load_config(run.model), run.model, run.runtime, torch.device("cpu"), torch.float32)
+
+
+def partly_stored(folder: Path, damage: str) -> None:
+    """Take something from a saved folder that transformers would fill with random numbers."""
+    weights, settings = folder / "model.safetensors", folder / "config.json"
+    if damage == "tensors":
+        kept = {name: tensor for name, tensor in load_file(weights).items() if ".mlp." not in name}
+        save_file(kept, weights, metadata={"format": "pt"})
+    elif damage == "embedding":
+        kept = {name: tensor for name, tensor in load_file(weights).items() if "embed_tokens" not in name}
+        save_file(kept, weights, metadata={"format": "pt"})
+    else:
+        fields = json.loads(settings.read_text())
+        fields |= {"num_hidden_layers": 3}
+        fields.pop("layer_types", None)
+        settings.write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    ("damage", "tied", "words"),
+    [
+        ("tensors", "true", r"3 tensors .* are not stored in it: model\.layers\.0\.mlp\.\w+\.weight, "),
+        ("layers", "true", r"are not stored in it: model\.layers\.1\..* and \d+ more\."),
+        ("layers", "false", r"are not stored in it: model\.layers\.1\."),
+        ("embedding", "true", r"model\.embed_tokens\.weight"),
+        ("embedding", "false", r"1 tensors .*: model\.embed_tokens\.weight\."),
+    ],
+)
+def test_a_folder_that_does_not_store_the_whole_model_is_refused(tmp_path: Path, damage: str, tied: str, words: str) -> None:
+    folder = saved_model(tmp_path / "model", [f"model.architecture.tie_word_embeddings={tied}"])
+    run = config("model=hf", f"model.path={folder}")
+    models.build_model(models.load_config(run.model), run.model, run.runtime, torch.device("cpu"), torch.float32)
+    partly_stored(folder, damage)
+    with pytest.raises(ResourceError, match=words):
         models.build_model(models.load_config(run.model), run.model, run.runtime, torch.device("cpu"), torch.float32)
 
 

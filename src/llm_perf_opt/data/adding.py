@@ -61,9 +61,9 @@ def add_dataset(
     try:
         with made_whole(folder.path) as part:
             made = DatasetFolder(part)
-            made.source.symlink_to(source.resolve())
+            made.source.symlink_to(_lasting(source, files))
             write_metadata(made.metadata_file, metadata)
-            write_whole(made.readme_file, readme(metadata, _first_level(source)).encode())
+            write_whole(made.readme_file, readme(metadata, _first_level(source, files)).encode())
             if not tree.ignore_file.exists():
                 write_whole(tree.ignore_file, _KEPT_OUT_OF_GIT.encode())
             write_whole(option, content.encode())
@@ -101,7 +101,7 @@ def _describe(
         schema=SCHEMA,
         name=name,
         version=said.version,
-        source=said.origin or str(source.resolve()),
+        source=said.origin or str(_lasting(source, files)),
         license=said.license,
         notes=said.notes,
         format=records[0].format,
@@ -115,7 +115,12 @@ def _describe(
     )
 
 
-def _first_level(source: Path) -> list[str]:
+def _lasting(source: Path, files: dict[str, Path]) -> Path:
+    """The path that the dataset is linked to: a folder's real one, a file's under the name that tells its format."""
+    return next(iter(files.values())) if source.is_file() else source.resolve()
+
+
+def _first_level(source: Path, files: dict[str, Path]) -> list[str]:
     if source.is_file():
-        return [source.resolve().name]
+        return list(files)
     return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in sorted(source.iterdir())]

@@ -7,10 +7,13 @@ from pathlib import Path
 import yaml
 
 from llm_perf_opt.composition import option_root
-from llm_perf_opt.data.inventory import Advance, FileEntry, file_entry, files_below, ignore, total_bytes
-from llm_perf_opt.data.layout import SOURCE, DatasetFolder, DatasetTree, dangling, is_part, option_file
-from llm_perf_opt.data.metadata import DatasetMetadata, VariantMetadata, read_metadata
+from llm_perf_opt.data.formats import DataFile, data_files
+from llm_perf_opt.data.inventory import Advance, FileEntry, content_sha256, file_entry, files_below, ignore, total_bytes
+from llm_perf_opt.data.layout import INDEX_SUFFIX, SOURCE, DatasetFolder, DatasetTree, dangling, is_part, option_file
+from llm_perf_opt.data.metadata import DatasetMetadata, Size, VariantMetadata, read_metadata
 from llm_perf_opt.data.preparing import Phases, silent
+from llm_perf_opt.data.record_streams import count_records
+from llm_perf_opt.data.tokenizing import count_sequences
 from llm_perf_opt.errors import LlmPerfError, ParseError
 
 _NAMED = 20
@@ -88,7 +91,7 @@ def _differences(folder: DatasetFolder, conf: Path, quick: bool, phases: Phases)
     elif not folder.source.exists():
         yield SOURCE, f"{folder.source} is missing"
     else:
-        yield from ((SOURCE, what) for what in _content(folder.source, metadata.files, SOURCE, quick, phases))
+        yield from _part(folder.source, metadata, SOURCE, quick, phases)
     hashes = {SOURCE: metadata.content_sha256}
     variants: dict[str, VariantMetadata] = {}
     for variant in folder.variants():
@@ -98,7 +101,7 @@ def _differences(folder: DatasetFolder, conf: Path, quick: bool, phases: Phases)
         except ParseError as error:
             yield variant.name, error.fact
     for name, found in variants.items():
-        yield from ((name, what) for what in _content(folder.variant(name).data, found.files, name, quick, phases))
+        yield from _part(folder.variant(name).data, found, name, quick, phases)
         if found.parent not in hashes:
             yield name, f"its parent {found.parent} is not there any more"
         elif hashes[found.parent] != found.parent_sha256:
@@ -125,6 +128,17 @@ def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
         yield f"{path} names root {root!r}, not {folder.path}"
 
 
+def _part(
+    where: Path, metadata: DatasetMetadata | VariantMetadata, label: str, quick: bool, phases: Phases
+) -> Iterator[tuple[str, str]]:
+    """The source or a variant: its metadata in themselves, its files against them, and then its records."""
+    wrong = list(_metadata_problems(metadata))
+    drifted = list(_content(where, metadata.files, label, quick, phases))
+    if not (quick or wrong or drifted):  # else the count says nothing new
+        wrong = list(_record_problems(where, metadata, label, phases))
+    yield from ((label, what) for what in (*wrong, *drifted))
+
+
 def _content(where: Path, recorded: Mapping[str, FileEntry], label: str, quick: bool, phases: Phases) -> Iterator[str]:
     try:
         files = files_below(where)
@@ -137,6 +151,44 @@ def _content(where: Path, recorded: Mapping[str, FileEntry], label: str, quick: 
     yield from differing[:_NAMED]
     if len(differing) > _NAMED:
         yield f"… and {len(differing) - _NAMED} files more differ"
+
+
+def _metadata_problems(metadata: DatasetMetadata | VariantMetadata) -> Iterator[str]:
+    """Where metadata contradict themselves: somebody edited them, and what refers to them no longer holds."""
+    entries, size = metadata.files, metadata.size
+    if content_sha256(entries) != metadata.content_sha256:
+        yield "its metadata's content_sha256 is not that of the files they list"
+    recorded = Size(len(entries), sum(entry.bytes for entry in entries.values()), sum(metadata.splits.values()))
+    for what, said, listed_there in (
+        ("files", size.files, recorded.files),
+        ("bytes", size.bytes, recorded.bytes),
+        ("records", size.records, recorded.records),
+    ):
+        if said != listed_there:
+            yield f"its metadata say {said} {what}, and list {listed_there}"
+
+
+def _record_problems(where: Path, metadata: DatasetMetadata | VariantMetadata, label: str, phases: Phases) -> Iterator[str]:
+    """Where other records are there than the metadata say, in data that are as recorded."""
+    try:
+        files = data_files(files_below(where), where, metadata.format)
+        advance = phases(f"counting records of {label}", sum(file.bytes for file in files))
+        counts = dict.fromkeys(metadata.splits, 0)
+        for file in files:
+            counts[file.split] = counts.get(file.split, 0) + _records(file, advance)
+    except LlmPerfError as error:
+        yield error.fact
+        return
+    for split, count in counts.items():
+        if count != (said := metadata.splits.get(split, 0)):
+            yield f"its metadata say {said} records in the split {split}, and there are {count}"
+
+
+def _records(file: DataFile, advance: Advance) -> int:
+    if file.format != "tokens":
+        return count_records(file, advance)
+    advance(file.bytes)
+    return count_sequences(file.path.with_suffix(INDEX_SUFFIX))
 
 
 def _differing(name: str, path: Path, recorded: FileEntry | None, quick: bool, advance: Advance) -> str:

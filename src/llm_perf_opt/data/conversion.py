@@ -12,7 +12,7 @@ from llm_perf_opt.data.formats import DataFile, Format
 from llm_perf_opt.data.inventory import Advance, ignore
 from llm_perf_opt.data.json_schema import Seen, columns
 from llm_perf_opt.data.lines import BadRecords
-from llm_perf_opt.data.record_streams import objects, texts
+from llm_perf_opt.data.record_streams import checked_lines, objects, texts
 from llm_perf_opt.errors import ConfigError, ParseError
 
 TARGETS: tuple[Format, ...] = ("jsonl", "parquet", "txt")
@@ -68,11 +68,23 @@ def _to_jsonl(file: DataFile, target: Path, asked: Conversion, bad: BadRecords, 
     if file.format == "parquet":
         parquet_files.write_json(file.path, target, advance)
         made = DataFile(file.name, target, "jsonl", file.split)
-        rows = sum(len(block) for block in objects(made, BadRecords(skip=False), ignore))  # what JSON cannot hold shows here
-        _check_count(made, rows, parquet_files.count_rows(file.path))
+        before = bad.count
+        rows = sum(len(block) for block in objects(made, bad, ignore))  # what JSON cannot hold shows here
+        _check_count(made, rows + bad.count - before, parquet_files.count_rows(file.path))
+        if bad.count > before:
+            _keep_good_lines(made)
         return rows
     with target.open("wb") as out:
         return _write_objects(file, out, bad, advance)
+
+
+def _keep_good_lines(made: DataFile) -> None:
+    """Leave out of a file the lines that were found bad, and counted, before."""
+    kept = made.path.with_name(_SPILL)
+    with kept.open("wb") as out:
+        for block in checked_lines(made, BadRecords(skip=True), ignore):
+            out.writelines(line + b"\n" for _, line in block)
+    kept.replace(made.path)
 
 
 def _write_objects(file: DataFile, out: BinaryIO, bad: BadRecords, advance: Advance, seen: Seen | None = None) -> int:

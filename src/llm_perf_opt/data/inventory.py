@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.data.formats import suffix_of
 from llm_perf_opt.data.layout import dangling
 from llm_perf_opt.errors import ResourceError
 
@@ -28,18 +29,26 @@ def ignore(_: int) -> None:
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """Every file under `folder`, or `folder` itself when it is one, by its name relative to it; sorted."""
+    """Every file under `folder`, or `folder` itself when it is one, by its name; sorted."""
     if dangling(folder):
         raise ResourceError(f"{folder} is a link to {folder.readlink()}, which is not there.", "Give a path that is there.")
     try:
         if folder.is_file():
-            return {folder.resolve().name: folder.resolve()}
+            named = _named_as_data(folder)
+            return {named.name: named}
         if not folder.is_dir():
             what = "neither a file nor a folder" if folder.exists() else "no such file or folder"
             raise ResourceError(f"{folder}: {what}.", "Give a path that is there, with files in it.")
     except OSError as error:  # a name that is too long, a folder that may not be looked into
         raise ResourceError(f"{folder} cannot be looked at: {error.strerror or error}.", "Give a path that is there.") from error
     return dict(sorted(_walk(folder, folder, (_identity(folder),))))
+
+
+def _named_as_data(file: Path) -> Path:
+    """A file under the first name, on the way its links lead, that tells a format: a cache's own name for a file is a hash."""
+    while file.is_symlink() and not suffix_of(file.name):
+        file = file.parent / file.readlink()
+    return file.parent.resolve() / file.name
 
 
 def inventory(files: Mapping[str, Path], advance: Advance = ignore) -> dict[str, FileEntry]:

@@ -27,7 +27,7 @@ INDEX_SUFFIX = ".idx"
 SAMPLES = "samples"
 PART_SUFFIX = ".part"
 
-_READ_AS_VALUES = re.compile(r"null|true|false|nan|inf|[0-9][0-9_]*([.][0-9_]*)?(e[0-9_]+)?", re.IGNORECASE)
+_READ_AS_VALUES = re.compile(r"null|true|false|nan|inf|[0-9][0-9_]*([.][0-9_]*)?(e-?[0-9_]+)?", re.IGNORECASE)
 """What `dataset=NAME` on the command line would read as a number or a nothing instead of a name."""
 
 

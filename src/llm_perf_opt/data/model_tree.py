@@ -1,5 +1,7 @@
 """The models/ tree: links to folders of weights outside the project, and what lies behind them."""
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.data.layout import checked_name, dangling, refuse_existing
+from llm_perf_opt.data.layout import checked_name, dangling, dangling_error, refuse_existing
 from llm_perf_opt.data.making import write_error
 from llm_perf_opt.data.safetensors_header import StoredTensor, read_header
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, nearest
@@ -19,6 +21,7 @@ _WEIGHTS = ".safetensors"
 _INDEX = ".safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 _PICKLED = ("*.bin", "*.pt", "*.pth")
+_SHARD = re.compile(rf"(?P<stem>.+)-(?P<number>[0-9]{{1,9}})-of-(?P<count>[0-9]{{1,9}}){re.escape(_WEIGHTS)}")
 _SHOWN = 10
 _GIVE_A_FOLDER = f"Give a local Hugging Face folder, with {_CONFIG} and *{_WEIGHTS}."
 
@@ -58,6 +61,8 @@ def link_model(root: Path, name: str, target: Path) -> Path:
         if not target.is_dir():
             what = "a link to nothing" if dangling(target) else "not a folder"
             raise ResourceError(f"{target} is {what}.", _GIVE_A_FOLDER)
+        if dangling(target / _CONFIG):
+            raise dangling_error(target / _CONFIG)
         if not (target / _CONFIG).is_file():
             raise ResourceError(f"{target} has no {_CONFIG}.", _GIVE_A_FOLDER)
     except OSError as error:  # a name that is too long, a folder that may not be looked into
@@ -84,6 +89,8 @@ def model_folder(path: str) -> Path:
         if not folder.is_dir():
             what = "is a file, not a folder" if folder.exists() else "no such folder"
             raise ConfigError(f"model.path={path}: {what}.{_beside(folder)}", _GIVE_A_FOLDER)
+        if dangling(folder / _CONFIG):
+            raise dangling_error(folder / _CONFIG)
         if not (folder / _CONFIG).is_file():
             raise ConfigError(f"model.path={path} has no {_CONFIG}.{_models_inside(folder)}", _GIVE_A_FOLDER)
     except (OSError, ValueError) as error:  # a name too long, a part that may not be looked into, a zero byte
@@ -172,7 +179,8 @@ def _config(place: Path, problems: list[str]) -> dict[str, Any] | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
-        problems.append(f"{_CONFIG} is missing")
+        nowhere = f"a dangling link: {path.readlink()} is not there" if dangling(path) else "missing"
+        problems.append(f"{_CONFIG} is {nowhere}")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         problems.append(f"{_CONFIG} is not a JSON object ({error})")
     except OSError as error:
@@ -206,8 +214,8 @@ def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor],
         if not names:
             pickled = any(next(place.glob(pattern), None) for pattern in _PICKLED)
             problems.append(f"no *{_WEIGHTS}" + ("; pickled weights are not read: convert them" if pickled else ""))
-        elif len(names) > 1 and any("-of-" in name for name in names):
-            problems.append(f"{len(names)} shards, but no *{_INDEX} that lists them")
+        else:
+            problems += _shard_problems(names)
         stored = _read_shards(place, names, problems)
         if names and not stored and not problems:
             problems.append(f"the *{_WEIGHTS} hold no tensor")
@@ -220,6 +228,8 @@ def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor],
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
             problems.append(f"{path.name} cannot be read: {error}")
             continue
+        if not weight_map:
+            problems.append(f"{path.name} lists no tensor")
         outside = sorted({name for name in weight_map.values() if Path(name).name != name})
         problems += [f"{path.name} lists {name!r}, which is no file of this folder" for name in outside]
         listed = sorted(set(weight_map.values()) - set(outside))
@@ -230,6 +240,28 @@ def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor],
         found |= tensors
         shards.update(listed)
     return found, len(shards)
+
+
+def _shard_problems(names: list[str]) -> list[str]:
+    """What speaks against shards that no index lists: the loaders need one, and a set may lack some of its numbers."""
+    sets: dict[tuple[str, int], set[int]] = {}
+    for name in names:
+        if found := _SHARD.fullmatch(name):
+            sets.setdefault((found["stem"], int(found["count"])), set()).add(int(found["number"]))
+    problems = []
+    for (stem, count), have in sorted(sets.items()):
+        beyond = sorted(number for number in have if not 1 <= number <= count)
+        lost = count - (len(have) - len(beyond))
+        if beyond:
+            problems.append(f"{stem} has a shard {beyond[0]} of {count}")
+        if lost:  # counted, not listed: the count is whatever a name says
+            first = list(itertools.islice((number for number in range(1, count + 1) if number not in have), _SHOWN))
+            more = f" and {lost - len(first)} more" if lost > len(first) else ""
+            problems.append(f"{stem} lacks the shards {', '.join(map(str, first))}{more} of {count}")
+    if sets:
+        shards = sum(map(len, sets.values()))
+        problems.append(f"{shards} shard{'s' if shards > 1 else ''}, but no *{_INDEX} that lists them")
+    return problems
 
 
 def _read_shards(place: Path, names: list[str], problems: list[str]) -> dict[str, StoredTensor]:

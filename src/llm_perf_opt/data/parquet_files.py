@@ -24,6 +24,7 @@ _SHARE_OF_FREE = 0.8
 """It is given no more than this part of the memory that is free: to be refused is better than to be killed."""
 ROWS_AT_ONCE = 1024
 _SCRATCH = ".duckdb"
+_FLOATS = ("double", "float")
 _POLL_S = 0.2
 _GROUP_BYTES = 32 * 1024 * 1024
 _MOST_OBJECT_BYTES = MAX_LINE_BYTES + 1024 * 1024
@@ -93,8 +94,11 @@ def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
 
 
 def write_json(path: Path, out: Path, advance: Advance, rows: Sequence[int] | None = None) -> None:
-    """The rows (or those at the places `rows`, from 0) as JSON lines. JSON has no NaN and no infinity: they become null."""
-    chosen = ", ".join(_finite(name, kind) for name, kind in columns_of(path).items())
+    """The rows (or those at the places `rows`, from 0) as JSON lines.
+
+    JSON has no NaN and no infinity: they become null, inside lists and structs too.
+    """
+    chosen = ", ".join(f"{_finite(quoted(name), kind, 0)} AS {quoted(name)}" for name, kind in _types_of(path))
     sql = f"SELECT {chosen} FROM read_parquet(?)"  # noqa: S608 - names are quoted
     values: list[Any] = [str(path)]
     if rows is not None:
@@ -125,9 +129,38 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _finite(name: str, kind: str) -> str:
-    column = quoted(name)
-    return f"CASE WHEN isfinite({column}) THEN {column} END AS {column}" if kind in ("DOUBLE", "FLOAT") else column
+def _types_of(path: Path) -> list[tuple[str, Any]]:
+    """Names of the columns with the database's own types, which can be looked into."""
+    with database() as connection, _named(path):
+        found = connection.sql("SELECT * FROM read_parquet(?)", params=[str(path)])
+        return list(zip(found.columns, found.types, strict=True))
+
+
+def _finite(value: str, kind: Any, depth: int) -> str:
+    """SQL for `value` with null for every number in it that is not finite; `value` itself where it can hold none."""
+    if not _holds_floats(kind):
+        return value
+    if kind.id in _FLOATS:
+        return f"CASE WHEN isfinite({value}) THEN {value} END"
+    inner, item = dict(kind.children), f"item{depth}"
+    if kind.id == "struct":
+        fields = (
+            f"{quoted(name)} := {_finite(f'struct_extract({value}, {literal(name)})', field, depth)}"
+            for name, field in inner.items()
+        )
+        return f"CASE WHEN {value} IS NOT NULL THEN struct_pack({', '.join(fields)}) END"
+    if kind.id == "map":
+        pair = f"ROW({item}.key, {_finite(f'{item}.value', inner['value'], depth + 1)})"
+        return f"map_from_entries([{pair} FOR {item} IN map_entries({value})])"
+    return f"[{_finite(item, inner['child'], depth + 1)} FOR {item} IN {value}]"
+
+
+def _holds_floats(kind: Any) -> bool:
+    if kind.id in _FLOATS:
+        return True
+    if kind.id == "map":  # its keys become texts
+        return _holds_floats(dict(kind.children)["value"])
+    return kind.id in ("list", "struct") and any(_holds_floats(inner) for _, inner in kind.children)
 
 
 def _fetched(path: Path, what: str, advance: Advance) -> Iterator[list[tuple[Any, ...]]]:

@@ -1,6 +1,5 @@
 """The transform `subset`: so many records, drawn by a seed, in the order of the source and as they stand there."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -9,14 +8,17 @@ import msgspec
 
 from llm_perf_opt.data import arrow_files, parquet_files
 from llm_perf_opt.data.formats import WHOLE, DataFile, Format
-from llm_perf_opt.data.inventory import CHUNK_BYTES, Advance, ignore
+from llm_perf_opt.data.inventory import Advance, ignore
 from llm_perf_opt.data.layout import SAMPLES
 from llm_perf_opt.data.lines import BadRecords
 from llm_perf_opt.data.record_streams import checked_lines
 from llm_perf_opt.data.sampling import Reservoir, sample_places
-from llm_perf_opt.errors import ResourceError
+from llm_perf_opt.errors import ParseError, ResourceError
 
 _SPILL = ".spill"
+_CONVERT_FIRST = (
+    "Make a variant of JSON lines without such records by `--to jsonl --skip-bad`, and draw from that one by `--from VARIANT`."
+)
 
 
 def write_subset(
@@ -79,9 +81,16 @@ def _sampled_rows(files: Sequence[DataFile], out: Path, size: int, seed: int, ad
 
 
 def _append_parquet_rows(file: DataFile, rows: list[int], spill: Path, kept: BinaryIO) -> None:
+    """Each line is read again before it is kept: what JSON cannot hold shows there, and the sample is as large as asked for."""
     parquet_files.write_json(file.path, spill, ignore, rows)
-    with spill.open("rb") as lines:
-        shutil.copyfileobj(lines, kept, CHUNK_BYTES)
+    made, count = DataFile(f"{file.name} as JSON lines", spill, "jsonl", file.split), 0
+    for block in checked_lines(made, BadRecords(skip=False, how_to_skip=_CONVERT_FIRST), ignore):
+        kept.writelines(line + b"\n" for _, line in block)
+        count += len(block)
+    if count != len(rows):
+        raise ParseError(
+            f"{file.name}: {len(rows)} rows were asked for, and {count} came out.", "Please report this with the file."
+        )
     spill.unlink()
 
 

@@ -130,6 +130,26 @@ def _batches(block: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
+def count_sequences(index_file: Path) -> int:
+    """How many texts an .idx says there are."""
+    return len(_starts(index_file)) - 1
+
+
+def _starts(index_file: Path) -> "NDArray[np.uint64]":
+    """Where each text begins, and where the last ends; a ParseError where the numbers cannot be that."""
+    import numpy as np
+
+    size = index_file.stat().st_size
+    if not size or size % 8:
+        raise ParseError(f"{index_file} is cut short: {size} bytes are no list of 8-byte numbers.", "Prepare the variant again.")
+    starts = np.memmap(index_file, "<u8", "r")
+    if int(starts[0]) or bool((starts[1:] < starts[:-1]).any()):
+        raise ParseError(
+            f"{index_file} does not tell where texts begin: it starts at {starts[0]} or goes back.", "Prepare the variant again."
+        )
+    return starts
+
+
 def token_sequences(file: DataFile, id_bytes: int) -> Iterator["NDArray[np.int64]"]:
     """The texts of a .bin, in order, as ids."""
     import numpy as np
@@ -137,7 +157,7 @@ def token_sequences(file: DataFile, id_bytes: int) -> Iterator["NDArray[np.int64
     index_file = file.path.with_suffix(INDEX_SUFFIX)
     if not index_file.is_file():
         raise ResourceError(f"{index_file} is missing.", "Prepare the variant again.")
-    starts = np.memmap(index_file, "<u8", "r") if index_file.stat().st_size else np.zeros(1, "<u8")
+    starts = _starts(index_file)
     if int(starts[-1]) * id_bytes != file.bytes:
         raise ParseError(f"{file.path} and its {INDEX_SUFFIX} disagree.", "Prepare the variant again.")
     if not int(starts[-1]):

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llm_perf_opt.errors import ConfigError, ResourceError
@@ -120,6 +120,14 @@ class Places:
         if not folder.parent.resolve().is_relative_to(self.third_party.resolve()):
             raise ConfigError(f"{folder.parent} leads out of {THIRD_PARTY}/.", "Remove the link on the way.")
         return folder
+
+    def drop_empty_room(self, entry: External) -> None:
+        """Take away the parents that were made for an entry which then could not be; one that holds something stays."""
+        folder = self.folder(entry).parent
+        with suppress(OSError):  # the first that is not empty, or is a link, ends it
+            while folder != self.third_party:
+                folder.rmdir()
+                folder = folder.parent
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -213,7 +213,11 @@ def _only_paths_differ(places: Places, entry: External, found: Standing) -> bool
 
 def _make(places: Places, entry: External, how: Literal["make", "move"], before: Standing) -> tuple[Action, str]:
     room = _ROOMS[entry.way]
-    locked = cast(Locked, room.make(places, entry) if how == "make" else room.move(places, entry))
+    try:
+        locked = cast(Locked, room.make(places, entry) if how == "make" else room.move(places, entry))
+    except BaseException:
+        places.drop_empty_room(entry)
+        raise
     _note_licences(places, entry, locked, anew=True)
     found = standing(places, entry, places.locked()[entry.name])
     if found.differs:

@@ -2,6 +2,7 @@
 
 import difflib
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_NAMED = 3
+"""So many tensors that are not there are named; the rest are counted."""
 SHORT_DTYPES = {long: short for short, long in _DTYPES.items()}
 
 
@@ -192,7 +195,7 @@ def build_model(
             built: PreTrainedModel = _from_config(config, model, dtype, attention).eval()
             return built
     try:
-        loaded = _auto_class(config).from_pretrained(
+        loaded, report = _auto_class(config).from_pretrained(
             str(model_folder(model.path or "")),
             config=config,
             dtype=dtype,
@@ -201,13 +204,34 @@ def build_model(
             local_files_only=True,
             use_safetensors=True,  # the other format is pickle, which runs code
             device_map={"": device} if device.type == "cuda" else None,
+            output_loading_info=True,
         )
     except (ValueError, OSError, KeyError, ImportError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise _load_error(model, error) from error
+    _refuse_partial_weights(model, loaded, report)
     evaluated: PreTrainedModel = loaded.eval()
     return evaluated
+
+
+def _refuse_partial_weights(model: ModelConfig, loaded: "PreTrainedModel", report: Mapping[str, Iterable[Any]]) -> None:
+    """transformers fills what a folder does not store with random numbers and only warns: such a run is not of that model."""
+    missing = {str(name) for name in report.get("missing_keys", ())}
+    if missing:
+        tensors = [*loaded.named_parameters(remove_duplicate=False), *loaded.named_buffers(remove_duplicate=False)]
+        stored = {id(tensor) for name, tensor in tensors if name not in missing}
+        missing -= {name for name, tensor in tensors if id(tensor) in stored}  # tied to one that is stored
+    mismatched = {str(entry[0] if isinstance(entry, (tuple, list)) else entry) for entry in report.get("mismatched_keys", ())}
+    where = model.path or model.name
+    for names, what in ((missing, "are not stored in it"), (mismatched, "are stored in another shape")):
+        if names:
+            first = ", ".join(sorted(names)[:_NAMED])
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise ResourceError(
+                f"{where} does not hold the whole model: {len(names)} tensors that config.json asks for {what}: {first}{more}.",
+                "Obtain the weights again, or the config.json that belongs to them.",
+            )
 
 
 def load_tokenizer(model: ModelConfig) -> Tokenize | None:
