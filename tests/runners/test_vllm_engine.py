@@ -167,6 +167,23 @@ def test_chunked_prefill_is_not_told_apart(vllm_python: Path, tmp_path: Path) ->
     assert f"## MFU and distance from the limit\n\nn/a: {why}" in report
 
 
+def test_a_preempted_sequence_is_not_told_apart(vllm_python: Path, tmp_path: Path) -> None:
+    """Four blocks hold both prompts, but not what they grow to: one is put out, and its prompt is computed again in decode."""
+    words = [
+        "runtime.batch_size=2",
+        "runtime.prompt_tokens=120",
+        "runtime.num_new_tokens=64",
+        "runtime.engine.enforce_eager=true",
+    ]
+    few = ["runtime.engine.num_gpu_blocks_override=4", "hardware=cpu", "profiling=none"]
+    folder = run(vllm_python, tmp_path / "run", "runtime=vllm", "model=tiny", *words, *few)
+    why = timings(folder)["runtime"]["inseparable"]
+    assert "some sequences decoded while others were held back" in why
+    report = (folder / "report.md").read_text()
+    assert f"| Time per output token (TPOT) | n/a: {why} |" in report
+    assert "a cache (kv_cache_memory_bytes" in report.replace("\\_", "_")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
