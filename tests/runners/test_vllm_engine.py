@@ -184,6 +184,17 @@ def test_a_preempted_sequence_is_not_told_apart(vllm_python: Path, tmp_path: Pat
     assert "a cache (kv_cache_memory_bytes" in report.replace("\\_", "_")
 
 
+def test_cached_prompts_and_another_configuration_are_not_costed(vllm_python: Path, tmp_path: Path) -> None:
+    shared = ["runtime=vllm", "model=tiny", *SHAPE, "runtime.engine.enforce_eager=true", "profiling=none"]
+    cached = run(vllm_python, tmp_path / "cached", *shared, "runtime.engine.enable_prefix_caching=true")
+    assert "their prefill is not computed" in timings(cached)["runtime"]["uncosted"]
+    report = (cached / "report.md").read_text()
+    assert "prefill and TTFT are those of cached prompts" in report
+    assert "## MFU and distance from the limit\n\nn/a: the engine takes prompts it has seen from its cache" in report
+    fewer = run(vllm_python, tmp_path / "fewer", *shared, "runtime.engine.hf_overrides.num_hidden_layers=1")
+    assert "hf_overrides={'num_hidden_layers': 1} changes the model's configuration" in timings(fewer)["runtime"]["uncosted"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -19,9 +19,15 @@ from llm_perf_opt.runners.base import EngineProfiler, Generated, RunnerRequest
 from llm_perf_opt.runners.engine_arguments import refuse_arguments
 from llm_perf_opt.runners.engine_facts import (
     COUNTED,
+    OFFLOADED,
+    OVERRIDDEN,
+    REUSED,
+    REUSES,
     EngineWords,
+    changed_work,
     engine_model_facts,
     not_shared,
+    other_cache,
     refused_in_its_own_words,
     write_model_folder,
 )
@@ -41,6 +47,16 @@ METHOD = (
     "tokens are stamped when the engine step that made them returns: prefill lasts until every sequence has its first token, "
     "a decode step until every sequence has its next"
 )
+CHANGING = {
+    "hf_overrides": OVERRIDDEN,
+    "hf_config_path": OVERRIDDEN,
+    "cpu_offload_gb": OFFLOADED,
+    "offload_group_size": OFFLOADED,
+    "kv_offloading_size": OFFLOADED,
+    "kv_transfer_config": OFFLOADED,
+    "kv_sharing_fast_prefill": "leaves out a part of prefill, which the cost model counts",
+}
+"""Arguments that change what the engine computes or moves, and how."""
 LEAST_CPU_CACHE_BYTES = 64 * 2**20
 BLOCK_TOKENS = 128
 """The largest block of its paged cache that vLLM takes by itself; a sequence's last block is rarely full."""
@@ -102,6 +118,8 @@ class VllmRunner:
 
     def _notes(self, config: Any, workers: int) -> list[str]:
         found = ["Tokens are stamped on the host: scheduling, sampling and the copy to the host are part of a step's time."]
+        if config.cache_config.enable_prefix_caching:
+            found.append(REUSED)
         if config.scheduler_config.async_scheduling:
             found.append(
                 "The engine schedules a step while the one before still runs (async_scheduling): arrivals stand, but in the "
@@ -276,6 +294,10 @@ def _uncosted(request: RunnerRequest, config: Any, workers: int) -> str:
         return f"the engine runs the weights quantised ({config.model_config.quantization}), which the cost model does not count"
     if config.speculative_config is not None:
         return "the engine decodes speculatively: a step makes several tokens"
+    changed = changed_work(request.config.runtime.engine, CHANGING)
+    changed = changed or other_cache(str(config.cache_config.cache_dtype), config.model_config.dtype)
+    if changed or config.cache_config.enable_prefix_caching:
+        return changed or REUSES
     parallel = config.parallel_config
     if parallel.data_parallel_size > 1:
         return f"{parallel.data_parallel_size} copies of the model run side by side (data_parallel_size), not told apart"
