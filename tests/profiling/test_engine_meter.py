@@ -90,6 +90,12 @@ def test_a_sequence_that_was_held_back_in_decode_is_noticed(rows: Sequence[Seque
     assert "still in prefill" not in meter.inseparable
 
 
+def test_an_engine_that_knows_of_one_held_back_is_believed() -> None:
+    in_step = Generated(0, ((5, 6), (5, 9)), ((1, 2), (3, 4)))
+    assert not is_out_of_step(in_step), "late at the last token alone: arrivals do not tell"
+    assert is_out_of_step(replace(in_step, held_back=True))
+
+
 def test_both_kinds_of_mixing_are_counted_apart() -> None:
     engine = Scripted([1100, 1150, 1300], [1200, 1250, 1300])
     meter = metered(engine)

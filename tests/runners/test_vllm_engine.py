@@ -167,12 +167,13 @@ def test_chunked_prefill_is_not_told_apart(vllm_python: Path, tmp_path: Path) ->
     assert f"## MFU and distance from the limit\n\nn/a: {why}" in report
 
 
-def test_a_preempted_sequence_is_not_told_apart(vllm_python: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("new_tokens", [64, 10], ids=["amid decode", "at its last token"])
+def test_a_preempted_sequence_is_not_told_apart(vllm_python: Path, tmp_path: Path, new_tokens: int) -> None:
     """Four blocks hold both prompts, but not what they grow to: one is put out, and its prompt is computed again in decode."""
     words = [
         "runtime.batch_size=2",
         "runtime.prompt_tokens=120",
-        "runtime.num_new_tokens=64",
+        f"runtime.num_new_tokens={new_tokens}",
         "runtime.engine.enforce_eager=true",
     ]
     few = ["runtime.engine.num_gpu_blocks_override=4", "hardware=cpu", "profiling=none"]

@@ -55,3 +55,31 @@ def test_a_cache_in_another_format_than_the_models_is_not_costed(stored: str, na
 
 def test_cached_prompts_are_not_costed() -> None:
     assert "their prefill is not computed" in uncosted(prefix_caching=True)
+
+
+def step(**tokens: int) -> list[Any]:
+    """What a step gives: so many tokens to each sequence named."""
+    return [SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=[7] * count)]) for name, count in tokens.items()]
+
+
+@pytest.mark.parametrize(
+    ("steps", "held_back"),
+    [
+        ([step(a=1, b=1), step(a=1, b=1), step(a=1, b=1)], False),
+        ([step(a=1, b=1), step(a=1, b=1), step(a=1), step(b=1)], True),
+        ([step(a=1, b=1), step(a=1, b=1), step(a=1, b=0), step(b=1)], True),
+        ([step(a=1, b=1), step(a=1), step(a=1), step(b=1), step(b=1)], True),
+        ([step(a=1, b=1), step(a=2, b=1), step(b=1)], False),
+        ([step(a=1), step(a=1, b=1), step(a=1, b=1), step(b=1)], False),
+        ([step(a=1, b=1), step(), step(a=1, b=1), step(a=1, b=1)], False),
+    ],
+    ids=["in step", "at the last", "none at the last", "amid", "several at once", "chunked prefill", "a step for nobody"],
+)
+def test_a_step_that_passes_over_a_sequence_is_known(steps: list[list[Any]], held_back: bool) -> None:
+    for in_turns in (False, True):
+        received = vllm_runner._Received(["a", "b"], 3, in_turns=in_turns)
+        for outputs in steps:
+            received.take(outputs)
+        generated = received.generated(0)
+        assert [len(row) for row in generated.tokens] == [3, 3]
+        assert generated.held_back == (held_back and not in_turns)

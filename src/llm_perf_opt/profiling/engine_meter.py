@@ -22,6 +22,8 @@ class Generated:
     """Per sequence: monotonic clock when each of its new tokens was in the caller's hands."""
     tokens: tuple[tuple[int, ...], ...]
     """Per sequence: its new tokens, as many as arrivals."""
+    held_back: bool = False
+    """Whether a step of decode is known to have passed over a sequence. Arrivals tell too, except of a sequence's last token."""
 
 
 class Generates(Protocol):
@@ -128,7 +130,7 @@ def is_out_of_step(generated: Generated) -> bool:
     tokens alone: they must be so by the moments of handing over too.
     """
     moments = tuple(tuple(sorted(set(arrivals))) for arrivals in generated.arrivals_ns)
-    return _overtakes(generated.arrivals_ns) and _overtakes(moments)
+    return generated.held_back or (_overtakes(generated.arrivals_ns) and _overtakes(moments))
 
 
 def _overtakes(rows: Sequence[Sequence[int]]) -> bool:

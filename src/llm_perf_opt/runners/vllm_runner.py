@@ -70,6 +70,7 @@ class VllmRunner:
         self._requests = 0
         self._in_process = hasattr(engine.engine_core, "engine_core")
         config = engine.vllm_config
+        self._in_turns = config.parallel_config.pipeline_parallel_size > 1
         workers = int(config.parallel_config.world_size)
         self.facts = engine_model_facts(
             request.config.model, request.architecture, request.device, config.model_config.dtype, _words(config)
@@ -100,7 +101,7 @@ class VllmRunner:
         asked = SamplingParams(
             temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
         )
-        received = _Received(names)
+        received = _Received(names, new_tokens, in_turns=self._in_turns)
         stage = marker if self._in_process else unmarked  # ranges of this process would own none of its kernels
         started = time.monotonic_ns()
         with marker(Stage.PROFILE.value):
@@ -131,12 +132,19 @@ class VllmRunner:
 
 
 class _Received:
-    """Tokens as they come, per sequence."""
+    """Tokens as they come, per sequence.
 
-    def __init__(self, names: list[str]) -> None:
+    A step gives a token to every sequence it ran. One that has begun and is not at its end, and gets none, was passed over; only
+    where stages of a pipeline take the sequences `in_turns` is that as it should be.
+    """
+
+    def __init__(self, names: list[str], new_tokens: int, *, in_turns: bool = False) -> None:
         self._tokens: dict[str, list[int]] = {name: [] for name in names}
         self._arrivals: dict[str, list[int]] = {name: [] for name in names}
         self._waiting = len(names)
+        self._new_tokens = new_tokens
+        self._in_turns = in_turns
+        self._held_back = False
 
     @property
     def all_begun(self) -> bool:
@@ -145,6 +153,11 @@ class _Received:
 
     def take(self, outputs: Any) -> None:
         now = time.monotonic_ns()
+        given = {output.request_id for output in outputs if output.outputs[0].token_ids}
+        if given and not self._in_turns:
+            self._held_back |= any(
+                0 < len(tokens) < self._new_tokens and name not in given for name, tokens in self._tokens.items()
+            )
         for output in outputs:
             new = output.outputs[0].token_ids
             tokens = self._tokens[output.request_id]
@@ -155,7 +168,10 @@ class _Received:
 
     def generated(self, started_ns: int) -> Generated:
         return Generated(
-            started_ns, tuple(map(tuple, self._arrivals.values())), tuple(tuple(map(int, row)) for row in self._tokens.values())
+            started_ns,
+            tuple(map(tuple, self._arrivals.values())),
+            tuple(tuple(map(int, row)) for row in self._tokens.values()),
+            self._held_back,
         )
 
 
