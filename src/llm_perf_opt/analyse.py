@@ -34,7 +34,10 @@ from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
 from llm_perf_opt.run_folder import RunFolder, read_record, read_values, write_record, write_whole
 from llm_perf_opt.stored_ceilings import read_ceilings
 
-SEPARATE = {"vllm": "runtime.engine.max_num_batched_tokens and max_num_seqs large enough for the whole batch keep them apart."}
+SEPARATE = {
+    "vllm": "runtime.engine.max_num_batched_tokens and max_num_seqs, and a cache (kv_cache_memory_bytes, gpu_memory_utilization, "
+    "num_gpu_blocks_override), large enough for the whole batch keep them apart."
+}
 """What to do where a runtime ran prefill and decode together."""
 SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""

@@ -12,6 +12,7 @@ import torch
 from llm_perf_opt.composition import compose
 from llm_perf_opt.errors import ConfigError, ResourceError
 from llm_perf_opt.runners import tensorrtllm_runner
+from llm_perf_opt.runners.engine_facts import REUSED
 from llm_perf_opt.runners.llm_profile_runner import run_pass
 from llm_perf_opt.runners.session import open_session
 
@@ -112,6 +113,17 @@ def test_it_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["runtime.engine.tensor_parallel_size=-1"], "does not tell over how many devices"),
         (["runtime.engine.pipeline_parallel_size=2"], "spread over 2 workers that do not all share"),
         (["dataset=sample_prompts", "runtime.prompt_tokens=128"], "without padding"),
+        (["runtime.engine.model_kwargs.num_hidden_layers=2"], "changes the model's configuration"),
+        (["runtime.engine.sparse_attention_config.algorithm=rocket"], "leaves out a part of attention"),
+        (["runtime.engine.enable_attention_dp=true"], "enable_attention_dp=True gives every device the whole of attention"),
+        (
+            ["runtime.engine.kv_cache_config.dtype=fp8"],
+            "keeps its cache in fp8, and the cost model counts it in the model's fp32",
+        ),
+        (["runtime.engine.kv_cache_config.max_attention_window=[8]"], "max_attention_window=[8] bounds what attention sees"),
+        (["runtime.engine.kv_cache_config.host_cache_size=4096"], "kv_cache_config.host_cache_size=4096 keeps a part"),
+        (["runtime.engine.kv_cache_config.use_uvm=true"], "outside the device's memory"),
+        (["runtime.engine.kv_cache_config.enable_block_reuse=true"], "their prefill is not computed"),
     ],
 )
 def test_what_cannot_be_costed_says_why(engine: Any, words: list[str], why: str) -> None:
@@ -122,3 +134,24 @@ def test_what_cannot_be_costed_says_why(engine: Any, words: list[str], why: str)
 def test_tensor_parallel_workers_share_the_work_of_a_step(engine: Any) -> None:
     session = open_session(compose([*WORDS, "runtime=tensorrtllm", "runtime.engine.tensor_parallel_size=2"]).config)
     assert (session.runner.runtime.uncosted, session.runner.runtime.devices) == ("", 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runtime.engine.kv_cache_config.dtype=auto"],
+        ["runtime.engine.kv_cache_config.dtype=float32"],
+        ["runtime.engine.kv_cache_config.enable_block_reuse=false"],
+        ["runtime.engine.kv_cache_config.host_cache_size=0", "runtime.engine.model_kwargs=null"],
+    ],
+)
+def test_what_changes_nothing_is_costed(engine: Any, words: list[str]) -> None:
+    session = open_session(compose([*WORDS, "runtime=tensorrtllm", *words]).config)
+    assert session.runner.runtime.uncosted == ""
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_prefill_of_cached_prompts_is_told(engine: Any, reuse: bool) -> None:
+    words = f"runtime.engine.kv_cache_config.enable_block_reuse={str(reuse).lower()}"
+    session = open_session(compose([*WORDS, "runtime=tensorrtllm", words]).config)
+    assert (REUSED in session.runner.runtime.notes) == reuse

@@ -167,6 +167,35 @@ def test_chunked_prefill_is_not_told_apart(vllm_python: Path, tmp_path: Path) ->
     assert f"## MFU and distance from the limit\n\nn/a: {why}" in report
 
 
+@pytest.mark.parametrize("new_tokens", [64, 10], ids=["amid decode", "at its last token"])
+def test_a_preempted_sequence_is_not_told_apart(vllm_python: Path, tmp_path: Path, new_tokens: int) -> None:
+    """Four blocks hold both prompts, but not what they grow to: one is put out, and its prompt is computed again in decode."""
+    words = [
+        "runtime.batch_size=2",
+        "runtime.prompt_tokens=120",
+        f"runtime.num_new_tokens={new_tokens}",
+        "runtime.engine.enforce_eager=true",
+    ]
+    few = ["runtime.engine.num_gpu_blocks_override=4", "hardware=cpu", "profiling=none"]
+    folder = run(vllm_python, tmp_path / "run", "runtime=vllm", "model=tiny", *words, *few)
+    why = timings(folder)["runtime"]["inseparable"]
+    assert "some sequences decoded while others were held back" in why
+    report = (folder / "report.md").read_text()
+    assert f"| Time per output token (TPOT) | n/a: {why} |" in report
+    assert "a cache (kv_cache_memory_bytes" in report.replace("\\_", "_")
+
+
+def test_cached_prompts_and_another_configuration_are_not_costed(vllm_python: Path, tmp_path: Path) -> None:
+    shared = ["runtime=vllm", "model=tiny", *SHAPE, "runtime.engine.enforce_eager=true", "profiling=none"]
+    cached = run(vllm_python, tmp_path / "cached", *shared, "runtime.engine.enable_prefix_caching=true")
+    assert "their prefill is not computed" in timings(cached)["runtime"]["uncosted"]
+    report = (cached / "report.md").read_text()
+    assert "prefill and TTFT are those of cached prompts" in report
+    assert "## MFU and distance from the limit\n\nn/a: the engine takes prompts it has seen from its cache" in report
+    fewer = run(vllm_python, tmp_path / "fewer", *shared, "runtime.engine.hf_overrides.num_hidden_layers=1")
+    assert "hf_overrides={'num_hidden_layers': 1} changes the model's configuration" in timings(fewer)["runtime"]["uncosted"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -1,10 +1,10 @@
 """What is said of a model that an engine runs: counted on the architecture, since an engine packs, pads and shards weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.config import ModelConfig
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
@@ -20,6 +20,29 @@ COUNTED = (
     "Parameters and the bytes of the weights are counted on the architecture, as transformers builds it; "
     "what the engine packs, pads or adds is not in them."
 )
+
+REUSED = (
+    "The engine keeps prompts in its cache (prefix caching), and every request has the same ones: but for the first request, "
+    "prefill and TTFT are those of cached prompts."
+)
+REUSES = "the engine takes prompts it has seen from its cache (prefix caching): their prefill is not computed"
+OVERRIDDEN = "changes the model's configuration, and parameters and costs are counted on the one without it"
+OFFLOADED = "keeps a part of the model or of its cache outside the device's memory, whose traffic the cost model does not count"
+
+
+def changed_work(given: Mapping[str, Any], changing: Mapping[str, str], prefix: str = "runtime.engine.") -> str:
+    """Why a run is not costed whose user set an argument that changes the work; empty where none is set to anything."""
+    for name, why in changing.items():
+        if given.get(name):
+            return f"{prefix}{name}={given[name]} {why}"
+    return ""
+
+
+def other_cache(stored: str, dtype: "torch.dtype") -> str:
+    """Why a cache kept in another format than the model's is not costed; empty where it is the same."""
+    if stored in ("auto", str(dtype).removeprefix("torch.")):
+        return ""
+    return f"the engine keeps its cache in {stored}, and the cost model counts it in the model's {short_dtype(dtype)}"
 
 
 def not_shared(workers: int) -> str:

@@ -58,7 +58,7 @@ class Session:
         """A meter for requests of this many new tokens."""
         if is_steppable(self.runner):
             return Meter(cast("SteppableRunner", self.runner), self.batch, new_tokens, clock_for(self.device), marker)
-        return EngineMeter(cast("EngineRunner", self.runner), self.batch, new_tokens, marker)
+        return EngineMeter(cast("EngineRunner", self.runner), self.batch, len(self.prompts.ids), new_tokens, marker)
 
 
 def is_steppable(runner: Runner) -> bool:

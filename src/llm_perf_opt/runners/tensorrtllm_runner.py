@@ -19,9 +19,15 @@ from llm_perf_opt.runners.base import Generated, RunnerRequest
 from llm_perf_opt.runners.engine_arguments import refuse_arguments
 from llm_perf_opt.runners.engine_facts import (
     COUNTED,
+    OFFLOADED,
+    OVERRIDDEN,
+    REUSED,
+    REUSES,
     EngineWords,
+    changed_work,
     engine_model_facts,
     not_shared,
+    other_cache,
     refused_in_its_own_words,
     write_model_folder,
 )
@@ -32,6 +38,19 @@ if TYPE_CHECKING:
     from tensorrt_llm import LLM
 
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+CHANGING = {
+    "model_kwargs": OVERRIDDEN,
+    "sparse_attention_config": "leaves out a part of attention, which the cost model counts",
+    "enable_attention_dp": "gives every device the whole of attention, which the cost model counts as shared",
+    "kv_connector_config": OFFLOADED,
+}
+"""Arguments that change what the engine computes or moves, and how …"""
+CHANGING_CACHE = {
+    "max_attention_window": "bounds what attention sees, which the cost model does not count",
+    "host_cache_size": OFFLOADED,
+    "use_uvm": OFFLOADED,
+}
+"""… and those of its cache."""
 METHOD = (
     "tokens are stamped when the stream of their sequence hands them over: prefill lasts until every sequence has its first "
     "token, a decode step until every sequence has its next; the engine's own steps are not seen"
@@ -57,7 +76,7 @@ class TensorRtLlmRunner:
             method=METHOD,
             uncosted=_uncosted(request),
             engine=arguments,
-            notes=(COUNTED, *NOTES),
+            notes=(COUNTED, *NOTES, *([REUSED] if arguments["kv_cache_config"]["enable_block_reuse"] else [])),
             devices=_workers(request),
         )
         self.profiler = Missing("TensorRT-LLM runs the model in processes of its own, which this process's profiler does not see")
@@ -164,6 +183,11 @@ def _uncosted(request: RunnerRequest) -> str:
     ):
         if engine.get(name) is not None:
             return why
+    cache = engine.get("kv_cache_config", {})
+    changed = changed_work(engine, CHANGING) or changed_work(cache, CHANGING_CACHE, "runtime.engine.kv_cache_config.")
+    changed = changed or other_cache(str(cache.get("dtype", "auto")), request.dtype)
+    if changed or cache.get("enable_block_reuse"):
+        return changed or REUSES
     sizes = {name: _whole(engine.get(name, 1)) for name in _PARALLEL}
     for name, size in sizes.items():
         if size is None:  # the engine took it; what it made of it is not known here

@@ -19,9 +19,15 @@ from llm_perf_opt.runners.base import EngineProfiler, Generated, RunnerRequest
 from llm_perf_opt.runners.engine_arguments import refuse_arguments
 from llm_perf_opt.runners.engine_facts import (
     COUNTED,
+    OFFLOADED,
+    OVERRIDDEN,
+    REUSED,
+    REUSES,
     EngineWords,
+    changed_work,
     engine_model_facts,
     not_shared,
+    other_cache,
     refused_in_its_own_words,
     write_model_folder,
 )
@@ -41,6 +47,16 @@ METHOD = (
     "tokens are stamped when the engine step that made them returns: prefill lasts until every sequence has its first token, "
     "a decode step until every sequence has its next"
 )
+CHANGING = {
+    "hf_overrides": OVERRIDDEN,
+    "hf_config_path": OVERRIDDEN,
+    "cpu_offload_gb": OFFLOADED,
+    "offload_group_size": OFFLOADED,
+    "kv_offloading_size": OFFLOADED,
+    "kv_transfer_config": OFFLOADED,
+    "kv_sharing_fast_prefill": "leaves out a part of prefill, which the cost model counts",
+}
+"""Arguments that change what the engine computes or moves, and how."""
 LEAST_CPU_CACHE_BYTES = 64 * 2**20
 BLOCK_TOKENS = 128
 """The largest block of its paged cache that vLLM takes by itself; a sequence's last block is rarely full."""
@@ -54,6 +70,7 @@ class VllmRunner:
         self._requests = 0
         self._in_process = hasattr(engine.engine_core, "engine_core")
         config = engine.vllm_config
+        self._in_turns = config.parallel_config.pipeline_parallel_size > 1
         workers = int(config.parallel_config.world_size)
         self.facts = engine_model_facts(
             request.config.model, request.architecture, request.device, config.model_config.dtype, _words(config)
@@ -84,7 +101,7 @@ class VllmRunner:
         asked = SamplingParams(
             temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
         )
-        received = _Received(names)
+        received = _Received(names, new_tokens, in_turns=self._in_turns)
         stage = marker if self._in_process else unmarked  # ranges of this process would own none of its kernels
         started = time.monotonic_ns()
         with marker(Stage.PROFILE.value):
@@ -102,6 +119,8 @@ class VllmRunner:
 
     def _notes(self, config: Any, workers: int) -> list[str]:
         found = ["Tokens are stamped on the host: scheduling, sampling and the copy to the host are part of a step's time."]
+        if config.cache_config.enable_prefix_caching:
+            found.append(REUSED)
         if config.scheduler_config.async_scheduling:
             found.append(
                 "The engine schedules a step while the one before still runs (async_scheduling): arrivals stand, but in the "
@@ -113,12 +132,19 @@ class VllmRunner:
 
 
 class _Received:
-    """Tokens as they come, per sequence."""
+    """Tokens as they come, per sequence.
 
-    def __init__(self, names: list[str]) -> None:
+    A step gives a token to every sequence it ran. One that has begun and is not at its end, and gets none, was passed over; only
+    where stages of a pipeline take the sequences `in_turns` is that as it should be.
+    """
+
+    def __init__(self, names: list[str], new_tokens: int, *, in_turns: bool = False) -> None:
         self._tokens: dict[str, list[int]] = {name: [] for name in names}
         self._arrivals: dict[str, list[int]] = {name: [] for name in names}
         self._waiting = len(names)
+        self._new_tokens = new_tokens
+        self._in_turns = in_turns
+        self._held_back = False
 
     @property
     def all_begun(self) -> bool:
@@ -127,6 +153,11 @@ class _Received:
 
     def take(self, outputs: Any) -> None:
         now = time.monotonic_ns()
+        given = {output.request_id for output in outputs if output.outputs[0].token_ids}
+        if given and not self._in_turns:
+            self._held_back |= any(
+                0 < len(tokens) < self._new_tokens and name not in given for name, tokens in self._tokens.items()
+            )
         for output in outputs:
             new = output.outputs[0].token_ids
             tokens = self._tokens[output.request_id]
@@ -137,7 +168,10 @@ class _Received:
 
     def generated(self, started_ns: int) -> Generated:
         return Generated(
-            started_ns, tuple(map(tuple, self._arrivals.values())), tuple(tuple(map(int, row)) for row in self._tokens.values())
+            started_ns,
+            tuple(map(tuple, self._arrivals.values())),
+            tuple(tuple(map(int, row)) for row in self._tokens.values()),
+            self._held_back,
         )
 
 
@@ -276,6 +310,10 @@ def _uncosted(request: RunnerRequest, config: Any, workers: int) -> str:
         return f"the engine runs the weights quantised ({config.model_config.quantization}), which the cost model does not count"
     if config.speculative_config is not None:
         return "the engine decodes speculatively: a step makes several tokens"
+    changed = changed_work(request.config.runtime.engine, CHANGING)
+    changed = changed or other_cache(str(config.cache_config.cache_dtype), config.model_config.dtype)
+    if changed or config.cache_config.enable_prefix_caching:
+        return changed or REUSES
     parallel = config.parallel_config
     if parallel.data_parallel_size > 1:
         return f"{parallel.data_parallel_size} copies of the model run side by side (data_parallel_size), not told apart"

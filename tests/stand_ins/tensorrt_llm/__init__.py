@@ -59,6 +59,9 @@ class LLM:
         max_seq_len: int | None = None,
         load_format: str = "auto",
         kv_cache_config: KvCacheConfig | None = None,
+        model_kwargs: dict[str, Any] | None = None,
+        sparse_attention_config: Any = None,
+        enable_attention_dp: bool = False,
     ) -> None:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
