@@ -169,6 +169,84 @@ def test_several_runs_a_side_must_be_repeats() -> None:
         compare(Side((run(), run(setting=("runtime", "compile", "default")))), Side((run(),)))
 
 
+GPU = {
+    "name": "a card",
+    "uuid": "GPU-1",
+    "power_limit_w": 700.0,
+    "sm_clock_max_mhz": 1980,
+    "memory_bytes": 80 * 2**30,
+    "mig": False,
+}
+"""What the record of the environment says of a card."""
+
+
+def on_gpu(**changes: Any) -> RunAnalysis:
+    """A run on a card; what is changed is of the card, the processor's name or the host's."""
+    env = {
+        "host": changes.pop("host", "node1"),
+        "cpu": {"name": changes.pop("cpu", "a processor"), "usable": 8},
+        "gpu": {**GPU, "sm_clock_mhz": 345, **changes},
+    }
+    return run(timings=clean_timings(repeats(), model=model_facts(device="cuda:0", device_name="a card")), env=env)
+
+
+@pytest.mark.parametrize(
+    ("other", "fact"),
+    [
+        (run(timings=OTHER_DEVICE, run="runs/other"), "hardware: device_name is"),
+        (run(timings=OTHER_MODEL, run="runs/other"), "model: parameters is"),
+        (run(timings=BATCH_4, run="runs/other"), "workload: batch_size is 2"),
+    ],
+)
+def test_every_run_of_a_side_is_held_to_what_the_first_ran(other: RunAnalysis, fact: str) -> None:
+    """Although the settings are the same: on another machine, with another file behind the model's name."""
+    first = run(run="runs/first")
+    for sides in ((Side((first, run(), other)), Side((run(),))), (Side((run(),)), Side((first, other)))):
+        with pytest.raises(ConfigError) as caught:
+            compare(*sides, allow=["hardware", "model", "workload"])
+        assert fact in caught.value.fact
+        assert "in runs/first and" in caught.value.fact
+        assert caught.value.fact.endswith("in runs/other.")
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"power_limit_w": 500.0}, "gpu.power_limit_w"),
+        ({"sm_clock_max_mhz": 1500}, "gpu.sm_clock_max_mhz"),
+        ({"memory_bytes": 40 * 2**30}, "gpu.memory"),
+        ({"mig": True}, "gpu.mig"),
+        ({"cpu": "another processor"}, "cpu.name"),
+    ],
+)
+def test_limits_of_the_machine_are_hardware(change: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"hardware: {key} is") as caught:
+        one_to_one(on_gpu(), on_gpu(**change))
+    assert "--allow hardware" in caught.value.remedy
+    found = one_to_one(on_gpu(), on_gpu(**change), allow=["hardware"])
+    assert [(row.kind, row.key) for row in found.facts] == [("hardware", key)]
+    with pytest.raises(ConfigError, match=f"not repeats .*{key}"):
+        compare(Side((on_gpu(), on_gpu(**change))), Side((on_gpu(),)))
+
+
+def test_what_is_read_at_a_moment_or_not_known_is_no_hardware() -> None:
+    for new in (on_gpu(sm_clock_mhz=1980), on_gpu(power_limit_w="n/a: no permission"), on_gpu(memory_bytes=80 * 2**30 - 2**20)):
+        assert one_to_one(on_gpu(), new).facts == ()
+    with pytest.raises(ConfigError, match=r"gpu\.power_limit_w"):
+        compare(Side((on_gpu(power_limit_w="n/a: no permission"), on_gpu())), Side((on_gpu(power_limit_w=500.0),)))
+    on_cpu = [run(env={"gpu": {**GPU, "power_limit_w": limit}}) for limit in (700.0, 500.0)]
+    assert one_to_one(*on_cpu).facts == (), "the card was not used"
+
+
+def test_machines_of_one_kind_are_a_caution() -> None:
+    assert not any("machines" in text for text in one_to_one(on_gpu(), on_gpu()).cautions)
+    for new, names in ((on_gpu(host="node2"), "node1, node2"), (on_gpu(uuid="GPU-2"), "GPU-1, GPU-2")):
+        assert any(text.startswith("Two machines") and names in text for text in one_to_one(on_gpu(), new).cautions)
+    last = compare(Side((on_gpu(), on_gpu())), Side((on_gpu(), on_gpu(host="node2"), on_gpu(host="node3"))))
+    assert any(text.startswith("3 machines") for text in last.cautions)
+    assert [(row.key, row.base, row.new) for row in last.environment] == [("host", "node1", "node1; node2; node3")]
+
+
 @pytest.mark.parametrize(
     ("devices", "others", "verdict", "caution"),
     [

@@ -12,8 +12,8 @@ from llm_perf_opt.analysis.comparison.differences import (
     config_differences,
     environment_differences,
     fact_differences,
-    flatten,
 )
+from llm_perf_opt.analysis.comparison.facts import flatten, machine_cautions
 from llm_perf_opt.analysis.comparison.figures import (
     MEMORY,
     Figure,
@@ -132,13 +132,12 @@ def compare(
     A judgement that states no spread between processes gets the one assumed of accelerators, or of a CPU that was watched and
     quiet, where all runs were on such.
     """
-    for name, side in (("base", base), ("new", new)):
-        check_one_side(name, side.runs)
+    ran = [check_one_side(f"the {name} side", side.runs) for name, side in (("base", base), ("new", new))]
     timings = [_timings(side) for side in (base, new)]
     first = base.runs[0], new.runs[0]
     typical = base.runs[base.typical], new.runs[new.typical]
     settings = config_differences(*first)
-    facts = fact_differences(timings[0][0], timings[1][0], settings)
+    facts = fact_differences(ran[0], ran[1], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
     if judgement.process_spread is None:
         judgement = _by_the_machine(judgement, [*base.runs, *new.runs], [*timings[0], *timings[1]])
@@ -153,7 +152,7 @@ def compare(
         stages=stages,
         facts=facts,
         settings=settings,
-        environment=environment_differences(*first),
+        environment=environment_differences(base.runs, new.runs),
         memory=memory,
         energy=energy,
         looked_into=(typical[0].run, typical[1].run),
@@ -279,9 +278,10 @@ def _cautions(
     other = [row.key for row in settings if not any(row.key == key or row.key.startswith(f"{key}.") for key in experiment)]
     if experiment and other:
         found.append(f"Besides the experiment these settings differ: {', '.join(other)}.")
-    clocks = [side[0].clock for side in timings]
-    if clocks[0] != clocks[1]:
-        found.append(f"The sides are timed by different clocks: {clocks[0]} and {clocks[1]}.")
+    found += machine_cautions([*base.runs, *new.runs])
+    clocks = list(dict.fromkeys(run.clock for side in timings for run in side))
+    if len(clocks) > 1:
+        found.append(f"The runs are timed by different clocks: {' and '.join(clocks)}.")
     same_work = timings[0][0].workload == timings[1][0].workload
     if same_work and all(run.tokens_repeat for side in timings for run in side):
         tokens = [{run.tokens_sha256 for run in side} for side in timings]
