@@ -81,6 +81,19 @@ def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found))["metrics"][0]["effect"]["interval"]["why"]
 
 
+def test_too_few_repeats_show_their_medians_all_the_same() -> None:
+    few = clean_timings(repeats(1.1)[:3])
+    base = run_analysis(timings=clean_timings(repeats(1.0)[:3]))
+    gates = parse_gates(["tpot=3%"], gate_names())
+    found = compare(Side((base,)), Side((replace(base, timings=few, run="new"),)), gates=gates, judgement=ON_ACCELERATOR)
+    row = next(rows for rows in read(comparison_page(found)).tables if rows[0][0] == "metric")[1]
+    assert row[1:] == ["100.1 ms", "110.1 ms", "+10.00 %", "unknown", "not distinguishable", "3 / 3"]
+    text = comparison_text(found)
+    assert "110.1 ms" in text
+    assert "has 3 repeats; an interval needs 6 (runtime.min_repeats). To tell: at least 6 repeats in each run" in text
+    assert "110.1 ms" in comparison_html(found)
+
+
 def test_several_runs_a_side_say_which_one_is_looked_into() -> None:
     runs = [
         replace(run_analysis(timings=clean_timings(repeats(slower))), run=f"runs/{slower}") for slower in (1.0, 1.1, 1.2, 2.0)

@@ -381,6 +381,18 @@ def test_gates_are_held_against_their_rows() -> None:
     ]  # fmt: skip
 
 
+def test_a_gate_on_too_short_a_decode_says_how_many_tokens_it_takes() -> None:
+    gates = parse_gates(["itl_p90=3%", "itl_p99=3%", "energy=3%"], gate_names())
+    assert [result.needed for result in one_to_one(run(), run(), gates=gates).gates] == [
+        "at least 51 new tokens (runtime.num_new_tokens=51)",
+        "at least 501 new tokens (runtime.num_new_tokens=501)",
+        Missing("More repeats do not cure this"),
+    ]
+    one_token = clean_timings([iteration(100 * MS, []) for _ in range(8)], workload=workload(new_tokens=1))
+    (tpot,) = one_to_one(run(timings=one_token), run(timings=one_token), gates=parse_gates(["tpot=3%"], gate_names())).gates
+    assert tpot.needed == "at least 2 new tokens (runtime.num_new_tokens=2)"
+
+
 def test_every_gate_name_has_a_row() -> None:
     found = one_to_one(run(), run())
     rows = {row.key for row in (*found.metrics, *found.stages)} | {row.key for row in (*found.memory, *found.energy)}

@@ -38,7 +38,7 @@ from llm_perf_opt.analysis.comparison.statistics import (
     is_measured,
     paired_effect,
 )
-from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, value_of
+from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, tokens_needed, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
@@ -164,7 +164,7 @@ def compare(
             *_few_runs(len(base.runs) + len(new.runs) - 2, judgement),
             *_cautions(base, new, timings, settings, experiment),
         ),
-        gates=tuple(_held(gate, (*metrics, *stages), (*memory, *energy)) for gate in gates),
+        gates=tuple(_held(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]]) for gate in gates),
     )
 
 
@@ -292,13 +292,22 @@ def _cautions(
     return tuple(dict.fromkeys(found))
 
 
-def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[FigureChange]) -> GateResult:
+def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[FigureChange], timings: Sequence[CleanTimings]) -> GateResult:
     for row in rows:
         if row.key == gate.metric:
-            return hold(gate, row.effect, row.higher_is_better)
+            return hold(gate, row.effect, row.higher_is_better, _cure(row.key, timings))
     figure = next(figure for figure in figures if figure.key == gate.metric)
     if isinstance(figure.base, Missing):
         return GateResult(gate, "cannot tell", figure.base.why, NO_CURE)
     if isinstance(figure.new, Missing):
         return GateResult(gate, "cannot tell", figure.new.why, NO_CURE)
     return hold_exact(gate, figure.base, figure.new)
+
+
+def _cure(key: str, timings: Sequence[CleanTimings]) -> Maybe[str]:
+    """What would make a figure that is missing: more new tokens, where decode was too short for it."""
+    needed = tokens_needed(key)
+    of_decode = key in (*_OF_DECODE, Stage.DECODE.value, Stage.DECODE_STEP.value)
+    if not of_decode or any(inseparable(run) for run in timings) or all(run.workload.new_tokens >= needed for run in timings):
+        return NO_CURE
+    return f"at least {needed} new tokens (runtime.num_new_tokens={needed})"
