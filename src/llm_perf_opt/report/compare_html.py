@@ -21,6 +21,7 @@ from llm_perf_opt.report.compare import (
     method_words,
     row_cells,
     signed_percent,
+    stage_words,
     verdict_sentences,
 )
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, name_cell, numbers
@@ -39,10 +40,10 @@ def comparison_html(found: Comparison) -> str:
     sections = [
         Section("verdict", "Verdict", _verdict(found)),
         Section("metrics", "Metrics and stages", [_changes_chart(found), Table(_rows("metrics", found.metrics)),
-                                                  Table(_rows("stages", found.stages))]),
+                                                  Table(_rows("stages", found.stages)), Words(stage_words(found.stages))]),
         Section("budget", "Budget against budget", [*map(Words, looked_into_words(found)), *_budget(found.budget)]),
         Section("kernels", "Kernels", _kernels(found.kernels)),
-        Section("operators", "Operators", _operators(found.operators)),
+        Section("operators", "Operators", _operators(found.operators, found.unseen)),
         Section("figures", "Memory, energy and counters", [Table(_figures("memory", (*found.memory, *found.energy))),
                                                            *_counters(found.counters)]),
         Section("differences", "What differs", [*_differences("settings", found.settings),
@@ -193,7 +194,7 @@ def _kernels(match: Maybe[KernelMatch]) -> list[Block]:
     return [Table(made), Table(_alone("appeared", match.appeared)), Table(_alone("vanished", match.vanished))]
 
 
-def _operators(rows: Maybe[tuple[OperatorChange, ...]]) -> list[Block]:
+def _operators(rows: Maybe[tuple[OperatorChange, ...]], unseen: str) -> list[Block]:
     if isinstance(rows, Missing):
         return [Absent("Operators", rows.why)]
     columns = [Column("operator"), *numbers("difference", "base", "new", "calls, base", "calls, new")]
@@ -208,7 +209,7 @@ def _operators(rows: Maybe[tuple[OperatorChange, ...]]) -> list[Block]:
             Cell(f"{row.base_calls:,}", row.base_calls),
             Cell(f"{row.new_calls:,}", row.new_calls),
         )
-    return [Table(made)]
+    return [*([Words(unseen)] if unseen else []), Table(made)]
 
 
 def _alone(name: str, kernels: Sequence[LoneKernel]) -> HtmlTable:

@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.sides import side_of, typical_run
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effect, Judgement
 from llm_perf_opt.analysis.latency import METRICS
+from llm_perf_opt.analysis.latency import metrics as run_metrics
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.errors import ConfigError
@@ -156,7 +157,7 @@ def test_cautions_name_other_tokens_and_disturbed_runs() -> None:
     cautions = " ".join(one_to_one(run(), other).cautions)
     assert "different tokens" in cautions
     assert "The machine was busy." in cautions
-    assert "2 runs a side" in cautions
+    assert "3 runs a side" in cautions
 
 
 def test_several_runs_a_side_must_be_repeats() -> None:
@@ -250,7 +251,7 @@ def test_machines_of_one_kind_are_a_caution() -> None:
 @pytest.mark.parametrize(
     ("devices", "others", "verdict", "caution"),
     [
-        (("cuda:0", "cuda:0"), (Missing("not watched"), 1.5), "slower", "is assumed, not measured. 2 runs a side measure it."),
+        (("cuda:0", "cuda:0"), (Missing("not watched"), 1.5), "slower", "is assumed, not measured. 3 runs a side measure it."),
         (("cpu", "cpu"), (0.02, 0.1), "slower", "is assumed, not measured. 3 runs a side measure it."),
         (("cpu", "cpu"), (0.02, 0.4), "not distinguishable", "Too few runs for a verdict: other work used this CPU"),
         (("cpu", "cpu"), (0.02, Missing("not watched")), "not distinguishable", "or nobody watched"),
@@ -311,6 +312,26 @@ def test_memory_and_operators() -> None:
     shorter = one_to_one(run(), run(torch=torch_pass(decode_steps=2)))
     assert isinstance(shorter.operators, Missing)
     assert "decode steps" in shorter.operators.why
+
+
+def test_a_run_has_the_medians_of_its_own_report() -> None:
+    """An even count, far apart: a mean of logarithms would say 173."""
+    times = clean_timings([iteration(first * MS, [first * MS] * 2) for first in (100, 300) * 4])
+    found = found_effect(one_to_one(run(timings=times), run(timings=times)), "ttft")
+    report = next(metric.value for metric in run_metrics(times) if metric.key == "ttft")
+    assert not isinstance(report, Missing)
+    assert (found.base, found.new) == (pytest.approx(report.median), pytest.approx(200 * MS))
+
+
+def test_operators_inside_graphs_are_said_to_be_unseen() -> None:
+    graphed = on_gpu()
+    graphed.config["runtime"]["compile"] = "reduce-overhead"
+    assert one_to_one(on_gpu(), graphed).unseen.startswith("new: decode is replayed from CUDA graphs.")
+    assert one_to_one(on_gpu(), on_gpu()).unseen == ""
+    assert one_to_one(run(), run(setting=("runtime", "compile", "reduce-overhead"))).unseen == "", "a CPU has no graphs"
+    many = torch_pass(operators=(operator("aten::mm", calls=900),))
+    few = torch_pass(operators=(operator("aten::mm", calls=100),))
+    assert one_to_one(run(torch=many), run(torch=few)).unseen.startswith("new has far fewer calls of operators (900 and 100)")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from llm_perf_opt.analysis.comparison.figures import (
     memory_changes,
     operator_changes,
     told_once,
+    unseen_operators,
 )
 from llm_perf_opt.analysis.comparison.gates import NO_CURE, Gate, GateResult, hold, hold_exact
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, MatchableKernel, match_kernels
@@ -96,6 +97,8 @@ class Comparison:
     counters: Maybe[tuple[FigureChange, ...]]
     cautions: tuple[str, ...]
     gates: tuple[GateResult, ...] = ()
+    unseen: str = ""
+    """Why operators that ran may be missing on a side."""
 
     def row(self, key: str) -> Row:
         """The metric or stage with this key."""
@@ -157,6 +160,7 @@ def compare(
         energy=energy,
         looked_into=(typical[0].run, typical[1].run),
         operators=operator_changes(*typical),
+        unseen=unseen_operators(*typical),
         kernels=_both(base.kernels, new.kernels, match_kernels),
         budget=_both(base.budget, new.budget, figure_changes),
         counters=told_once(_both(base.counters, new.counters, figure_changes)),
@@ -203,9 +207,9 @@ def _few_runs(freedom: int, judgement: Judgement) -> tuple[str, ...]:
             "--process-spread states it; with profiling.nvml.enable=true the sampler sees whether the machine is quiet.",
         )
     if not is_measured(freedom, judgement):
-        enough = judgement.measured_from // 2 + 1
         return (
-            f"Too few runs: how much processes differ on this machine is assumed, not measured. {enough} runs a side measure it.",
+            "Too few runs: how much processes differ on this machine is assumed, not measured. "
+            f"{SEVERAL // 2 + 1} runs a side measure it.",
         )
     return ()
 

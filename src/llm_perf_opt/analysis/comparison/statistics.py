@@ -124,7 +124,7 @@ class Effect:
     """Median; over several runs the geometric mean of their medians."""
     new: float
     change: float
-    """new / base − 1; paired by step: the median over the steps of that ratio."""
+    """new / base − 1, of medians of logarithms; paired by step: the median over the steps of that ratio."""
     interval: Maybe[Interval]
     verdict: Verdict
     base_repeats: tuple[int, ...]
@@ -236,7 +236,9 @@ class _Side:
         self.profile: Floats = np.mean(profiles, axis=0)
         self.draws: Floats = np.mean(draws, axis=0)
         self.run_levels: Floats = np.asarray([np.median(profile) for profile in profiles])
-        self.level = float(np.exp(np.mean(self.run_levels)))
+        # As a run's own report has it: of an even count the middle two are averaged as they are, not as logarithms.
+        shown = [np.log(np.median(np.median(np.exp(run), axis=0))) for run in runs]
+        self.level = float(np.exp(np.mean(shown)))
         repeats = [np.median(run, axis=1) for run in runs]
         self.scatter = max(_quarter_spread(values) for values in repeats)
         self.visited = max(float(np.ptp(values)) for values in repeats)
