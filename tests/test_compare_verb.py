@@ -168,6 +168,22 @@ def test_a_baseline_whose_run_is_gone_says_so(project: Path) -> None:
     assert llm_perf("baseline", "remove", "gone", cwd=project).returncode == 0
 
 
+def test_a_baseline_is_refused_what_a_side_is(project: Path) -> None:
+    sweep = project / "runs" / "swept"
+    sweep.mkdir()
+    (sweep / "sweep.json").write_text("{}")
+    for words, said in (
+        (["runs/main/1", "runs/batch4/1"], "The runs of the baseline 'mixed' are not repeats of one configuration"),
+        (["runs/swept"], "is a sweep: many configurations"),
+        (["runs/main"], "is not a run but holds 3"),
+    ):
+        done = llm_perf("baseline", "set", "mixed", *words, cwd=project)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+    sweep.joinpath("sweep.json").unlink()
+    assert not (project / "runs" / "baselines.json").exists() or "mixed" not in (project / "runs" / "baselines.json").read_text()
+
+
 def test_runs_are_listed_as_data(project: Path) -> None:
     done = llm_perf("runs", "--json", "--limit", "0", cwd=project)
     rows = json.loads(done.stdout)

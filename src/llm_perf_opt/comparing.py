@@ -6,6 +6,7 @@ from pathlib import Path
 
 from llm_perf_opt.analyse import analyse
 from llm_perf_opt.analysis.comparison.compare import Comparison, compare, gate_names
+from llm_perf_opt.analysis.comparison.differences import check_one_side
 from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.sides import side_of
 from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT, Judgement
@@ -32,6 +33,15 @@ def compare_runs(
         raise ConfigError(f"{path} stands on both sides.", "A run is not compared with itself.")
     sides = [side_of([analyse(RunFolder.open(path)) for path in paths]) for paths in folders]
     return compare(sides[0], sides[1], experiment, allow, parsed, judgement)
+
+
+def check_baseline(name: str, runs: Sequence[Path]) -> None:
+    """Refuse what cannot be a side of a comparison: a sweep, a folder of runs, runs that are not repeats of each other."""
+    for path in runs:
+        if path.is_dir() and not is_run(path):
+            raise _no_run(path, str(path), ())
+    if len(runs) > 1:
+        check_one_side(f"the baseline {name!r}", [analyse(RunFolder.open(path), traces=False) for path in runs])
 
 
 def resolve(words: Sequence[str], runs_dir: Path, side: str) -> list[Path]:

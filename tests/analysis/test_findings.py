@@ -317,7 +317,9 @@ def test_throttled() -> None:
 
 
 def test_noisy_machine() -> None:
-    assert found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(stable=False))) is not None
+    noisy = found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(stable=False)))
+    assert noisy is not None
+    assert not any(text.endswith(".") for text in noisy.evidence), "who shows them ends the sentence"
     assert found("noisy_machine", evidence(stage_evidence(), telemetry=summary("a busy neighbour."))) is not None
     assert found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(), telemetry=summary())) is None
 

@@ -1,5 +1,6 @@
 """The page of a comparison, read as a renderer does: the verdict first, hostile names as text."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,6 +80,34 @@ def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
     html = comparison_html(found)
     assert "whose interval is unknown" in html
     assert msgspec.json.decode(msgspec.json.encode(found))["metrics"][0]["effect"]["interval"]["why"]
+
+
+def test_too_few_repeats_show_their_medians_all_the_same() -> None:
+    few = clean_timings(repeats(1.1)[:3])
+    base = run_analysis(timings=clean_timings(repeats(1.0)[:3]))
+    gates = parse_gates(["tpot=3%"], gate_names())
+    found = compare(Side((base,)), Side((replace(base, timings=few, run="new"),)), gates=gates, judgement=ON_ACCELERATOR)
+    row = next(rows for rows in read(comparison_page(found)).tables if rows[0][0] == "metric")[1]
+    assert row[1:] == ["100.1 ms", "110.1 ms", "+10.00 %", "unknown", "not distinguishable", "3 / 3"]
+    text = comparison_text(found)
+    assert "110.1 ms" in text
+    assert "has 3 repeats; an interval needs 6 (runtime.min_repeats). To tell: at least 6 repeats in each run" in text
+    assert "110.1 ms" in comparison_html(found)
+
+
+def test_ids_of_the_page_are_unique_and_kernels_show_their_numbers_first() -> None:
+    kernels = [Kernel("a_kernel", "decode", "gemm", 4, 100)]
+    base = run_analysis(timings=clean_timings(repeats(1.0)))
+    new = replace(base, run="baseline/tiny/new")
+    budget = [Part("decode/floor, per token", MS)]
+    html = comparison_html(compare(Side((base,), kernels, budget, budget), Side((new,), kernels, budget, budget)))
+    ids = re.findall(r'<(?:section|div|table|h2|main|p|ul|figure)[^>]* id="([^"]+)"', html)
+    assert {"kernels", "matched-kernels", "budget", "budget-rows", "metrics", "metrics-rows"} <= set(ids)
+    assert len(ids) == len(set(ids))
+    kernel_table = html[html.index('<table id="matched-kernels"') :]
+    headings = re.findall(r"<th [^>]*>([^<]+)</th>", kernel_table[: kernel_table.index("</thead>")])
+    assert headings[:5] == ["stage", "difference", "base", "new", "kernel"]
+    assert '<td class="name">a_kernel</td>' in kernel_table
 
 
 def test_several_runs_a_side_say_which_one_is_looked_into() -> None:

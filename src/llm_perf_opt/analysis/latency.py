@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.stats import PERCENTILE_METHOD, carried_percentile, drift, percentile, summarise
+from llm_perf_opt.analysis.stats import PERCENTILE_METHOD, carried_percentile, drift, least_values, percentile, summarise
 from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.records import (
     CleanTimings,
@@ -106,6 +106,12 @@ METRICS = (
 
 NEED_STAGES = ("tpot", "itl_p50", "itl_p90", "itl_p99", "prefill_rate", "decode_rate")
 """Figures that mean nothing where prefill and decode ran together."""
+
+
+def tokens_needed(key: str) -> int:
+    """New tokens from which a figure of decode can be had: two have a gap, a percentile in the tail needs more of them."""
+    tail = {"itl_p90": 0.9, "itl_p99": 0.99}.get(key)
+    return 2 if tail is None else 1 + least_values(tail)
 
 
 def inseparable(timings: CleanTimings) -> Missing | None:

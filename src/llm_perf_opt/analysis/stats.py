@@ -28,9 +28,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[low] * (1 - weight) + ordered[high] * weight
 
 
+def least_values(share: float) -> int:
+    """Values from which a sample carries this percentile."""
+    return round(LEAST_BEYOND / (1 - share))
+
+
 def carried_percentile(values: Sequence[float], share: float) -> Maybe[float]:
     """The percentile, where the sample is large enough to carry it."""
-    needed = round(LEAST_BEYOND / (1 - share))
+    needed = least_values(share)
     if len(values) < needed:
         return Missing(f"{len(values)} values; p{share * 100:g} needs {needed}")
     return percentile(values, share)

@@ -22,7 +22,9 @@ def set_baseline(
     """Give runs a name; an earlier meaning of it is replaced."""
     note_debug(debug)
     from llm_perf_opt.baselines import Baselines
+    from llm_perf_opt.comparing import check_baseline
 
+    check_baseline(name, run)
     kept = Baselines(runs_dir)
     baseline = kept.set(name, run)
     if as_json:

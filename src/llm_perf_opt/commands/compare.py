@@ -38,7 +38,8 @@ def compare(
             min=0,
             max=100,
             metavar="PERCENT",
-            help="Deviation between processes where too few runs show it; assumed: 1 on an accelerator, nothing on a CPU.",
+            help="Deviation between processes where too few runs show it; assumed: 1 on an accelerator, 20 on a quiet CPU, "
+            "nothing on one that others use.",
         ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="The whole page as Markdown on standard output.")] = False,
@@ -49,7 +50,8 @@ def compare(
 ) -> None:
     """What changed from BASE to NEW, and whether it is real.
 
-    A change is called faster or slower when its 98 % interval excludes zero. On a CPU that takes three runs a side.
+    A change is called faster or slower when its 98 % interval excludes zero. Give three runs a side: fewer rest on
+    an assumption of how much processes differ, and on a CPU that others use they get no verdict.
 
     Exit code with --gate: 0 every gate passes, 1 a regression, 2 cannot tell (too noisy) or refused. Without: 0.
     """

@@ -119,12 +119,12 @@ def comparison_page(found: Comparison) -> str:
         _gates(found.gates),
         _cautions(found.cautions),
         "## Metrics\n\n" + _rows(found.metrics),
-        "## Stages\n\n" + _rows(found.stages) + _paired_note(found.stages),
+        "## Stages\n\n" + _rows(found.stages) + f"\n{escape(stage_words(found.stages))}\n",
         _differences("Settings that differ", found.settings),
         _differences("Hardware, model and workload that differ", found.facts),
         _differences("Environment that differs", found.environment),
         "## Memory and energy\n\n" + _figures((*found.memory, *found.energy)),
-        _operators(found.operators),
+        _operators(found.operators, found.unseen),
         _kernels(found.kernels),
         _figure_section("Budget", found.budget),
         _figure_section("Counters", found.counters),
@@ -162,11 +162,15 @@ def _rows(rows: Sequence[Row]) -> str:
     return table(_HEADER, [[escape(row.label), *row_cells(row)[1:]] for row in rows], _ALIGN)
 
 
-def _paired_note(rows: Sequence[Row]) -> str:
-    for row in rows:
-        if not isinstance(row.effect, Missing) and row.effect.paired_steps:
-            return f"\n{row.label} is paired: each of {row.effect.paired_steps} steps with the same step of the other side.\n"
-    return ""
+def stage_words(rows: Sequence[Row]) -> str:
+    """What the rows of the stages are, where that is not plain."""
+    paired = next((row.effect for row in rows if not isinstance(row.effect, Missing) and row.effect.paired_steps), None)
+    if paired is None:
+        return "decode is all steps of a request, decode_step the median of its single steps."
+    return (
+        "decode is all steps of a request, decode_step one of them: the median over the steps of each step's median over the "
+        f"repeats. It is paired: its change is that of {paired.paired_steps} steps, each against the same step of the other side."
+    )
 
 
 def _sides(found: Comparison) -> str:
@@ -241,7 +245,7 @@ def figure_words(value: float, unit: str) -> str:
     return gibibytes(round(value)) if unit == "bytes" else with_unit(value, unit)
 
 
-def _operators(rows: Maybe[tuple[OperatorChange, ...]]) -> str:
+def _operators(rows: Maybe[tuple[OperatorChange, ...]], unseen: str) -> str:
     if isinstance(rows, Missing):
         return f"## Operators\n\n{reason(rows)}\n"
     body = [
@@ -255,6 +259,7 @@ def _operators(rows: Maybe[tuple[OperatorChange, ...]]) -> str:
         for row in rows[:TOP]
     ]
     note = f"Self time under torch.profiler, the {len(body)} of {len(rows)} that changed most; without an interval.\n\n"
+    note += f"{escape(unseen)}\n\n" if unseen else ""
     return "## Operators\n\n" + note + table(["operator", "base", "new", "difference", "calls"], body, "lrrrr")
 
 

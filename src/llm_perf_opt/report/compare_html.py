@@ -21,6 +21,7 @@ from llm_perf_opt.report.compare import (
     method_words,
     row_cells,
     signed_percent,
+    stage_words,
     verdict_sentences,
 )
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, name_cell, numbers
@@ -39,10 +40,10 @@ def comparison_html(found: Comparison) -> str:
     sections = [
         Section("verdict", "Verdict", _verdict(found)),
         Section("metrics", "Metrics and stages", [_changes_chart(found), Table(_rows("metrics", found.metrics)),
-                                                  Table(_rows("stages", found.stages))]),
+                                                  Table(_rows("stages", found.stages)), Words(stage_words(found.stages))]),
         Section("budget", "Budget against budget", [*map(Words, looked_into_words(found)), *_budget(found.budget)]),
         Section("kernels", "Kernels", _kernels(found.kernels)),
-        Section("operators", "Operators", _operators(found.operators)),
+        Section("operators", "Operators", _operators(found.operators, found.unseen)),
         Section("figures", "Memory, energy and counters", [Table(_figures("memory", (*found.memory, *found.energy))),
                                                            *_counters(found.counters)]),
         Section("differences", "What differs", [*_differences("settings", found.settings),
@@ -104,8 +105,13 @@ def _reach(effect: Effect) -> tuple[float | None, float | None]:
 
 
 def _rows(name: str, rows: Sequence[Row]) -> HtmlTable:
-    made = HtmlTable(name, name.capitalize(), [Column("metric"), *numbers("base", "new", "change", f"{LEVEL_WORDS} interval"),
-                                               Column("verdict"), Column("repeats")])  # fmt: skip
+    columns = [
+        Column("metric"),
+        *numbers("base", "new", "change", f"{LEVEL_WORDS} interval"),
+        Column("verdict"),
+        Column("repeats"),
+    ]
+    made = HtmlTable(f"{name}-rows", name.capitalize(), columns)
     for row in rows:
         if isinstance(row.effect, Missing):
             made.add(row.label, *[row.effect] * 6)
@@ -148,7 +154,9 @@ def _budget_chart(rows: Sequence[FigureChange]) -> Figure:
 
 
 def _figures(name: str, rows: Sequence[FigureChange]) -> HtmlTable:
-    made = HtmlTable(name, f"{name.capitalize()}, one reading a run", [Column("figure"), *numbers("base", "new", "change")])
+    made = HtmlTable(
+        f"{name}-rows", f"{name.capitalize()}, one reading a run", [Column("figure"), *numbers("base", "new", "change")]
+    )
     for row in rows:
         cells = [
             value if isinstance(value, Missing) else Cell(figure_words(value, row.unit), value) for value in (row.base, row.new)
@@ -167,46 +175,49 @@ def _kernels(match: Maybe[KernelMatch]) -> list[Block]:
         return [Absent("Kernels", match.why)]
     columns = [
         Column("stage"),
-        Column("role"),
+        *numbers("difference", "base", "new"),
         Column("kernel"),
-        *numbers("base", "new", "difference", "calls, base", "calls, new"),
+        Column("role"),
+        *numbers("calls, base", "calls, new"),
     ]
-    made = HtmlTable("kernels", "Kernels on both sides, matched by name or by role; decode per token", columns, tools=True)
+    made = HtmlTable(
+        "matched-kernels", "Kernels on both sides, matched by name or by role; decode per token", columns, tools=True
+    )
     for pair in match.pairs:
         name = pair.base_name if pair.how == "same name" else f"{pair.base_name} → {pair.new_name}"
         difference = pair.new_ns - pair.base_ns
         made.add(
-            pair.stage, pair.role, name_cell(name, _short(name)), Cell(milliseconds(pair.base_ns), pair.base_ns),
-            Cell(milliseconds(pair.new_ns), pair.new_ns), Cell(f"{difference / 1e6:+.4f} ms", difference),
+            pair.stage, Cell(f"{difference / 1e6:+.4f} ms", difference), Cell(milliseconds(pair.base_ns), pair.base_ns),
+            Cell(milliseconds(pair.new_ns), pair.new_ns), name_cell(name, _short(name)), pair.role,
             Cell(f"{pair.base_calls:,}", pair.base_calls), Cell(f"{pair.new_calls:,}", pair.new_calls),
         )  # fmt: skip
     return [Table(made), Table(_alone("appeared", match.appeared)), Table(_alone("vanished", match.vanished))]
 
 
-def _operators(rows: Maybe[tuple[OperatorChange, ...]]) -> list[Block]:
+def _operators(rows: Maybe[tuple[OperatorChange, ...]], unseen: str) -> list[Block]:
     if isinstance(rows, Missing):
         return [Absent("Operators", rows.why)]
-    columns = [Column("operator"), *numbers("base", "new", "difference", "calls, base", "calls, new")]
-    made = HtmlTable("operators", "Self time under torch.profiler, without an interval", columns, tools=True)
+    columns = [Column("operator"), *numbers("difference", "base", "new", "calls, base", "calls, new")]
+    made = HtmlTable("compared-operators", "Self time under torch.profiler, without an interval", columns, tools=True)
     for row in rows:
         difference = (row.new_ns or 0) - (row.base_ns or 0)
         made.add(
             name_cell(row.name),
+            Cell(f"{difference / 1e6:+.4f} ms", difference),
             Cell("appeared", 0) if row.base_ns is None else Cell(milliseconds(row.base_ns), row.base_ns),
             Cell("vanished", 0) if row.new_ns is None else Cell(milliseconds(row.new_ns), row.new_ns),
-            Cell(f"{difference / 1e6:+.4f} ms", difference),
             Cell(f"{row.base_calls:,}", row.base_calls),
             Cell(f"{row.new_calls:,}", row.new_calls),
         )
-    return [Table(made)]
+    return [*([Words(unseen)] if unseen else []), Table(made)]
 
 
 def _alone(name: str, kernels: Sequence[LoneKernel]) -> HtmlTable:
-    columns = [Column("stage"), Column("role"), Column("kernel"), *numbers("time", "calls")]
+    columns = [Column("stage"), *numbers("time", "calls"), Column("kernel"), Column("role")]
     made = HtmlTable(name, f"Kernels that {name}: {len(kernels)}", columns, tools=len(kernels) > 10)
     for one in kernels:
         time, calls = Cell(milliseconds(one.time_ns), one.time_ns), Cell(f"{one.calls:,}", one.calls)
-        made.add(one.stage, one.role, name_cell(one.name, _short(one.name)), time, calls)
+        made.add(one.stage, time, calls, name_cell(one.name, _short(one.name)), one.role)
     return made
 
 

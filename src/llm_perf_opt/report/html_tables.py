@@ -19,6 +19,8 @@ class Cell:
     """A place beside the page that the text leads to."""
     note: str = ""
     """The mark of the reason, where there is no value."""
+    is_name: bool = False
+    """A name out of a trace: it may be long, and breaks anywhere."""
 
 
 @dataclass(frozen=True)
@@ -81,4 +83,4 @@ def figure(value: Maybe[float], show: Callable[[float], str]) -> Cell | Missing:
 def name_cell(name: str, short: str | None = None) -> Cell:
     """A name, shortened where it is told so, the whole kept."""
     shown = (short if short is not None else name) or "(no name)"
-    return Cell(shown, whole=name if shown != name and name else "")
+    return Cell(shown, whole=name if shown != name and name else "", is_name=True)

@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.sides import side_of, typical_run
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effect, Judgement
 from llm_perf_opt.analysis.latency import METRICS
+from llm_perf_opt.analysis.latency import metrics as run_metrics
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.errors import ConfigError
@@ -156,7 +157,7 @@ def test_cautions_name_other_tokens_and_disturbed_runs() -> None:
     cautions = " ".join(one_to_one(run(), other).cautions)
     assert "different tokens" in cautions
     assert "The machine was busy." in cautions
-    assert "2 runs a side" in cautions
+    assert "3 runs a side" in cautions
 
 
 def test_several_runs_a_side_must_be_repeats() -> None:
@@ -169,10 +170,88 @@ def test_several_runs_a_side_must_be_repeats() -> None:
         compare(Side((run(), run(setting=("runtime", "compile", "default")))), Side((run(),)))
 
 
+GPU = {
+    "name": "a card",
+    "uuid": "GPU-1",
+    "power_limit_w": 700.0,
+    "sm_clock_max_mhz": 1980,
+    "memory_bytes": 80 * 2**30,
+    "mig": False,
+}
+"""What the record of the environment says of a card."""
+
+
+def on_gpu(**changes: Any) -> RunAnalysis:
+    """A run on a card; what is changed is of the card, the processor's name or the host's."""
+    env = {
+        "host": changes.pop("host", "node1"),
+        "cpu": {"name": changes.pop("cpu", "a processor"), "usable": 8},
+        "gpu": {**GPU, "sm_clock_mhz": 345, **changes},
+    }
+    return run(timings=clean_timings(repeats(), model=model_facts(device="cuda:0", device_name="a card")), env=env)
+
+
+@pytest.mark.parametrize(
+    ("other", "fact"),
+    [
+        (run(timings=OTHER_DEVICE, run="runs/other"), "hardware: device_name is"),
+        (run(timings=OTHER_MODEL, run="runs/other"), "model: parameters is"),
+        (run(timings=BATCH_4, run="runs/other"), "workload: batch_size is 2"),
+    ],
+)
+def test_every_run_of_a_side_is_held_to_what_the_first_ran(other: RunAnalysis, fact: str) -> None:
+    """Although the settings are the same: on another machine, with another file behind the model's name."""
+    first = run(run="runs/first")
+    for sides in ((Side((first, run(), other)), Side((run(),))), (Side((run(),)), Side((first, other)))):
+        with pytest.raises(ConfigError) as caught:
+            compare(*sides, allow=["hardware", "model", "workload"])
+        assert fact in caught.value.fact
+        assert "in runs/first and" in caught.value.fact
+        assert caught.value.fact.endswith("in runs/other.")
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"power_limit_w": 500.0}, "gpu.power_limit_w"),
+        ({"sm_clock_max_mhz": 1500}, "gpu.sm_clock_max_mhz"),
+        ({"memory_bytes": 40 * 2**30}, "gpu.memory"),
+        ({"mig": True}, "gpu.mig"),
+        ({"cpu": "another processor"}, "cpu.name"),
+    ],
+)
+def test_limits_of_the_machine_are_hardware(change: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"hardware: {key} is") as caught:
+        one_to_one(on_gpu(), on_gpu(**change))
+    assert "--allow hardware" in caught.value.remedy
+    found = one_to_one(on_gpu(), on_gpu(**change), allow=["hardware"])
+    assert [(row.kind, row.key) for row in found.facts] == [("hardware", key)]
+    with pytest.raises(ConfigError, match=f"not repeats .*{key}"):
+        compare(Side((on_gpu(), on_gpu(**change))), Side((on_gpu(),)))
+
+
+def test_what_is_read_at_a_moment_or_not_known_is_no_hardware() -> None:
+    for new in (on_gpu(sm_clock_mhz=1980), on_gpu(power_limit_w="n/a: no permission"), on_gpu(memory_bytes=80 * 2**30 - 2**20)):
+        assert one_to_one(on_gpu(), new).facts == ()
+    with pytest.raises(ConfigError, match=r"gpu\.power_limit_w"):
+        compare(Side((on_gpu(power_limit_w="n/a: no permission"), on_gpu())), Side((on_gpu(power_limit_w=500.0),)))
+    on_cpu = [run(env={"gpu": {**GPU, "power_limit_w": limit}}) for limit in (700.0, 500.0)]
+    assert one_to_one(*on_cpu).facts == (), "the card was not used"
+
+
+def test_machines_of_one_kind_are_a_caution() -> None:
+    assert not any("machines" in text for text in one_to_one(on_gpu(), on_gpu()).cautions)
+    for new, names in ((on_gpu(host="node2"), "node1, node2"), (on_gpu(uuid="GPU-2"), "GPU-1, GPU-2")):
+        assert any(text.startswith("Two machines") and names in text for text in one_to_one(on_gpu(), new).cautions)
+    last = compare(Side((on_gpu(), on_gpu())), Side((on_gpu(), on_gpu(host="node2"), on_gpu(host="node3"))))
+    assert any(text.startswith("3 machines") for text in last.cautions)
+    assert [(row.key, row.base, row.new) for row in last.environment] == [("host", "node1", "node1; node2; node3")]
+
+
 @pytest.mark.parametrize(
     ("devices", "others", "verdict", "caution"),
     [
-        (("cuda:0", "cuda:0"), (Missing("not watched"), 1.5), "slower", "is assumed, not measured. 2 runs a side measure it."),
+        (("cuda:0", "cuda:0"), (Missing("not watched"), 1.5), "slower", "is assumed, not measured. 3 runs a side measure it."),
         (("cpu", "cpu"), (0.02, 0.1), "slower", "is assumed, not measured. 3 runs a side measure it."),
         (("cpu", "cpu"), (0.02, 0.4), "not distinguishable", "Too few runs for a verdict: other work used this CPU"),
         (("cpu", "cpu"), (0.02, Missing("not watched")), "not distinguishable", "or nobody watched"),
@@ -233,6 +312,26 @@ def test_memory_and_operators() -> None:
     shorter = one_to_one(run(), run(torch=torch_pass(decode_steps=2)))
     assert isinstance(shorter.operators, Missing)
     assert "decode steps" in shorter.operators.why
+
+
+def test_a_run_has_the_medians_of_its_own_report() -> None:
+    """An even count, far apart: a mean of logarithms would say 173."""
+    times = clean_timings([iteration(first * MS, [first * MS] * 2) for first in (100, 300) * 4])
+    found = found_effect(one_to_one(run(timings=times), run(timings=times)), "ttft")
+    report = next(metric.value for metric in run_metrics(times) if metric.key == "ttft")
+    assert not isinstance(report, Missing)
+    assert (found.base, found.new) == (pytest.approx(report.median), pytest.approx(200 * MS))
+
+
+def test_operators_inside_graphs_are_said_to_be_unseen() -> None:
+    graphed = on_gpu()
+    graphed.config["runtime"]["compile"] = "reduce-overhead"
+    assert one_to_one(on_gpu(), graphed).unseen.startswith("new: decode is replayed from CUDA graphs.")
+    assert one_to_one(on_gpu(), on_gpu()).unseen == ""
+    assert one_to_one(run(), run(setting=("runtime", "compile", "reduce-overhead"))).unseen == "", "a CPU has no graphs"
+    many = torch_pass(operators=(operator("aten::mm", calls=900),))
+    few = torch_pass(operators=(operator("aten::mm", calls=100),))
+    assert one_to_one(run(torch=many), run(torch=few)).unseen.startswith("new has far fewer calls of operators (900 and 100)")
 
 
 @dataclass(frozen=True)
@@ -301,6 +400,18 @@ def test_gates_are_held_against_their_rows() -> None:
     assert [result.outcome for result in found.gates] == [
         "regression", "pass", "regression", "pass", "cannot tell", "cannot tell",
     ]  # fmt: skip
+
+
+def test_a_gate_on_too_short_a_decode_says_how_many_tokens_it_takes() -> None:
+    gates = parse_gates(["itl_p90=3%", "itl_p99=3%", "energy=3%"], gate_names())
+    assert [result.needed for result in one_to_one(run(), run(), gates=gates).gates] == [
+        "at least 51 new tokens (runtime.num_new_tokens=51)",
+        "at least 501 new tokens (runtime.num_new_tokens=501)",
+        Missing("More repeats do not cure this"),
+    ]
+    one_token = clean_timings([iteration(100 * MS, []) for _ in range(8)], workload=workload(new_tokens=1))
+    (tpot,) = one_to_one(run(timings=one_token), run(timings=one_token), gates=parse_gates(["tpot=3%"], gate_names())).gates
+    assert tpot.needed == "at least 2 new tokens (runtime.num_new_tokens=2)"
 
 
 def test_every_gate_name_has_a_row() -> None:

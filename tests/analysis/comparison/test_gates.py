@@ -121,7 +121,21 @@ def test_few_runs_where_nothing_may_be_assumed_cannot_be_told_and_say_how_many_c
 
 def test_what_is_missing_cannot_be_told() -> None:
     result = hold(GATE, Missing("one new token"), False)
-    assert (result.outcome, result.why) == ("cannot tell", "one new token")
+    assert (result.outcome, result.why, result.needed) == (
+        "cannot tell",
+        "one new token",
+        Missing("More repeats do not cure this"),
+    )
+    assert hold(GATE, Missing("one new token"), False, "two of them").needed == "two of them"
+
+
+def test_too_few_repeats_say_how_many_are_needed() -> None:
+    repeats = "at least 6 repeats in each run (runtime.min_repeats=6, runtime.max_repeats no lower)"
+    result = hold(GATE, measured(0.3, n=4), False)
+    assert (result.outcome, result.needed) == ("cannot tell", repeats)
+    assert "has 4 repeats; an interval needs 6" in result.why
+    on_cpu = hold(GATE, measured(0.3, n=4, judgement=Judgement()), False)
+    assert on_cpu.needed == f"{repeats}, and 3 runs on each side, which measure how much processes differ"
 
 
 def test_figures_without_an_interval_decide_themselves() -> None:

@@ -275,7 +275,7 @@ def test_long_decodes_stay_cheap() -> None:
     ("base", "new", "why"),
     [
         ([], [[1.0] * 6], "the base side has no run"),
-        ([[1.0] * 6], [[1.0] * 5], "5 repeats; an interval needs 6"),
+        ([[1.0] * 6], [[]], "a run of the new side has no value"),
         ([[1.0] * 5 + [0.0]], [[1.0] * 6], "not above zero"),
         ([[1.0] * 5 + [math.nan]], [[1.0] * 6], "not above zero"),
     ],
@@ -288,7 +288,21 @@ def test_what_carries_no_interval_says_why(base: list[list[float]], new: list[li
 
 def test_steps_that_are_not_there_say_so() -> None:
     assert isinstance(paired_effect([[[]] * 6], [[[1.0]] * 6]), Missing)
-    assert isinstance(paired_effect([[[1.0]] * 3], [[[1.0]] * 6]), Missing)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_too_few_repeats_leave_the_medians_and_no_verdict(count: int) -> None:
+    judgement = Judgement(process_spread=0.01)
+    series = [10.0, 11.0, 12.0, 13.0, 14.0][:count]
+    single = effect([[20.0] * 6], [series], judgement=judgement)
+    paired = paired_effect([[[20.0, 20.0]] * 6], [[[value, value] for value in series]], judgement)
+    for found in (single, paired):
+        assert isinstance(found, Effect)
+        assert found.base == pytest.approx(20)
+        assert found.new == pytest.approx(float(np.median(series)), rel=0.01)
+        assert found.verdict == "not distinguishable"
+        assert isinstance(found.interval, Missing)
+        assert f"a run of the new side has {count} repeats; an interval needs 6" in found.interval.why
 
 
 series = st.lists(st.floats(1.0, 1e6), min_size=6, max_size=12)

@@ -12,8 +12,8 @@ from llm_perf_opt.analysis.comparison.differences import (
     config_differences,
     environment_differences,
     fact_differences,
-    flatten,
 )
+from llm_perf_opt.analysis.comparison.facts import flatten, machine_cautions
 from llm_perf_opt.analysis.comparison.figures import (
     MEMORY,
     Figure,
@@ -24,6 +24,7 @@ from llm_perf_opt.analysis.comparison.figures import (
     memory_changes,
     operator_changes,
     told_once,
+    unseen_operators,
 )
 from llm_perf_opt.analysis.comparison.gates import NO_CURE, Gate, GateResult, hold, hold_exact
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, MatchableKernel, match_kernels
@@ -38,7 +39,7 @@ from llm_perf_opt.analysis.comparison.statistics import (
     is_measured,
     paired_effect,
 )
-from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, value_of
+from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, tokens_needed, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
@@ -96,6 +97,8 @@ class Comparison:
     counters: Maybe[tuple[FigureChange, ...]]
     cautions: tuple[str, ...]
     gates: tuple[GateResult, ...] = ()
+    unseen: str = ""
+    """Why operators that ran may be missing on a side."""
 
     def row(self, key: str) -> Row:
         """The metric or stage with this key."""
@@ -132,13 +135,12 @@ def compare(
     A judgement that states no spread between processes gets the one assumed of accelerators, or of a CPU that was watched and
     quiet, where all runs were on such.
     """
-    for name, side in (("base", base), ("new", new)):
-        check_one_side(name, side.runs)
+    ran = [check_one_side(f"the {name} side", side.runs) for name, side in (("base", base), ("new", new))]
     timings = [_timings(side) for side in (base, new)]
     first = base.runs[0], new.runs[0]
     typical = base.runs[base.typical], new.runs[new.typical]
     settings = config_differences(*first)
-    facts = fact_differences(timings[0][0], timings[1][0], settings)
+    facts = fact_differences(ran[0], ran[1], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
     if judgement.process_spread is None:
         judgement = _by_the_machine(judgement, [*base.runs, *new.runs], [*timings[0], *timings[1]])
@@ -153,11 +155,12 @@ def compare(
         stages=stages,
         facts=facts,
         settings=settings,
-        environment=environment_differences(*first),
+        environment=environment_differences(base.runs, new.runs),
         memory=memory,
         energy=energy,
         looked_into=(typical[0].run, typical[1].run),
         operators=operator_changes(*typical),
+        unseen=unseen_operators(*typical),
         kernels=_both(base.kernels, new.kernels, match_kernels),
         budget=_both(base.budget, new.budget, figure_changes),
         counters=told_once(_both(base.counters, new.counters, figure_changes)),
@@ -165,7 +168,7 @@ def compare(
             *_few_runs(len(base.runs) + len(new.runs) - 2, judgement),
             *_cautions(base, new, timings, settings, experiment),
         ),
-        gates=tuple(_held(gate, (*metrics, *stages), (*memory, *energy)) for gate in gates),
+        gates=tuple(_held(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]]) for gate in gates),
     )
 
 
@@ -204,9 +207,9 @@ def _few_runs(freedom: int, judgement: Judgement) -> tuple[str, ...]:
             "--process-spread states it; with profiling.nvml.enable=true the sampler sees whether the machine is quiet.",
         )
     if not is_measured(freedom, judgement):
-        enough = judgement.measured_from // 2 + 1
         return (
-            f"Too few runs: how much processes differ on this machine is assumed, not measured. {enough} runs a side measure it.",
+            "Too few runs: how much processes differ on this machine is assumed, not measured. "
+            f"{SEVERAL // 2 + 1} runs a side measure it.",
         )
     return ()
 
@@ -279,9 +282,10 @@ def _cautions(
     other = [row.key for row in settings if not any(row.key == key or row.key.startswith(f"{key}.") for key in experiment)]
     if experiment and other:
         found.append(f"Besides the experiment these settings differ: {', '.join(other)}.")
-    clocks = [side[0].clock for side in timings]
-    if clocks[0] != clocks[1]:
-        found.append(f"The sides are timed by different clocks: {clocks[0]} and {clocks[1]}.")
+    found += machine_cautions([*base.runs, *new.runs])
+    clocks = list(dict.fromkeys(run.clock for side in timings for run in side))
+    if len(clocks) > 1:
+        found.append(f"The runs are timed by different clocks: {' and '.join(clocks)}.")
     same_work = timings[0][0].workload == timings[1][0].workload
     if same_work and all(run.tokens_repeat for side in timings for run in side):
         tokens = [{run.tokens_sha256 for run in side} for side in timings]
@@ -292,13 +296,22 @@ def _cautions(
     return tuple(dict.fromkeys(found))
 
 
-def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[FigureChange]) -> GateResult:
+def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[FigureChange], timings: Sequence[CleanTimings]) -> GateResult:
     for row in rows:
         if row.key == gate.metric:
-            return hold(gate, row.effect, row.higher_is_better)
+            return hold(gate, row.effect, row.higher_is_better, _cure(row.key, timings))
     figure = next(figure for figure in figures if figure.key == gate.metric)
     if isinstance(figure.base, Missing):
         return GateResult(gate, "cannot tell", figure.base.why, NO_CURE)
     if isinstance(figure.new, Missing):
         return GateResult(gate, "cannot tell", figure.new.why, NO_CURE)
     return hold_exact(gate, figure.base, figure.new)
+
+
+def _cure(key: str, timings: Sequence[CleanTimings]) -> Maybe[str]:
+    """What would make a figure that is missing: more new tokens, where decode was too short for it."""
+    needed = tokens_needed(key)
+    of_decode = key in (*_OF_DECODE, Stage.DECODE.value, Stage.DECODE_STEP.value)
+    if not of_decode or any(inseparable(run) for run in timings) or all(run.workload.new_tokens >= needed for run in timings):
+        return NO_CURE
+    return f"at least {needed} new tokens (runtime.num_new_tokens={needed})"

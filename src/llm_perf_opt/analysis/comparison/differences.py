@@ -1,16 +1,11 @@
 """How two runs differ as they were asked for and as they ran, and whether that lets them be compared."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
+from llm_perf_opt.analysis.comparison.facts import KINDS, Facts, Kind, facts_of_side, flatten
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.errors import ConfigError, nearest
-from llm_perf_opt.records import CleanTimings
-
-Kind = Literal["hardware", "model", "workload"]
-KINDS: tuple[Kind, ...] = ("hardware", "model", "workload")
 
 _RELATED: dict[Kind, tuple[str, ...]] = {
     "hardware": ("hardware",),
@@ -18,11 +13,10 @@ _RELATED: dict[Kind, tuple[str, ...]] = {
     "workload": ("runtime.batch_size", "runtime.prompt_tokens", "runtime.num_new_tokens", "dataset"),
 }
 """Settings that a difference of this kind can come from."""
+ABSENT = "(not there)"
 _NEVER_AN_EXPERIMENT = ("experiment", "hydra")
 _VOLATILE = ("taken", "python_executable", "memory.available_bytes", "cpu.flags", "gpu.sm_clock_mhz", "gpu.memory_clock_mhz")
 """What differs from moment to moment, or says nothing of speed."""
-_NOT_ARCHITECTURE = ("transformers_version", "dtype", "torch_dtype", "architectures")
-"""Fields of a model's configuration that say nothing of its shape."""
 
 
 @dataclass(frozen=True)
@@ -52,59 +46,28 @@ def config_differences(base: RunAnalysis, new: RunAnalysis) -> tuple[Difference,
     )
 
 
-def environment_differences(base: RunAnalysis, new: RunAnalysis) -> tuple[Difference, ...]:
-    """Machine, driver and software that differ."""
-    return tuple(
-        difference for difference in _differences(flatten(base.env), flatten(new.env)) if not _under(difference.key, _VOLATILE)
-    )
+def environment_differences(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis]) -> tuple[Difference, ...]:
+    """Machine, driver and software that differ between any two of all runs; each side with every value that its runs have."""
+    sides = [[flatten(run.env) for run in side] for side in (base, new)]
+    found = []
+    for key in sorted({key for side in sides for env in side for key in env}):
+        values = [list(dict.fromkeys(env.get(key, ABSENT) for env in side)) for side in sides]
+        if len({*values[0], *values[1]}) > 1 and not _under(key, _VOLATILE):
+            found.append(Difference(key, "; ".join(values[0]), "; ".join(values[1])))
+    return tuple(found)
 
 
-def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Nested settings by dotted key; a list is one value."""
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        key = f"{above}{name}"
-        if isinstance(value, Mapping) and value:
-            found.update(flatten(value, f"{key}."))
-        else:
-            found[key] = value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
-    return found
-
-
-def fact_differences(base: CleanTimings, new: CleanTimings, settings: Iterable[Difference]) -> tuple[FactDifference, ...]:
+def fact_differences(base: Facts, new: Facts, settings: Iterable[Difference]) -> tuple[FactDifference, ...]:
     """Where hardware, model or workload really differ, with the settings each can come from."""
     changed = [difference.key for difference in settings]
     found = []
     for kind in KINDS:
         related = tuple(key for key in changed if _under(key, _RELATED[kind]))
-        one, other = flatten(_facts(base)[kind]), flatten(_facts(new)[kind])
+        one, other = base[kind], new[kind]
+        if kind == "hardware":  # what one side does not know is no difference
+            one, other = ({key: side[key] for key in side if key in one and key in other} for side in (one, other))
         found += [FactDifference(row.key, row.base, row.new, kind, related) for row in _differences(one, other)]
     return tuple(found)
-
-
-def _facts(timings: CleanTimings) -> dict[Kind, dict[str, Any]]:
-    model, work = timings.model, timings.workload
-    return {
-        "hardware": {"device": model.device.split(":")[0], "device_name": model.device_name, "threads": timings.threads},
-        "model": {
-            "name": model.name,
-            "class": model.model_class,
-            "parameters": model.parameters,
-            "weight_bytes": model.weight_bytes,
-            "dtype": model.dtype,
-            "architecture": {
-                name: value
-                for name, value in model.architecture.items()
-                if not name.startswith("_") and name not in _NOT_ARCHITECTURE
-            },
-        },
-        "workload": {
-            "batch_size": work.batch_size,
-            "prompt_tokens": sorted(set(work.prompt_tokens)) if len(set(work.prompt_tokens)) == 1 else list(work.prompt_tokens),
-            "new_tokens": work.new_tokens,
-            "source": work.source,
-        },
-    }
 
 
 def check_comparable(
@@ -154,23 +117,23 @@ def _check_words(changed: Sequence[str], known: Sequence[str], experiment: Seque
         )
 
 
-def check_one_side(name: str, runs: Sequence[RunAnalysis]) -> None:
-    """Runs of one side must be repeats of each other."""
+def check_one_side(name: str, runs: Sequence[RunAnalysis]) -> Facts:
+    """Runs of one side must be repeats of each other, as they were asked for and as they ran; what they ran."""
     for other in runs[1:]:
         found = [row for row in config_differences(runs[0], other) if not _under(row.key, ("profiling",))]
         if found:
             row = found[0]
             raise ConfigError(
-                f"The runs of the {name} side are not repeats of one configuration: {row.key} is {row.base} in "
+                f"The runs of {name} are not repeats of one configuration: {row.key} is {row.base} in "
                 f"{runs[0].run} and {row.new} in {other.run}.",
                 "Give runs that differ in nothing but their time.",
             )
+    return facts_of_side(name, runs)
 
 
 def _differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[Difference]:
-    absent = "(not there)"
     keys = sorted({*base, *new})
-    return [Difference(key, base.get(key, absent), new.get(key, absent)) for key in keys if base.get(key) != new.get(key)]
+    return [Difference(key, base.get(key, ABSENT), new.get(key, ABSENT)) for key in keys if base.get(key) != new.get(key)]
 
 
 def _under(key: str, groups: Iterable[str]) -> bool:

@@ -53,13 +53,13 @@ ONE_SIDED = Missing("only the other side has it")
 MEMORY = (
     ("memory.allocated", "Peak memory of tensors", "allocated_bytes"),
     ("memory.reserved", "Peak memory of the allocator", "reserved_bytes"),
-    ("memory.device", "Peak memory of the device, everyone", "device_used_bytes"),
+    ("memory.device", "Device memory in use at the end, everyone", "device_used_bytes"),
     ("memory.process", "Peak memory of the process on the host", "process_rss_bytes"),
 )
 
 
 def memory_changes(base: Sequence[CleanTimings], new: Sequence[CleanTimings]) -> tuple[FigureChange, ...]:
-    """Peaks of memory; over several runs of a side their median."""
+    """Memory, peaks but that of the device; over several runs of a side their median."""
     rows = []
     for key, label, field in MEMORY:
         sides = [_median([getattr(run.memory, field) for run in side]) for side in (base, new)]
@@ -140,6 +140,31 @@ def operator_changes(base: RunAnalysis, new: RunAnalysis) -> Maybe[tuple[Operato
         times = [_self_ns(row, on_device) if row else None for row in (one, other)]
         rows.append(OperatorChange(name, times[0], times[1], one.calls if one else 0, other.calls if other else 0))
     return tuple(sorted(rows, key=lambda row: (-abs((row.new_ns or 0) - (row.base_ns or 0)), row.name)))
+
+
+FAR_FEWER = 4
+"""Calls of operators on one side over those on the other from which they are not the same view of a program."""
+
+
+def unseen_operators(base: RunAnalysis, new: RunAnalysis) -> str:
+    """Why operators that ran may be missing on a side; empty where none need be."""
+    why = "torch.profiler does not see operators inside a CUDA graph, so one that is absent there may run all the same"
+    graphed = [name for name, run in (("base", base), ("new", new)) if _replays_graphs(run)]
+    if graphed:
+        return f"{' and '.join(graphed)}: decode is replayed from CUDA graphs. {why}. The table of kernels shows what ran."
+    if isinstance(base.torch, Missing) or isinstance(new.torch, Missing):
+        return ""
+    calls = [sum(row.calls for row in torch.operators) for torch in (base.torch, new.torch)]
+    if FAR_FEWER * min(calls) >= max(calls):
+        return ""
+    fewer = "base" if calls[0] < calls[1] else "new"
+    return f"{fewer} has far fewer calls of operators ({calls[0]:,} and {calls[1]:,}). Compiled code may hold them, and {why}."
+
+
+def _replays_graphs(run: RunAnalysis) -> bool:
+    runtime = run.config.get("runtime")
+    on_gpu = not isinstance(run.timings, Missing) and run.timings.model.device.startswith("cuda")
+    return on_gpu and isinstance(runtime, dict) and runtime.get("compile") in ("reduce-overhead", "max-autotune")
 
 
 def _self_ns(row: OperatorRow, on_device: bool) -> int:

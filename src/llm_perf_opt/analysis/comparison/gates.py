@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, SEVERAL, Effect, Interval, outside
+from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEAST_REPEATS, LEVEL, SEVERAL, Effect, Interval, outside
 from llm_perf_opt.analysis.comparison.student import student_quantile
 from llm_perf_opt.errors import ConfigError, nearest
 from llm_perf_opt.records import Maybe, Missing
@@ -19,6 +19,7 @@ MOST_REPEATS = 10_000
 NO_CURE = Missing("More repeats do not cure this")
 """The figure itself is missing."""
 _TO_MEASURE = f"{SEVERAL // 2 + 1} runs on each side, which measure how much processes differ"
+_TO_REPEAT = f"at least {LEAST_REPEATS} repeats in each run (runtime.min_repeats={LEAST_REPEATS}, runtime.max_repeats no lower)"
 _VERDICT_SHARE = (1 + LEVEL) / 2
 """How sure each end of the interval of a verdict is, taken alone."""
 _GATE = re.compile(r"(?P<metric>[^=\s]+)=(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%?)")
@@ -70,19 +71,19 @@ def parse_gates(texts: Iterable[str], aliases: dict[str, str]) -> tuple[Gate, ..
     return tuple(gates.values())
 
 
-def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool) -> GateResult:
-    """Hold a gate against what was found.
+def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool, cure: Maybe[str] = NO_CURE) -> GateResult:
+    """Hold a gate against what was found; `cure`: what would make the figure, where there is none.
 
     It passes when the worsening is surely (one-sided, at `BOUND_LEVEL`) within the tolerance. It is a regression when the verdict
     is slower, at `LEVEL`, and the best estimate is beyond the tolerance. Everything else cannot be told.
     """
     if isinstance(effect, Missing):
-        return GateResult(gate, "cannot tell", effect.why, NO_CURE)
+        return GateResult(gate, "cannot tell", effect.why, cure)
     worse = _worsening(effect, higher_is_better)
     limit = f"{gate.tolerance:.2%} tolerated"
     if isinstance(effect.interval, Missing):
         likely = f"worse by {worse:.2%}" if worse > 0 else f"better by {-worse:.2%}"
-        return GateResult(gate, "cannot tell", f"{likely}, {limit}: {effect.interval.why}", _TO_MEASURE)
+        return GateResult(gate, "cannot tell", f"{likely}, {limit}: {effect.interval.why}", _for_an_interval(effect))
     most = _worsening_bound(effect.interval, higher_is_better)
     if most <= gate.tolerance:
         surely = f"worse by at most {most:.2%}" if most > 0 else f"better by at least {-most:.2%}"
@@ -110,7 +111,7 @@ def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]
     """Repeats or runs that would make the interval narrow enough, should the change turn out as it looks now."""
     between = effect.uncertainty.between
     if isinstance(between, Missing):
-        return _TO_MEASURE
+        return _for_an_interval(effect)
     room = abs(math.log1p(tolerance) - math.log1p(worse)) if worse <= tolerance else math.log1p(worse)
     share = BOUND_LEVEL if worse <= tolerance else _VERDICT_SHARE
     repeats = _repeats_needed(effect, between, share, room)
@@ -121,6 +122,13 @@ def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]
             f"{MOST_RUNS} runs on each side would not tell: the change is too near the tolerance for so restless a machine"
         )
     return ", or ".join(found)
+
+
+def _for_an_interval(effect: Effect) -> str:
+    """What is needed before there is an interval at all: repeats, runs, or both."""
+    few = min(*effect.base_repeats, *effect.new_repeats) < LEAST_REPEATS
+    unknown = isinstance(effect.uncertainty.between, Missing)
+    return ", and ".join(text for text, lacking in ((_TO_REPEAT, few), (_TO_MEASURE, unknown)) if lacking)
 
 
 def _inside_deviation(effect: Effect) -> float:

@@ -20,7 +20,7 @@ that the repeats visited.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -124,7 +124,7 @@ class Effect:
     """Median; over several runs the geometric mean of their medians."""
     new: float
     change: float
-    """new / base − 1; paired by step: the median over the steps of that ratio."""
+    """new / base − 1, of medians of logarithms; paired by step: the median over the steps of that ratio."""
     interval: Maybe[Interval]
     verdict: Verdict
     base_repeats: tuple[int, ...]
@@ -151,7 +151,7 @@ def effect(
     if why:
         return Missing(why)
     sides = [[np.log(np.asarray(run, np.float64))[:, None] for run in side] for side in (base, new)]
-    return _effect(sides[0], sides[1], 0, higher_is_better, judgement)
+    return _where_it_carries(_effect(sides[0], sides[1], 0, higher_is_better, judgement))
 
 
 def paired_effect(
@@ -172,20 +172,28 @@ def paired_effect(
         [np.asarray([row[:steps] for row in run], np.float64).reshape(len(run), steps) for run in side] for side in (base, new)
     ]
     flat = [[[float(value) for value in run.ravel()] for run in side] for side in arrays]
-    why = _unfit(flat[0], flat[1], steps)
+    why = _unfit(flat[0], flat[1])
     if why:
         return Missing(why)
     logs = [[np.log(run[:, kept]) for run in side] for side in arrays]
-    return _effect(logs[0], logs[1], steps, False, judgement)
+    return _where_it_carries(_effect(logs[0], logs[1], steps, False, judgement))
 
 
-def _unfit(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], per_repeat: int = 1) -> str:
+def _where_it_carries(found: Effect) -> Effect:
+    """The effect, without an interval and a verdict where a run has too few repeats for them: its medians can be shown still."""
+    for name, counts in (("base", found.base_repeats), ("new", found.new_repeats)):
+        if min(counts) < LEAST_REPEATS:
+            why = f"a run of the {name} side has {min(counts)} repeats; an interval needs {LEAST_REPEATS} (runtime.min_repeats)"
+            return replace(found, interval=Missing(why), verdict="not distinguishable")
+    return found
+
+
+def _unfit(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> str:
     for name, side in (("base", base), ("new", new)):
         if not side:
             return f"the {name} side has no run"
-        fewest = min(len(run) for run in side) // per_repeat
-        if fewest < LEAST_REPEATS:
-            return f"a run of the {name} side has {fewest} repeats; an interval needs {LEAST_REPEATS} (runtime.min_repeats)"
+        if not all(side):
+            return f"a run of the {name} side has no value"
         if not all(math.isfinite(value) and value > 0 for run in side for value in run):
             return f"the {name} side has a value that is not above zero"
     return ""
@@ -228,7 +236,9 @@ class _Side:
         self.profile: Floats = np.mean(profiles, axis=0)
         self.draws: Floats = np.mean(draws, axis=0)
         self.run_levels: Floats = np.asarray([np.median(profile) for profile in profiles])
-        self.level = float(np.exp(np.mean(self.run_levels)))
+        # As a run's own report has it: of an even count the middle two are averaged as they are, not as logarithms.
+        shown = [np.log(np.median(np.median(np.exp(run), axis=0))) for run in runs]
+        self.level = float(np.exp(np.mean(shown)))
         repeats = [np.median(run, axis=1) for run in runs]
         self.scatter = max(_quarter_spread(values) for values in repeats)
         self.visited = max(float(np.ptp(values)) for values in repeats)
@@ -268,6 +278,8 @@ def _rank_correlation(values: Floats) -> float:
 def _drift(series: Floats, inflation: float) -> float:
     """How far the halves of a run lie apart, as a deviation, where their own noise does not explain it."""
     half = len(series) // 2
+    if half == 0:
+        return 0.0
     first, second = series[:half], series[-half:]
     middles = float(np.median(first)), float(np.median(second))
     deviation = _quarter_spread(np.concatenate([first - middles[0], second - middles[1]]))

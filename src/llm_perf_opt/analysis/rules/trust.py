@@ -74,4 +74,15 @@ def _warnings(evidence: Evidence) -> Iterator[str]:
 def _finding(id: str, claim: str, said: list[str], change: str) -> Finding | None:
     if not said:
         return None
-    return Finding(id, Kind.TRUST, "", claim, tuple(said), _NO_SAVING, 1, "high", "it was seen", ToTry(change=change))
+    return Finding(
+        id,
+        Kind.TRUST,
+        "",
+        claim,
+        tuple(text.rstrip(".") for text in said),
+        _NO_SAVING,
+        1,
+        "high",
+        "it was seen",
+        ToTry(change=change),
+    )
