@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 WIDTHS = (1280, 800)
 PAGE_HEIGHT = 2030
 SCHEMES = ("light", "dark")
-LARGEST = 300_000
+LARGEST = 350_000
 """Bytes of one picture in docs/."""
 
 
