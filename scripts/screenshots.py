@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 WIDTHS = (1280, 800)
 PAGE_HEIGHT = 2030
 SCHEMES = ("light", "dark")
-LARGEST = 350_000
+LARGEST = 300_000
 """Bytes of one picture in docs/."""
 
 
@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, nargs="?", help="a run folder with its report.html")
     parser.add_argument("--sweep", type=Path, help="a sweep folder with its sweep.html")
     parser.add_argument("--page", type=Path, action="append", default=[], help="a page, such as compare --out wrote it")
+    parser.add_argument("--height", type=int, default=PAGE_HEIGHT, help="of the picture of such a page, in pixels")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
@@ -35,7 +36,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     with Chromium(program) as browser:
         for page in arguments.page:
-            browser.size(WIDTHS[0], PAGE_HEIGHT)
+            browser.size(WIDTHS[0], arguments.height)
             browser.open(page)
             _keep(arguments.out / f"{page.stem}.png", browser.screenshot())
         for width in WIDTHS:
