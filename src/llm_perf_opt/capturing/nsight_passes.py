@@ -19,11 +19,9 @@ from llm_perf_opt.profiling.vendor.launch import Finished
 from llm_perf_opt.profiling.vendor.logs import log_error
 from llm_perf_opt.profiling.vendor.reports import export_nsys, import_ncu_csv
 from llm_perf_opt.profiling.vendor.tool_pass import ToolRun, run_tool
+from llm_perf_opt.reading.timelines import CLOCK_SLACK_NS
 from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import RunFolder
-
-CLOCK_SLACK_NS = 5_000_000_000
-"""A recording that began this long before its pass is still taken for its own: clocks are set and rounded."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import RunFolder
 
 NSYS_PASSES = ("nsys", "nsys_decode")
-CLOCK_SLACK = timedelta(seconds=5)
+CLOCK_SLACK_NS = 5_000_000_000
+"""A recording that began this long before its pass is still taken for its own: clocks are set and rounded."""
 BETWEEN_PASSES = timedelta(hours=1)
 """More than a run spends outside its passes."""
 
@@ -53,10 +54,9 @@ def expected_of(folder: RunFolder, name: str) -> Expected:
     except ValueError:
         return Expected(command=config)
     lasted = timedelta(seconds=sum(one.seconds or 0 for one in manifest.passes))
-    first, last = created - CLOCK_SLACK, created + lasted + BETWEEN_PASSES
-    return Expected(
-        command=config, started_after_utc_ns=round(first.timestamp() * 1e9), started_before_utc_ns=round(last.timestamp() * 1e9)
-    )
+    first_ns = round(created.timestamp() * 1e9) - CLOCK_SLACK_NS
+    last_ns = round((created + lasted + BETWEEN_PASSES).timestamp() * 1e9)
+    return Expected(command=config, started_after_utc_ns=first_ns, started_before_utc_ns=last_ns)
 
 
 def _read(folder: RunFolder, name: str, file: Path) -> Timeline | Missing:
