@@ -1,7 +1,6 @@
 """NVIDIA's own nsys records a small script with our ranges; its export is read back."""
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,8 +13,10 @@ from llm_perf_opt.analysis.trace.projection import project
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
+from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.reports import export_nsys
+from llm_perf_opt.profiling.vendor.tool_pass import run_tool
 from llm_perf_opt.report.regions import regions_page
-from llm_perf_opt.stages import Stage, nsys_range
 
 SCRIPT = """
 import json, sys, threading, time
@@ -57,17 +58,15 @@ def recorded(real_nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     folder = tmp_path_factory.mktemp("nsys")
     (folder / "tiny.py").write_text(SCRIPT)
     began = time.time()
-    record = [
-        *(str(real_nsys), "profile", "--trace=nvtx,cuda", "--sample=none", "--cpuctxsw=none"),
-        # Without =stop nsys ends the program together with the range: exit code 143.
-        *("--capture-range=nvtx", f"--nvtx-capture={nsys_range(Stage.PROFILE)}", "--capture-range-end=stop"),
-        *("--output", str(folder / "run")),
-        *(sys.executable, str(folder / "tiny.py"), str(folder / "times.json")),
-    ]
-    export = [str(real_nsys), "export", "--type", "sqlite", "--output", str(folder / "run.sqlite"), str(folder / "run.nsys-rep")]
-    for argv in (record, export):
-        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
+    program = [sys.executable, str(folder / "tiny.py"), str(folder / "times.json")]
+    log = folder / "log.txt"
+    run = run_tool(
+        "nsys", build_nsys_cmd(real_nsys, folder / "run", program), folder / "run",
+        log=log, timeout_s=300, max_trace_gb=1, on_message=lambda _: None,
+    )  # fmt: skip
+    assert (run.finished.exit_code, run.problems) == (0, ()), log.read_text()
+    assert isinstance(run.report, Path)
+    export_nsys(real_nsys, run.report, folder / "run.sqlite", log=log)
     return folder / "run.sqlite", json.loads((folder / "times.json").read_text()), began
 
 

@@ -92,9 +92,14 @@ def nsys_pass(folder: RunFolder, plan: PassPlan, listener: Listener, asked: Nsys
         log, sqlite = folder.log_file(plan.name), folder.timeline_file(plan.name)
         listener.pass_message(plan.name, {"event": "phase", "text": "exporting and checking the report"})
         export_nsys(asked.nsys, kept.went.report, sqlite, log=log)
-        return Judged(error or _incomplete(sqlite, expected))
+        return Judged(error or _incomplete(sqlite, expected), started_again(kept.went))
 
     run_pass(folder, plan, listener, run=kept.run, check=check)
+
+
+def started_again(went: ToolRun) -> str:
+    """What is said of a recording that did not come at once."""
+    return f"nsys lost the connection to its agent and was started {went.starts} times." if went.starts > 1 else ""
 
 
 def _incomplete(sqlite: Path, expected: Expected) -> LlmPerfError | None:

@@ -13,10 +13,12 @@ import pytest
 
 from llm_perf_opt.errors import CaptureError, Interrupted
 from llm_perf_opt.profiling.vendor import tool_pass
+from llm_perf_opt.profiling.vendor.child_output import OnMessage
+from llm_perf_opt.profiling.vendor.logs import log_error
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import find_importer
 from llm_perf_opt.profiling.vendor.reports import export_nsys, import_qdstrm
-from llm_perf_opt.profiling.vendor.tool_pass import ToolRun, report_of, run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolRun, report_of, run_tool
 from llm_perf_opt.records import Missing
 
 PROGRAM = """
@@ -140,8 +142,8 @@ def stand_in(path: Path, body: str) -> list[str]:
     return [str(path)]
 
 
-def run_stand_in(argv: list[str], folder: Path) -> ToolRun:
-    return run_tool("nsys", argv, folder / "a.b", log=folder / "log", timeout_s=30, max_trace_gb=1, on_message=lambda _: None)
+def run_stand_in(argv: list[str], folder: Path, timeout_s: float = 30, on_message: OnMessage = lambda _: None) -> ToolRun:
+    return run_tool("nsys", argv, folder / "a.b", log=folder / "log", timeout_s=timeout_s, max_trace_gb=1, on_message=on_message)
 
 
 def test_a_report_of_an_earlier_run_does_not_pass_for_this_ones(tmp_path: Path) -> None:
@@ -170,6 +172,42 @@ def test_only_what_this_run_said_counts(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("ERR_NVGPUCTRPERM\n")
     run = run_stand_in(stand_in(tmp_path / "nsys", "echo fine"), tmp_path)
     assert run.problems == ()
+
+
+LOST = (
+    "End of file",
+    "Connection to Agent lost. This is most likely a bug. Internal reason: 'Connection reset by peer'.",
+    "[QuadDCommon::tag_message*] = Local Endpoint is not available.",
+)
+"""What the real one said, of 480 starts on a busy machine six times."""
+
+
+@pytest.mark.parametrize("said", LOST)
+def test_nsys_is_started_again_when_it_has_lost_its_agent(tmp_path: Path, said: str) -> None:
+    once = f'if [ -e begun ]; then echo recorded > a.b.nsys-rep; else touch begun; echo "{said}"; exit 1; fi'
+    heard: list[dict[str, object]] = []
+    run = run_stand_in(stand_in(tmp_path / "nsys", f'cd "{tmp_path}"; {once}'), tmp_path, on_message=heard.append)
+    assert (run.starts, run.finished.exit_code, run.problems) == (2, 0, ())
+    assert run.report == tmp_path / "a.b.nsys-rep"
+    assert [message["text"] for message in heard] == [f"nsys lost its agent and is started again (2 of {STARTS})"]
+
+
+def test_nsys_that_loses_its_agent_each_time_is_given_up(tmp_path: Path) -> None:
+    run = run_stand_in(stand_in(tmp_path / "nsys", f'echo . >> "{tmp_path}/starts"; echo "{LOST[0]}"; exit 1'), tmp_path)
+    assert (tmp_path / "starts").read_text().count(".") == run.starts == STARTS
+    error = log_error(run.problems)
+    assert error is not None
+    assert "lost the connection to its own agent" in error.fact
+
+
+@pytest.mark.parametrize("body", ["echo 'No such file'; exit 1", "echo 'End of file'; echo kept > a.b.nsys-rep", "exit 1"])
+def test_nsys_is_not_started_again_for_anything_else(tmp_path: Path, body: str) -> None:
+    assert run_stand_in(stand_in(tmp_path / "nsys", f'cd "{tmp_path}"; {body}'), tmp_path).starts == 1
+
+
+def test_nsys_is_not_started_again_when_its_time_was_over(tmp_path: Path) -> None:
+    argv = stand_in(tmp_path / "nsys", f"echo '{LOST[0]}'; exec sleep 60")
+    assert run_stand_in(argv, tmp_path, timeout_s=1).starts == 1
 
 
 def _link(source: str, target: str) -> None:

@@ -39,8 +39,17 @@ _PERMISSION = _Rule(
     permission.REMEDY,
 )
 
+AGENT_LOST = "agent_lost"
+"""The id of what passes when nsys is started again."""
+
 _NSYS = (
     _PERMISSION,
+    _Rule(
+        AGENT_LOST,
+        r"^Connection to Agent lost|^End of file$|Local Endpoint is not available",
+        "nsys lost the connection to its own agent, which recorded nothing.",
+        "Run it again; where it happens each time, end other profilers or use another Nsight Systems.",
+    ),
     _Rule(
         "importer_missing",
         r"[Ii]mporter binary .*not found|QdstrmImporter.*not found",

@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.errors import Interrupted, LlmPerfError, ResourceError
@@ -13,12 +13,15 @@ from llm_perf_opt.profiling.vendor.child_output import OnMessage
 from llm_perf_opt.profiling.vendor.disk_watch import BYTES_PER_GB, DiskWatch
 from llm_perf_opt.profiling.vendor.gates import Tool
 from llm_perf_opt.profiling.vendor.launch import REPORT_GRACE_S, Finished, child_environment, run_child
-from llm_perf_opt.profiling.vendor.logs import LogProblem, ncu_log_problems, nsys_log_problems
+from llm_perf_opt.profiling.vendor.logs import AGENT_LOST, LogProblem, ncu_log_problems, nsys_log_problems
 from llm_perf_opt.profiling.vendor.reports import import_qdstrm
 from llm_perf_opt.records import Maybe, Missing
 
 ENDINGS: dict[Tool, str] = {"nsys": nsys.REPORT_ENDING, "ncu": ncu.REPORT_ENDING}
 """What each tool puts behind the base name of its report."""
+STARTS = 3
+"""How often nsys is started where its agent is lost. On a busy machine that is one start in a hundred, mostly before the program
+has begun; the next one knows nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,9 @@ class ToolRun:
     report: Maybe[Path]
     """Also of a run that was cut short, with what had been recorded until then; Missing says why there is none."""
     problems: tuple[LogProblem, ...]
-    """What its log complains of."""
+    """What its log complains of, of its last start."""
+    starts: int = 1
+    """More than one where it had lost its agent."""
 
 
 def report_of(tool: Tool, out_base: Path) -> Path:
@@ -55,6 +60,32 @@ def run_tool(
     `environment` is the program's; without one, that of our own measured process.
     An interrupted run raises Interrupted as every pass does; its report is saved all the same.
     """
+    for number in range(1, STARTS + 1):
+        went = _started(tool, argv, out_base, log, timeout_s, max_trace_gb, on_message, on_start, environment, grace_s)
+        if number == STARTS or not _lost_its_agent(went):
+            break
+        on_message({"event": "phase", "text": f"nsys lost its agent and is started again ({number + 1} of {STARTS})"})
+    return replace(went, starts=number)
+
+
+def _lost_its_agent(went: ToolRun) -> bool:
+    """Whether that is all that went wrong."""
+    cut_short = went.finished.timed_out or went.finished.stopped is not None
+    return isinstance(went.report, Missing) and not cut_short and any(problem.id == AGENT_LOST for problem in went.problems)
+
+
+def _started(
+    tool: Tool,
+    argv: Sequence[str],
+    out_base: Path,
+    log: Path,
+    timeout_s: float,
+    max_trace_gb: float,
+    on_message: OnMessage,
+    on_start: Callable[[int], None],
+    environment: Mapping[str, str] | None,
+    grace_s: tuple[float, float, float],
+) -> ToolRun:
     begun = log.stat().st_size if log.exists() else 0
     report_of(tool, out_base).unlink(missing_ok=True)  # that of an earlier run would pass for this one's
     with _scratch(tool) as scratch:
