@@ -1,7 +1,6 @@
 """Cutting the array of events: whatever the layout and the size of the pieces, what goes in comes out."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.parsers import event_chunks
-from llm_perf_opt.parsers.event_chunks import EventChunks, Surroundings
+from llm_perf_opt.parsers.event_chunks import EventChunks, ReadInto, Surroundings
 from llm_perf_opt.parsers.torch_events import repaired
 
 TEXT = st.text(alphabet='ab"\\{}[],: \n/é', max_size=12)
@@ -25,15 +24,16 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]) 
 EVENTS = st.lists(st.dictionaries(st.sampled_from(["ph", "name", "args", "ts"]) | TEXT, VALUES, max_size=4), max_size=12)
 
 
-def reader(data: bytes, piece: int) -> Callable[[int], bytes]:
+def reader(data: bytes, piece: int) -> ReadInto:
     """A source that gives at most so many bytes at once."""
     place = 0
 
-    def read(size: int) -> bytes:
+    def read(room: memoryview) -> int:
         nonlocal place
-        found = data[place : place + min(size, piece)]
+        found = data[place : place + min(len(room), piece)]
+        room[: len(found)] = found
         place += len(found)
-        return found
+        return len(found)
 
     return read
 

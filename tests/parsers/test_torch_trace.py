@@ -408,6 +408,45 @@ def test_nesting_without_end_costs_its_event(tmp_path: Path) -> None:
     assert len(trace.work) == 1
 
 
+# --- ways of decoding ---------------------------------------------------------------------------------------------------
+
+UNUSUAL = {"ph": "X", "cat": "viztracer", "name": "f", "ts": 1, "dur": 1}
+"""Of no category that torch writes."""
+SAMPLE = {"ph": "C", "cat": "cpu_op", "name": "memory", "ts": 1, "args": {}}
+
+
+@pytest.mark.parametrize("before", [[], [UNUSUAL], [SAMPLE], [operator(2**50 / 1.0)], [operator("1.5")], [17]])
+def test_every_way_of_decoding_finds_the_same(tmp_path: Path, before: list[Any]) -> None:
+    """The usual events, any events, exact times, odd types: what one odd event asks for changes nothing in the others."""
+    arrows = [{"ph": "s", "id": 1, "ts": 100.0, "cat": "ac2g", "name": "ac2g"}, {"ph": "f", "id": 1, "ts": 1, "cat": "ac2g"}]
+    others = [
+        {"name": "process_name", "ph": "M", "args": {"name": "x"}},
+        {"ph": "i", "cat": "kernel", "name": "not work", "ts": 3},
+    ]
+    shaped = operator(99.0, **{"Input Dims": [[2, 3], [3, 4]]})
+    usual = read(tmp_path, [*PAIR, *arrows, *others, shaped])
+    trace = read(tmp_path, [*before, *PAIR, *arrows, *others, shaped])
+    for mine, expected in ((trace.work, usual.work), (trace.calls, usual.calls)):
+        assert [trace.names[name] for name in mine.name] == [usual.names[name] for name in expected.name]
+        for name, column in expected.columns().items():
+            assert name == "name" or mine.columns()[name].tolist() == column.tolist()
+    (row,) = np.flatnonzero(trace.operators.start_ns == 99_000)
+    assert trace.names[trace.operators.shapes[row]] == "[[2, 3], [3, 4]]"
+
+
+def test_a_number_beyond_all_bounds_costs_nothing_else(tmp_path: Path) -> None:
+    trace = read(tmp_path, [*PAIR, launch(5.0, correlation=2**70, name="cudaMalloc")])
+    assert len(trace.work) == 1
+    assert sorted(trace.calls.correlation.tolist())[0] == 0
+
+
+def test_a_zero_byte_within_shapes_moves_none_to_another_operator(tmp_path: Path) -> None:
+    texts = [json.dumps(operator(float(number), **{"Input Dims": [number]})) for number in (1, 2, 3)]
+    texts[0] = texts[0].replace("[1]", '["a\0b"]')
+    trace = read(tmp_path, ('{"traceEvents": [' + ",".join(texts) + "]}").encode())
+    assert [trace.names[index] for index in trace.operators.shapes[-2:]] == ["[2]", "[3]"]
+
+
 # --- health ------------------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal, kernels_by_time
 from llm_perf_opt.analysis.trace.projection import NONE
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
-from llm_perf_opt.events import Trace, UInt8
+from llm_perf_opt.events import Trace, UInt8, different
 from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
 from llm_perf_opt.stages import Stage
 
@@ -151,9 +151,9 @@ def _stage(
 ) -> StageEvidence:
     inner = DECODE_STEP if time.name == DECODE and DECODE_STEP in stages.names else time.name
     group = stages.of_stage(inner)
-    units = len(np.unique(group[group != NONE])) or 1
+    units = len(different(group[group != NONE])) or 1
     busiest = on_the_busiest(trace, group)
-    devices = len(np.unique(trace.work.device[group != NONE])) or 1
+    devices = len(different(trace.work.device[group != NONE])) or 1
     floor_ns, roof = _floor(time.name, units, facts, devices)
     counters = _counters(time.name, facts)
     counted_ns, share = _counted(counters, roof, time.name, units, facts)

@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from llm_perf_opt.analysis.budget import StageBudget
 from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
 from llm_perf_opt.analysis.finding import Finding
@@ -30,7 +28,7 @@ from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace.host_time import host_table
 from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Trace
+from llm_perf_opt.events import Trace, different
 from llm_perf_opt.records import Missing
 
 _NOTHING = GpuTotals(None, None, None, None, None)
@@ -227,6 +225,6 @@ def _budget(budget: StageBudget, unit: str) -> BudgetTable:
 
 def _device(trace: Trace) -> str:
     """The devices that worked: a machine may hold more."""
-    named = Counter(device_name(trace, number) for number in np.unique(trace.work.device).tolist())
+    named = Counter(device_name(trace, number) for number in different(trace.work.device).tolist())
     told = [name if count == 1 else f"{count} × {name}" for name, count in named.items() if name]
     return ", ".join(told) or next((value for key, value in trace.facts.items() if key.startswith("device") and value), "")

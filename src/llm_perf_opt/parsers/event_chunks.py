@@ -57,6 +57,8 @@ class _Fed:
     """The piece ends inside an event."""
 
 
+ReadInto = Callable[[memoryview], int]
+"""Fills some room, or a part of it, with a file's next bytes; returns how many, none at the end."""
 Decode = Callable[[bytes | memoryview], int]
 """Takes a JSON array of events and keeps them, all or none; returns how many. Raises one of DECODE_FAILURES."""
 
@@ -64,7 +66,7 @@ Decode = Callable[[bytes | memoryview], int]
 class EventChunks:
     """Feeds the events of a file to a decoder, chunk by chunk."""
 
-    def __init__(self, name: str, read: Callable[[int], bytes], decode: Decode, repair: Callable[[bytes], bytes]) -> None:
+    def __init__(self, name: str, read: ReadInto, decode: Decode, repair: Callable[[bytes], bytes]) -> None:
         self.name = name
         self.events = 0
         self.cut_short = False
@@ -104,9 +106,10 @@ class EventChunks:
     # --- before the events ----------------------------------------------------------------------------------------
 
     def _more(self, size: int) -> bytes:
-        data = self._read(size)
-        self._seen += len(data)
-        return data
+        room = bytearray(size)
+        count = self._read(memoryview(room))
+        self._seen += count
+        return bytes(room[:count])
 
     def _head(self) -> tuple[bytes, bytes]:
         """What stands before the array, and the first bytes of the array's inside."""
@@ -153,9 +156,9 @@ class EventChunks:
                 )
             if window.end > wanted // 2:  # what was cut inside an event is read on in growing pieces, not again and again
                 wanted = 2 * window.end
-            data = self._more(wanted)
-            ended = not data
-            window.add(data)
+            count = window.fill(self._read, wanted)
+            self._seen += count
+            ended = not count
 
     def _feed(self, window: "_Window", cut: int, last: bool) -> _Fed:
         """Give a piece to the decoder: as it is, else mended, else event by event, so that one bad event costs one event."""
@@ -252,12 +255,14 @@ class _Window:
         self._room = bytearray(b"[" + first + bytes(2 * CHUNK_BYTES))
         self.end = 1 + len(first)
 
-    def add(self, data: bytes) -> None:
-        """More bytes at the end."""
-        if self.end + len(data) >= len(self._room):  # one byte is kept free for a closing bracket
-            self._room = self._room[: self.end] + bytes(2 * len(data) + self.end)
-        self._room[self.end : self.end + len(data)] = data
-        self.end += len(data)
+    def fill(self, read: ReadInto, wanted: int) -> int:
+        """Up to so many bytes more at the end; returns how many."""
+        if self.end + wanted >= len(self._room):  # one byte is kept free for a closing bracket
+            self._room = self._room[: self.end] + bytes(2 * wanted + self.end)
+        with memoryview(self._room) as room:
+            count = read(room[self.end : self.end + wanted])
+        self.end += count
+        return count
 
     def last_boundary(self) -> int | None:
         """Where the last whole event ends."""

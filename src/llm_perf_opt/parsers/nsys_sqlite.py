@@ -24,6 +24,7 @@ from llm_perf_opt.events import (
     Trace,
     TraceProblem,
     WorkKind,
+    different,
 )
 from llm_perf_opt.launch_calls import is_kernel_launch
 from llm_perf_opt.parsers.nsys_devices import gpu_numbers, renumbered_devices
@@ -127,7 +128,7 @@ class _Reader:
         work = renumbered_devices(self._work(kernels, copies, sets, host), renumbering)
         labels = self._ranges(ranges)
         samples, unreadable = read_samples(database, work, self._names.add, by_gpu=bool(renumbering))
-        processes = np.unique(np.concatenate([work.process, host.process, labels.process])).tolist()
+        processes = different(np.concatenate([work.process, host.process, labels.process])).tolist()
         problems = [*checks.problems, *self._tool_problems(), *self._text_problems(), *([unreadable] if unreadable else [])]
         return Trace(
             "nsys",
@@ -155,7 +156,7 @@ class _Reader:
         ]
         columns = {name: np.concatenate([part.columns()[name] for part in parts]) for name in parts[0].columns()}
         unknown_process = columns["process"] == _NO_PROCESS
-        known = np.unique(calls.process)
+        known = different(calls.process)
         if unknown_process.any() and len(known) == 1:  # a layout without globalPid: of one process it can only be that
             columns["process"] = np.where(unknown_process, known[0], columns["process"])
         work = DeviceWork(**columns)
@@ -236,7 +237,7 @@ class _Reader:
 
     def _needed_strings(self, columns: Sequence[Int64]) -> dict[int, str]:
         """The strings with these ids. The table is read once and only these are kept: a report may hold whole source files."""
-        wanted = set(np.unique(np.concatenate(columns)).tolist()) - {NO_NAME} if columns else set()
+        wanted = set(different(np.concatenate(columns)).tolist()) - {NO_NAME} if columns else set()
         if not wanted:
             return {}
         rows = self._database.rows("StringIds", ("id", "value"), longest=_LONGEST_NAME)

@@ -89,6 +89,17 @@ class PackedFile:
         self._check_size()
         return data
 
+    def read_into(self, room: memoryview) -> int:
+        """Fill the room, or a part of it, with what comes next; returns how many bytes that are, none at the end."""
+        if self.is_packed:
+            data = self.read(len(room))
+            room[: len(data)] = data
+            return len(data)
+        try:
+            return self._file.readinto(room)
+        except OSError as error:
+            raise ParseError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+
     def _inflate(self, size: int) -> bytes:
         """The next piece of a gzip file, which may hold several members one after another."""
         while self._inflater is not None:

@@ -1,17 +1,21 @@
-"""Events of a torch trace, decoded: fast where the file is as torch writes it, exact where its times have more digits than a
+"""Events of a torch trace, decoded: fast where the file is as torch writes it, exactly where its times have more digits than a
 float, forgiving where its values have odd types.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 EXACT_BELOW_US = float(2**43)
 """Below this many µs (101 days) neighbouring floats are less than 1 ns apart: rounding to ns gives back the digits of the file.
 torch counts from a base (baseTimeNanoseconds) of at most three months ago to stay below it; before it had one, from 1970."""
+
+
+NO_TIME = float("nan")
+"""The start of an event that has none, where it is a float."""
 
 
 class Arguments(msgspec.Struct, frozen=True, gc=False):
@@ -38,9 +42,50 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     pid: int | str = 0
     tid: int | str = 0
-    ts: float | None = None
+    ts: float = NO_TIME
     dur: float = 0.0
     args: Arguments = NO_ARGUMENTS
+
+
+Category = Literal[
+    "", "cpu_op", "kernel", "cuda_runtime", "user_annotation", "gpu_user_annotation", "gpu_memcpy", "gpu_memset",
+    "cuda_driver", "python_function", "overhead", "Trace",
+]  # fmt: skip
+
+
+class UsualEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """The same, with a length and of a category that torch writes: that word is not made anew for each event."""
+
+    ph: ClassVar[str] = "X"
+    cat: Category = ""
+    name: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: float = NO_TIME
+    dur: float = 0.0
+    args: Arguments = NO_ARGUMENTS
+
+
+class PassedOver(msgspec.Struct, gc=False, tag_field="ph"):
+    """An arrow from a launch to its kernel, the name of a thread, an instant: a third of a trace, of which nothing is kept."""
+
+    cat: ClassVar[str] = ""
+
+
+class _ArrowBegins(PassedOver, gc=False, tag="s"):
+    pass
+
+
+class _ArrowEnds(PassedOver, gc=False, tag="f"):
+    pass
+
+
+class _Metadata(PassedOver, gc=False, tag="M"):
+    pass
+
+
+class _Instant(PassedOver, gc=False, tag="i"):
+    pass
 
 
 class ExactEvent(msgspec.Struct, gc=False):
@@ -56,7 +101,8 @@ class ExactEvent(msgspec.Struct, gc=False):
     args: Arguments = NO_ARGUMENTS
 
 
-AnyEvent = Event | ExactEvent
+AnyEvent = UsualEvent | Event | ExactEvent
+"""One that may be kept."""
 
 
 class NeedsDigits(Exception):  # noqa: N818 - a signal between decoder and columns
@@ -68,20 +114,24 @@ class EventDecoder:
 
     def __init__(self, take: Callable[[list[Any]], None]) -> None:
         self._take = take
-        self._fast = msgspec.json.Decoder(list[Event])
-        self._exact = msgspec.json.Decoder(list[ExactEvent])
+        self._ways: tuple[msgspec.json.Decoder[Any], ...] = (
+            msgspec.json.Decoder(list[UsualEvent | _ArrowBegins | _ArrowEnds | _Metadata | _Instant]),
+            msgspec.json.Decoder(list[Event]),
+            msgspec.json.Decoder(list[ExactEvent]),
+        )
+        self._way = 0
         self._any = msgspec.json.Decoder(float_hook=Decimal)
-        self._digits_needed = False
         self.not_events = 0
         """Members of the array that were no objects."""
 
     def __call__(self, text: bytes | memoryview) -> int:
         """Decode a whole array and keep its events; nothing is kept when this raises."""
-        for decoder in (self._exact,) if self._digits_needed else (self._fast, self._exact):
+        for way in range(self._way, len(self._ways)):
+            self._way = way  # what one chunk needs, the next will need
             try:
-                return self._keep(decoder.decode(text))
+                return self._keep(self._ways[way].decode(text))
             except (NeedsDigits, msgspec.ValidationError, OverflowError):
-                self._digits_needed = True
+                continue
         return self._keep(list(self._coerced(self._any.decode(text))))
 
     def _keep(self, events: list[Any]) -> int:

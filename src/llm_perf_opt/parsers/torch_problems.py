@@ -7,7 +7,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.health import TOLERATED_SHARE
 from llm_perf_opt.analysis.trace.launches import graph_launches, kernel_launches, while_capturing
-from llm_perf_opt.events import DeviceWork, HostCalls, Int64, Operators, Trace, TraceProblem, WorkKind
+from llm_perf_opt.events import DeviceWork, HostCalls, Int64, Operators, Trace, TraceProblem, WorkKind, different
 
 _LOSS = re.compile(r"dropped|overflow|exceeded max|terminating tracing|out of memory|failed to", re.IGNORECASE)
 _PROFILE_SHORTER = "Profile fewer steps at a time: torch.profiler.schedule(active=1)."
@@ -22,7 +22,7 @@ def _unmatched(trace: Trace) -> list[TraceProblem]:
     work, calls = trace.work, trace.calls
     # While a CUDA graph is recorded, launches are noted down and run nothing: they miss no kernel.
     launched = (kernel_launches(trace) & ~while_capturing(trace)) | graph_launches(trace)
-    launches = np.unique(calls.correlation[launched])  # a runtime call and the driver call inside it share a correlation
+    launches = different(calls.correlation[launched])  # a runtime call and the driver call inside it share a correlation
     if not len(work):
         if len(launches):
             what = f"{len(launches):,} launches of kernels, and not one kernel"
@@ -80,10 +80,11 @@ def _twice(work: DeviceWork) -> list[TraceProblem]:
     return [TraceProblem("duplicate_events", what, True, "Give the trace of one rank, not several merged.")]
 
 
-def process_problem(processes: int) -> list[TraceProblem]:
+def process_problem(process: Int64) -> list[TraceProblem]:
     """Calls of several processes."""
-    if processes < 2:
+    if not len(process) or (process == process[0]).all():
         return []
+    processes = len(different(process))
     what = f"calls of {processes} processes in one trace; device work is given to the process whose call has its correlation"
     return [TraceProblem("several_processes", what, False, "Give the trace of one process.")]
 

@@ -32,7 +32,7 @@ def read_torch_trace(path: Path, beside: StartBeside | None = None) -> Trace:
         columns = TorchColumns()
         decoder = EventDecoder(columns.take)
         with PackedFile(path) as file:
-            chunks = EventChunks(str(path), file.read, decoder, repaired)
+            chunks = EventChunks(str(path), file.read_into, decoder, repaired)
             around = chunks.run()
             chunks.cut_short = chunks.cut_short or file.cut_short
     return _trace(columns, chunks.events, around, _file_problems(chunks, decoder.not_events, around))
@@ -63,10 +63,10 @@ def _processes(work: DeviceWork, calls: HostCalls) -> Any:
     """The host process of each piece of device work: that of its launch, else the one with most calls."""
     if not len(calls):
         return np.zeros(len(work), np.int64)
+    if (calls.process == calls.process[0]).all():  # the rule, and told much faster than it is counted
+        return np.full(len(work), calls.process[0], np.int64)
     processes, counts = np.unique(calls.process, return_counts=True)
     most = processes[np.argmax(counts)]
-    if len(processes) == 1:
-        return np.full(len(work), most, np.int64)
     rows = torch_problems.launch_rows(work, calls)
     return np.where(rows >= 0, calls.process[rows], most)
 
@@ -101,7 +101,7 @@ def _content_problems(events: int, columns: TorchColumns, trace: Trace) -> list[
     return [
         *torch_problems.count_problems(columns.negative_work, columns.negative_host, columns.unplaced_work),
         *torch_problems.work_problems(trace),
-        *torch_problems.process_problem(len(np.unique(trace.calls.process))),
+        *torch_problems.process_problem(trace.calls.process),
         *torch_problems.shape_problem(trace.operators),
     ]
 

@@ -18,7 +18,7 @@ from llm_perf_opt.analysis.regions.records import (
 )
 from llm_perf_opt.analysis.trace.intervals import union_ns
 from llm_perf_opt.analysis.trace.projection import NONE, Bool, Projection, nearest_marked, project, through
-from llm_perf_opt.events import Int64, RangeKind, Trace, WorkKind
+from llm_perf_opt.events import Int64, RangeKind, Trace, WorkKind, different
 
 MOST_REGIONS = 1_000
 """Some frameworks number their ranges, so that each has a name of its own: the largest are shown."""
@@ -120,9 +120,9 @@ class _Table:
         if self._options.aggregate:
             yield self._group(None, None, np.ones(len(work), np.bool_), nested)
             return
-        for process in np.unique(np.concatenate([work.process, ranges.process[nested]])).tolist():
+        for process in different(np.concatenate([work.process, ranges.process[nested]])).tolist():
             mine = work.process == process
-            devices: list[int | None] = [*np.unique(work.device[mine]).tolist()] or [None]
+            devices: list[int | None] = [*different(work.device[mine]).tolist()] or [None]
             for device in devices:
                 yield self._group(process, device, mine & (work.device == device), nested & (ranges.process == process))
 
@@ -156,7 +156,7 @@ class _Table:
         own_count, own_ns = self._sums(kernels)
         count, total_ns = self._upward(own_count), self._upward(own_ns)
         copy_count, copy_ns = (self._upward(column) for column in self._sums(copies))
-        launching = np.unique(self._call[(kernels | copies) & (self._call != NONE)])
+        launching = different(self._call[(kernels | copies) & (self._call != NONE)])
         launches = np.zeros(paths, np.int64)
         np.add.at(launches, self._call_path[launching][self._call_path[launching] != NONE], 1)
         launches = self._upward(launches)
@@ -222,7 +222,7 @@ class _Table:
         busy = {}
         for path_number, parts in pieces.items():
             mine = np.sort(np.concatenate(parts))
-            devices = np.unique(work.device[mine]).tolist()
+            devices = different(work.device[mine]).tolist()
             busy[path_number] = sum(
                 union_ns(work.start_ns[part], work.end_ns[part])
                 for part in (mine[work.device[mine] == device] for device in devices)
@@ -269,7 +269,7 @@ def _free_ranges(trace: Trace, projection: Projection) -> Iterator[FreeRange]:
     at = trace.calls.start_ns[projection.call_of_work[joined]]
     duration = trace.work.end_ns[joined] - trace.work.start_ns[joined]
     count, total = np.zeros(len(free), np.int64), np.zeros(len(free), np.int64)
-    for process in np.unique(trace.ranges.process[free]).tolist():
+    for process in different(trace.ranges.process[free]).tolist():
         mine = np.flatnonzero(trace.work.process[joined] == process)
         mine = mine[np.argsort(at[mine], kind="stable")]
         passed = np.concatenate([[0], np.cumsum(duration[mine])])
@@ -278,7 +278,7 @@ def _free_ranges(trace: Trace, projection: Projection) -> Iterator[FreeRange]:
         last = np.searchsorted(at[mine], trace.ranges.end_ns[free[rows]])
         count[rows], total[rows] = last - first, passed[last] - passed[first]
     wall = trace.ranges.end_ns[free] - trace.ranges.start_ns[free]
-    for path in np.unique(projection.path[free]).tolist()[:MOST_REGIONS]:
+    for path in different(projection.path[free]).tolist()[:MOST_REGIONS]:
         same = projection.path[free] == path
         label = projection.path_label[path]
         yield FreeRange(label, int(same.sum()), int(wall[same].sum()), int(count[same].sum()), int(total[same].sum()))

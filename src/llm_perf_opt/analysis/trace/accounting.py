@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.trace.intervals import Blocks, union_blocks, union_ns
 from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
 from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Int64, Trace, WorkKind
+from llm_perf_opt.events import Int64, Trace, WorkKind, different
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def account(trace: Trace, stages: TraceStages, device: int | None = None) -> Acc
     whole = occupation(trace, host, stages.of_work, rows)
     total = _device_time(trace, rows, whole, device)
     blocks = union_blocks(trace.work.start_ns[rows], trace.work.end_ns[rows])
-    numbers = np.unique(trace.work.device).tolist()
+    numbers = different(trace.work.device).tolist()
     return Account(
         total=total,
         devices=(replace(total, device=numbers[0]),)

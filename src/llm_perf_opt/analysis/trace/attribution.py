@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.trace.nesting import Nesting, lanes_of, nest
 from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, through
 from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages, coverage_of
-from llm_perf_opt.events import Int64, Operators, RangeKind, Ranges, Trace
+from llm_perf_opt.events import Int64, Operators, RangeKind, Ranges, Trace, different
 from llm_perf_opt.stages import PART_LABEL
 
 MODULE_LABEL = re.compile(
@@ -96,7 +96,7 @@ def attribute(trace: Trace, stages: TraceStages) -> Attribution:
 
 def has_modules(trace: Trace) -> bool:
     """Whether any range of the trace labels a module."""
-    return any(MODULE_LABEL.fullmatch(trace.name_of(int(index))) for index in np.unique(trace.ranges.name))
+    return any(MODULE_LABEL.fullmatch(trace.name_of(int(index))) for index in different(trace.ranges.name))
 
 
 def operators_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, ...]:
@@ -131,7 +131,7 @@ def _module_labels(trace: Trace) -> tuple[tuple[str, ...], Int64, Int64]:
     """The modules' names, the ranges that label one, and per range the module's place among the names."""
     place: dict[str, int] = {}
     of_name = np.full(len(trace.names) + 1, NONE, np.int64)  # the last entry answers NO_NAME
-    for index in np.unique(trace.ranges.name):
+    for index in different(trace.ranges.name):
         label = MODULE_LABEL.fullmatch(trace.name_of(int(index)))
         if label:
             name = next(group for group in label.groups() if group)

@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.trace.intervals import union_blocks, union_ns
 from llm_perf_opt.analysis.trace.projection import NONE, Bool
 from llm_perf_opt.analysis.trace.row_numbers import sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind
+from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind, different_pairs
 
 
 def side_by_side_notes(trace: Trace, stages: TraceStages, inner: str, devices: int) -> tuple[str, ...]:
@@ -17,7 +17,7 @@ def side_by_side_notes(trace: Trace, stages: TraceStages, inner: str, devices: i
         found.append(f"Busy is the time in which at least one of the stage's {devices} devices worked.")
     instances = stages.instances.rows(stages.rows_of(inner))
     label = instances.range[instances.range != NONE]
-    threads = len(np.unique(np.stack([trace.ranges.process[label], trace.ranges.thread[label]]), axis=1).T)
+    threads = len(different_pairs(trace.ranges.process[label], trace.ranges.thread[label])[0])
     length = int((instances.end_ns - instances.start_ns).sum())
     if threads > 1 and union_ns(instances.start_ns, instances.end_ns) < length:
         found.append(

@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.trace.intervals import covered_before, union_blocks
 from llm_perf_opt.analysis.trace.projection import NONE
 from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Int64, Trace
+from llm_perf_opt.events import Int64, Trace, different
 
 WHOLE = ""
 """In place of a stage's name: from the first to the last work of the device."""
@@ -20,7 +20,7 @@ WHOLE = ""
 def gpu_metric_lines(trace: Trace, stages: TraceStages) -> list[GpuMetricLine]:
     """Mean, least and most of each metric, for the whole and for each stage that a sample fell into."""
     found: list[GpuMetricLine] = []
-    for device in np.unique(trace.samples.device).tolist():
+    for device in different(trace.samples.device).tolist():
         on_device = trace.work.device == device
         for stage in (WHOLE, *stages.names):
             group = np.zeros(len(trace.work), np.int64) if stage == WHOLE else stages.of_stage(stage)
@@ -56,6 +56,6 @@ def _lines(trace: Trace, stage: str, device: int, rows: Int64) -> list[GpuMetric
             least=int(value[mine].min()),
             most=int(value[mine].max()),
         )
-        for index in np.unique(metric).tolist()
+        for index in different(metric).tolist()
         if (mine := metric == index).any()
     ]

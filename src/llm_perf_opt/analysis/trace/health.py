@@ -10,7 +10,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.launches import graph_launches, kernel_launches, while_capturing
 from llm_perf_opt.analysis.trace.projection import NONE, Bool, Projection, own_stage, packed_keys, project
-from llm_perf_opt.events import Int64, Trace, TraceProblem, WorkKind
+from llm_perf_opt.events import Int64, Trace, TraceProblem, WorkKind, different
 from llm_perf_opt.stages import Stage
 
 TOLERATED_SHARE = 0.01
@@ -84,7 +84,7 @@ def _another_run(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
 
 
 def _missing_ranges(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
-    present = {trace.names[index] for index in np.unique(trace.ranges.name).tolist() if index >= 0}
+    present = {trace.names[index] for index in different(trace.ranges.name).tolist() if index >= 0}
     missing = [name for name in expected.ranges if name not in present]
     if missing:
         yield TraceProblem(
@@ -178,7 +178,7 @@ def _recording_ended_before(trace: Trace, silent: Int64, stage: Int64) -> bool:
     if len(silent) == np.count_nonzero(stage != NONE):
         return True
     behind = np.zeros(len(silent), np.bool_)
-    for process in np.unique(trace.ranges.process[silent]).tolist():
+    for process in different(trace.ranges.process[silent]).tolist():
         ends = trace.calls.end_ns[trace.calls.process == process]
         mine = trace.ranges.process[silent] == process
         behind[mine] = trace.ranges.start_ns[silent[mine]] >= (int(ends.max()) if len(ends) else 0)
@@ -204,7 +204,7 @@ def _launched_meanwhile(trace: Trace, projection: Projection, rows: Int64) -> tu
     launching |= kernel_launches(trace) | graph_launches(trace)
     meanwhile = np.zeros(len(rows), np.bool_)
     never = np.zeros(len(rows), np.bool_)
-    for process in np.unique(trace.ranges.process[rows]).tolist():
+    for process in different(trace.ranges.process[rows]).tolist():
         times = trace.calls.start_ns[launching & (trace.calls.process == process)]
         mine = trace.ranges.process[rows] == process
         first = np.searchsorted(times, trace.ranges.start_ns[rows[mine]])
@@ -262,7 +262,7 @@ def _ranges_with_work(projection: Projection) -> Bool:
     holding[projection.range_of_work[projection.range_of_work != NONE]] = True
     rows = np.flatnonzero(holding)
     while len(rows):
-        rows = np.unique(projection.parent[rows])
+        rows = different(projection.parent[rows])
         rows = rows[rows != NONE]
         rows = rows[~holding[rows]]
         holding[rows] = True

@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.trace.nesting import lanes_of
 from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
 from llm_perf_opt.analysis.trace.row_numbers import distinct
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Int32, Int64, Trace, WorkKind
+from llm_perf_opt.events import Int32, Int64, Trace, WorkKind, different, different_pairs
 
 ALLOCATING = re.compile(
     r"(cuda|hip)(Malloc|Free|HostAlloc|MallocHost|FreeHost)(?!.*Async)\w*|cuMem(Alloc|Free|Create|Map)(?!.*Async)\w*"
@@ -83,7 +83,7 @@ class _Windows:
         lane, mine = lanes_of((self.process, self.thread), (process[rows], thread[rows]))
         blocks = union_blocks(self.start_ns, self.end_ns, lane)
         inside = np.zeros(len(rows), np.bool_)
-        for one in np.unique(blocks.group):  # a thread each: few
+        for one in different(blocks.group):  # a thread each: few
             of_lane = blocks.group == one
             start, end = blocks.start_ns[of_lane], blocks.end_ns[of_lane]
             asked = np.flatnonzero(mine == one)
@@ -102,10 +102,10 @@ def _launching_windows(trace: Trace, stages: TraceStages, stage: str) -> _Window
     process, thread = ranges.process[label], ranges.thread[label]
     if len(bare):
         call = distinct(launching_calls(trace)[stages.of_stage(stage) != NONE], len(trace.calls))
-        lanes = np.unique(np.stack([trace.calls.process[call], trace.calls.thread[call]]), axis=1)
+        lanes = different_pairs(trace.calls.process[call], trace.calls.thread[call])
         process = np.concatenate([process, np.repeat(lanes[0], len(bare))])
         thread = np.concatenate([thread, np.repeat(lanes[1], len(bare))])
-        labelled = np.concatenate([labelled, np.tile(bare, lanes.shape[1])])
+        labelled = np.concatenate([labelled, np.tile(bare, len(lanes[0]))])
     return _Windows(process, thread, instances.start_ns[labelled], instances.end_ns[labelled])
 
 

@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.trace.nesting import NONE, Nesting, lanes_of, nest
 from llm_perf_opt.analysis.trace.operators import doubled
 from llm_perf_opt.analysis.trace.row_numbers import sums
 from llm_perf_opt.analysis.trace.stage_instances import Instances, TraceStages
-from llm_perf_opt.events import Int64, Trace
+from llm_perf_opt.events import Int64, Trace, different
 
 
 def host_table(trace: Trace, stages: TraceStages) -> HostTable:
@@ -44,7 +44,7 @@ def _stage(trace: Trace, name: str, instances: Instances, label_lane: Int64, lan
     table = trace.operators
     mine = np.zeros(len(table), np.bool_)
     inside_ns = 0
-    for one in np.unique(label_lane).tolist():  # a thread each: few
+    for one in different(label_lane).tolist():  # a thread each: few
         on_lane = np.flatnonzero(lane == one)
         of_lane = label_lane == one
         windows = union_blocks(instances.start_ns[of_lane], instances.end_ns[of_lane])

@@ -31,7 +31,7 @@ from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, union_
 from llm_perf_opt.analysis.trace.nesting import lanes_of
 from llm_perf_opt.analysis.trace.projection import NONE, through
 from llm_perf_opt.analysis.trace.row_numbers import distinct
-from llm_perf_opt.events import Columns, Int64, Trace, UInt8, WorkKind
+from llm_perf_opt.events import Columns, Int64, Trace, UInt8, WorkKind, different
 
 Bool = npt.NDArray[np.bool_]
 
@@ -175,7 +175,7 @@ def _held(blocked: Blocks, lane: Int64, start: Int64, end: Int64) -> tuple[Bool,
     """Per gap: whether its launching thread was held in a call as the gap began, and for how much of the gap it was."""
     at_start = np.zeros(len(start), bool)
     length = np.zeros(len(start), np.int64)
-    for one in np.unique(blocked.group):  # a thread each: few
+    for one in different(blocked.group):  # a thread each: few
         mine = np.flatnonzero(blocked.group == one)
         of_lane = Blocks(
             *(column[mine] for column in (blocked.group, blocked.start_ns, blocked.end_ns, blocked.opens, blocked.closes))

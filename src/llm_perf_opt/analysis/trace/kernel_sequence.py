@@ -14,7 +14,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
 from llm_perf_opt.analysis.trace.nesting import lanes_of
-from llm_perf_opt.events import Int64, Trace, WorkKind
+from llm_perf_opt.events import Int64, Trace, WorkKind, different
 
 LEAST_STEPS = 3
 """Fewer repetitions than this are no rhythm."""
@@ -208,4 +208,4 @@ def _is_layer(trace: Trace, names: Int64) -> bool:
 def _computes(trace: Trace, names: Int64) -> bool:
     """Whether there is a matrix product or an attention: a prefill has both, a warm-up of the allocator neither."""
     matrix = (KernelClass.GEMM, KernelClass.GEMV, KernelClass.ATTENTION)
-    return any(classify(trace.name_of(int(name))) in matrix for name in np.unique(names))
+    return any(classify(trace.name_of(int(name))) in matrix for name in different(names))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from llm_perf_opt.analysis.trace.projection import Bool
-from llm_perf_opt.events import Int64, Trace
+from llm_perf_opt.events import Int64, Trace, different_pairs
 from llm_perf_opt.launch_calls import is_graph_launch, is_kernel_launch
 
 _CAPTURE_BEGINS = re.compile(r"cu(da)?StreamBeginCapture\w*")
@@ -29,8 +29,7 @@ def while_capturing(trace: Trace) -> Bool:
     inside = np.zeros(len(trace.calls), np.bool_)
     if not begins.any():
         return inside
-    threads = np.unique(np.stack([trace.calls.process[begins], trace.calls.thread[begins]]), axis=1)
-    for process, thread in threads.T.tolist():
+    for process, thread in zip(*different_pairs(trace.calls.process[begins], trace.calls.thread[begins]), strict=True):
         mine = np.flatnonzero((trace.calls.process == process) & (trace.calls.thread == thread))
         steps: Int64 = np.cumsum(begins[mine].astype(np.int64) - ends[mine])
         floor = np.minimum(np.minimum.accumulate(steps), 0)  # an end whose begin was before the recording

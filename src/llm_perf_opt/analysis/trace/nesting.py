@@ -63,8 +63,7 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = Fal
 
     `overlapping`: the parent is the latest begun that is still open when a stretch begins, whether or not it encloses its end.
     """
-    order = _outer_first(start_ns, end_ns, lane)
-    start, end, of = start_ns[order], end_ns[order], lane[order]
+    order, start, end, of = _outer_first(start_ns, end_ns, lane)
     until = start + 1 if overlapping else end
     first = np.flatnonzero(np.append(True, of[1:] != of[:-1])) if len(of) else np.empty(0, np.int64)
     lanes = of[first]
@@ -103,14 +102,22 @@ def numbered(values: Int64) -> Int64:
     return ranks
 
 
-def _outer_first(start_ns: Int64, end_ns: Int64, lane: Int64) -> Int64:
-    """Rows by lane, start and, of those that start together, the longest first. Parsers leave them so: that is checked first."""
-    order = np.argsort(lane, kind="stable")
-    start, end, of = start_ns[order], end_ns[order], lane[order]
+def _outer_first(start_ns: Int64, end_ns: Int64, lane: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    """Rows by lane, start and, of those that start together, the longest first; and the columns in that order.
+
+    Parsers leave them so, on each lane: that is checked first.
+    """
+    if len(lane) and (lane == lane[0]).all():
+        order, columns = np.arange(len(lane)), (start_ns, end_ns, lane)
+    else:
+        order = np.argsort(lane, kind="stable")
+        columns = (start_ns[order], end_ns[order], lane[order])
+    start, end, of = columns
     later = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))
     if (later | (of[1:] != of[:-1])).all():
-        return order
-    return np.lexsort((-end_ns, start_ns, lane))
+        return order, *columns
+    order = np.lexsort((-end_ns, start_ns, lane))
+    return order, start_ns[order], end_ns[order], lane[order]
 
 
 def _climb(place: Int64, moment_ns: Int64, end_ns: Int64, jump: Int64) -> Int64:

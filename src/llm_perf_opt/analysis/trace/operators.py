@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.trace.projection import Bool
 from llm_perf_opt.analysis.trace.row_numbers import sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import Int64, Trace
+from llm_perf_opt.events import Int64, Trace, different, different_pairs
 from llm_perf_opt.records import Maybe, Missing, OperatorRow, StageActivity
 from llm_perf_opt.stages import Stage
 
@@ -69,8 +69,8 @@ def _activity(trace: Trace, stages: TraceStages, stage: Stage) -> StageActivity 
         return None
     mine = stages.of_stage(stage.value) != NONE
     duration = (trace.work.end_ns - trace.work.start_ns)[mine]
-    launches = len(np.unique(np.stack([trace.work.process[mine], trace.work.correlation[mine]]), axis=1).T)
-    devices = len(np.unique(trace.work.device[mine])) or 1
+    launches = len(different_pairs(trace.work.process[mine], trace.work.correlation[mine])[0])
+    devices = len(different(trace.work.device[mine])) or 1
     return StageActivity(stage.value, launches, int(mine.sum()), int(duration.sum()), devices)
 
 

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from llm_perf_opt.analysis.kernels.names import function_name
 from llm_perf_opt.analysis.kernels.selection import Launch
 from llm_perf_opt.analysis.trace.projection import NONE, Projection, nearest_marked, step_of_work, through
-from llm_perf_opt.events import Int64, Trace, WorkKind
+from llm_perf_opt.events import Int64, Trace, WorkKind, different
 from llm_perf_opt.stages import Stage
 
 ANY_DOMAIN = "*"
@@ -27,7 +27,7 @@ def range_launches(trace: Trace, projection: Projection, name: str, domain: str)
 
 def domains_of(trace: Trace, name: str) -> set[str]:
     """The domains in which a range of this name was pushed; "" is the default one."""
-    return {trace.name_of(int(index)) if index >= 0 else "" for index in np.unique(trace.ranges.domain[_named(trace, name)])}
+    return {trace.name_of(int(index)) if index >= 0 else "" for index in different(trace.ranges.domain[_named(trace, name)])}
 
 
 def _named(trace: Trace, name: str) -> npt.NDArray[np.bool_]:
@@ -45,7 +45,7 @@ def _launches(trace: Trace, projection: Projection, instance: Int64) -> list[Lau
     call_start = trace.calls.start_ns[projection.call_of_work[rows]]
     rows = rows[np.lexsort((work.start_ns[rows], call_start))]
     step = np.unique(instance[rows], return_inverse=True)[1].reshape(-1)  # ranges lie in the order of their start
-    functions = {int(index): function_name(trace.name_of(int(index))) for index in np.unique(work.name[rows])}
+    functions = {int(index): function_name(trace.name_of(int(index))) for index in different(work.name[rows])}
     names, durations = work.name[rows].tolist(), (work.end_ns[rows] - work.start_ns[rows]).tolist()
     grids, blocks, devices = work.grid[rows].tolist(), work.block[rows].tolist(), work.device[rows].tolist()
     return [

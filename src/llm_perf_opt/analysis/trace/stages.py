@@ -23,7 +23,7 @@ from llm_perf_opt.analysis.trace.stage_instances import (
     coverage_of,
 )
 from llm_perf_opt.analysis.trace.stage_labels import DIALECTS, Dialect
-from llm_perf_opt.events import Int64, Trace
+from llm_perf_opt.events import Int64, Trace, different
 from llm_perf_opt.stages import DOMAIN, STAGE_NAMES
 
 _ORDER = (*STAGE_NAMES, MIXED_STEP, STEP)
@@ -47,7 +47,7 @@ def find_stages(trace: Trace, call_of_work: Int64 | None = None) -> TraceStages:
 
 def _from_labels(trace: Trace, call_of_work: Int64, dialect: Dialect) -> TraceStages | None:
     mine = np.flatnonzero(_in_our_domain(trace)) if dialect.our_domain_only else np.arange(len(trace.ranges))
-    meant = {int(index): dialect.stage_of(trace.name_of(int(index))) for index in np.unique(trace.ranges.name[mine])}
+    meant = {int(index): dialect.stage_of(trace.name_of(int(index))) for index in different(trace.ranges.name[mine])}
     names = tuple(name for name in _ORDER if name in meant.values())
     if not names:
         return None
@@ -154,7 +154,7 @@ def _from_kernels(trace: Trace) -> TraceStages | None:
         return None
     names = (PREFILL, DECODE, DECODE_STEP) if found.heads else (DECODE, DECODE_STEP)
     instances, of_work = _sorted(*_windows(trace, found, names))
-    devices = len(np.unique(trace.work.device))
+    devices = len(different(trace.work.device))
     where = f", on device {found.device} alone of {devices}" if devices > 1 else ""
     return _stages(trace, "kernel sequence", found.why + where, names, instances, of_work)
 
