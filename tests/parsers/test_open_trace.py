@@ -1,6 +1,7 @@
 """Which reader a file gets, its first bytes say."""
 
 import gzip
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -43,3 +44,9 @@ def test_a_folder_and_nothing(tmp_path: Path) -> None:
         read_trace(tmp_path)
     with pytest.raises(ParseError, match="cannot be read"):
         read_trace(tmp_path / "none")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ParseError, match="no ordinary file"):
+        read_trace(tmp_path / "pipe")

@@ -37,5 +37,7 @@ def is_nsys(path: Path) -> bool:
         )
     if path.is_dir():
         raise ParseError(f"{path} is a folder.", "Give a trace file, or a run folder that `llm-perf run` printed.")
+    if path.exists() and not path.is_file():  # a pipe would be waited for, and could be read once only
+        raise ParseError(f"{path} is no ordinary file.", "Write the trace to a file, and give that.")
     with PackedFile(path) as file:
         return file.read(_PREVIEW_BYTES).startswith(_SQLITE)

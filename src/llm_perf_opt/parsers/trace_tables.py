@@ -173,7 +173,8 @@ def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) ->
 
     quoted = str(file).replace("'", "''")
     try:
-        connection.execute(f"copy (select * from {table}) to '{quoted}' (format parquet)")  # noqa: S608 - own names
+        # Version 2 writes times as their differences: half the size, and faster to write and to read.
+        connection.execute(f"copy (select * from {table}) to '{quoted}' (format parquet, parquet_version v2)")  # noqa: S608 - own names
     except duckdb.IOException as error:
         raise OSError(str(error)) from error
 
