@@ -15,7 +15,7 @@ from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.reports import export_nsys
-from llm_perf_opt.profiling.vendor.tool_pass import run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, run_tool
 from llm_perf_opt.report.regions import regions_page
 
 SCRIPT = """
@@ -62,7 +62,7 @@ def recorded(real_nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     log = folder / "log.txt"
     run = run_tool(
         "nsys", build_nsys_cmd(real_nsys, folder / "run", program), folder / "run",
-        log=log, timeout_s=300, max_trace_gb=1, on_message=lambda _: None,
+        log=log, timeout_s=300, max_trace_gb=1, on_message=lambda _: None, starts=STARTS,
     )  # fmt: skip
     assert (run.finished.exit_code, run.problems) == (0, ()), log.read_text()
     assert isinstance(run.report, Path)

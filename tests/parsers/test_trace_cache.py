@@ -11,10 +11,9 @@ import pytest
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers import trace_cache
-from llm_perf_opt.parsers.fingerprint import fingerprint
 from llm_perf_opt.parsers.open_trace import read_trace
-from llm_perf_opt.parsers.trace_cache import cached_trace
-from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION
+from llm_perf_opt.parsers.trace_cache import cached_trace, fingerprint
+from llm_perf_opt.parsers.trace_mark import META_FILE
 from llm_perf_opt.parsers.trace_tables import made_of
 from synthetic_traces import Recipe, write_trace
 
@@ -38,7 +37,7 @@ def test_the_second_reading_comes_from_the_tables(source: Path) -> None:
     assert first.parsed
     assert first.tables is not None
     assert first.tables.parent == source.parent
-    assert first.tables.name == f"trace.json.tables-v{SCHEMA_VERSION}-{fingerprint(source)}"
+    assert first.tables.name == f"trace.json.tables-{fingerprint(source)}"
     second = cached_trace(source)
     assert not second.parsed
     assert second.tables == first.tables
@@ -98,7 +97,7 @@ def test_a_folder_can_be_given(source: Path, tmp_path: Path) -> None:
     assert list(source.parent.iterdir()) == [source]
     source.write_bytes(source.read_bytes().replace(b'"prefill"', b'"PREFILL"'))
     assert cached_trace(source, wanted).parsed
-    assert made_of(wanted)[0] == f"v{SCHEMA_VERSION}-{fingerprint(source)}"
+    assert made_of(wanted)[0] == fingerprint(source)
 
 
 def test_where_nothing_can_be_written_the_trace_comes_all_the_same(source: Path) -> None:

@@ -36,7 +36,7 @@ from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, locate, probe_nsys, tool_version
-from llm_perf_opt.profiling.vendor.tool_pass import report_of
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, report_of
 from llm_perf_opt.reading.timelines import NSYS_PASSES, Timeline, timelines
 from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import RunFolder, write_record
@@ -128,7 +128,7 @@ def _nsys_stage(
     )
     expected = Expected(gpu=gpu, ranges=_expected_ranges(stage, config), command=str(folder.config_file))
     plan = PassPlan(name, argv, config.profiling.pass_timeout_s, f"nsys {probe.version}", " ".join(filter(None, notes)))
-    nsys_pass(folder, plan, listener, NsysAsked(nsys, expected, config.profiling.max_trace_gb))
+    nsys_pass(folder, plan, listener, NsysAsked(nsys, expected, config.profiling.max_trace_gb, STARTS))
 
 
 def _expected_ranges(stage: Stage, config: RunConfig) -> tuple[str, ...]:

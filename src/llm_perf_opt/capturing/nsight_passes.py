@@ -31,6 +31,8 @@ class NsysAsked:
     nsys: Path
     expected: Expected
     max_trace_gb: float
+    starts: int = 1
+    """How often nsys may be started where it loses its agent."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,10 @@ class NcuAsked:
 class _Kept:
     """Runs a tool and keeps how it went for whoever judges the pass."""
 
-    def __init__(self, tool: Tool, max_trace_gb: float) -> None:
+    def __init__(self, tool: Tool, max_trace_gb: float, starts: int = 1) -> None:
         self._tool: Tool = tool
         self._max_trace_gb = max_trace_gb
+        self._starts = starts
         self.went: ToolRun | None = None
 
     @property
@@ -63,6 +66,7 @@ class _Kept:
                 max_trace_gb=self._max_trace_gb,
                 on_message=on_message,
                 environment=plan.environment,
+                starts=self._starts,
             )
             return self.went.finished
 
@@ -74,7 +78,8 @@ class _Kept:
             return ended
         complaint = log_error(self.went.problems)
         if complaint is not None and (ended is None or isinstance(ended, UnexplainedEndError)):
-            return complaint
+            again = started_again(self.went)
+            return type(complaint)(" ".join(filter(None, (complaint.fact, again))), complaint.remedy)
         if ended is None and isinstance(self.went.report, Missing):
             return CaptureError(f"{self.went.report.why}, and ended without an error.", "See the pass's log.txt.")
         return ended
@@ -82,7 +87,7 @@ class _Kept:
 
 def nsys_pass(folder: RunFolder, plan: PassPlan, listener: Listener, asked: NsysAsked) -> None:
     """Record a timeline, export it, and refuse it where its numbers would be wrong."""
-    kept = _Kept("nsys", asked.max_trace_gb)
+    kept = _Kept("nsys", asked.max_trace_gb, asked.starts)
     expected = replace(asked.expected, started_after_utc_ns=time.time_ns() - CLOCK_SLACK_NS)
 
     def check(ended: LlmPerfError | None) -> Judged:
@@ -99,7 +104,7 @@ def nsys_pass(folder: RunFolder, plan: PassPlan, listener: Listener, asked: Nsys
 
 def started_again(went: ToolRun) -> str:
     """What is said of a recording that did not come at once."""
-    return f"nsys lost the connection to its agent and was started {went.starts} times." if went.starts > 1 else ""
+    return f"nsys lost the connection to its agent at first and was started {went.starts} times." if went.starts > 1 else ""
 
 
 def _incomplete(sqlite: Path, expected: Expected) -> LlmPerfError | None:

@@ -121,7 +121,7 @@ class TorchColumns:
     @property
     def other_categories(self) -> list[str]:
         """Categories that were passed over."""
-        return sorted(self._buckets.others)
+        return sorted(self._buckets.others - {""})
 
     @property
     def has_made_up_identities(self) -> bool:

@@ -3,6 +3,7 @@
 import glob
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.analysis.trace.stage_columns import stage_columns
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Trace
-from llm_perf_opt.parsers.fingerprint import fingerprint
 from llm_perf_opt.parsers.open_trace import read_trace
 from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION, seen_of, tables_beside
 from llm_perf_opt.parsers.trace_tables import made_of, read_tables, write_tables
@@ -55,7 +55,7 @@ def cached_trace(
             return CachedTrace(trace, tables, parsed=False)
     of = ""
     if any((place / META_FILE).is_file() for place in places):  # else nothing can be of the same bytes
-        of = _made_of(source)
+        of = fingerprint(source)
         tables = folder or _place(source, of)
         if trace := _kept(tables, of=of):
             meanwhile(trace)
@@ -73,7 +73,7 @@ def _write(
 ) -> tuple[Path | None, str]:
     """The tables of a trace, or why there are none."""
     try:
-        of = of or _made_of(source)
+        of = of or fingerprint(source)
         if _state(source) != state:
             return None, "the tables were not kept: the file was changed while it was read"
         tables = folder or _place(source, of)
@@ -85,11 +85,6 @@ def _write(
     if folder is None:
         _remove_others(source, tables)
     return tables, ""
-
-
-def _made_of(source: Path) -> str:
-    """The content of the file, and the tables' version: what else would make other tables of it."""
-    return f"v{SCHEMA_VERSION}-{fingerprint(source)}"
 
 
 def _place(source: Path, of: str) -> Path:
@@ -112,6 +107,21 @@ def _kept(tables: Path, of: str = "", seen: str = "") -> Trace | None:
         return read_tables(tables) if (of and of == known_of) or (seen and seen == known_seen) else None
     except (ParseError, ResourceError):
         return None
+
+
+def fingerprint(source: Path) -> str:
+    """The schema's version, the file's size and the CRC-32 of all its bytes: the fastest check that misses no single change."""
+    checksum = size = 0
+    buffer = bytearray(1 << 20)
+    view = memoryview(buffer)
+    try:
+        with source.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                checksum = zlib.crc32(view[:count], checksum)
+                size += count
+    except OSError as error:
+        raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
+    return f"v{SCHEMA_VERSION}-{size:x}-{checksum:08x}"
 
 
 def _remove_others(source: Path, kept: Path) -> None:

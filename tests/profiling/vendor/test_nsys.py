@@ -12,7 +12,7 @@ from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, probe_nsys
 from llm_perf_opt.profiling.vendor.reports import export_nsys
-from llm_perf_opt.profiling.vendor.tool_pass import ToolRun, run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolRun, run_tool
 from llm_perf_opt.records import Missing
 
 WORK = ["python", "work.py"]
@@ -97,7 +97,14 @@ print("ended by itself", flush=True)
 
 def run_real(nsys: Path, folder: Path, argv: list[str]) -> ToolRun:
     return run_tool(
-        "nsys", argv, folder / "run", log=folder / "log.txt", timeout_s=120, max_trace_gb=1, on_message=lambda _: None
+        "nsys",
+        argv,
+        folder / "run",
+        log=folder / "log.txt",
+        timeout_s=120,
+        max_trace_gb=1,
+        on_message=lambda _: None,
+        starts=STARTS,
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from llm_perf_opt.errors import CaptureError, Interrupted
 from llm_perf_opt.profiling.vendor import tool_pass
-from llm_perf_opt.profiling.vendor.child_output import OnMessage
+from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, OnMessage
 from llm_perf_opt.profiling.vendor.logs import log_error
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import find_importer
@@ -72,7 +72,7 @@ class Pass:
         argv = build_nsys_cmd(self._nsys, self.out, work, trace=["nvtx"])
         return run_tool(
             "nsys", argv, self.out, log=self.log, timeout_s=timeout_s, max_trace_gb=max_trace_gb,
-            on_message=lambda _: None, grace_s=grace_s,
+            on_message=lambda _: None, grace_s=grace_s, starts=STARTS,
         )  # fmt: skip
 
     def begun(self) -> bool:
@@ -142,8 +142,19 @@ def stand_in(path: Path, body: str) -> list[str]:
     return [str(path)]
 
 
-def run_stand_in(argv: list[str], folder: Path, timeout_s: float = 30, on_message: OnMessage = lambda _: None) -> ToolRun:
-    return run_tool("nsys", argv, folder / "a.b", log=folder / "log", timeout_s=timeout_s, max_trace_gb=1, on_message=on_message)
+def run_stand_in(
+    argv: list[str], folder: Path, timeout_s: float = 30, on_message: OnMessage = lambda _: None, starts: int = 1
+) -> ToolRun:
+    return run_tool(
+        "nsys",
+        argv,
+        folder / "a.b",
+        log=folder / "log",
+        timeout_s=timeout_s,
+        max_trace_gb=1,
+        on_message=on_message,
+        starts=starts,
+    )
 
 
 def test_a_report_of_an_earlier_run_does_not_pass_for_this_ones(tmp_path: Path) -> None:
@@ -176,38 +187,80 @@ def test_only_what_this_run_said_counts(tmp_path: Path) -> None:
 
 LOST = (
     "End of file",
-    "Connection to Agent lost. This is most likely a bug. Internal reason: 'Connection reset by peer'.",
-    "[QuadDCommon::tag_message*] = Local Endpoint is not available.",
+    """Connection to Agent lost. This is most likely a bug. Internal reason: 'Connection reset by peer'.
+Please refer to the troubleshooting section of the docs:
+https://docs.nvidia.com/nsight-systems/UserGuide/index.html#troubleshooting""",
+    """/dvs/p4/build/sw/devtools/Agora/Rel/CUDA12.4/QuadD/Common/ProtobufComm/Client/ClientProxy.cpp(389): Throw in function QuadD
+Dynamic exception type: boost::wrapexcept<QuadDCommon::RuntimeException>
+std::exception::what: RuntimeException
+[QuadDCommon::tag_message*] = Local Endpoint is not available.""",
 )
-"""What the real one said, of 480 starts on a busy machine six times."""
+"""All that the real one said, of 480 starts on a busy machine six times."""
+MESSAGE = MESSAGE_PREFIX + '{"event": "phase"}'
+
+
+def lost_at_first(folder: Path, said: str, and_then: str = "echo recorded > a.b.nsys-rep", code: int = 1) -> list[str]:
+    """A tool that says this when it is started first, and does that from then on."""
+    (folder / "said").write_text(said + "\n")
+    body = f'cd "{folder}"; echo . >> starts; if [ -e begun ]; then {and_then}; else touch begun; cat said; exit {code}; fi'
+    return stand_in(folder / "nsys", body)
 
 
 @pytest.mark.parametrize("said", LOST)
 def test_nsys_is_started_again_when_it_has_lost_its_agent(tmp_path: Path, said: str) -> None:
-    once = f'if [ -e begun ]; then echo recorded > a.b.nsys-rep; else touch begun; echo "{said}"; exit 1; fi'
     heard: list[dict[str, object]] = []
-    run = run_stand_in(stand_in(tmp_path / "nsys", f'cd "{tmp_path}"; {once}'), tmp_path, on_message=heard.append)
+    run = run_stand_in(lost_at_first(tmp_path, said), tmp_path, on_message=heard.append, starts=3)
     assert (run.starts, run.finished.exit_code, run.problems) == (2, 0, ())
     assert run.report == tmp_path / "a.b.nsys-rep"
-    assert [message["text"] for message in heard] == [f"nsys lost its agent and is started again (2 of {STARTS})"]
+    assert [message["text"] for message in heard] == ["nsys lost its agent and is started again (2 of 3)"]
 
 
 def test_nsys_that_loses_its_agent_each_time_is_given_up(tmp_path: Path) -> None:
-    run = run_stand_in(stand_in(tmp_path / "nsys", f'echo . >> "{tmp_path}/starts"; echo "{LOST[0]}"; exit 1'), tmp_path)
-    assert (tmp_path / "starts").read_text().count(".") == run.starts == STARTS
+    run = run_stand_in(lost_at_first(tmp_path, LOST[0], "cat said; exit 1"), tmp_path, starts=3)
+    assert (tmp_path / "starts").read_text().count(".") == run.starts == 3
     error = log_error(run.problems)
     assert error is not None
     assert "lost the connection to its own agent" in error.fact
 
 
-@pytest.mark.parametrize("body", ["echo 'No such file'; exit 1", "echo 'End of file'; echo kept > a.b.nsys-rep", "exit 1"])
-def test_nsys_is_not_started_again_for_anything_else(tmp_path: Path, body: str) -> None:
-    assert run_stand_in(stand_in(tmp_path / "nsys", f'cd "{tmp_path}"; {body}'), tmp_path).starts == 1
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("No such file", 1),
+        ("", 1),
+        (f"working\n{LOST[0]}", 1),
+        (f"{LOST[1]}\nTraceback (most recent call last):", 1),
+        (f"{LOST[0]}\nNo reports were generated", 1),
+        (f"{MESSAGE}\n{LOST[0]}", 1),
+        (LOST[0], 0),
+    ],
+)
+def test_a_program_that_may_have_begun_is_not_started_again(tmp_path: Path, said: str, code: int) -> None:
+    run = run_stand_in(lost_at_first(tmp_path, said, code=code), tmp_path, starts=3)
+    assert (run.starts, (tmp_path / "starts").read_text()) == (1, ".\n")
+
+
+def test_a_sound_report_is_not_spoilt_by_what_the_program_said(tmp_path: Path) -> None:
+    body = f'cd "{tmp_path}"; echo "End of file"; echo "Generated:"; echo "    a.b.nsys-rep"; echo kept > a.b.nsys-rep'
+    run = run_stand_in(stand_in(tmp_path / "nsys", body), tmp_path, starts=3)
+    assert (run.starts, run.problems, run.report) == (1, (), tmp_path / "a.b.nsys-rep")
+
+
+def test_nsys_is_started_once_where_nothing_else_is_asked(tmp_path: Path) -> None:
+    run = run_stand_in(lost_at_first(tmp_path, LOST[0]), tmp_path)
+    assert (run.starts, (tmp_path / "starts").read_text()) == (1, ".\n")
 
 
 def test_nsys_is_not_started_again_when_its_time_was_over(tmp_path: Path) -> None:
     argv = stand_in(tmp_path / "nsys", f"echo '{LOST[0]}'; exec sleep 60")
-    assert run_stand_in(argv, tmp_path, timeout_s=1).starts == 1
+    assert run_stand_in(argv, tmp_path, timeout_s=1, starts=3).starts == 1
+
+
+def test_what_an_earlier_start_left_does_not_pass_for_this_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.b.qdstrm").write_text("of another start")
+    run = run_stand_in(stand_in(tmp_path / "nsys", "exit 0"), tmp_path)
+    assert run.report == Missing("nsys wrote no report")
+    assert not (tmp_path / "a.b.qdstrm").exists()
 
 
 def _link(source: str, target: str) -> None:

@@ -40,16 +40,16 @@ _PERMISSION = _Rule(
 )
 
 AGENT_LOST = "agent_lost"
-"""The id of what passes when nsys is started again."""
+"""The id of what may pass when nsys is started again."""
+_AGENT_LOST = re.compile(r"Connection to Agent lost\b.*|End of file|.*Local Endpoint is not available\.?")
+_WITH_IT = re.compile(
+    r"Please refer to the troubleshooting section.*|https://docs\.nvidia\.com/\S*|"
+    r"\S*\(\d+\): Throw in function .*|Dynamic exception type: .*|std::exception::what: .*"
+)
+"""What it says besides, in such a log."""
 
 _NSYS = (
     _PERMISSION,
-    _Rule(
-        AGENT_LOST,
-        r"^Connection to Agent lost|^End of file$|Local Endpoint is not available",
-        "nsys lost the connection to its own agent, which recorded nothing.",
-        "Run it again; where it happens each time, end other profilers or use another Nsight Systems.",
-    ),
     _Rule(
         "importer_missing",
         r"[Ii]mporter binary .*not found|QdstrmImporter.*not found",
@@ -161,6 +161,11 @@ def nsys_log_problems(text: str) -> tuple[LogProblem, ...]:
     if lines and lines[-1] == "Generated:":  # how 2023 says that it recorded nothing
         rule = next(rule for rule in _NSYS if rule.id == "no_report")
         found.append(LogProblem(rule.id, rule.what, rule.remedy, rule.fatal, "Generated: (nothing)"))
+    if any(map(_AGENT_LOST.fullmatch, lines)) and all(_AGENT_LOST.fullmatch(line) or _WITH_IT.fullmatch(line) for line in lines):
+        # These words alone: a program that had begun to speak may have said them, and has done who knows what.
+        what = "nsys lost the connection to its own agent before the program said a word."
+        remedy = "Run it again; where it happens each time, end other profilers or use another Nsight Systems."
+        found.append(LogProblem(AGENT_LOST, what, remedy, True, next(filter(_AGENT_LOST.fullmatch, lines))))
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llm_perf_opt.errors import Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.profiling.vendor import ncu, nsys
@@ -20,8 +21,8 @@ from llm_perf_opt.records import Maybe, Missing
 ENDINGS: dict[Tool, str] = {"nsys": nsys.REPORT_ENDING, "ncu": ncu.REPORT_ENDING}
 """What each tool puts behind the base name of its report."""
 STARTS = 3
-"""How often nsys is started where its agent is lost. On a busy machine that is one start in a hundred, mostly before the program
-has begun; the next one knows nothing of it."""
+"""How often nsys may be started where its agent is lost before the program begins: on a busy machine up to one start in a hundred
+(2023.4), and the next one knows nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,35 @@ def run_tool(
     on_start: Callable[[int], None] = lambda _: None,
     environment: Mapping[str, str] | None = None,
     grace_s: tuple[float, float, float] = REPORT_GRACE_S,
+    starts: int = 1,
 ) -> ToolRun:
     """Run what `build_nsys_cmd` or `build_ncu_cmd` made of `out_base`, within time and disk.
 
     `environment` is the program's; without one, that of our own measured process.
     An interrupted run raises Interrupted as every pass does; its report is saved all the same.
+    `starts`: how often nsys may be started in all where it loses its agent. More than once only for a program that speaks as soon
+    as it begins, as ours does: of a silent one nobody knows whether it had begun.
     """
-    for number in range(1, STARTS + 1):
-        went = _started(tool, argv, out_base, log, timeout_s, max_trace_gb, on_message, on_start, environment, grace_s)
-        if number == STARTS or not _lost_its_agent(went):
+    heard = False
+
+    def hear(message: dict[str, Any]) -> None:
+        nonlocal heard
+        heard = True
+        on_message(message)
+
+    for number in range(1, starts + 1):
+        went = _started(tool, argv, out_base, log, timeout_s, max_trace_gb, hear, on_start, environment, grace_s)
+        if number == starts or heard or not _lost_its_agent(went):
             break
-        on_message({"event": "phase", "text": f"nsys lost its agent and is started again ({number + 1} of {STARTS})"})
+        on_message({"event": "phase", "text": f"nsys lost its agent and is started again ({number + 1} of {starts})"})
     return replace(went, starts=number)
 
 
 def _lost_its_agent(went: ToolRun) -> bool:
-    """Whether that is all that went wrong."""
+    """Whether that is all that went wrong, and the program had not begun."""
     cut_short = went.finished.timed_out or went.finished.stopped is not None
-    return isinstance(went.report, Missing) and not cut_short and any(problem.id == AGENT_LOST for problem in went.problems)
+    failed = went.finished.exit_code != 0 and isinstance(went.report, Missing)
+    return failed and not cut_short and [problem.id for problem in went.problems] == [AGENT_LOST]
 
 
 def _started(
@@ -87,7 +99,8 @@ def _started(
     grace_s: tuple[float, float, float],
 ) -> ToolRun:
     begun = log.stat().st_size if log.exists() else 0
-    report_of(tool, out_base).unlink(missing_ok=True)  # that of an earlier run would pass for this one's
+    for left in (report_of(tool, out_base), _stream_of(out_base)):
+        left.unlink(missing_ok=True)  # that of an earlier run would pass for this one's
     with _scratch(tool) as scratch:
         folders = (out_base.parent, scratch) if scratch else (out_base.parent,)
         inherited = child_environment() if environment is None else environment
@@ -144,7 +157,7 @@ def _salvage(tool: Tool, binary: Path, out_base: Path, scratch: Path | None, log
     streams = _streams(out_base, scratch)
     if tool == "ncu" or not streams:
         return Missing(f"{tool} wrote no report")
-    kept = out_base.with_name(out_base.name + nsys.STREAM_ENDING)
+    kept = _stream_of(out_base)
     if streams[0] != kept:
         shutil.move(streams[0], kept)
     try:
@@ -154,7 +167,11 @@ def _salvage(tool: Tool, binary: Path, out_base: Path, scratch: Path | None, log
     return report
 
 
+def _stream_of(out_base: Path) -> Path:
+    return out_base.with_name(out_base.name + nsys.STREAM_ENDING)
+
+
 def _streams(out_base: Path, scratch: Path | None) -> list[Path]:
     """What nsys recorded and did not turn into a report, the largest first."""
-    found = [out_base.with_name(out_base.name + nsys.STREAM_ENDING), *(scratch.glob(f"*{nsys.STREAM_ENDING}") if scratch else ())]
+    found = [_stream_of(out_base), *(scratch.glob(f"*{nsys.STREAM_ENDING}") if scratch else ())]
     return sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_size, reverse=True)
