@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.comparison.compare import Comparison, Row
 from llm_perf_opt.analysis.comparison.differences import Difference
-from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, FigureChange, OperatorChange
+from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, POWER_SPREAD, FigureChange, OperatorChange, UsageChange
 from llm_perf_opt.analysis.comparison.gates import GateResult
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, SEVERAL, Effect, is_measured
@@ -85,7 +85,9 @@ def _verdict_words(effect: Effect) -> str:
 def _interval(effect: Effect) -> str:
     """The ends, or that they are unknown: why stands in the sentences before and among the cautions."""
     found = effect.interval
-    return "unknown" if isinstance(found, Missing) else f"{found.low * 100:+.2f} to {found.high * 100:+.2f} %"
+    if isinstance(found, Missing):
+        return "unknown"
+    return "exact" if effect.exact else f"{found.low * 100:+.2f} to {found.high * 100:+.2f} %"
 
 
 def gate_line(result: GateResult) -> str:
@@ -99,7 +101,8 @@ def gate_line(result: GateResult) -> str:
 def comparison_text(found: Comparison) -> str:
     """For the terminal: verdicts, metrics, differences, gates."""
     lines = [*verdict_sentences(found), *cause_sentences(found), ""]
-    body = [row_cells(row) for row in (*found.metrics, *found.stages) if not isinstance(row.effect, Missing)]
+    rows: list[Row | UsageChange] = [*found.metrics, *found.stages, *found.memory, *found.energy]
+    body = [row_cells(row) for row in rows if not isinstance(row.effect, Missing)]
     lines.append(columns(_HEADER, body, _ALIGN))
     lines += [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
     lines.append("")
@@ -123,7 +126,7 @@ def comparison_page(found: Comparison) -> str:
         _differences("Settings that differ", found.settings),
         _differences("Hardware, model and workload that differ", found.facts),
         _differences("Environment that differs", found.environment),
-        "## Memory and energy\n\n" + _figures((*found.memory, *found.energy)),
+        "## Memory and energy\n\n" + _rows((*found.memory, *found.energy)) + f"\n{escape(USAGE_WORDS)}\n",
         _operators(found.operators, found.unseen),
         _kernels(found.kernels),
         _figure_section("Budget", found.budget),
@@ -138,18 +141,18 @@ _HEADER = ("metric", "base", "new", "change", f"{LEVEL_WORDS} interval", "verdic
 _ALIGN = "lrrrrlr"
 
 
-def row_cells(row: Row) -> list[str]:
+def row_cells(row: Row | UsageChange) -> list[str]:
     """Label, base, new, change, interval, verdict, repeats; plain text."""
     effect = row.effect
     if isinstance(effect, Missing):
         return [row.label, "n/a", "n/a", "n/a", "n/a", reason(effect), ""]
     return [
         row.label,
-        with_unit(effect.base, row.unit),
-        with_unit(effect.new, row.unit),
+        figure_words(effect.base, row.unit),
+        figure_words(effect.new, row.unit),
         signed_percent(effect.change),
         _interval(effect),
-        effect.verdict,
+        "the same" if effect.exact and effect.change == 0 else effect.verdict,
         f"{_repeats(effect.base_repeats)} / {_repeats(effect.new_repeats)}",
     ]
 
@@ -158,7 +161,7 @@ def _repeats(counts: Sequence[int]) -> str:
     return str(counts[0]) if len(counts) == 1 else f"{len(counts)} runs, {sum(counts)}"
 
 
-def _rows(rows: Sequence[Row]) -> str:
+def _rows(rows: Sequence[Row | UsageChange]) -> str:
     return table(_HEADER, [[escape(row.label), *row_cells(row)[1:]] for row in rows], _ALIGN)
 
 
@@ -221,6 +224,13 @@ def _differences(title: str, rows: Sequence[Difference]) -> str:
     return f"## {title}\n\n" + table(
         ["key", "base", "new"], [[escape(row.key), escape(row.base), escape(row.new)] for row in rows]
     )
+
+
+USAGE_WORDS = (
+    "Memory and energy are read once a run. What the allocator and the driver hand out repeats to the byte, so its change is "
+    "exact unless runs of one side differ. Energy is the time of the requests times the power of the card: it has the interval "
+    f"of that time, and where the runs do not measure it, {POWER_SPREAD:.0%} of deviation between the powers of two runs on top."
+)
 
 
 def _figures(rows: Sequence[FigureChange]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt import __version__
 from llm_perf_opt.analysis.comparison.compare import Comparison, Row
 from llm_perf_opt.analysis.comparison.differences import Difference
-from llm_perf_opt.analysis.comparison.figures import FigureChange, OperatorChange
+from llm_perf_opt.analysis.comparison.figures import FigureChange, OperatorChange, UsageChange
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.comparison.statistics import Effect
 from llm_perf_opt.analysis.kernels.names import short_name
@@ -13,6 +13,7 @@ from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.charts import Figure, label
 from llm_perf_opt.report.compare import (
     LEVEL_WORDS,
+    USAGE_WORDS,
     cause_sentences,
     figure_words,
     gate_line,
@@ -44,8 +45,8 @@ def comparison_html(found: Comparison) -> str:
         Section("budget", "Budget against budget", [*map(Words, looked_into_words(found)), *_budget(found.budget)]),
         Section("kernels", "Kernels", _kernels(found.kernels)),
         Section("operators", "Operators", _operators(found.operators, found.unseen)),
-        Section("figures", "Memory, energy and counters", [Table(_figures("memory", (*found.memory, *found.energy))),
-                                                           *_counters(found.counters)]),
+        Section("figures", "Memory, energy and counters", [Table(_rows("memory", (*found.memory, *found.energy))),
+                                                           Words(USAGE_WORDS), *_counters(found.counters)]),
         Section("differences", "What differs", [*_differences("settings", found.settings),
                                                 *_differences("hardware, model and workload", found.facts),
                                                 *_differences("environment", found.environment)]),
@@ -104,7 +105,7 @@ def _reach(effect: Effect) -> tuple[float | None, float | None]:
     return effect.change - effect.interval.low, effect.interval.high - effect.change
 
 
-def _rows(name: str, rows: Sequence[Row]) -> HtmlTable:
+def _rows(name: str, rows: Sequence[Row | UsageChange]) -> HtmlTable:
     columns = [
         Column("metric"),
         *numbers("base", "new", "change", f"{LEVEL_WORDS} interval"),

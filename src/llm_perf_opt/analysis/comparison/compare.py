@@ -19,6 +19,7 @@ from llm_perf_opt.analysis.comparison.figures import (
     Figure,
     FigureChange,
     OperatorChange,
+    UsageChange,
     energy_changes,
     figure_changes,
     memory_changes,
@@ -26,7 +27,7 @@ from llm_perf_opt.analysis.comparison.figures import (
     told_once,
     unseen_operators,
 )
-from llm_perf_opt.analysis.comparison.gates import NO_CURE, Gate, GateResult, hold, hold_exact
+from llm_perf_opt.analysis.comparison.gates import NO_CURE, Gate, GateResult, hold
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, MatchableKernel, match_kernels
 from llm_perf_opt.analysis.comparison.statistics import (
     ACCELERATOR_SPREAD,
@@ -87,8 +88,8 @@ class Comparison:
     facts: tuple[FactDifference, ...]
     settings: tuple[Difference, ...]
     environment: tuple[Difference, ...]
-    memory: tuple[FigureChange, ...]
-    energy: tuple[FigureChange, ...]
+    memory: tuple[UsageChange, ...]
+    energy: tuple[UsageChange, ...]
     looked_into: tuple[str, str]
     """The run of each side that operators, kernels, budget and counters are of."""
     operators: Maybe[tuple[OperatorChange, ...]]
@@ -118,7 +119,7 @@ def gate_names() -> dict[str, str]:
     names |= {f"{Stage.PREFILL.value}.{key}": key for key in _OF_PREFILL}
     names |= {f"{Stage.DECODE.value}.{key}": key for key in _OF_DECODE}
     names |= {"throughput": "output_rate", "prefill.throughput": "prefill_rate", "decode.throughput": "decode_rate"}
-    names |= {"decode.step": Stage.DECODE_STEP.value} | {key: key for key, _, _ in MEMORY} | {"energy": "energy.counter"}
+    names |= {"decode.step": Stage.DECODE_STEP.value} | {key: key for key, *_ in MEMORY} | {"energy": "energy.counter"}
     return names
 
 
@@ -144,7 +145,7 @@ def compare(
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
     if judgement.process_spread is None:
         judgement = _by_the_machine(judgement, [*base.runs, *new.runs], [*timings[0], *timings[1]])
-    memory, energy = memory_changes(timings[0], timings[1]), energy_changes(base.runs, new.runs)
+    memory, energy = memory_changes(timings[0], timings[1], judgement), energy_changes(base.runs, new.runs, judgement)
     metrics, stages = _metrics(timings[0], timings[1], judgement), _stages(timings[0], timings[1], judgement)
     return Comparison(
         base_runs=tuple(run.run for run in base.runs),
@@ -296,16 +297,12 @@ def _cautions(
     return tuple(dict.fromkeys(found))
 
 
-def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[FigureChange], timings: Sequence[CleanTimings]) -> GateResult:
+def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[UsageChange], timings: Sequence[CleanTimings]) -> GateResult:
     for row in rows:
         if row.key == gate.metric:
             return hold(gate, row.effect, row.higher_is_better, _cure(row.key, timings))
     figure = next(figure for figure in figures if figure.key == gate.metric)
-    if isinstance(figure.base, Missing):
-        return GateResult(gate, "cannot tell", figure.base.why, NO_CURE)
-    if isinstance(figure.new, Missing):
-        return GateResult(gate, "cannot tell", figure.new.why, NO_CURE)
-    return hold_exact(gate, figure.base, figure.new)
+    return hold(gate, figure.effect, False)
 
 
 def _cure(key: str, timings: Sequence[CleanTimings]) -> Maybe[str]:

@@ -14,6 +14,8 @@ _RELATED: dict[Kind, tuple[str, ...]] = {
 }
 """Settings that a difference of this kind can come from."""
 ABSENT = "(not there)"
+EMPTY_GROUP = "{}"
+"""As `flatten` writes it."""
 _NEVER_AN_EXPERIMENT = ("experiment", "hydra")
 _VOLATILE = ("taken", "python_executable", "memory.available_bytes", "cpu.flags", "gpu.sm_clock_mhz", "gpu.memory_clock_mhz")
 """What differs from moment to moment, or says nothing of speed."""
@@ -52,7 +54,7 @@ def environment_differences(base: Sequence[RunAnalysis], new: Sequence[RunAnalys
     found = []
     for key in sorted({key for side in sides for env in side for key in env}):
         values = [list(dict.fromkeys(env.get(key, ABSENT) for env in side)) for side in sides]
-        if len({*values[0], *values[1]}) > 1 and not _under(key, _VOLATILE):
+        if len({*values[0], *values[1]}) > 1 and not _under(key, _VOLATILE) and not _nothing(*values[0], *values[1]):
             found.append(Difference(key, "; ".join(values[0]), "; ".join(values[1])))
     return tuple(found)
 
@@ -133,7 +135,13 @@ def check_one_side(name: str, runs: Sequence[RunAnalysis]) -> Facts:
 
 def _differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[Difference]:
     keys = sorted({*base, *new})
-    return [Difference(key, base.get(key, ABSENT), new.get(key, ABSENT)) for key in keys if base.get(key) != new.get(key)]
+    found = [Difference(key, base.get(key, ABSENT), new.get(key, ABSENT)) for key in keys if base.get(key) != new.get(key)]
+    return [row for row in found if not _nothing(row.base, row.new)]
+
+
+def _nothing(*values: str) -> bool:
+    """A group that is empty holds as little as one that is not there; what the other side has in it has keys of its own."""
+    return set(values) <= {ABSENT, EMPTY_GROUP}
 
 
 def _under(key: str, groups: Iterable[str]) -> bool:

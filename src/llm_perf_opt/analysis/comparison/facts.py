@@ -109,8 +109,8 @@ def _workload(timings: CleanTimings) -> dict[str, Any]:
 
 def machine_cautions(runs: Sequence[RunAnalysis]) -> tuple[str, ...]:
     """Where the runs are of several machines, or cards, of one kind: they need not be equally fast."""
-    hosts = _distinct(runs, "host")
-    cards = _distinct([run for run in runs if facts_of(run)["hardware"].get("device") == "cuda"], "gpu.uuid")
+    hosts = distinct(runs, "host")
+    cards = distinct([run for run in runs if facts_of(run)["hardware"].get("device") == "cuda"], "gpu.uuid")
     advice = "Machines of one kind need not be equally fast: run both sides on each of them, in turn."
     found = []
     if len(hosts) > 1:
@@ -120,7 +120,8 @@ def machine_cautions(runs: Sequence[RunAnalysis]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _distinct(runs: Sequence[RunAnalysis], key: str) -> list[str]:
+def distinct(runs: Sequence[RunAnalysis], key: str) -> list[str]:
+    """What the runs' environments say under this key, each answer once; one that is not known is none."""
     said = [flatten(run.env).get(key, "n/a") for run in runs]
     return list(dict.fromkeys(value for value in said if not value.startswith("n/a")))
 
