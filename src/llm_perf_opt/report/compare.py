@@ -19,11 +19,13 @@ LEVEL_WORDS = f"{LEVEL * 100:g} %"
 
 def signed_percent(share: Maybe[float]) -> str:
     """A change with its sign."""
-    return reason(share) if isinstance(share, Missing) else f"{share * 100:+.2f} %"
+    return reason(share) if isinstance(share, Missing) else f"{round(share * 100, 2) + 0.0:+.2f} %"  # never −0.00
 
 
 def verdict_sentences(found: Comparison) -> list[str]:
     """What is said first: the request as a whole, then its two halves."""
+    if found.unjudged:
+        return [f"No verdict: {found.unjudged.removesuffix('.')}."]
     sentences = []
     for key in HEADLINE:
         row = found.row(key)
@@ -41,7 +43,7 @@ def cause_sentences(found: Comparison) -> list[str]:
     sentences = []
     for stage in dict.fromkeys(row.key.partition("/")[0] for row in found.budget):
         about = next((row.effect for row in found.stages if row.key == stage), None)
-        if about is None or isinstance(about, Missing) or about.verdict == "not distinguishable":
+        if about is None or isinstance(about, Missing) or about.verdict not in ("faster", "slower"):
             continue
         moved = sorted(
             ((row, _moved(row)) for row in found.budget if row.key.startswith(f"{stage}/")), key=lambda pair: -abs(pair[1])

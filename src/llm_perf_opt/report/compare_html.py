@@ -38,6 +38,7 @@ def comparison_html(found: Comparison) -> str:
     sides = f"base: {', '.join(found.base_runs)}; new: {', '.join(found.new_runs)}"
     meant = f". The experiment: {', '.join(found.experiment)}" if found.experiment else ""
     failed = [gate_line(result) for result in found.gates if result.outcome == "regression"]
+    failed += verdict_sentences(found) if found.unjudged else []
     sections = [
         Section("verdict", "Verdict", _verdict(found)),
         Section("metrics", "Metrics and stages", [_changes_chart(found), Table(_rows("metrics", found.metrics)),

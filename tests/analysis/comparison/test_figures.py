@@ -105,7 +105,7 @@ def test_runs_of_each_side_on_a_card_of_its_own_do_not_show_how_cards_differ() -
     mixed = [replace(one, env=two.env) for one, two in zip(other, [base[0], *other[1:]], strict=True)]
     both = [replace(one, env=two.env) for one, two in zip(base, [other[0], *base[1:]], strict=True)]
     assert exit_code(held(both, mixed, "energy=3%").gates) == 1
-    unknown = [replace(one, env={"host": "node1"}) for one in (*base, *other)]
+    unknown = [replace(one, env={"host": "node1", "cpu": {"usable": 8}}) for one in (*base, *other)]
     assert exit_code(held(unknown[:3], unknown[3:], "energy=3%").gates) == 2
 
 

@@ -29,6 +29,7 @@ from llm_perf_opt.analysis.comparison.figures import (
 )
 from llm_perf_opt.analysis.comparison.gates import NO_CURE, Gate, GateResult, hold
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, MatchableKernel, match_kernels
+from llm_perf_opt.analysis.comparison.soundness import check_known, unbelievable, unknown_records
 from llm_perf_opt.analysis.comparison.statistics import (
     ACCELERATOR_SPREAD,
     DEFAULT_JUDGEMENT,
@@ -48,7 +49,11 @@ from llm_perf_opt.stages import Stage
 
 T = TypeVar("T")
 R = TypeVar("R")
+Judged = TypeVar("Judged", "Row", UsageChange)
 
+ANEW = Missing("Make that run anew, or leave it out")
+"""What would let a gate be told where a run cannot be believed."""
+NOT_JUDGED = Missing("a run cannot be believed")
 NOT_MADE = Missing("the analysis of these runs does not hold it")
 
 
@@ -100,6 +105,8 @@ class Comparison:
     gates: tuple[GateResult, ...] = ()
     unseen: str = ""
     """Why operators that ran may be missing on a side."""
+    unjudged: str = ""
+    """Why nothing is judged, where a run cannot be believed."""
 
     def row(self, key: str) -> Row:
         """The metric or stage with this key."""
@@ -136,6 +143,8 @@ def compare(
     A judgement that states no spread between processes gets the one assumed of accelerators, or of a CPU that was watched and
     quiet, where all runs were on such.
     """
+    everyone = (*base.runs, *new.runs)
+    check_known(everyone, allow)
     ran = [check_one_side(f"the {name} side", side.runs) for name, side in (("base", base), ("new", new))]
     timings = [_timings(side) for side in (base, new)]
     first = base.runs[0], new.runs[0]
@@ -144,9 +153,13 @@ def compare(
     facts = fact_differences(ran[0], ran[1], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
     if judgement.process_spread is None:
-        judgement = _by_the_machine(judgement, [*base.runs, *new.runs], [*timings[0], *timings[1]])
+        judgement = _by_the_machine(judgement, everyone, [*timings[0], *timings[1]])
     memory, energy = memory_changes(timings[0], timings[1], judgement), energy_changes(base.runs, new.runs, judgement)
     metrics, stages = _metrics(timings[0], timings[1], judgement), _stages(timings[0], timings[1], judgement)
+    unjudged = unbelievable(everyone)
+    if unjudged:
+        metrics, stages = _without_verdict(metrics), _without_verdict(stages)
+        memory, energy = _without_verdict(memory), _without_verdict(energy)
     return Comparison(
         base_runs=tuple(run.run for run in base.runs),
         new_runs=tuple(run.run for run in new.runs),
@@ -169,7 +182,23 @@ def compare(
             *_few_runs(len(base.runs) + len(new.runs) - 2, judgement),
             *_cautions(base, new, timings, settings, experiment),
         ),
-        gates=tuple(_held(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]]) for gate in gates),
+        gates=tuple(
+            GateResult(gate, "cannot tell", unjudged, ANEW)
+            if unjudged
+            else _held(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]])
+            for gate in gates
+        ),
+        unjudged=unjudged,
+    )
+
+
+def _without_verdict(rows: tuple[Judged, ...]) -> tuple[Judged, ...]:
+    """The figures as they are, with nothing said of them."""
+    return tuple(
+        row
+        if isinstance(row.effect, Missing)
+        else replace(row, effect=replace(row.effect, interval=NOT_JUDGED, verdict="not judged"))
+        for row in rows
     )
 
 
@@ -283,7 +312,7 @@ def _cautions(
     other = [row.key for row in settings if not any(row.key == key or row.key.startswith(f"{key}.") for key in experiment)]
     if experiment and other:
         found.append(f"Besides the experiment these settings differ: {', '.join(other)}.")
-    found += machine_cautions([*base.runs, *new.runs])
+    found += [*unknown_records([*base.runs, *new.runs]), *machine_cautions([*base.runs, *new.runs])]
     clocks = list(dict.fromkeys(run.clock for side in timings for run in side))
     if len(clocks) > 1:
         found.append(f"The runs are timed by different clocks: {' and '.join(clocks)}.")
@@ -291,7 +320,9 @@ def _cautions(
     if same_work and all(run.tokens_repeat for side in timings for run in side):
         tokens = [{run.tokens_sha256 for run in side} for side in timings]
         if tokens[0] != tokens[1]:
-            found.append("The two sides produced different tokens from the same prompts.")
+            prompts = {run.prompts_sha256 for run in (*base.runs, *new.runs)}
+            same = len(prompts) == 1 and not any(isinstance(one, Missing) for one in prompts)
+            found.append(f"The two sides produced different tokens{' from the same prompts' if same else ''}.")
     for name, side in (("base", base), ("new", new)):
         found += [f"{name}, {run.run}: {warning}" for run in side.runs for warning in run.warnings]
     return tuple(dict.fromkeys(found))

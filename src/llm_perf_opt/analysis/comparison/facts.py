@@ -13,6 +13,8 @@ KINDS: tuple[Kind, ...] = ("hardware", "model", "workload")
 Facts = dict[Kind, dict[str, str]]
 """By kind, a value by dotted key. What is not known is not there: it cannot be said to differ."""
 
+PROMPTS = "prompts"
+"""What was fed, by its checksum."""
 _OF_HOST = ("cpu.name", "cpu.usable", "cpu.frequency_max_mhz", "cpu.governor")
 _OF_GPU = (
     "gpu.name",
@@ -50,7 +52,7 @@ def facts_of(run: RunAnalysis) -> Facts:
     return {
         "hardware": {**flatten(device), **_machine(run.env, on_gpu=device["device"] == "cuda")},
         "model": flatten(_model(timings)),
-        "workload": flatten(_workload(timings)),
+        "workload": {**flatten(_workload(timings)), **_prompts(run)},
     }
 
 
@@ -95,6 +97,11 @@ def _model(timings: CleanTimings) -> dict[str, Any]:
             if not name.startswith("_") and name not in _NOT_ARCHITECTURE
         },
     }
+
+
+def _prompts(run: RunAnalysis) -> dict[str, str]:
+    """What identifies them: a file may have changed behind its name."""
+    return {} if isinstance(run.prompts_sha256, Missing) else {PROMPTS: f"sha256 {run.prompts_sha256[:12]}"}
 
 
 def _workload(timings: CleanTimings) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from llm_perf_opt.analysis.comparison.student import student_quantile
 from llm_perf_opt.records import Maybe, Missing
 
 Floats = npt.NDArray[np.float64]
-Verdict = Literal["faster", "slower", "less", "more", "not distinguishable"]
-"""Of times and rates the first two; of what is used up, energy and memory, the next two."""
+Verdict = Literal["faster", "slower", "less", "more", "not distinguishable", "not judged"]
+"""Of times and rates the first two; of what is used up, energy and memory, the next two. Not judged: a run cannot be believed."""
 
 LEVEL = 0.98
 """Of the interval shown, from which the verdict is read: a change that is none is called one in at most 1 % each way."""
