@@ -8,11 +8,14 @@ from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, POWER_SPREAD, Fi
 from llm_perf_opt.analysis.comparison.gates import GateResult
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, SEVERAL, Effect, is_measured
+from llm_perf_opt.analysis.comparison.traces import Both, unlike
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, table, with_unit
+from llm_perf_opt.stages import Stage
 
 TOP = 15
+KERNELS_TITLE = "Kernels on both sides, matched by name or by role; decode per token"
 HEADLINE = ("e2e", "ttft", "tpot")
 LEVEL_WORDS = f"{LEVEL * 100:g} %"
 
@@ -51,7 +54,9 @@ def cause_sentences(found: Comparison) -> list[str]:
         least = _WORTH_NAMING * sum(abs(by) for _, by in moved)
         named = [_cause(row) for row, by in moved[:_MOST_CAUSES] if by and abs(by) >= least]
         if named:
-            sentences.append(f"Why {stage} is {about.verdict}, by the budgets of one trace a side: {'; '.join(named)}.")
+            steps = found.traced.budget[0] if stage == Stage.DECODE else 0
+            part = f", of the {steps} tokens in it" if steps else ""
+            sentences.append(f"Why {stage} is {about.verdict}, by the budgets of one trace a side{part}: {'; '.join(named)}.")
     return sentences
 
 
@@ -130,9 +135,9 @@ def comparison_page(found: Comparison) -> str:
         _differences("Environment that differs", found.environment),
         "## Memory and energy\n\n" + _rows((*found.memory, *found.energy)) + f"\n{escape(USAGE_WORDS)}\n",
         _operators(found.operators, found.unseen),
-        _kernels(found.kernels),
-        _figure_section("Budget", found.budget),
-        _figure_section("Counters", found.counters),
+        _kernels(found.kernels, kernel_words(found)),
+        _figure_section("Budget", found.budget, budget_words(found)),
+        _figure_section("Counters", found.counters, kernel_words(found)),
         _left_out(found),
         f"## How to read it\n\n{method_words(found)}\n",
     ]
@@ -275,7 +280,29 @@ def _operators(rows: Maybe[tuple[OperatorChange, ...]], unseen: str) -> str:
     return "## Operators\n\n" + note + table(["operator", "base", "new", "difference", "calls"], body, "lrrrr")
 
 
-def _kernels(match: Maybe[KernelMatch]) -> str:
+def budget_words(found: Comparison) -> str:
+    """Of how many tokens the budgets of decode are; empty where that is not known."""
+    return _traced_words(found.traced.budget, found.traced.request)
+
+
+def kernel_words(found: Comparison) -> str:
+    """The same of kernels and counters."""
+    return _traced_words(found.traced.kernels, found.traced.request)
+
+
+def _traced_words(steps: Both, request: Both) -> str:
+    if unlike(steps):
+        return f"Decode is not compared: {unlike(steps)}. The same profiling.torch.decode_steps on both sides cures it."
+    if 0 in steps:
+        return ""
+    words = f"Decode is per token: of the {steps[0]} tokens in the trace of each side, their mean"
+    if max(request) <= steps[0]:
+        return f"{words}."
+    many = str(request[0]) if request[0] == request[1] else f"{request[0]} and {request[1]}"
+    return f"{words}. A request has {many} of them, at longer contexts, so the rows need not add up to TPOT."
+
+
+def _kernels(match: Maybe[KernelMatch], traced: str) -> str:
     if isinstance(match, Missing):
         return f"## Kernels\n\n{reason(match)}\n"
     body = [
@@ -291,7 +318,9 @@ def _kernels(match: Maybe[KernelMatch]) -> str:
         for pair in match.pairs[:TOP]
     ]
     header = ["stage", "role", "kernel", "base", "new", "difference", "calls"]
-    text = "## Kernels\n\n" + table(header, body, "lllrrrr")
+    note = f"{KERNELS_TITLE}; the {len(body)} of {len(match.pairs)} pairs that changed most.\n\n"
+    note += f"{escape(traced)}\n\n" if traced else ""
+    text = "## Kernels\n\n" + note + table(header, body, "lllrrrr")
     return text + _alone("Appeared", match.appeared) + _alone("Vanished", match.vanished)
 
 
@@ -305,8 +334,10 @@ def _alone(title: str, kernels: Sequence[LoneKernel]) -> str:
     return f"\n{title}, {len(kernels)}:\n\n" + table(["stage", "role", "kernel", "time", "calls"], rows, "lllrr")
 
 
-def _figure_section(title: str, rows: Maybe[tuple[FigureChange, ...]]) -> str:
-    return f"## {title}\n\n" + (f"{reason(rows)}\n" if isinstance(rows, Missing) else _figures(rows))
+def _figure_section(title: str, rows: Maybe[tuple[FigureChange, ...]], traced: str) -> str:
+    if isinstance(rows, Missing):
+        return f"## {title}\n\n{reason(rows)}\n"
+    return f"## {title}\n\n" + (f"{escape(traced)}\n\n" if traced else "") + _figures(rows)
 
 
 def left_out(found: Comparison) -> list[str]:
@@ -319,6 +350,12 @@ def left_out(found: Comparison) -> list[str]:
         ("counters", found.counters),
     )
     rows += [f"{name}: {value.why}" for name, value in sections if isinstance(value, Missing)]
+    decode = (("budget", found.budget, found.traced.budget), ("kernels", found.kernels, found.traced.kernels))
+    rows += [
+        f"decode in the {name}: {unlike(steps)}"
+        for name, value, steps in decode
+        if unlike(steps) and not isinstance(value, Missing)
+    ]
     rows += [f"{row.label}: {row.change.why}" for row in (*found.memory, *found.energy) if isinstance(row.change, Missing)]
     return rows
 

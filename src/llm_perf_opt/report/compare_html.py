@@ -12,11 +12,14 @@ from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.charts import Figure, label
 from llm_perf_opt.report.compare import (
+    KERNELS_TITLE,
     LEVEL_WORDS,
     USAGE_WORDS,
+    budget_words,
     cause_sentences,
     figure_words,
     gate_line,
+    kernel_words,
     left_out,
     looked_into_words,
     method_words,
@@ -43,8 +46,9 @@ def comparison_html(found: Comparison) -> str:
         Section("verdict", "Verdict", _verdict(found)),
         Section("metrics", "Metrics and stages", [_changes_chart(found), Table(_rows("metrics", found.metrics)),
                                                   Table(_rows("stages", found.stages)), Words(stage_words(found.stages))]),
-        Section("budget", "Budget against budget", [*map(Words, looked_into_words(found)), *_budget(found.budget)]),
-        Section("kernels", "Kernels", _kernels(found.kernels)),
+        Section("budget", "Budget against budget", [*map(Words, looked_into_words(found)), *_note(budget_words(found)),
+                                                     *_budget(found.budget)]),
+        Section("kernels", "Kernels", [*_note(kernel_words(found)), *_kernels(found.kernels)]),
         Section("operators", "Operators", _operators(found.operators, found.unseen)),
         Section("figures", "Memory, energy and counters", [Table(_rows("memory", (*found.memory, *found.energy))),
                                                            Words(USAGE_WORDS), *_counters(found.counters)]),
@@ -55,6 +59,10 @@ def comparison_html(found: Comparison) -> str:
         Section("method", "How to read it", [Words(method_words(found))]),
     ]  # fmt: skip
     return render(Page("Comparison", sides + meant, "; ".join(failed), sections, f"llm-perf {__version__}"))
+
+
+def _note(text: str) -> list[Block]:
+    return [Words(text)] if text else []
 
 
 def _verdict(found: Comparison) -> list[Block]:
@@ -84,9 +92,9 @@ def _changes_chart(found: Comparison) -> Block:
         "hoverinfo": "text",
     }  # fmt: skip
     layout: Figure = {
-        "xaxis": {"type": "log", "title": {"text": "new / base (logarithmic; 1: no change)"}},
+        "xaxis": {"type": "log", "title": {"text": "new / base (logarithmic; 1: no change; the arrows say which way is better)"}},
         "yaxis": {
-            "tickvals": list(range(len(known))), "ticktext": [label(row.label) for row, _ in known], "autorange": "reversed",
+            "tickvals": list(range(len(known))), "ticktext": [_named(row) for row, _ in known], "autorange": "reversed",
             "automargin": True,
         },
         "shapes": [
@@ -97,6 +105,11 @@ def _changes_chart(found: Comparison) -> Block:
     unknown = all(isinstance(effect.interval, Missing) for _, effect in known)
     title = f"Change of each metric, {'whose interval is unknown' if unknown else f'with its {LEVEL_WORDS} interval'}"
     return Chart("changes", title, {"data": [trace], "layout": layout})
+
+
+def _named(row: Row) -> str:
+    """A row of the chart with the way that is better: rates and times lie in one picture."""
+    return f"{label(row.label)} {'→' if row.higher_is_better else '←'}"
 
 
 def _reach(effect: Effect) -> tuple[float | None, float | None]:
@@ -182,9 +195,7 @@ def _kernels(match: Maybe[KernelMatch]) -> list[Block]:
         Column("role"),
         *numbers("calls, base", "calls, new"),
     ]
-    made = HtmlTable(
-        "matched-kernels", "Kernels on both sides, matched by name or by role; decode per token", columns, tools=True
-    )
+    made = HtmlTable("matched-kernels", KERNELS_TITLE, columns, tools=True)
     for pair in match.pairs:
         name = pair.base_name if pair.how == "same name" else f"{pair.base_name} → {pair.new_name}"
         difference = pair.new_ns - pair.base_ns

@@ -170,6 +170,11 @@ def figure_changes(base: Sequence[Figure], new: Sequence[Figure]) -> tuple[Figur
     return tuple(rows)
 
 
+def stage_of(figure: Figure) -> str:
+    """What stands before the stroke in its key."""
+    return figure.key.partition("/")[0]
+
+
 def told_once(rows: Maybe[tuple[FigureChange, ...]]) -> Maybe[tuple[FigureChange, ...]]:
     """The rows, or one reason where every one of them lacks both sides for the same."""
     if isinstance(rows, Missing) or not rows:
