@@ -57,6 +57,9 @@ def cause_sentences(found: Comparison) -> list[str]:
             steps = found.traced.budget[0] if stage == Stage.DECODE else 0
             part = f", of the {steps} tokens in it" if steps else ""
             sentences.append(f"Why {stage} is {about.verdict}, by the budgets of one trace a side{part}: {'; '.join(named)}.")
+    decode = next((row.effect for row in found.stages if row.key == Stage.DECODE), None)
+    if unlike(found.traced.budget) and isinstance(decode, Effect) and decode.verdict in ("faster", "slower"):
+        sentences.append(f"Why decode is {decode.verdict} is not told: {unlike(found.traced.budget)}. {_SAME_STEPS}")
     return sentences
 
 
@@ -290,9 +293,12 @@ def kernel_words(found: Comparison) -> str:
     return _traced_words(found.traced.kernels, found.traced.request)
 
 
+_SAME_STEPS = "profiling.torch.decode_steps and profiling.nsys.decode_steps, the same on both sides, cure it."
+
+
 def _traced_words(steps: Both, request: Both) -> str:
     if unlike(steps):
-        return f"Decode is not compared: {unlike(steps)}. The same profiling.torch.decode_steps on both sides cures it."
+        return f"Decode is not compared: {unlike(steps)}. {_SAME_STEPS}"
     if 0 in steps:
         return ""
     words = f"Decode is per token: of the {steps[0]} tokens in the trace of each side, their mean"

@@ -1,23 +1,15 @@
 """Whether runs can be compared at all: times that can be, runs that are not one and the same, and records that are there."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import msgspec
+from collections.abc import Sequence
 
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import CleanTimings, Missing
 
-_MOST = 2**63 - 1
-"""Whatever was measured fits 64 bits: a larger number was never measured."""
-
 
 def fault(timings: CleanTimings) -> str:
     """What no measurement can have written; empty where there is nothing of the kind."""
-    if _beyond(msgspec.to_builtins(timings)):
-        return "it holds a number beyond 64 bits"
     work = timings.workload
     if work.batch_size < 1 or work.new_tokens < 1:
         return f"a batch of {work.batch_size} with {work.new_tokens} new tokens"
@@ -31,14 +23,6 @@ def fault(timings: CleanTimings) -> str:
         if repeat.prefill_ns <= 0 or repeat.wall_ns <= 0 or min(repeat.steps_ns, default=0) < 0:
             return f"repeat {number} has a time that is not above zero"
     return ""
-
-
-def _beyond(values: Any) -> bool:
-    if isinstance(values, Mapping):
-        return any(map(_beyond, values.values()))
-    if isinstance(values, (list, tuple)):
-        return any(map(_beyond, values))
-    return isinstance(values, int) and abs(values) > _MOST
 
 
 def check_distinct(runs: Sequence[RunAnalysis]) -> None:
