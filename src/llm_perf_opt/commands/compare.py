@@ -21,7 +21,7 @@ def compare(
     more_new: Annotated[list[str] | None, typer.Option("--new", help="A run of the new side; may be repeated.")] = None,
     gate: Annotated[
         list[str] | None,
-        typer.Option(metavar="METRIC=TOLERANCE", help="Fail on a worsening beyond it: tpot=3%. May be repeated."),
+        typer.Option(metavar="METRIC=TOLERANCE", help="Fail on a worsening that is surely beyond it: tpot=3%. May be repeated."),
     ] = None,
     experiment: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="The setting whose difference is meant. May be repeated.")
@@ -30,7 +30,10 @@ def compare(
         list[str] | None, typer.Option(metavar="KIND", help="Compare although hardware, model or workload differ.")
     ] = None,
     smallest: Annotated[
-        float, typer.Option(min=0, max=100, metavar="PERCENT", help="The smallest change worth a verdict.")
+        float,
+        typer.Option(
+            min=0, max=100, metavar="PERCENT", help="The smallest change worth a verdict; gates have their own tolerance."
+        ),
     ] = 1.0,
     process_spread: Annotated[
         float | None,
@@ -38,8 +41,8 @@ def compare(
             min=0,
             max=100,
             metavar="PERCENT",
-            help="Deviation between processes where too few runs show it; assumed: 1 on an accelerator, 20 on a quiet CPU, "
-            "nothing on one that others use.",
+            help="Deviation of times between processes where too few runs show it; assumed: 1 on an accelerator, 20 on a quiet "
+            "CPU, nothing on one that others use.",
         ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="The whole page as Markdown on standard output.")] = False,
@@ -54,6 +57,7 @@ def compare(
     an assumption of how much processes differ, and on a CPU that others use they get no verdict.
 
     Exit code with --gate: 0 every gate passes, 1 a regression, 2 cannot tell (too noisy) or refused. Without: 0.
+    A damaged run: 5.
     """
     note_debug(debug)
     if as_json and markdown:

@@ -305,7 +305,7 @@ def _traced_words(steps: Both, request: Both) -> str:
     if max(request) <= steps[0]:
         return f"{words}."
     many = str(request[0]) if request[0] == request[1] else f"{request[0]} and {request[1]}"
-    return f"{words}. A request has {many} of them, at longer contexts, so the rows need not add up to TPOT."
+    return f"{words}. A request has {many} such steps, the later ones at longer contexts: the rows need not add up to TPOT."
 
 
 def _kernels(match: Maybe[KernelMatch], traced: str) -> str:
@@ -378,7 +378,8 @@ def method_words(found: Comparison) -> str:
         f"neighbouring repeats resemble each other. {_between_words(found)} A change is called faster or slower when its "
         f"interval excludes zero and it is at least {found.judgement.smallest:.1%}; of changes that are none, the level lets "
         f"{1 - LEVEL:.0%} be called one. "
-        f"A gate passes where the worsening is, with {BOUND_LEVEL:.0%} confidence, within its tolerance."
+        f"A gate passes where the worsening is, with {BOUND_LEVEL:.0%} confidence, within its tolerance, and is a regression "
+        "where the whole interval lies beyond it."
     )
 
 
