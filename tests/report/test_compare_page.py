@@ -202,3 +202,17 @@ def test_what_repeats_to_the_byte_is_called_exact_and_the_same() -> None:
 
 def test_no_change_never_has_a_minus_sign() -> None:
     assert [signed_percent(share) for share in (-1e-9, 0.0, -0.0001, 0.0001)] == ["+0.00 %", "+0.00 %", "-0.01 %", "+0.01 %"]
+
+
+def test_a_figure_that_one_side_has_is_shown_although_it_cannot_be_compared() -> None:
+    peaks = MemoryPeaks(2**30, 2**31, Missing("not told"), 2**30)
+    base = run_analysis(timings=clean_timings(repeats(1.0), memory=peaks))
+    without = replace(
+        base, run="new", timings=clean_timings(repeats(1.0), memory=replace(peaks, allocated_bytes=Missing("no GPU")))
+    )
+    found = compare(Side((base,)), Side((without,)))
+    rows = {row[0]: row for rows in read(comparison_page(found)).tables for row in rows if len(row) == 7}
+    assert rows["Peak memory of tensors"][1:6] == ["1.00 GiB", "n/a", "n/a", "n/a", "n/a: no GPU"]
+    html = comparison_html(found)
+    line = html[html.index("<td>Peak memory of tensors") : html.index("Peak memory of the allocator")]
+    assert "1.00 GiB" in line

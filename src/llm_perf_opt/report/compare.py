@@ -155,7 +155,9 @@ def row_cells(row: Row | UsageChange) -> list[str]:
     """Label, base, new, change, interval, verdict, repeats; plain text."""
     effect = row.effect
     if isinstance(effect, Missing):
-        return [row.label, "n/a", "n/a", "n/a", "n/a", reason(effect), ""]
+        values = (row.base, row.new) if isinstance(row, UsageChange) else (effect, effect)
+        sides = ("n/a" if isinstance(value, Missing) else figure_words(value, row.unit) for value in values)
+        return [row.label, *sides, "n/a", "n/a", reason(effect), ""]
     return [
         row.label,
         figure_words(effect.base, row.unit),

@@ -129,12 +129,14 @@ def _rows(name: str, rows: Sequence[Row | UsageChange]) -> HtmlTable:
     made = HtmlTable(f"{name}-rows", name.capitalize(), columns)
     for row in rows:
         if isinstance(row.effect, Missing):
-            made.add(row.label, *[row.effect] * 6)
+            values = (row.base, row.new) if isinstance(row, UsageChange) else (row.effect, row.effect)
+            sides = [one if isinstance(one, Missing) else Cell(figure_words(one, row.unit), one) for one in values]
+            made.add(row.label, *sides, *[row.effect] * 4)
         else:
             _, base, new, change, interval, verdict, repeats = row_cells(row)
             low = None if isinstance(row.effect.interval, Missing) else row.effect.interval.low
-            values = row.effect.base, row.effect.new, row.effect.change, low
-            cells = [Cell(text, value) for text, value in zip((base, new, change, interval), values, strict=True)]
+            amounts = row.effect.base, row.effect.new, row.effect.change, low
+            cells = [Cell(text, value) for text, value in zip((base, new, change, interval), amounts, strict=True)]
             made.add(row.label, *cells, verdict, repeats)
     return made
 
