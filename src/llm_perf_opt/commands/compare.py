@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.comparison.compare import Comparison
 
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds runs and baselines.json.")]
 
@@ -78,23 +81,28 @@ def compare(
         judgement=Judgement(smallest / 100, None if process_spread is None else process_spread / 100),
     )
     if out is not None:
-        import msgspec
-
-        from llm_perf_opt.run_folder import write_whole
-
-        if kind == ".html":
-            from llm_perf_opt.report.compare_html import comparison_html
-
-            content = comparison_html(found).encode()
-        else:
-            content = msgspec.json.encode(found) if kind == ".json" else comparison_page(found).encode()
-        write_whole(out, content)
+        _write(found, out, kind)
     if as_json:
         print_json(found)
     else:
         sys.stdout.write(comparison_page(found) if markdown else comparison_text(found))
     if found.gates:
         raise typer.Exit(exit_code(found.gates))
+
+
+def _write(found: "Comparison", out: Path, kind: str) -> None:
+    import msgspec
+
+    from llm_perf_opt.report.compare import comparison_page
+    from llm_perf_opt.run_folder import write_whole
+
+    if kind == ".html":
+        from llm_perf_opt.report.compare_html import comparison_html
+
+        content = comparison_html(found).encode()
+    else:
+        content = msgspec.json.encode(found) if kind == ".json" else comparison_page(found).encode()
+    write_whole(out, content)
 
 
 def _words(one: str | None, more: list[str] | None) -> list[str]:
