@@ -6,6 +6,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +99,8 @@ def with_times(project: Path, name: str, slower: float = 1.0, scatter: float = 0
     for number in range(20):
         factor = slower * (1 + scatter * (number * 7 % 5 - 2))
         steps = [round(5_000_000 * factor)] * len(first["steps_ns"])
-        timings["iterations"].append({**first, "prefill_ns": round(20_000_000 * factor), "steps_ns": steps})
+        begun = first["started_ns"] + zlib.crc32(name.encode()) + number  # measured at another time than the run it is made of
+        timings["iterations"].append({**first, "started_ns": begun, "prefill_ns": round(20_000_000 * factor), "steps_ns": steps})
     file.write_text(json.dumps(timings))
     return str(copy.relative_to(project))
 
@@ -121,6 +124,95 @@ def test_exit_codes_of_gates(project: Path, slower: float, scatter: float, gates
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout
     assert done.stderr == ""
+
+
+def edited(project: Path, name: str, path: str, change: Callable[[Any], Any] | str) -> str:
+    """A copy of a made run with one file of it changed: by a function of its values, or to a text."""
+    source = project / with_times(project, f"{name}-source", 1.3)
+    copy = project / "made" / name
+    shutil.rmtree(copy, ignore_errors=True)
+    source.rename(copy)
+    file = copy / path
+    file.write_text(change if isinstance(change, str) else json.dumps(change(json.loads(file.read_text()))))
+    return str(copy.relative_to(project))
+
+
+def _first_steps(values: Any, steps: Callable[[list[int]], list[int]]) -> Any:
+    values["iterations"][0]["steps_ns"] = steps(values["iterations"][0]["steps_ns"])
+    return values
+
+
+TIMINGS = "raw/clean/timings.json"
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        (TIMINGS, ""),
+        (TIMINGS, '{"model":'),
+        (TIMINGS, "[]"),
+        (TIMINGS, lambda values: _first_steps(values, lambda steps: steps[:1])),
+        (TIMINGS, lambda values: _first_steps(values, lambda _: [])),
+        (TIMINGS, lambda values: _first_steps(values, lambda steps: [10**400, *steps[1:]])),
+        (TIMINGS, lambda values: values | {"workload": values["workload"] | {"batch_size": 0}}),
+        ("config.yaml", "a: ["),
+        ("run.json", "[]"),
+    ],
+)
+def test_a_damaged_run_is_never_a_regression(project: Path, path: str, change: Callable[[Any], Any] | str) -> None:
+    base, damaged = with_times(project, "base"), edited(project, "damaged", path, change)
+    for words in ((base, damaged), (damaged, base)):
+        done = llm_perf("compare", *words, "--gate=tpot=4%", "--process-spread=1", cwd=project)
+        assert done.returncode == 5, done.stdout + done.stderr
+        assert "error: " in done.stderr
+        assert Path(path).name in done.stderr
+        assert "defect" not in done.stderr
+
+
+def test_a_run_without_the_times_its_manifest_promises_is_damaged(project: Path) -> None:
+    damaged = edited(project, "emptied", TIMINGS, "")
+    (project / damaged / TIMINGS).unlink()
+    done = llm_perf("compare", with_times(project, "base"), damaged, "--gate=tpot=4%", cwd=project)
+    assert done.returncode == 5, done.stderr
+    assert "timings.json is missing" in done.stderr
+
+
+def test_a_run_of_an_unknown_machine_or_unknown_settings_is_said_to_be(project: Path) -> None:
+    base = with_times(project, "base")
+    for path, text in (("env.json", "[]"), ("config.yaml", "- 1\n")):
+        made = edited(project, "unknown", path, text)
+        done = llm_perf("compare", base, made, cwd=project)
+        if path == "env.json":
+            assert done.returncode == 2
+            assert "is unknown" in done.stderr
+            done = llm_perf("compare", base, made, "--allow", "hardware", cwd=project)
+        assert done.returncode == 0, done.stderr
+        assert "made/unknown" in next(line for line in done.stdout.splitlines() if " unknown: " in line)
+        assert "(not there)" not in done.stdout
+
+
+def test_a_copy_of_a_run_is_no_repeat_and_no_other_side(project: Path) -> None:
+    for name in ("copy1", "copy2"):
+        if not (project / "copies" / name).exists():
+            shutil.copytree(project / "runs" / "main" / "1", project / "copies" / name)
+    for words in (["runs/main/1", "copies/copy1"], ["copies/copy1,copies/copy2", "runs/change/1"]):
+        done = llm_perf("compare", *words, "--gate=tpot=4%", cwd=project)
+        assert done.returncode == 2
+        assert "are one run" in done.stderr
+    done = llm_perf("baseline", "set", "copies", "copies/copy1", "copies/copy2", cwd=project)
+    assert done.returncode == 2
+    assert "are one run" in done.stderr
+
+
+def test_other_prompts_behind_one_path_are_refused(project: Path) -> None:
+    other = edited(project, "reprompted", "raw/clean/inputs.json", lambda values: values | {"sha256": "f" * 64})
+    done = llm_perf("compare", with_times(project, "base"), other, cwd=project)
+    assert done.returncode == 2
+    assert "differ in their workload: prompts" in done.stderr
+    (project / other / "raw/clean/inputs.json").unlink()
+    done = llm_perf("compare", with_times(project, "base"), other, cwd=project)
+    assert done.returncode == 0
+    assert "made/reprompted had the same prompts is not known" in done.stdout
 
 
 def test_a_gate_on_one_run_a_side_of_a_cpu_cannot_be_told(project: Path) -> None:

@@ -387,3 +387,24 @@ def test_a_place_that_cannot_hold_a_file_is_a_resource_error(tmp_path: Path, pla
     assert isinstance(caught.value, ResourceError)
     assert "cannot be written" in caught.value.fact
     assert everything_under(tmp_path) == ["file", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"),
+    [
+        ('{"a": 18446744073709551615, "b": [-9223372036854775808]}', True),
+        ('{"a": 18446744073709551616}', False),
+        ('{"a": {"b": [1, {"c": -9223372036854775809}]}}', False),
+        (f'{{"a": {10**400}}}', False),
+        (f'{{"a": "{"0" * 64}", "b": 0.{"1" * 40}}}', True),
+    ],
+)
+def test_a_number_that_nothing_measures_makes_a_file_damaged(tmp_path: Path, text: str, fine: bool) -> None:
+    """Such a number would only fail later, where it is reckoned with."""
+    file = tmp_path / "record.json"
+    file.write_text(text)
+    if fine:
+        assert read_record(file, dict[str, Any])["a"]
+    else:
+        with pytest.raises(ParseError, match="beyond 64 bits"):
+            read_record(file, dict[str, Any])

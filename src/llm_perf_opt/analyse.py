@@ -99,6 +99,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         trace=trace,
         verified=_verified(folder),
         impossible=impossible or impossible_count,
+        prompts_sha256=_prompts(folder),
     )
 
 
@@ -266,6 +267,16 @@ def _telemetry(folder: RunFolder, manifest: Manifest) -> Maybe[Telemetry]:
         return read_telemetry(folder.telemetry_file)
     except ParseError as error:
         return Missing(error.fact)
+
+
+def _prompts(folder: RunFolder) -> Maybe[str]:
+    if not folder.clean_inputs_file.exists():
+        return Missing("it has no record of them")
+    try:
+        said = read_record(folder.clean_inputs_file, dict[str, Any]).get("sha256")
+    except ParseError:
+        return Missing("its record of them is damaged")
+    return said if isinstance(said, str) and said else Missing("its record of them has no checksum")
 
 
 def _env(folder: RunFolder) -> dict[str, Any]:

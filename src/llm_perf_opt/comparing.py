@@ -9,10 +9,13 @@ from llm_perf_opt.analysis.comparison.compare import Comparison, compare, gate_n
 from llm_perf_opt.analysis.comparison.differences import check_one_side
 from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.sides import side_of
+from llm_perf_opt.analysis.comparison.soundness import check_distinct, fault
 from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT, Judgement
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.baselines import Baselines, is_run
-from llm_perf_opt.errors import ConfigError, nearest
-from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.errors import ConfigError, ParseError, nearest
+from llm_perf_opt.records import CleanTimings
+from llm_perf_opt.run_folder import RunFolder, read_record
 from llm_perf_opt.sweeps.folder import is_sweep
 
 
@@ -31,8 +34,20 @@ def compare_runs(
     folders = [resolve(words, runs_dir, name) for words, name in ((base, "base"), (new, "new"))]
     for path in set(folders[0]) & set(folders[1]):
         raise ConfigError(f"{path} stands on both sides.", "A run is not compared with itself.")
-    sides = [side_of([analyse(RunFolder.open(path)) for path in paths]) for paths in folders]
+    sides = [side_of([_analysed(path) for path in paths]) for paths in folders]
+    check_distinct([*sides[0].runs, *sides[1].runs])
     return compare(sides[0], sides[1], experiment, allow, parsed, judgement)
+
+
+def _analysed(path: Path, traces: bool = True) -> RunAnalysis:
+    """A run as it is compared, or a ParseError where its times are not what a measurement leaves."""
+    folder = RunFolder.open(path)
+    entry = folder.manifest().pass_named("clean")
+    if folder.clean_file.exists() or (entry is not None and entry.status == "complete"):
+        why = fault(read_record(folder.clean_file, CleanTimings))
+        if why:
+            raise ParseError(f"{folder.clean_file} cannot be: {why}.", "The file is damaged or was edited: make the run anew.")
+    return analyse(folder, traces=traces)
 
 
 def check_baseline(name: str, runs: Sequence[Path]) -> None:
@@ -41,7 +56,9 @@ def check_baseline(name: str, runs: Sequence[Path]) -> None:
         if path.is_dir() and not is_run(path):
             raise _no_run(path, str(path), ())
     if len(runs) > 1:
-        check_one_side(f"the baseline {name!r}", [analyse(RunFolder.open(path), traces=False) for path in runs])
+        found = [_analysed(path, traces=False) for path in runs]
+        check_distinct(found)
+        check_one_side(f"the baseline {name!r}", found)
 
 
 def resolve(words: Sequence[str], runs_dir: Path, side: str) -> list[Path]:

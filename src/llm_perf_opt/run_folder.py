@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,10 @@ R = TypeVar("R")
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 """A run is not begun with less disk space than this."""
+
+
+_LONG_NUMBER = re.compile(rb"\d{19}")
+"""Only a file with so many digits in a row can hold a number beyond 64 bits; most need not be looked through."""
 
 
 class RunFolder:
@@ -277,11 +282,22 @@ def write_record(path: Path, record: Any) -> None:
 def read_record(path: Path, kind: type[R]) -> R:
     """A JSON file as `kind`, or a ParseError naming the file and the place in it."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        content = path.read_bytes()
+        if _LONG_NUMBER.search(content) and _beyond_64_bits(msgspec.json.decode(content)):
+            raise msgspec.ValidationError("it holds a number beyond 64 bits, which nothing measures")
+        return msgspec.json.decode(content, type=kind)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json says why.") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise ParseError(f"{path} cannot be read: {error}", "The file is damaged, or was written by another version.") from error
+
+
+def _beyond_64_bits(values: Any) -> bool:
+    if isinstance(values, dict):
+        return any(map(_beyond_64_bits, values.values()))
+    if isinstance(values, list):
+        return any(map(_beyond_64_bits, values))
+    return isinstance(values, int) and not -(2**63) <= values < 2**64
 
 
 def disk_error(error: OSError, path: Path) -> LlmPerfError:

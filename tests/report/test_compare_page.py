@@ -10,8 +10,8 @@ from builders import HOSTILE_NAMES, clean_timings, iteration, operator, run_anal
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Judgement
-from llm_perf_opt.records import Iteration, Missing
-from llm_perf_opt.report.compare import comparison_page, comparison_text
+from llm_perf_opt.records import Iteration, MemoryPeaks, Missing
+from llm_perf_opt.report.compare import comparison_page, comparison_text, signed_percent
 from llm_perf_opt.report.compare_html import comparison_html
 from markdown_reader import read, uneven_tables
 
@@ -172,3 +172,47 @@ def test_as_data_every_part_is_there() -> None:
     assert {"metrics", "stages", "settings", "facts", "gates", "cautions", "memory", "kernels"} <= set(data)
     assert data["metrics"][0]["effect"]["verdict"] == "slower"
     assert data["kernels"]["why"]
+
+
+def test_the_chart_says_for_each_row_which_way_is_better() -> None:
+    html = comparison_html(compared())
+    assert "Decode throughput →" in html or "Decode throughput \\u2192" in html
+    assert "Time to first token (TTFT) ←" in html or "Time to first token (TTFT) \\u2190" in html
+    assert "the arrows say which way is better" in html
+
+
+def test_memory_and_energy_show_the_interval_that_their_gates_decide_by() -> None:
+    base = run_analysis(timings=clean_timings(repeats(1.0)))
+    found = compare(Side((base,)), Side((replace(base, run="new"),)), gates=parse_gates(["memory.process=1%"], gate_names()))
+    rows = {row[0]: row for rows in read(comparison_page(found)).tables for row in rows if len(row) == 7}
+    resident = rows["Peak memory of the process on the host"]
+    assert resident[3:6] == ["+0.00 %", "-6.37 to +6.80 %", "not distinguishable"]
+    assert "-6.37 to +6.80 %" in comparison_text(found)
+    assert "-6.37 to +6.80 %" in comparison_html(found)
+    assert found.gates[0].outcome == "cannot tell"
+
+
+def test_what_repeats_to_the_byte_is_called_exact_and_the_same() -> None:
+    peaks = MemoryPeaks(2**30, 2**31, Missing("not told"), 2**30)
+    base = run_analysis(timings=clean_timings(repeats(1.0), memory=peaks))
+    found = compare(Side((base,)), Side((replace(base, run="new"),)))
+    rows = {row[0]: row for rows in read(comparison_page(found)).tables for row in rows if len(row) == 7}
+    assert rows["Peak memory of tensors"][1:6] == ["1.00 GiB", "1.00 GiB", "+0.00 %", "exact", "the same"]
+
+
+def test_no_change_never_has_a_minus_sign() -> None:
+    assert [signed_percent(share) for share in (-1e-9, 0.0, -0.0001, 0.0001)] == ["+0.00 %", "+0.00 %", "-0.01 %", "+0.01 %"]
+
+
+def test_a_figure_that_one_side_has_is_shown_although_it_cannot_be_compared() -> None:
+    peaks = MemoryPeaks(2**30, 2**31, Missing("not told"), 2**30)
+    base = run_analysis(timings=clean_timings(repeats(1.0), memory=peaks))
+    without = replace(
+        base, run="new", timings=clean_timings(repeats(1.0), memory=replace(peaks, allocated_bytes=Missing("no GPU")))
+    )
+    found = compare(Side((base,)), Side((without,)))
+    rows = {row[0]: row for rows in read(comparison_page(found)).tables for row in rows if len(row) == 7}
+    assert rows["Peak memory of tensors"][1:6] == ["1.00 GiB", "n/a", "n/a", "n/a", "n/a: no GPU"]
+    html = comparison_html(found)
+    line = html[html.index("<td>Peak memory of tensors") : html.index("Peak memory of the allocator")]
+    assert "1.00 GiB" in line

@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.errors import ImplausibleError
 from llm_perf_opt.records import CleanTimings, Drift, Manifest, Maybe, Metric, Missing, StageTiming, TorchPass
 
+_NO_PROMPTS = Missing("it has no record of them")
 _NOT_ANALYSED = Missing("the run's trace was not analysed")
 
 
@@ -40,6 +41,9 @@ class RunAnalysis:
     """What became of the findings, where some were tried."""
     impossible: ImplausibleError | None = None
     """A figure that cannot be; the section it belongs to is left out."""
+
+    prompts_sha256: Maybe[str] = _NO_PROMPTS
+    """Identifies the prompts as they were fed: equal for equal ids."""
 
     def metric(self, key: str) -> Metric | None:
         """The figure with this key."""

@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.comparison.compare import Comparison
 
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds runs and baselines.json.")]
 
@@ -21,7 +24,7 @@ def compare(
     more_new: Annotated[list[str] | None, typer.Option("--new", help="A run of the new side; may be repeated.")] = None,
     gate: Annotated[
         list[str] | None,
-        typer.Option(metavar="METRIC=TOLERANCE", help="Fail on a worsening beyond it: tpot=3%. May be repeated."),
+        typer.Option(metavar="METRIC=TOLERANCE", help="Fail on a worsening that is surely beyond it: tpot=3%. May be repeated."),
     ] = None,
     experiment: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="The setting whose difference is meant. May be repeated.")
@@ -30,7 +33,10 @@ def compare(
         list[str] | None, typer.Option(metavar="KIND", help="Compare although hardware, model or workload differ.")
     ] = None,
     smallest: Annotated[
-        float, typer.Option(min=0, max=100, metavar="PERCENT", help="The smallest change worth a verdict.")
+        float,
+        typer.Option(
+            min=0, max=100, metavar="PERCENT", help="The smallest change worth a verdict; gates have their own tolerance."
+        ),
     ] = 1.0,
     process_spread: Annotated[
         float | None,
@@ -38,8 +44,8 @@ def compare(
             min=0,
             max=100,
             metavar="PERCENT",
-            help="Deviation between processes where too few runs show it; assumed: 1 on an accelerator, 20 on a quiet CPU, "
-            "nothing on one that others use.",
+            help="Deviation of times between processes where too few runs show it; assumed: 1 on an accelerator, 20 on a quiet "
+            "CPU, nothing on one that others use.",
         ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="The whole page as Markdown on standard output.")] = False,
@@ -54,6 +60,7 @@ def compare(
     an assumption of how much processes differ, and on a CPU that others use they get no verdict.
 
     Exit code with --gate: 0 every gate passes, 1 a regression, 2 cannot tell (too noisy) or refused. Without: 0.
+    A damaged run: 5.
     """
     note_debug(debug)
     if as_json and markdown:
@@ -74,23 +81,28 @@ def compare(
         judgement=Judgement(smallest / 100, None if process_spread is None else process_spread / 100),
     )
     if out is not None:
-        import msgspec
-
-        from llm_perf_opt.run_folder import write_whole
-
-        if kind == ".html":
-            from llm_perf_opt.report.compare_html import comparison_html
-
-            content = comparison_html(found).encode()
-        else:
-            content = msgspec.json.encode(found) if kind == ".json" else comparison_page(found).encode()
-        write_whole(out, content)
+        _write(found, out, kind)
     if as_json:
         print_json(found)
     else:
         sys.stdout.write(comparison_page(found) if markdown else comparison_text(found))
     if found.gates:
         raise typer.Exit(exit_code(found.gates))
+
+
+def _write(found: "Comparison", out: Path, kind: str) -> None:
+    import msgspec
+
+    from llm_perf_opt.report.compare import comparison_page
+    from llm_perf_opt.run_folder import write_whole
+
+    if kind == ".html":
+        from llm_perf_opt.report.compare_html import comparison_html
+
+        content = comparison_html(found).encode()
+    else:
+        content = msgspec.json.encode(found) if kind == ".json" else comparison_page(found).encode()
+    write_whole(out, content)
 
 
 def _words(one: str | None, more: list[str] | None) -> list[str]:

@@ -4,26 +4,31 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.comparison.compare import Comparison, Row
 from llm_perf_opt.analysis.comparison.differences import Difference
-from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, FigureChange, OperatorChange
+from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, POWER_SPREAD, FigureChange, OperatorChange, UsageChange
 from llm_perf_opt.analysis.comparison.gates import GateResult
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, SEVERAL, Effect, is_measured
+from llm_perf_opt.analysis.comparison.traces import Both, unlike
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, table, with_unit
+from llm_perf_opt.stages import Stage
 
 TOP = 15
+KERNELS_TITLE = "Kernels on both sides, matched by name or by role; decode per token"
 HEADLINE = ("e2e", "ttft", "tpot")
 LEVEL_WORDS = f"{LEVEL * 100:g} %"
 
 
 def signed_percent(share: Maybe[float]) -> str:
     """A change with its sign."""
-    return reason(share) if isinstance(share, Missing) else f"{share * 100:+.2f} %"
+    return reason(share) if isinstance(share, Missing) else f"{round(share * 100, 2) + 0.0:+.2f} %"  # never −0.00
 
 
 def verdict_sentences(found: Comparison) -> list[str]:
     """What is said first: the request as a whole, then its two halves."""
+    if found.unjudged:
+        return [f"No verdict: {found.unjudged.removesuffix('.')}."]
     sentences = []
     for key in HEADLINE:
         row = found.row(key)
@@ -41,7 +46,7 @@ def cause_sentences(found: Comparison) -> list[str]:
     sentences = []
     for stage in dict.fromkeys(row.key.partition("/")[0] for row in found.budget):
         about = next((row.effect for row in found.stages if row.key == stage), None)
-        if about is None or isinstance(about, Missing) or about.verdict == "not distinguishable":
+        if about is None or isinstance(about, Missing) or about.verdict not in ("faster", "slower"):
             continue
         moved = sorted(
             ((row, _moved(row)) for row in found.budget if row.key.startswith(f"{stage}/")), key=lambda pair: -abs(pair[1])
@@ -49,7 +54,12 @@ def cause_sentences(found: Comparison) -> list[str]:
         least = _WORTH_NAMING * sum(abs(by) for _, by in moved)
         named = [_cause(row) for row, by in moved[:_MOST_CAUSES] if by and abs(by) >= least]
         if named:
-            sentences.append(f"Why {stage} is {about.verdict}, by the budgets of one trace a side: {'; '.join(named)}.")
+            steps = found.traced.budget[0] if stage == Stage.DECODE else 0
+            part = f", of the {steps} tokens in it" if steps else ""
+            sentences.append(f"Why {stage} is {about.verdict}, by the budgets of one trace a side{part}: {'; '.join(named)}.")
+    decode = next((row.effect for row in found.stages if row.key == Stage.DECODE), None)
+    if unlike(found.traced.budget) and isinstance(decode, Effect) and decode.verdict in ("faster", "slower"):
+        sentences.append(f"Why decode is {decode.verdict} is not told: {unlike(found.traced.budget)}. {_SAME_STEPS}")
     return sentences
 
 
@@ -85,7 +95,9 @@ def _verdict_words(effect: Effect) -> str:
 def _interval(effect: Effect) -> str:
     """The ends, or that they are unknown: why stands in the sentences before and among the cautions."""
     found = effect.interval
-    return "unknown" if isinstance(found, Missing) else f"{found.low * 100:+.2f} to {found.high * 100:+.2f} %"
+    if isinstance(found, Missing):
+        return "unknown"
+    return "exact" if effect.exact else f"{found.low * 100:+.2f} to {found.high * 100:+.2f} %"
 
 
 def gate_line(result: GateResult) -> str:
@@ -99,7 +111,8 @@ def gate_line(result: GateResult) -> str:
 def comparison_text(found: Comparison) -> str:
     """For the terminal: verdicts, metrics, differences, gates."""
     lines = [*verdict_sentences(found), *cause_sentences(found), ""]
-    body = [row_cells(row) for row in (*found.metrics, *found.stages) if not isinstance(row.effect, Missing)]
+    rows: list[Row | UsageChange] = [*found.metrics, *found.stages, *found.memory, *found.energy]
+    body = [row_cells(row) for row in rows if not isinstance(row.effect, Missing)]
     lines.append(columns(_HEADER, body, _ALIGN))
     lines += [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
     lines.append("")
@@ -123,11 +136,11 @@ def comparison_page(found: Comparison) -> str:
         _differences("Settings that differ", found.settings),
         _differences("Hardware, model and workload that differ", found.facts),
         _differences("Environment that differs", found.environment),
-        "## Memory and energy\n\n" + _figures((*found.memory, *found.energy)),
+        "## Memory and energy\n\n" + _rows((*found.memory, *found.energy)) + f"\n{escape(USAGE_WORDS)}\n",
         _operators(found.operators, found.unseen),
-        _kernels(found.kernels),
-        _figure_section("Budget", found.budget),
-        _figure_section("Counters", found.counters),
+        _kernels(found.kernels, kernel_words(found)),
+        _figure_section("Budget", found.budget, budget_words(found)),
+        _figure_section("Counters", found.counters, kernel_words(found)),
         _left_out(found),
         f"## How to read it\n\n{method_words(found)}\n",
     ]
@@ -138,18 +151,20 @@ _HEADER = ("metric", "base", "new", "change", f"{LEVEL_WORDS} interval", "verdic
 _ALIGN = "lrrrrlr"
 
 
-def row_cells(row: Row) -> list[str]:
+def row_cells(row: Row | UsageChange) -> list[str]:
     """Label, base, new, change, interval, verdict, repeats; plain text."""
     effect = row.effect
     if isinstance(effect, Missing):
-        return [row.label, "n/a", "n/a", "n/a", "n/a", reason(effect), ""]
+        values = (row.base, row.new) if isinstance(row, UsageChange) else (effect, effect)
+        sides = ("n/a" if isinstance(value, Missing) else figure_words(value, row.unit) for value in values)
+        return [row.label, *sides, "n/a", "n/a", reason(effect), ""]
     return [
         row.label,
-        with_unit(effect.base, row.unit),
-        with_unit(effect.new, row.unit),
+        figure_words(effect.base, row.unit),
+        figure_words(effect.new, row.unit),
         signed_percent(effect.change),
         _interval(effect),
-        effect.verdict,
+        "the same" if effect.exact and effect.change == 0 else effect.verdict,
         f"{_repeats(effect.base_repeats)} / {_repeats(effect.new_repeats)}",
     ]
 
@@ -158,7 +173,7 @@ def _repeats(counts: Sequence[int]) -> str:
     return str(counts[0]) if len(counts) == 1 else f"{len(counts)} runs, {sum(counts)}"
 
 
-def _rows(rows: Sequence[Row]) -> str:
+def _rows(rows: Sequence[Row | UsageChange]) -> str:
     return table(_HEADER, [[escape(row.label), *row_cells(row)[1:]] for row in rows], _ALIGN)
 
 
@@ -223,6 +238,13 @@ def _differences(title: str, rows: Sequence[Difference]) -> str:
     )
 
 
+USAGE_WORDS = (
+    "Memory and energy are read once a run. What the allocator and the driver hand out repeats to the byte, so its change is "
+    "exact unless runs of one side differ. Energy is the time of the requests times the power of the card: it has the interval "
+    f"of that time, and where the runs do not measure it, {POWER_SPREAD:.0%} of deviation between the powers of two runs on top."
+)
+
+
 def _figures(rows: Sequence[FigureChange]) -> str:
     body = [
         [escape(row.label), _figure(row.base, row.unit), _figure(row.new, row.unit), _change(row)] for row in rows
@@ -263,7 +285,32 @@ def _operators(rows: Maybe[tuple[OperatorChange, ...]], unseen: str) -> str:
     return "## Operators\n\n" + note + table(["operator", "base", "new", "difference", "calls"], body, "lrrrr")
 
 
-def _kernels(match: Maybe[KernelMatch]) -> str:
+def budget_words(found: Comparison) -> str:
+    """Of how many tokens the budgets of decode are; empty where that is not known."""
+    return _traced_words(found.traced.budget, found.traced.request)
+
+
+def kernel_words(found: Comparison) -> str:
+    """The same of kernels and counters."""
+    return _traced_words(found.traced.kernels, found.traced.request)
+
+
+_SAME_STEPS = "profiling.torch.decode_steps and profiling.nsys.decode_steps, the same on both sides, cure it."
+
+
+def _traced_words(steps: Both, request: Both) -> str:
+    if unlike(steps):
+        return f"Decode is not compared: {unlike(steps)}. {_SAME_STEPS}"
+    if 0 in steps:
+        return ""
+    words = f"Decode is per token: of the {steps[0]} tokens in the trace of each side, their mean"
+    if max(request) <= steps[0]:
+        return f"{words}."
+    many = str(request[0]) if request[0] == request[1] else f"{request[0]} and {request[1]}"
+    return f"{words}. A request has {many} such steps, the later ones at longer contexts: the rows need not add up to TPOT."
+
+
+def _kernels(match: Maybe[KernelMatch], traced: str) -> str:
     if isinstance(match, Missing):
         return f"## Kernels\n\n{reason(match)}\n"
     body = [
@@ -279,7 +326,9 @@ def _kernels(match: Maybe[KernelMatch]) -> str:
         for pair in match.pairs[:TOP]
     ]
     header = ["stage", "role", "kernel", "base", "new", "difference", "calls"]
-    text = "## Kernels\n\n" + table(header, body, "lllrrrr")
+    note = f"{KERNELS_TITLE}; the {len(body)} of {len(match.pairs)} pairs that changed most.\n\n"
+    note += f"{escape(traced)}\n\n" if traced else ""
+    text = "## Kernels\n\n" + note + table(header, body, "lllrrrr")
     return text + _alone("Appeared", match.appeared) + _alone("Vanished", match.vanished)
 
 
@@ -293,8 +342,10 @@ def _alone(title: str, kernels: Sequence[LoneKernel]) -> str:
     return f"\n{title}, {len(kernels)}:\n\n" + table(["stage", "role", "kernel", "time", "calls"], rows, "lllrr")
 
 
-def _figure_section(title: str, rows: Maybe[tuple[FigureChange, ...]]) -> str:
-    return f"## {title}\n\n" + (f"{reason(rows)}\n" if isinstance(rows, Missing) else _figures(rows))
+def _figure_section(title: str, rows: Maybe[tuple[FigureChange, ...]], traced: str) -> str:
+    if isinstance(rows, Missing):
+        return f"## {title}\n\n{reason(rows)}\n"
+    return f"## {title}\n\n" + (f"{escape(traced)}\n\n" if traced else "") + _figures(rows)
 
 
 def left_out(found: Comparison) -> list[str]:
@@ -307,6 +358,12 @@ def left_out(found: Comparison) -> list[str]:
         ("counters", found.counters),
     )
     rows += [f"{name}: {value.why}" for name, value in sections if isinstance(value, Missing)]
+    decode = (("budget", found.budget, found.traced.budget), ("kernels", found.kernels, found.traced.kernels))
+    rows += [
+        f"decode in the {name}: {unlike(steps)}"
+        for name, value, steps in decode
+        if unlike(steps) and not isinstance(value, Missing)
+    ]
     rows += [f"{row.label}: {row.change.why}" for row in (*found.memory, *found.energy) if isinstance(row.change, Missing)]
     return rows
 
@@ -323,7 +380,8 @@ def method_words(found: Comparison) -> str:
         f"neighbouring repeats resemble each other. {_between_words(found)} A change is called faster or slower when its "
         f"interval excludes zero and it is at least {found.judgement.smallest:.1%}; of changes that are none, the level lets "
         f"{1 - LEVEL:.0%} be called one. "
-        f"A gate passes where the worsening is, with {BOUND_LEVEL:.0%} confidence, within its tolerance."
+        f"A gate passes where the worsening is, with {BOUND_LEVEL:.0%} confidence, within its tolerance, and is a regression "
+        "where the whole interval lies beyond it."
     )
 
 

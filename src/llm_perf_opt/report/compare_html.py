@@ -5,17 +5,21 @@ from collections.abc import Sequence
 from llm_perf_opt import __version__
 from llm_perf_opt.analysis.comparison.compare import Comparison, Row
 from llm_perf_opt.analysis.comparison.differences import Difference
-from llm_perf_opt.analysis.comparison.figures import FigureChange, OperatorChange
+from llm_perf_opt.analysis.comparison.figures import FigureChange, OperatorChange, UsageChange
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.comparison.statistics import Effect
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.charts import Figure, label
 from llm_perf_opt.report.compare import (
+    KERNELS_TITLE,
     LEVEL_WORDS,
+    USAGE_WORDS,
+    budget_words,
     cause_sentences,
     figure_words,
     gate_line,
+    kernel_words,
     left_out,
     looked_into_words,
     method_words,
@@ -37,15 +41,17 @@ def comparison_html(found: Comparison) -> str:
     sides = f"base: {', '.join(found.base_runs)}; new: {', '.join(found.new_runs)}"
     meant = f". The experiment: {', '.join(found.experiment)}" if found.experiment else ""
     failed = [gate_line(result) for result in found.gates if result.outcome == "regression"]
+    failed += verdict_sentences(found) if found.unjudged else []
     sections = [
         Section("verdict", "Verdict", _verdict(found)),
         Section("metrics", "Metrics and stages", [_changes_chart(found), Table(_rows("metrics", found.metrics)),
                                                   Table(_rows("stages", found.stages)), Words(stage_words(found.stages))]),
-        Section("budget", "Budget against budget", [*map(Words, looked_into_words(found)), *_budget(found.budget)]),
-        Section("kernels", "Kernels", _kernels(found.kernels)),
+        Section("budget", "Budget against budget", [*map(Words, looked_into_words(found)), *_note(budget_words(found)),
+                                                     *_budget(found.budget)]),
+        Section("kernels", "Kernels", [*_note(kernel_words(found)), *_kernels(found.kernels)]),
         Section("operators", "Operators", _operators(found.operators, found.unseen)),
-        Section("figures", "Memory, energy and counters", [Table(_figures("memory", (*found.memory, *found.energy))),
-                                                           *_counters(found.counters)]),
+        Section("figures", "Memory, energy and counters", [Table(_rows("memory", (*found.memory, *found.energy))),
+                                                           Words(USAGE_WORDS), *_counters(found.counters)]),
         Section("differences", "What differs", [*_differences("settings", found.settings),
                                                 *_differences("hardware, model and workload", found.facts),
                                                 *_differences("environment", found.environment)]),
@@ -53,6 +59,10 @@ def comparison_html(found: Comparison) -> str:
         Section("method", "How to read it", [Words(method_words(found))]),
     ]  # fmt: skip
     return render(Page("Comparison", sides + meant, "; ".join(failed), sections, f"llm-perf {__version__}"))
+
+
+def _note(text: str) -> list[Block]:
+    return [Words(text)] if text else []
 
 
 def _verdict(found: Comparison) -> list[Block]:
@@ -82,9 +92,9 @@ def _changes_chart(found: Comparison) -> Block:
         "hoverinfo": "text",
     }  # fmt: skip
     layout: Figure = {
-        "xaxis": {"type": "log", "title": {"text": "new / base (logarithmic; 1: no change)"}},
+        "xaxis": {"type": "log", "title": {"text": "new / base (logarithmic; 1: no change; the arrows say which way is better)"}},
         "yaxis": {
-            "tickvals": list(range(len(known))), "ticktext": [label(row.label) for row, _ in known], "autorange": "reversed",
+            "tickvals": list(range(len(known))), "ticktext": [_named(row) for row, _ in known], "autorange": "reversed",
             "automargin": True,
         },
         "shapes": [
@@ -97,6 +107,11 @@ def _changes_chart(found: Comparison) -> Block:
     return Chart("changes", title, {"data": [trace], "layout": layout})
 
 
+def _named(row: Row) -> str:
+    """A row of the chart with the way that is better: rates and times lie in one picture."""
+    return f"{label(row.label)} {'→' if row.higher_is_better else '←'}"
+
+
 def _reach(effect: Effect) -> tuple[float | None, float | None]:
     """How far the interval reaches below and above the change; nothing is drawn where it is unknown."""
     if isinstance(effect.interval, Missing):
@@ -104,7 +119,7 @@ def _reach(effect: Effect) -> tuple[float | None, float | None]:
     return effect.change - effect.interval.low, effect.interval.high - effect.change
 
 
-def _rows(name: str, rows: Sequence[Row]) -> HtmlTable:
+def _rows(name: str, rows: Sequence[Row | UsageChange]) -> HtmlTable:
     columns = [
         Column("metric"),
         *numbers("base", "new", "change", f"{LEVEL_WORDS} interval"),
@@ -114,12 +129,14 @@ def _rows(name: str, rows: Sequence[Row]) -> HtmlTable:
     made = HtmlTable(f"{name}-rows", name.capitalize(), columns)
     for row in rows:
         if isinstance(row.effect, Missing):
-            made.add(row.label, *[row.effect] * 6)
+            values = (row.base, row.new) if isinstance(row, UsageChange) else (row.effect, row.effect)
+            sides = [one if isinstance(one, Missing) else Cell(figure_words(one, row.unit), one) for one in values]
+            made.add(row.label, *sides, *[row.effect] * 4)
         else:
             _, base, new, change, interval, verdict, repeats = row_cells(row)
             low = None if isinstance(row.effect.interval, Missing) else row.effect.interval.low
-            values = row.effect.base, row.effect.new, row.effect.change, low
-            cells = [Cell(text, value) for text, value in zip((base, new, change, interval), values, strict=True)]
+            amounts = row.effect.base, row.effect.new, row.effect.change, low
+            cells = [Cell(text, value) for text, value in zip((base, new, change, interval), amounts, strict=True)]
             made.add(row.label, *cells, verdict, repeats)
     return made
 
@@ -180,9 +197,7 @@ def _kernels(match: Maybe[KernelMatch]) -> list[Block]:
         Column("role"),
         *numbers("calls, base", "calls, new"),
     ]
-    made = HtmlTable(
-        "matched-kernels", "Kernels on both sides, matched by name or by role; decode per token", columns, tools=True
-    )
+    made = HtmlTable("matched-kernels", KERNELS_TITLE, columns, tools=True)
     for pair in match.pairs:
         name = pair.base_name if pair.how == "same name" else f"{pair.base_name} → {pair.new_name}"
         difference = pair.new_ns - pair.base_ns

@@ -1,11 +1,13 @@
 """Tolerances: how they are written, when they pass, when they cannot be told."""
 
+import math
+
 import numpy as np
 import pytest
 
 from llm_perf_opt.analysis.comparison.compare import gate_names
-from llm_perf_opt.analysis.comparison.gates import Gate, exit_code, hold, hold_exact, parse_gates
-from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effect, Judgement, effect
+from llm_perf_opt.analysis.comparison.gates import Gate, exit_code, hold, needed_to_tell, parse_gates
+from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effect, Judgement, effect, usage_effect
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import Missing
 
@@ -138,11 +140,72 @@ def test_too_few_repeats_say_how_many_are_needed() -> None:
     assert on_cpu.needed == f"{repeats}, and 3 runs on each side, which measure how much processes differ"
 
 
-def test_figures_without_an_interval_decide_themselves() -> None:
-    assert hold_exact(GATE, 100, 104).outcome == "pass"
-    assert hold_exact(GATE, 100, 106).outcome == "regression"
-    assert hold_exact(GATE, 0, 0).outcome == "pass"
-    assert hold_exact(GATE, 0, 1).outcome == "regression"
+def exactly(base: float, new: float) -> Effect:
+    """A figure that repeats to the last digit."""
+    found = usage_effect([base], [new], Judgement(0.0, 0.0))
+    assert not isinstance(found, Missing)
+    return found
+
+
+def test_figures_that_repeat_to_the_byte_decide_themselves() -> None:
+    assert hold(GATE, exactly(100, 104), False).outcome == "pass"
+    assert hold(GATE, exactly(100, 106), False).outcome == "regression"
+    assert hold(Gate("memory.device", "memory.device", 0.0), exactly(100, 100), False).outcome == "pass"
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "outcome"), [(0.0, "regression"), (0.004, "regression"), (0.01, "pass"), (0.006, "cannot tell")]
+)
+def test_the_interval_against_the_tolerance_decides_also_below_the_smallest_change(tolerance: float, outcome: str) -> None:
+    """A sure worsening of 0.6 % is a regression where 0.4 % is tolerated, although it is too small for a verdict."""
+    found = measured(0.006, deviation=0.0005, runs=3)
+    assert found.verdict == "not distinguishable"
+    assert not isinstance(found.interval, Missing)
+    assert 0.004 < found.interval.low < 0.006 < found.interval.high < 0.01
+    result = hold(Gate("tpot", "tpot", tolerance), found, False)
+    assert result.outcome == outcome
+    assert ("--smallest" in result.why) == (outcome == "regression")
+
+
+def test_a_worsening_that_may_be_within_the_tolerance_is_no_regression() -> None:
+    """Slower for sure, and its estimate beyond the tolerance; but perhaps within."""
+    found = measured(0.06)
+    assert (found.verdict, found.change > GATE.tolerance) == ("slower", True)
+    assert hold(GATE, found, False).outcome == "cannot tell"
+
+
+def test_what_is_needed_for_a_regression_is_reckoned_from_the_tolerance() -> None:
+    """From zero it would be far: the runs asked for bring the interval beyond the tolerance."""
+    gate, deviation = Gate("tpot", "tpot", 0.05), 0.02
+    first = hold(gate, measured(0.06, deviation=deviation, runs=2), False)
+    assert first.outcome == "cannot tell"
+    assert not isinstance(first.needed, Missing)
+    runs = int(first.needed.split(" runs on each side")[0].split()[-1])
+    assert runs > 2
+    assert hold(gate, measured(0.06, deviation=deviation, runs=runs + 2), False).outcome == "regression"
+
+
+def test_repeats_asked_for_a_pass_are_fewer_than_for_a_regression_as_far_away() -> None:
+    """A pass needs 95 % on one side, a regression 99 %: the same distance asks for twice the repeats."""
+
+    def asked(tolerance: float) -> int:
+        found = measured(0.05, deviation=0.025, n=8, judgement=Judgement(process_spread=0.001))
+        needed = needed_to_tell(found, found.change, math.expm1(math.log1p(found.change) + tolerance))
+        assert not isinstance(needed, Missing)
+        assert needed.startswith("about ")
+        return int(needed.split()[1])
+
+    within, beyond = asked(+0.015), asked(-0.015)
+    assert beyond > 1.5 * within
+
+
+def test_no_change_at_all_has_no_sign() -> None:
+    same = effect([[100.0] * 8], [[100.0] * 8], judgement=Judgement(process_spread=0.0))
+    noisy = effect([[100.0, 120.0, 80.0] * 3], [[100.0, 120.0, 80.0] * 3], judgement=ON_ACCELERATOR)
+    said = [hold(gate, found, False).why for found in (same, noisy) for gate in (GATE, Gate("tpot", "tpot", 0.0))]
+    assert said[0] == "the same, 5.00% tolerated"
+    assert said[2].startswith("the same, perhaps worse by ")
+    assert not any("-0.00" in text or "by 0.00" in text for text in said)
 
 
 def test_an_outcome_says_better_or_worse_never_a_signed_worsening() -> None:
@@ -153,8 +216,8 @@ def test_an_outcome_says_better_or_worse_never_a_signed_worsening() -> None:
     noisy = hold(GATE, measured(-0.01, deviation=0.2), False).why
     assert noisy.startswith(("better by ", "worse by "))
     assert " perhaps " in noisy
-    said += [noisy, *[hold_exact(GATE, 100, new).why for new in (90, 100, 106)]]
-    assert [text.split(",")[0] for text in said[-3:]] == ["less by 10.00%", "the same", "more by 6.00%"]
+    said += [noisy, *[hold(GATE, exactly(100, new), False).why for new in (90, 100, 106)]]
+    assert [text.split(",")[0] for text in said[-3:]] == ["better by 10.00%", "the same", "worse by 6.00%"]
     assert not any("+" in text or "-" in text for text in said)
 
 

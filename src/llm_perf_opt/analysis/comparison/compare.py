@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from llm_perf_opt.analysis.comparison.cautions import cautions, few_runs
 from llm_perf_opt.analysis.comparison.differences import (
     Difference,
     FactDifference,
@@ -13,21 +14,24 @@ from llm_perf_opt.analysis.comparison.differences import (
     environment_differences,
     fact_differences,
 )
-from llm_perf_opt.analysis.comparison.facts import flatten, machine_cautions
+from llm_perf_opt.analysis.comparison.facts import flatten
 from llm_perf_opt.analysis.comparison.figures import (
     MEMORY,
     Figure,
     FigureChange,
     OperatorChange,
+    UsageChange,
     energy_changes,
     figure_changes,
     memory_changes,
     operator_changes,
+    stage_of,
     told_once,
     unseen_operators,
 )
-from llm_perf_opt.analysis.comparison.gates import NO_CURE, Gate, GateResult, hold, hold_exact
+from llm_perf_opt.analysis.comparison.gates import NO_CURE, Gate, GateResult, hold
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, MatchableKernel, match_kernels
+from llm_perf_opt.analysis.comparison.soundness import check_known, unbelievable
 from llm_perf_opt.analysis.comparison.statistics import (
     ACCELERATOR_SPREAD,
     DEFAULT_JUDGEMENT,
@@ -36,9 +40,9 @@ from llm_perf_opt.analysis.comparison.statistics import (
     Effect,
     Judgement,
     effect,
-    is_measured,
     paired_effect,
 )
+from llm_perf_opt.analysis.comparison.traces import NOT_TRACED, TracedSteps, of_the_same_steps
 from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, tokens_needed, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.errors import ConfigError
@@ -47,7 +51,11 @@ from llm_perf_opt.stages import Stage
 
 T = TypeVar("T")
 R = TypeVar("R")
+Judged = TypeVar("Judged", "Row", UsageChange)
 
+ANEW = Missing("Make that run anew, or leave it out")
+"""What would let a gate be told where a run cannot be believed."""
+NOT_JUDGED = Missing("a run cannot be believed")
 NOT_MADE = Missing("the analysis of these runs does not hold it")
 
 
@@ -61,6 +69,10 @@ class Side:
     counters: Maybe[Sequence[Figure]] = NOT_MADE
     typical: int = 0
     """Which of the runs operators, kernels, budget and counters are of."""
+    budget_steps: int = 0
+    """Decode steps in the trace that the budget is of; 0: not known."""
+    kernel_steps: int = 0
+    """In the timeline that kernels and counters are of, likewise."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +99,8 @@ class Comparison:
     facts: tuple[FactDifference, ...]
     settings: tuple[Difference, ...]
     environment: tuple[Difference, ...]
-    memory: tuple[FigureChange, ...]
-    energy: tuple[FigureChange, ...]
+    memory: tuple[UsageChange, ...]
+    energy: tuple[UsageChange, ...]
     looked_into: tuple[str, str]
     """The run of each side that operators, kernels, budget and counters are of."""
     operators: Maybe[tuple[OperatorChange, ...]]
@@ -99,6 +111,10 @@ class Comparison:
     gates: tuple[GateResult, ...] = ()
     unseen: str = ""
     """Why operators that ran may be missing on a side."""
+    traced: TracedSteps = NOT_TRACED
+    """Of how many decode steps budget, kernels and counters are."""
+    unjudged: str = ""
+    """Why nothing is judged, where a run cannot be believed."""
 
     def row(self, key: str) -> Row:
         """The metric or stage with this key."""
@@ -118,7 +134,7 @@ def gate_names() -> dict[str, str]:
     names |= {f"{Stage.PREFILL.value}.{key}": key for key in _OF_PREFILL}
     names |= {f"{Stage.DECODE.value}.{key}": key for key in _OF_DECODE}
     names |= {"throughput": "output_rate", "prefill.throughput": "prefill_rate", "decode.throughput": "decode_rate"}
-    names |= {"decode.step": Stage.DECODE_STEP.value} | {key: key for key, _, _ in MEMORY} | {"energy": "energy.counter"}
+    names |= {"decode.step": Stage.DECODE_STEP.value} | {key: key for key, *_ in MEMORY} | {"energy": "energy.counter"}
     return names
 
 
@@ -135,6 +151,8 @@ def compare(
     A judgement that states no spread between processes gets the one assumed of accelerators, or of a CPU that was watched and
     quiet, where all runs were on such.
     """
+    everyone = (*base.runs, *new.runs)
+    check_known(everyone, allow)
     ran = [check_one_side(f"the {name} side", side.runs) for name, side in (("base", base), ("new", new))]
     timings = [_timings(side) for side in (base, new)]
     first = base.runs[0], new.runs[0]
@@ -143,9 +161,19 @@ def compare(
     facts = fact_differences(ran[0], ran[1], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
     if judgement.process_spread is None:
-        judgement = _by_the_machine(judgement, [*base.runs, *new.runs], [*timings[0], *timings[1]])
-    memory, energy = memory_changes(timings[0], timings[1]), energy_changes(base.runs, new.runs)
+        judgement = _by_the_machine(judgement, everyone, [*timings[0], *timings[1]])
+    memory, energy = memory_changes(timings[0], timings[1], judgement), energy_changes(base.runs, new.runs, judgement)
     metrics, stages = _metrics(timings[0], timings[1], judgement), _stages(timings[0], timings[1], judgement)
+    traced = TracedSteps(
+        (base.budget_steps, new.budget_steps),
+        (base.kernel_steps, new.kernel_steps),
+        (timings[0][base.typical].workload.decode_steps, timings[1][new.typical].workload.decode_steps),
+    )
+    base, new = (_of_the_same_steps(side, traced) for side in (base, new))
+    unjudged = unbelievable(everyone)
+    if unjudged:
+        metrics, stages = _without_verdict(metrics), _without_verdict(stages)
+        memory, energy = _without_verdict(memory), _without_verdict(energy)
     return Comparison(
         base_runs=tuple(run.run for run in base.runs),
         new_runs=tuple(run.run for run in new.runs),
@@ -164,11 +192,28 @@ def compare(
         kernels=_both(base.kernels, new.kernels, match_kernels),
         budget=_both(base.budget, new.budget, figure_changes),
         counters=told_once(_both(base.counters, new.counters, figure_changes)),
+        traced=traced,
         cautions=(
-            *_few_runs(len(base.runs) + len(new.runs) - 2, judgement),
-            *_cautions(base, new, timings, settings, experiment),
+            *few_runs(len(everyone) - 2, judgement),
+            *cautions(base.runs, new.runs, timings, settings, experiment),
         ),
-        gates=tuple(_held(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]]) for gate in gates),
+        gates=tuple(
+            GateResult(gate, "cannot tell", unjudged, ANEW)
+            if unjudged
+            else _held(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]])
+            for gate in gates
+        ),
+        unjudged=unjudged,
+    )
+
+
+def _without_verdict(rows: tuple[Judged, ...]) -> tuple[Judged, ...]:
+    """The figures as they are, with nothing said of them."""
+    return tuple(
+        row
+        if isinstance(row.effect, Missing)
+        else replace(row, effect=replace(row.effect, interval=NOT_JUDGED, verdict="not judged"))
+        for row in rows
     )
 
 
@@ -196,22 +241,6 @@ def _quiet(run: RunAnalysis) -> bool:
     """Whether the sampler watched, and saw nothing else use the processors."""
     others = Missing("not watched") if isinstance(run.telemetry, Missing) else run.telemetry.others
     return not isinstance(others, Missing) and others <= QUIET_PROCESSORS
-
-
-def _few_runs(freedom: int, judgement: Judgement) -> tuple[str, ...]:
-    """What too few runs leave open."""
-    if judgement.process_spread is None and freedom < SEVERAL:
-        return (
-            "Too few runs for a verdict: other work used this CPU while a run was measured, or nobody watched, and runs of the "
-            f"same thing were then seen a factor of two and more apart. {SEVERAL // 2 + 1} runs a side, in turn, measure it; "
-            "--process-spread states it; with profiling.nvml.enable=true the sampler sees whether the machine is quiet.",
-        )
-    if not is_measured(freedom, judgement):
-        return (
-            "Too few runs: how much processes differ on this machine is assumed, not measured. "
-            f"{SEVERAL // 2 + 1} runs a side measure it.",
-        )
-    return ()
 
 
 def _metrics(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> tuple[Row, ...]:
@@ -266,6 +295,16 @@ def _substage_names(stage: Stage, base: Sequence[CleanTimings], new: Sequence[Cl
     return list(dict.fromkeys(span.name for span in spans if span.stage == stage.value))
 
 
+def _of_the_same_steps(side: Side, traced: TracedSteps) -> Side:
+    """A side, without decode of budget, kernels and counters where the traces of the two hold different numbers of its steps."""
+    return replace(
+        side,
+        kernels=of_the_same_steps(side.kernels, traced.kernels, lambda kernel: kernel.stage),
+        budget=of_the_same_steps(side.budget, traced.budget, stage_of),
+        counters=of_the_same_steps(side.counters, traced.kernels, stage_of),
+    )
+
+
 def _both(base: Maybe[Sequence[T]], new: Maybe[Sequence[T]], made: Callable[[Sequence[T], Sequence[T]], R]) -> Maybe[R]:
     if isinstance(base, Missing):
         return Missing(f"base: {base.why}")
@@ -274,38 +313,12 @@ def _both(base: Maybe[Sequence[T]], new: Maybe[Sequence[T]], made: Callable[[Seq
     return made(base, new)
 
 
-def _cautions(
-    base: Side, new: Side, timings: Sequence[Sequence[CleanTimings]], settings: Sequence[Difference], experiment: Sequence[str]
-) -> tuple[str, ...]:
-    """What a reader must know before believing a verdict."""
-    found = []
-    other = [row.key for row in settings if not any(row.key == key or row.key.startswith(f"{key}.") for key in experiment)]
-    if experiment and other:
-        found.append(f"Besides the experiment these settings differ: {', '.join(other)}.")
-    found += machine_cautions([*base.runs, *new.runs])
-    clocks = list(dict.fromkeys(run.clock for side in timings for run in side))
-    if len(clocks) > 1:
-        found.append(f"The runs are timed by different clocks: {' and '.join(clocks)}.")
-    same_work = timings[0][0].workload == timings[1][0].workload
-    if same_work and all(run.tokens_repeat for side in timings for run in side):
-        tokens = [{run.tokens_sha256 for run in side} for side in timings]
-        if tokens[0] != tokens[1]:
-            found.append("The two sides produced different tokens from the same prompts.")
-    for name, side in (("base", base), ("new", new)):
-        found += [f"{name}, {run.run}: {warning}" for run in side.runs for warning in run.warnings]
-    return tuple(dict.fromkeys(found))
-
-
-def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[FigureChange], timings: Sequence[CleanTimings]) -> GateResult:
+def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[UsageChange], timings: Sequence[CleanTimings]) -> GateResult:
     for row in rows:
         if row.key == gate.metric:
             return hold(gate, row.effect, row.higher_is_better, _cure(row.key, timings))
     figure = next(figure for figure in figures if figure.key == gate.metric)
-    if isinstance(figure.base, Missing):
-        return GateResult(gate, "cannot tell", figure.base.why, NO_CURE)
-    if isinstance(figure.new, Missing):
-        return GateResult(gate, "cannot tell", figure.new.why, NO_CURE)
-    return hold_exact(gate, figure.base, figure.new)
+    return hold(gate, figure.effect, False)
 
 
 def _cure(key: str, timings: Sequence[CleanTimings]) -> Maybe[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.comparison.facts import KINDS, Facts, Kind, facts_of_side, flatten
+from llm_perf_opt.analysis.comparison.facts import KINDS, PROMPTS, Facts, Kind, facts_of_side, flatten
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.errors import ConfigError, nearest
 
@@ -14,6 +14,8 @@ _RELATED: dict[Kind, tuple[str, ...]] = {
 }
 """Settings that a difference of this kind can come from."""
 ABSENT = "(not there)"
+EMPTY_GROUP = "{}"
+"""As `flatten` writes it."""
 _NEVER_AN_EXPERIMENT = ("experiment", "hydra")
 _VOLATILE = ("taken", "python_executable", "memory.available_bytes", "cpu.flags", "gpu.sm_clock_mhz", "gpu.memory_clock_mhz")
 """What differs from moment to moment, or says nothing of speed."""
@@ -38,7 +40,9 @@ class FactDifference(Difference):
 
 
 def config_differences(base: RunAnalysis, new: RunAnalysis) -> tuple[Difference, ...]:
-    """Settings that differ, by dotted key. The name of the experiment only names the folder."""
+    """Settings that differ, by dotted key; none where they are not known. The name of the experiment only names the folder."""
+    if not base.config or not new.config:
+        return ()
     return tuple(
         difference
         for difference in _differences(flatten(base.config), flatten(new.config))
@@ -48,11 +52,13 @@ def config_differences(base: RunAnalysis, new: RunAnalysis) -> tuple[Difference,
 
 def environment_differences(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis]) -> tuple[Difference, ...]:
     """Machine, driver and software that differ between any two of all runs; each side with every value that its runs have."""
-    sides = [[flatten(run.env) for run in side] for side in (base, new)]
+    sides = [[flatten(run.env) for run in side if run.env] for side in (base, new)]
+    if not all(sides):
+        return ()
     found = []
     for key in sorted({key for side in sides for env in side for key in env}):
         values = [list(dict.fromkeys(env.get(key, ABSENT) for env in side)) for side in sides]
-        if len({*values[0], *values[1]}) > 1 and not _under(key, _VOLATILE):
+        if len({*values[0], *values[1]}) > 1 and not _under(key, _VOLATILE) and not _nothing(*values[0], *values[1]):
             found.append(Difference(key, "; ".join(values[0]), "; ".join(values[1])))
     return tuple(found)
 
@@ -64,9 +70,12 @@ def fact_differences(base: Facts, new: Facts, settings: Iterable[Difference]) ->
     for kind in KINDS:
         related = tuple(key for key in changed if _under(key, _RELATED[kind]))
         one, other = base[kind], new[kind]
-        if kind == "hardware":  # what one side does not know is no difference
-            one, other = ({key: side[key] for key in side if key in one and key in other} for side in (one, other))
-        found += [FactDifference(row.key, row.base, row.new, kind, related) for row in _differences(one, other)]
+        unknown = {key for key in (*one, *other) if (key in one) != (key in other) and (kind == "hardware" or key == PROMPTS)}
+        one, other = ({key: side[key] for key in side if key not in unknown} for side in (one, other))  # not known: no difference
+        rows = _differences(one, other)
+        if any(row.key in ("batch_size", "prompt_tokens") for row in rows):  # prompts of other shapes are other prompts
+            rows = [row for row in rows if row.key != PROMPTS]
+        found += [FactDifference(row.key, row.base, row.new, kind, related) for row in rows]
     return tuple(found)
 
 
@@ -90,7 +99,7 @@ def check_comparable(
         left = [key for key in fact.settings if not _under(key, experiment)]
         if fact.settings and not left:
             continue
-        if fact.kind == "workload" and not fact.settings and fact.key in ("source", "prompt_tokens") and model_is_meant:
+        if fact.kind == "workload" and not fact.settings and fact.key in ("source", "prompt_tokens", PROMPTS) and model_is_meant:
             continue  # another model, another tokenizer, other lengths
         option = " ".join(f"--experiment {key}" for key in left) if left else f"--allow {fact.kind}"
         raise ConfigError(
@@ -119,6 +128,13 @@ def _check_words(changed: Sequence[str], known: Sequence[str], experiment: Seque
 
 def check_one_side(name: str, runs: Sequence[RunAnalysis]) -> Facts:
     """Runs of one side must be repeats of each other, as they were asked for and as they ran; what they ran."""
+    unknown = next((run for run in runs if not run.config), None)
+    if unknown and len(runs) > 1:
+        raise ConfigError(
+            f"Whether the runs of {name} are repeats of each other is not known: the record of the settings of {unknown.run} is "
+            "missing or damaged.",
+            "Leave that run out.",
+        )
     for other in runs[1:]:
         found = [row for row in config_differences(runs[0], other) if not _under(row.key, ("profiling",))]
         if found:
@@ -133,7 +149,13 @@ def check_one_side(name: str, runs: Sequence[RunAnalysis]) -> Facts:
 
 def _differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[Difference]:
     keys = sorted({*base, *new})
-    return [Difference(key, base.get(key, ABSENT), new.get(key, ABSENT)) for key in keys if base.get(key) != new.get(key)]
+    found = [Difference(key, base.get(key, ABSENT), new.get(key, ABSENT)) for key in keys if base.get(key) != new.get(key)]
+    return [row for row in found if not _nothing(row.base, row.new)]
+
+
+def _nothing(*values: str) -> bool:
+    """A group that is empty holds as little as one that is not there; what the other side has in it has keys of its own."""
+    return set(values) <= {ABSENT, EMPTY_GROUP}
 
 
 def _under(key: str, groups: Iterable[str]) -> bool:

@@ -13,6 +13,8 @@ KINDS: tuple[Kind, ...] = ("hardware", "model", "workload")
 Facts = dict[Kind, dict[str, str]]
 """By kind, a value by dotted key. What is not known is not there: it cannot be said to differ."""
 
+PROMPTS = "prompts"
+"""What was fed, by its checksum."""
 _OF_HOST = ("cpu.name", "cpu.usable", "cpu.frequency_max_mhz", "cpu.governor")
 _OF_GPU = (
     "gpu.name",
@@ -50,7 +52,7 @@ def facts_of(run: RunAnalysis) -> Facts:
     return {
         "hardware": {**flatten(device), **_machine(run.env, on_gpu=device["device"] == "cuda")},
         "model": flatten(_model(timings)),
-        "workload": flatten(_workload(timings)),
+        "workload": {**flatten(_workload(timings)), **_prompts(run)},
     }
 
 
@@ -97,6 +99,11 @@ def _model(timings: CleanTimings) -> dict[str, Any]:
     }
 
 
+def _prompts(run: RunAnalysis) -> dict[str, str]:
+    """What identifies them: a file may have changed behind its name."""
+    return {} if isinstance(run.prompts_sha256, Missing) else {PROMPTS: f"sha256 {run.prompts_sha256[:12]}"}
+
+
 def _workload(timings: CleanTimings) -> dict[str, Any]:
     work = timings.workload
     return {
@@ -109,8 +116,8 @@ def _workload(timings: CleanTimings) -> dict[str, Any]:
 
 def machine_cautions(runs: Sequence[RunAnalysis]) -> tuple[str, ...]:
     """Where the runs are of several machines, or cards, of one kind: they need not be equally fast."""
-    hosts = _distinct(runs, "host")
-    cards = _distinct([run for run in runs if facts_of(run)["hardware"].get("device") == "cuda"], "gpu.uuid")
+    hosts = distinct(runs, "host")
+    cards = distinct([run for run in runs if facts_of(run)["hardware"].get("device") == "cuda"], "gpu.uuid")
     advice = "Machines of one kind need not be equally fast: run both sides on each of them, in turn."
     found = []
     if len(hosts) > 1:
@@ -120,7 +127,8 @@ def machine_cautions(runs: Sequence[RunAnalysis]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _distinct(runs: Sequence[RunAnalysis], key: str) -> list[str]:
+def distinct(runs: Sequence[RunAnalysis], key: str) -> list[str]:
+    """What the runs' environments say under this key, each answer once; one that is not known is none."""
     said = [flatten(run.env).get(key, "n/a") for run in runs]
     return list(dict.fromkeys(value for value in said if not value.startswith("n/a")))
 

@@ -22,6 +22,8 @@ _TO_MEASURE = f"{SEVERAL // 2 + 1} runs on each side, which measure how much pro
 _TO_REPEAT = f"at least {LEAST_REPEATS} repeats in each run (runtime.min_repeats={LEAST_REPEATS}, runtime.max_repeats no lower)"
 _VERDICT_SHARE = (1 + LEVEL) / 2
 """How sure each end of the interval of a verdict is, taken alone."""
+_ROUNDED_AWAY = 0.00005
+"""A share that two digits of a percentage show as none."""
 _GATE = re.compile(r"(?P<metric>[^=\s]+)=(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%?)")
 
 
@@ -74,37 +76,42 @@ def parse_gates(texts: Iterable[str], aliases: dict[str, str]) -> tuple[Gate, ..
 def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool, cure: Maybe[str] = NO_CURE) -> GateResult:
     """Hold a gate against what was found; `cure`: what would make the figure, where there is none.
 
-    It passes when the worsening is surely (one-sided, at `BOUND_LEVEL`) within the tolerance. It is a regression when the verdict
-    is slower, at `LEVEL`, and the best estimate is beyond the tolerance. Everything else cannot be told.
+    It passes when the worsening is surely (one-sided, at `BOUND_LEVEL`) within the tolerance. It is a regression when the whole
+    interval, at `LEVEL`, lies beyond the tolerance. Everything else cannot be told. `Judgement.smallest` has no say: the
+    tolerance is what the gate was asked for.
     """
     if isinstance(effect, Missing):
         return GateResult(gate, "cannot tell", effect.why, cure)
-    worse = _worsening(effect, higher_is_better)
+    worse = _worsening(effect.change, higher_is_better)
     limit = f"{gate.tolerance:.2%} tolerated"
     if isinstance(effect.interval, Missing):
-        likely = f"worse by {worse:.2%}" if worse > 0 else f"better by {-worse:.2%}"
-        return GateResult(gate, "cannot tell", f"{likely}, {limit}: {effect.interval.why}", _for_an_interval(effect))
-    most = _worsening_bound(effect.interval, higher_is_better)
+        return GateResult(gate, "cannot tell", f"{_likely(worse)}, {limit}: {effect.interval.why}", _for_an_interval(effect))
+    least, most = _worsening_bounds(effect.interval, higher_is_better)
     if most <= gate.tolerance:
-        surely = f"worse by at most {most:.2%}" if most > 0 else f"better by at least {-most:.2%}"
-        return GateResult(gate, "pass", f"{surely}, {limit}", Missing("it passes"))
-    if effect.verdict == "slower" and worse > gate.tolerance:
-        return GateResult(gate, "regression", f"worse by {worse:.2%}, {limit}", Missing("it is told"))
+        surely = f"worse by at most {_percent(most)}" if most > -_ROUNDED_AWAY else f"better by at least {_percent(most)}"
+        why = _likely(worse) if effect.exact else surely
+        return GateResult(gate, "pass", f"{why}, {limit}", Missing("it passes"))
+    if least > gate.tolerance:
+        surely = "" if effect.exact else f", at least by {_percent(least)}"
+        small = "; too small a change for a verdict (--smallest), but the gate has a tolerance of its own"
+        said = f"{_likely(worse)}{surely}, {limit}{small if effect.verdict == 'not distinguishable' else ''}"
+        return GateResult(gate, "regression", said, Missing("it is told"))
     noise = f" (repeats inside one run scatter by {effect.uncertainty.scatter:.1%})" if effect.uncertainty.restless else ""
-    likely = (
-        f"worse by {worse:.2%}, perhaps by {most:.2%}" if worse > 0 else f"better by {-worse:.2%}, perhaps worse by {most:.2%}"
-    )
-    why = f"{likely}, {limit}: too noisy to tell{noise}"
+    perhaps = f"perhaps by {_percent(most)}" if worse > 0 else f"perhaps worse by {_percent(most)}"
+    why = f"{_likely(worse)}, {perhaps}, {limit}: too noisy to tell{noise}"
     return GateResult(gate, "cannot tell", why, needed_to_tell(effect, worse, gate.tolerance))
 
 
-def hold_exact(gate: Gate, base: float, new: float) -> GateResult:
-    """A gate on a figure without an interval, such as the peak of memory: the change itself decides."""
-    worse = new / base - 1 if base else (math.inf if new else 0.0)
-    outcome: Outcome = "pass" if worse <= gate.tolerance else "regression"
-    change = f"more by {worse:.2%}" if worse > 0 else f"less by {-worse:.2%}" if worse else "the same"
-    why = f"{change}, {gate.tolerance:.2%} tolerated; the figure has no interval"
-    return GateResult(gate, outcome, why, Missing("it is told"))
+def _likely(worse: float) -> str:
+    """The best estimate, in words."""
+    if abs(worse) < _ROUNDED_AWAY:
+        return "the same"
+    return f"worse by {_percent(worse)}" if worse > 0 else f"better by {_percent(worse)}"
+
+
+def _percent(share: float) -> str:
+    """Without its sign, which words say."""
+    return f"{abs(share):.2%}"
 
 
 def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]:
@@ -112,11 +119,13 @@ def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]
     between = effect.uncertainty.between
     if isinstance(between, Missing):
         return _for_an_interval(effect)
-    room = abs(math.log1p(tolerance) - math.log1p(worse)) if worse <= tolerance else math.log1p(worse)
+    room = abs(math.log1p(tolerance) - math.log1p(worse))
     share = BOUND_LEVEL if worse <= tolerance else _VERDICT_SHARE
     repeats = _repeats_needed(effect, between, share, room)
     runs = _runs_needed(effect, between, share, room)
     found = [text for text in (repeats, runs) if text]
+    if not found and effect.uncertainty.apart:
+        return Missing("The sides ran on different cards, which more runs do not cure: run both on the same ones, in turn")
     if not found:
         return Missing(
             f"{MOST_RUNS} runs on each side would not tell: the change is too near the tolerance for so restless a machine"
@@ -155,18 +164,21 @@ def _runs_needed(effect: Effect, between: float, share: float, room: float) -> s
     single = _inside_deviation(effect) / math.sqrt(1 / base + 1 / new)
     deviation = between if about.measured else math.hypot(between, single)
     for runs in range(SEVERAL // 2 + 1 if about.restless else 2, MOST_RUNS + 1):
-        if student_quantile(share, 2 * runs - 2) * deviation * math.sqrt(2 / runs) <= room:
+        within = student_quantile(share, 2 * runs - 2) * deviation * math.sqrt(2 / runs)
+        if math.hypot(within, student_quantile(share, None) * about.apart) <= room:
             return f"{max(runs, min(base, new) + 1)} runs on each side"
     return ""
 
 
-def _worsening(effect: Effect, higher_is_better: bool) -> float:
-    """The change in the direction that hurts, as a share."""
-    return 1 / (1 + effect.change) - 1 if higher_is_better else effect.change
+def _worsening(change: float, higher_is_better: bool) -> float:
+    """A change in the direction that hurts, as a share."""
+    return 1 / (1 + change) - 1 if higher_is_better else change
 
 
-def _worsening_bound(interval: Interval, higher_is_better: bool) -> float:
-    return 1 / (1 + interval.bound_low) - 1 if higher_is_better else interval.bound_high
+def _worsening_bounds(interval: Interval, higher_is_better: bool) -> tuple[float, float]:
+    """The least that it surely is, at `LEVEL`, and the most, one-sided at `BOUND_LEVEL`."""
+    ends = (interval.high, interval.bound_low) if higher_is_better else (interval.low, interval.bound_high)
+    return _worsening(ends[0], higher_is_better), _worsening(ends[1], higher_is_better)
 
 
 def exit_code(results: Sequence[GateResult]) -> int:

@@ -16,7 +16,7 @@ from llm_perf_opt.stages import Stage
 
 @dataclass(frozen=True)
 class ComparedKernel:
-    """A kernel of a stage, per token in decode: two timelines may hold different numbers of steps."""
+    """A kernel of a stage, per token in decode."""
 
     name: str
     stage: str
@@ -44,6 +44,8 @@ def side_of(runs: Sequence[RunAnalysis]) -> Side:
         kernels=kernels if isinstance(kernels, Missing) else _kernels(kernels),
         budget=trace if isinstance(trace, Missing) else _budget(trace),
         counters=kernels if isinstance(kernels, Missing) else _counters(kernels),
+        budget_steps=0 if isinstance(trace, Missing) else next((t.units for t in trace.budgets if t.stage == Stage.DECODE), 0),
+        kernel_steps=0 if isinstance(kernels, Missing) else kernels.decode_steps,
     )
 
 

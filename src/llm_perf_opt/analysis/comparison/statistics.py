@@ -30,7 +30,8 @@ from llm_perf_opt.analysis.comparison.student import student_quantile
 from llm_perf_opt.records import Maybe, Missing
 
 Floats = npt.NDArray[np.float64]
-Verdict = Literal["faster", "slower", "not distinguishable"]
+Verdict = Literal["faster", "slower", "less", "more", "not distinguishable", "not judged"]
+"""Of times and rates the first two; of what is used up, energy and memory, the next two. Not judged: a run cannot be believed."""
 
 LEVEL = 0.98
 """Of the interval shown, from which the verdict is read: a change that is none is called one in at most 1 % each way."""
@@ -71,6 +72,8 @@ class Judgement:
     """Degrees of freedom from which the spread is measured, where one may be assumed below them."""
     restless: float = 0.03
     """Standard deviation of a run's repeats (from its quartiles) beyond which others are taken to use the machine."""
+    apart: float = 0.0
+    """Standard deviation of the change that no number of runs shows, since what makes it lies between the sides, not in them."""
 
 
 DEFAULT_JUDGEMENT = Judgement()
@@ -96,6 +99,8 @@ class Uncertainty:
     """Whether they scatter so much, in so few runs, that a change must exceed the range they visited."""
     inflation: float
     """How much wider the repeats' likeness to their neighbours made the interval; 1: not at all."""
+    apart: float = 0.0
+    """Deviation of the change that runs do not show: `Judgement.apart`."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,11 @@ class Effect:
         """Runs on each side."""
         return len(self.base_repeats), len(self.new_repeats)
 
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is uncertain: the figure repeats to the last digit."""
+        return not isinstance(self.interval, Missing) and self.interval.low == self.interval.high
+
 
 def effect(
     base: Sequence[Sequence[float]],
@@ -152,6 +162,39 @@ def effect(
         return Missing(why)
     sides = [[np.log(np.asarray(run, np.float64))[:, None] for run in side] for side in (base, new)]
     return _where_it_carries(_effect(sides[0], sides[1], 0, higher_is_better, judgement))
+
+
+def usage_effect(
+    base: Sequence[float],
+    new: Sequence[float],
+    judgement: Judgement,
+    repeats: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]] | None = None,
+) -> Maybe[Effect]:
+    """Compare what is used up, of which a run has one reading: less is better. A value per run.
+
+    `repeats`: per side and run the times of the repeats that a reading was summed over. The reading has their uncertainty then:
+    it is shared out among them by their times.
+    """
+    why = _unfit([[value] for value in base], [[value] for value in new])
+    if why:
+        return Missing(why)
+    if repeats is None:
+        sides = [[np.log([[value]]) for value in side] for side in (base, new)]
+        found: Maybe[Effect] = _effect(sides[0], sides[1], 0, False, judgement)
+    else:
+        why = _unfit(*repeats)
+        if why:
+            return Missing(why)
+        shares = [
+            [list(value * np.exp(np.log(times) - np.median(np.log(times)))) for value, times in zip(side, timed, strict=True)]
+            for side, timed in zip((base, new), repeats, strict=True)
+        ]
+        found = effect(shares[0], shares[1], judgement=judgement)
+    if isinstance(found, Missing):
+        return found
+    words: dict[Verdict, Verdict] = {"faster": "less", "slower": "more"}
+    levels = [float(np.exp(np.mean(np.log(side)))) for side in (base, new)]
+    return replace(found, base=levels[0], new=levels[1], verdict=words.get(found.verdict, found.verdict))
 
 
 def paired_effect(
@@ -306,6 +349,7 @@ def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflat
         visited=max(side.visited for side in sides),
         restless=freedom < SEVERAL and scatter > judgement.restless,
         inflation=inflation,
+        apart=judgement.apart,
     )
 
 
@@ -345,7 +389,7 @@ def _halves(point: float, drawn: Floats, tail: float) -> tuple[float, float]:
 def outside(about: Uncertainty, between: float, share: float, counts: tuple[int, int]) -> float:
     """How far the change of that many runs a side may be off because processes differ, sure by `share` on one side."""
     times = student_quantile(share, about.freedom if about.measured else None)
-    spread = times * between * math.sqrt(1 / counts[0] + 1 / counts[1])
+    spread = math.hypot(times * between * math.sqrt(1 / counts[0] + 1 / counts[1]), student_quantile(share, None) * about.apart)
     return max(spread, about.visited) if about.restless else spread
 
 

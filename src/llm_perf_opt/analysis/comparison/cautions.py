@@ -1,0 +1,54 @@
+"""What a reader of a comparison must know before believing a verdict."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.comparison.differences import Difference
+from llm_perf_opt.analysis.comparison.facts import machine_cautions
+from llm_perf_opt.analysis.comparison.soundness import unknown_records
+from llm_perf_opt.analysis.comparison.statistics import SEVERAL, Judgement, is_measured
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.records import CleanTimings, Missing
+
+
+def few_runs(freedom: int, judgement: Judgement) -> tuple[str, ...]:
+    """What too few runs leave open."""
+    if judgement.process_spread is None and freedom < SEVERAL:
+        return (
+            "Too few runs for a verdict: other work used this CPU while a run was measured, or nobody watched, and runs of the "
+            f"same thing were then seen a factor of two and more apart. {SEVERAL // 2 + 1} runs a side, in turn, measure it; "
+            "--process-spread states it; with profiling.nvml.enable=true the sampler sees whether the machine is quiet.",
+        )
+    if not is_measured(freedom, judgement):
+        return (
+            "Too few runs: how much processes differ on this machine is assumed, not measured. "
+            f"{SEVERAL // 2 + 1} runs a side measure it.",
+        )
+    return ()
+
+
+def cautions(
+    base: Sequence[RunAnalysis],
+    new: Sequence[RunAnalysis],
+    timings: Sequence[Sequence[CleanTimings]],
+    settings: Sequence[Difference],
+    experiment: Sequence[str],
+) -> tuple[str, ...]:
+    """What a reader must know before believing a verdict."""
+    found = []
+    other = [row.key for row in settings if not any(row.key == key or row.key.startswith(f"{key}.") for key in experiment)]
+    if experiment and other:
+        found.append(f"Besides the experiment these settings differ: {', '.join(other)}.")
+    found += [*unknown_records([*base, *new]), *machine_cautions([*base, *new])]
+    clocks = list(dict.fromkeys(run.clock for side in timings for run in side))
+    if len(clocks) > 1:
+        found.append(f"The runs are timed by different clocks: {' and '.join(clocks)}.")
+    same_work = timings[0][0].workload == timings[1][0].workload
+    if same_work and all(run.tokens_repeat for side in timings for run in side):
+        tokens = [{run.tokens_sha256 for run in side} for side in timings]
+        if tokens[0] != tokens[1]:
+            prompts = {run.prompts_sha256 for run in (*base, *new)}
+            same = len(prompts) == 1 and not any(isinstance(one, Missing) for one in prompts)
+            found.append(f"The two sides produced different tokens{' from the same prompts' if same else ''}.")
+    for name, side in (("base", base), ("new", new)):
+        found += [f"{name}, {run.run}: {warning}" for run in side for warning in run.warnings]
+    return tuple(dict.fromkeys(found))
