@@ -1,8 +1,9 @@
 """raw/ → analysis → reports. Reads nothing but the run folder, so it works on another machine, years later."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.evidence import RunFacts
@@ -23,6 +24,7 @@ from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.reading.kernels import read_kernels
 from llm_perf_opt.reading.regions import read_regions
 from llm_perf_opt.reading.run_tables import write_run_tables
+from llm_perf_opt.reading.timings import read_timings
 from llm_perf_opt.reading.traces import read_run_trace
 from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
@@ -33,6 +35,8 @@ from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
 from llm_perf_opt.run_folder import RunFolder, read_record, read_values, write_record, write_whole
 from llm_perf_opt.stored_ceilings import read_ceilings
+
+R = TypeVar("R")
 
 SEPARATE = {
     "vllm": "runtime.engine.max_num_batched_tokens and max_num_seqs, and a cache (kv_cache_memory_bytes, gpu_memory_utilization, "
@@ -49,8 +53,8 @@ _NOT_READ = Missing("the traces were not read")
 def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces: bool = True) -> RunAnalysis:
     """Everything that can be said of a run, from what its passes left; without its `traces` a good deal faster."""
     manifest = folder.manifest()
-    timings = _pass_record(folder, manifest, "clean", folder.clean_file, CleanTimings)
-    torch = _pass_record(folder, manifest, "torch", folder.torch_file, TorchPass)
+    timings: Maybe[CleanTimings] = _pass_record(manifest, "clean", folder.clean_file, read_timings)
+    torch: Maybe[TorchPass] = _pass_record(manifest, "torch", folder.torch_file, lambda path: read_record(path, TorchPass))
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
     telemetry = _telemetry(folder, manifest)
     stages = stage_timings(measured, torch) if measured else ()
@@ -138,14 +142,14 @@ def write_pages(folder: RunFolder, analysis: RunAnalysis, regions: Maybe[RegionR
         write_whole(folder.roofline_file, roofline_svg(shown.roofline).encode())
 
 
-def _pass_record(folder: RunFolder, manifest: Manifest, name: str, path: Path, kind: type[Any]) -> Any:
+def _pass_record(manifest: Manifest, name: str, path: Path, read: Callable[[Path], R]) -> Maybe[R]:
     """A pass's record, or why it is not there."""
     entry = manifest.pass_named(name)
     if entry is None:
         return Missing(f"the run was asked for without the {name} pass")
     if path.exists():
         try:
-            return read_record(path, kind)
+            return read(path)
         except ParseError as error:
             return Missing(error.fact)
     return Missing(f"the {name} pass is {entry.status}: {entry.why or 'it left no result'}")

@@ -1,6 +1,8 @@
 """Sweeps: expansion, one folder per point, failures kept apart, going on."""
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from builders import clean_timings, manifest
 from llm_perf_opt.composition import Composed, expand_sweep
 from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
-from llm_perf_opt.records import SCHEMA, Manifest, RunStatus
+from llm_perf_opt.records import SCHEMA, CleanTimings, Manifest, RunStatus
 from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.sweeps.folder import SweepFolder
 from llm_perf_opt.sweeps.report import report_sweep
@@ -73,6 +75,14 @@ def test_a_failing_point_stops_nobody_else_and_is_tried_again(tmp_path: Path) ->
     assert (again.status, again.folder) == ("complete", "001-2")
 
 
+def measured(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None]:
+    """A point that left its times."""
+    run = RunFolder.create(composed.run_dir)
+    run.write_manifest(manifest())
+    write_record(run.clean_file, clean_timings())
+    return run, None
+
+
 @pytest.mark.parametrize("what", ["its folder", "its manifest", "its times", "its times' end"])
 def test_a_complete_point_that_was_lost_or_damaged_is_run_again(tmp_path: Path, what: str) -> None:
     folder = begun(tmp_path)
@@ -80,10 +90,7 @@ def test_a_complete_point_that_was_lost_or_damaged_is_run_again(tmp_path: Path, 
 
     def run_one(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None]:
         ran.append(composed.config.runtime.batch_size)
-        run = RunFolder.create(composed.run_dir)
-        run.write_manifest(manifest())
-        write_record(run.clean_file, clean_timings())
-        return run, None
+        return measured(composed, _)
 
     assert run_sweep(folder, run_one) is None
     assert run_sweep(folder, run_one) is None
@@ -104,6 +111,28 @@ def test_a_complete_point_that_was_lost_or_damaged_is_run_again(tmp_path: Path, 
     assert run_sweep(folder, run_one) is None
     assert ran == [1, 2, 4, 2]
     assert report_sweep(folder.path)[1].complete == 3
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda good: replace(good, iterations=(*good.iterations, replace(good.iterations[0], steps_ns=(1,)))), "1 decode steps"),
+        (lambda good: replace(good, workload=replace(good.workload, batch_size=0)), "the batch is 0"),
+    ],
+)
+def test_one_odd_point_is_a_row_and_no_end_of_the_report(
+    tmp_path: Path, spoil: Callable[[CleanTimings], CleanTimings], words: str
+) -> None:
+    folder = begun(tmp_path)
+    assert run_sweep(folder, measured) is None
+    odd = RunFolder(folder.point_folder(1))
+    write_record(odd.clean_file, spoil(clean_timings()))
+    _, found = report_sweep(folder.path)
+    assert [row.status for row in found.rows] == ["complete", "damaged", "complete"]
+    assert words in found.rows[1].why
+    odd.config_file.write_text("hardware: {peak_tflops: much, bandwidth_gbs: 1}")
+    write_record(odd.clean_file, clean_timings())
+    assert len(report_sweep(folder.path)[1].rows) == 3, "nor is a configuration that is no configuration"
 
 
 def test_a_failed_point_keeps_what_to_do_about_it(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from llm_perf_opt.analyse import analyse
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.sweep_rows import SweepEntry, sweep_rows
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.errors import LlmPerfError
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.sweep import SweepReport, sweep_markdown, sweep_page
 from llm_perf_opt.run_folder import RunFolder, write_whole
@@ -42,5 +42,5 @@ def _analysis(folder: SweepFolder, point: SweepPoint) -> Maybe[RunAnalysis]:
         return Missing(point.why or "the point was not run")
     try:
         return analyse(RunFolder.open(folder.path / point.folder), traces=False)
-    except ParseError as error:
+    except LlmPerfError as error:  # whatever one point lacks, the others are shown
         return Missing(error.fact)
