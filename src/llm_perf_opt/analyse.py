@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hard
 from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
+from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarise_telemetry
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config import PYTORCH
@@ -58,7 +58,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
     telemetry = _telemetry(folder, manifest)
     stages = stage_timings(measured, torch) if measured else ()
-    found, impossible, limit_warnings = _efficiency(folder, manifest, measured, torch, limits)
+    found, impossible, limit_warnings = _efficiency(folder, manifest, measured, torch, limits, telemetry)
     kernels, impossible_count = _kernels(folder, measured, found) if traces else (_NOT_READ, None)
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else Missing("no iteration was measured")
     if measured and not isinstance(telemetry, Missing):
@@ -161,6 +161,7 @@ def _efficiency(
     timings: CleanTimings | None,
     torch: Maybe[TorchPass],
     limits: dict[str, float] | None,
+    telemetry: Maybe[Telemetry],
 ) -> tuple[Maybe[Efficiency], ImplausibleError | None, list[str]]:
     """The distance from the limits; or, where a figure cannot be, no such section and the reason as the first thing to read."""
     if timings is None:
@@ -169,7 +170,8 @@ def _efficiency(
     if limits is not None:
         ceilings = Missing("other limits were given for this report")
     try:
-        return efficiency(timings, torch, _datasheet(folder, timings, limits), ceilings), None, warnings
+        datasheet, at_work = _datasheet(folder, timings, limits), device_at_work(telemetry, timings)
+        return efficiency(timings, torch, datasheet, ceilings, at_work), None, warnings
     except ImplausibleError as error:
         return Missing(f"{error.fact} {error.remedy}"), error, [*warnings, f"{error.fact} {error.remedy}"]
 

@@ -22,7 +22,7 @@ def test_rows_carry_figures_floors_and_what_binds_them() -> None:
     assert not isinstance(rows[0].times_floor, Missing)
     assert rows[0].times_floor == pytest.approx(11 * MS / rows[0].floor_ns, rel=1e-6)
     assert rows[3].floor_rate == pytest.approx(8e9 / rows[3].floor_ns)  # type: ignore[operator]
-    assert rows[0].decode_bound == "overhead-bound"
+    assert rows[0].decode_bound == "near neither limit"
     assert swept_keys(rows) == ["runtime.batch_size"]
 
 
