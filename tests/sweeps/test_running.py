@@ -4,10 +4,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from builders import clean_timings, manifest
+from builders import clean_timings, manifest, model_facts
 from llm_perf_opt.composition import Composed, expand_sweep
 from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.records import SCHEMA, CleanTimings, Manifest, RunStatus
@@ -139,6 +140,44 @@ def test_a_failed_point_keeps_what_to_do_about_it(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     run_sweep(folder, lambda composed, _: (finished(composed, "failed"), CaptureError("It broke.", "Mend it.")))
     assert {point.why for point in folder.read().points} == {"It broke. Mend it."}
+
+
+H200 = {"cpu": {"name": "a processor", "usable": 16}, "gpu": {"name": "NVIDIA H200"}}
+
+
+@pytest.mark.parametrize(
+    ("here", "words"),
+    [
+        (H200, ""),
+        ({**H200, "gpu": {"name": "NVIDIA A100"}}, "gpu.name is NVIDIA A100 (the sweep: NVIDIA H200)"),
+        ({**H200, "gpu": "n/a: no driver"}, "no GPU can be seen (the sweep: NVIDIA H200)"),
+        ({**H200, "cpu": {"name": "another", "usable": 16}}, "cpu.name is another (the sweep: a processor)"),
+    ],
+)
+def test_a_sweep_goes_on_where_it_was_begun_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr("llm_perf_opt.sweeps.machine.environment", lambda device_index: here)
+    folder = begun(tmp_path)
+
+    def on_h200(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None]:
+        if composed.config.runtime.batch_size == 4:
+            return finished(composed, "failed"), Interrupted("Interrupted.", "")
+        run = RunFolder.create(composed.run_dir)
+        run.write_manifest(manifest())
+        write_record(run.clean_file, clean_timings(model=model_facts(device="cuda:0", device_name="NVIDIA H200")))
+        write_record(run.env_file, H200)
+        return run, None
+
+    assert isinstance(run_sweep(folder, on_h200), Interrupted)
+    if not words:
+        assert run_sweep(folder, measured) is None
+        return
+    ran: list[Composed] = []
+    with pytest.raises(ConfigError, match="not the hardware that the sweep has been measured on") as caught:
+        run_sweep(folder, lambda composed, _: (ran.append(composed), measured(composed, _))[1])  # type: ignore[func-returns-value]
+    assert words in caught.value.fact
+    assert ran == []
 
 
 def test_an_interruption_ends_the_sweep_and_says_how_to_go_on(tmp_path: Path) -> None:

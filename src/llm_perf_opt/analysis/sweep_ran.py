@@ -88,9 +88,7 @@ def elsewhere(points: Sequence[Hardware], swept: Sequence[str]) -> list[str]:
 
 def differences(usual: Hardware, here: Hardware, whose: str) -> str:
     """What differs, in words; only what both know."""
-    found = [
-        f"{key} is {value}, and {usual[key]} of {whose}" for key, value in here.items() if key in usual and usual[key] != value
-    ]
+    found = [f"{key} is {value} ({whose}: {usual[key]})" for key, value in here.items() if key in usual and usual[key] != value]
     more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return "; ".join(found[:_MOST_NAMED]) + more
 

@@ -1,8 +1,7 @@
 """What the points of a sweep came to, side by side: figures, floors, what binds each, and which are not beaten by another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.analysis.limits.binding import UNKNOWN
 from llm_perf_opt.analysis.limits.efficiency import StageEfficiency
@@ -15,7 +14,7 @@ IMPOSSIBLE = "impossible"
 """Status of a point with a figure that cannot be true."""
 ELSEWHERE = "other hardware"
 """Status of a point that ran on other hardware than most."""
-NOTHING_KNOWN: Hardware = MappingProxyType({})
+
 _NOT_MEASURED = Missing("it was not measured")
 METRIC_KEYS = ("ttft", "tpot", "e2e", "decode_rate", "output_rate")
 
@@ -32,7 +31,7 @@ class SweepEntry:
     analysis: Maybe[RunAnalysis]
     page: str = ""
     """Its own report, from the folder of the sweep; empty where there is none."""
-    hardware: Hardware = NOTHING_KNOWN
+    hardware: Hardware = field(default_factory=dict)
     """What it ran on."""
 
 
@@ -116,10 +115,10 @@ def sweep_rows(entries: Sequence[SweepEntry]) -> tuple[SweepRow, ...]:
     """A row for each point, in the order they were asked for. Points of other hardware than most are not ranked."""
     rows = [_row(number, entry) for number, entry in enumerate(entries)]
     # what cannot be true, or is not complete, has no say in what the others ran on
-    hardware = [entry.hardware if row.ranked else NOTHING_KNOWN for row, entry in zip(rows, entries, strict=True)]
+    hardware = [entry.hardware if row.ranked else {} for row, entry in zip(rows, entries, strict=True)]
     apart = elsewhere(hardware, swept_keys(rows))
     return tuple(
-        replace(row, ranked=False, status=ELSEWHERE, why=f"not ranked with the others: {words}") if words else row
+        replace(row, ranked=False, status=ELSEWHERE, why=f"it ran on other hardware than most points: {words}") if words else row
         for row, words in zip(rows, apart, strict=True)
     )
 

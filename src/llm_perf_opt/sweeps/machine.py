@@ -47,5 +47,5 @@ def refuse_elsewhere(folder: SweepFolder, sweep: Sweep, device_index: int) -> No
 
 def _other(there: Hardware, here: Hardware) -> str:
     if _GPU in there and _GPU not in here:
-        return f"is no GPU that can be seen, and {there[_GPU]} there"
+        return f"no GPU can be seen (the sweep: {there[_GPU]})"
     return differences(there, here, "the sweep")

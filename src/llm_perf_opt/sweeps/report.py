@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llm_perf_opt.analyse import analyse
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.sweep_rows import NOTHING_KNOWN, SweepEntry, sweep_rows
+from llm_perf_opt.analysis.sweep_rows import SweepEntry, sweep_rows
 from llm_perf_opt.errors import CaptureError, LlmPerfError
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.sweep import SweepReport, sweep_markdown, sweep_page
@@ -30,7 +30,7 @@ def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:
     damage = folder.damage(point)
     status, why = ("damaged", damage) if damage else (point.status, point.why)
     analysis = _analysis(folder, point)
-    hardware = NOTHING_KNOWN if isinstance(analysis, Missing) else hardware_of(analysis)
+    hardware = {} if isinstance(analysis, Missing) else hardware_of(analysis)
     return SweepEntry(point.swept, status, why, point.folder, analysis, _page(folder, point), hardware)
 
 
@@ -58,6 +58,6 @@ def shortcoming(found: SweepReport) -> LlmPerfError | None:
     kinds = Counter(row.status for row in lacking)
     return CaptureError(
         f"{len(lacking)} of {len(found.rows)} points of the sweep are not as they should be: "
-        f"{', '.join(f'{count} {status}' for status, count in kinds.items())}.",
+        f"{', '.join(f'{status} ({count})' for status, count in kinds.items())}.",
         "Their rows in the report say why.",
     )
