@@ -287,6 +287,9 @@ def _warnings(
     manifest: Manifest, timings: Maybe[CleanTimings], stages: tuple[Any, ...], telemetry: Maybe[TelemetrySummary]
 ) -> tuple[str, ...]:
     found = [] if manifest.status == "complete" else [f"The run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()]
+    clean = manifest.pass_named("clean")
+    if isinstance(timings, Missing) and clean is not None and clean.status == "complete":  # its file was lost or damaged since
+        found.append(f"There are no times: {timings.why}")
     if not isinstance(timings, Missing):
         if not timings.stable:
             found.append(f"The spread target was not reached: {timings.stopped}. Small differences are not real.")

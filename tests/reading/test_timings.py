@@ -105,3 +105,4 @@ def test_a_run_with_such_timings_has_none_and_says_why(tmp_path: Path) -> None:
     found = analyse(folder)
     assert isinstance(found.timings, Missing)
     assert "repeat 6 has 1 decode steps" in found.timings.why
+    assert f"There are no times: {found.timings.why}" in found.warnings

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
 
 Hardware = Mapping[str, str]
@@ -65,7 +66,7 @@ def _host(analysis: RunAnalysis) -> str:
 
 def _software(analysis: RunAnalysis, timings: CleanTimings) -> dict[str, str]:
     found = dict(timings.framework)
-    if timings.runtime is not None:
+    if timings.runtime is not None and timings.runtime.type != PYTORCH:
         found[timings.runtime.type] = timings.runtime.version
     driver = analysis.env.get("gpu_driver")
     if isinstance(driver, str) and not driver.startswith("n/a") and timings.model.device.startswith("cuda"):
@@ -105,5 +106,14 @@ def mixed_software(points: Sequence[Ran]) -> list[str]:
     for name in names:
         counts = Counter(point.software[name] for point in points if name in point.software)
         if len(counts) > 1:
-            found.append(f"{name} {', '.join(f'{version} ({count} points)' for version, count in counts.items())}")
+            words = [f"{version} ({count} point{'s' if count > 1 else ''})" for version, count in counts.items()]
+            found.append(f"{name} {', '.join(words)}")
     return found
+
+
+def mixed_models(points: Sequence[Ran], swept: Sequence[str]) -> list[str]:
+    """The models that ran, where there are several and no swept key says so: of no two of them is a figure alike."""
+    if any(key.split(".")[0] == "model" or key.endswith("dtype") for key in swept):
+        return []
+    found = list(dict.fromkeys(f"{point.model} ({point.parameters:,} parameters, {point.dtype})" for point in points))
+    return found if len(found) > 1 else []

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from llm_perf_opt.analysis.sweep_ran import Ran, mixed_software
-from llm_perf_opt.analysis.sweep_rows import SweepRow, not_told_apart
+from llm_perf_opt.analysis.sweep_ran import Ran, mixed_models, mixed_software
+from llm_perf_opt.analysis.sweep_rows import SweepRow, not_told_apart, swept_keys
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.text import count, milliseconds, significant
 
@@ -41,6 +41,9 @@ def troubles(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
         if row.status != "complete" or not row.ranked
     ]
     ran = [row.ran for row in rows if row.ranked and not isinstance(row.ran, Missing)]
+    models = mixed_models(ran, swept_keys(rows))
+    if models:
+        found.append(("The points did not run one model, and none was swept over:", f"{'; '.join(models)}."))
     mixed = mixed_software(ran)
     if mixed:
         found.append(("The points did not run with one software:", f"{'; '.join(mixed)}. Part of a difference may be of that."))

@@ -106,9 +106,9 @@ def verdict(nearest: Maybe[Nearest], share: Maybe[KernelShare], *, on_cpu: bool)
         if isinstance(share, Missing):
             return UNKNOWN, f"{nearest.words}, and nothing says for how much of that kernels ran: {share.why} ({HOW_TO_KNOW})"
         return UNKNOWN, f"{nearest.words}, and {share.words}: that leaves open whether the device waits ({HOW_TO_KNOW})"
-    seen = "" if isinstance(share, Missing) else f"{share.words}, and "
+    seen = "" if isinstance(share, Missing) else f"{share.words}; "
     if far:
         return KERNELS, f"{seen}{nearest.words}: the kernels are far from what the device can do"
     mostly = "computing" if nearest.floor.bound == "compute" else "moving bytes"
     word = COMPUTE if nearest.floor.bound == "compute" else MEMORY
-    return word, f"{seen}{nearest.words}, which is mostly {mostly}"
+    return word, f"{seen}{nearest.words}, and the floor is mostly {mostly}"
