@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from builders import clean_timings, default_config, manifest, model_facts, torch_pass
 from chromium import Chromium, find_chromium
 from llm_perf_opt.cli import app
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.errors import CaptureError, ConfigError
 from llm_perf_opt.images import CHROMIUM_VARIABLE, draw_images
-from llm_perf_opt.records import SCHEMA, Missing
-from llm_perf_opt.run_folder import RunFolder, write_record, write_whole
+from llm_perf_opt.records import SCHEMA, CleanTimings, Missing
+from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
 from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, SweepPoint
 
 
@@ -45,6 +45,15 @@ def a_sweep(path: Path) -> SweepFolder:
 def report(*words: str) -> str:
     done = CliRunner().invoke(app, ["report", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def report_lacking(*words: str) -> str:
+    """The page is made, and the verb ends with that not all is well."""
+    done = CliRunner().invoke(app, ["report", *words])
+    assert isinstance(done.exception, CaptureError), done.output
+    assert done.exception.exit_code == 4
+    assert "2 of 3 points of the sweep are not as they should be: failed (1), damaged (1)." in done.exception.fact
     return done.stdout
 
 
@@ -108,25 +117,59 @@ def test_a_program_has_no_page_to_open(tmp_path: Path) -> None:
 def test_a_sweep_is_one_page_with_its_failed_points(tmp_path: Path) -> None:
     folder = a_sweep(tmp_path / "sweep")
     (folder.path / "000" / "report.md").write_text("made by an older version")
-    said = report(str(folder.path))
+    said = report_lacking(str(folder.path))
     assert "1 of 3 points are complete" in said
     assert "batch_size 2: failed: No <memory>." in said
     page = folder.page_file.read_text()
-    assert "failed: No &lt;memory&gt;." in page
+    assert "is failed and not ranked:</strong> No &lt;memory&gt;." in page
     assert 'href="./000/report.md"' in page, "it leads to what is there"
     assert "/002/" not in page.replace(str(folder.path), ""), "and to nothing that is not"
-    assert f"damaged: {folder.path / '002'} is not a folder" in page, "a point whose run was removed says so"
+    assert f"is damaged and not ranked:</strong> {folder.path / '002'} is not a folder" in page, (
+        "a point whose run was removed says so"
+    )
     report(str(folder.path / "000"))
-    report(str(folder.path))
+    report_lacking(str(folder.path))
     assert 'href="./000/report.html"' in folder.page_file.read_text()
     assert "No \\<memory\\>." in folder.report_file.read_text()
 
 
 def test_a_sweep_as_data(tmp_path: Path) -> None:
     folder = a_sweep(tmp_path / "sweep")
-    found = json.loads(report(str(folder.path), "--json"))
+    found = json.loads(report_lacking(str(folder.path), "--json"))
     assert found["page"] == str(folder.page_file)
     assert [point["status"] for point in found["points"]] == ["complete", "failed", "damaged"]
+
+
+def two_points(path: Path) -> tuple[SweepFolder, RunFolder]:
+    """A sweep that went well, and the run of its second point."""
+    folder = SweepFolder.create(path)
+    runs = [a_run(folder.point_folder(number)) for number in range(2)]
+    swept = [(f"runtime.batch_size={2**number}",) for number in range(2)]
+    points = tuple(SweepPoint(words, words, run.path.name, "complete") for words, run in zip(swept, runs, strict=True))
+    folder.write(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
+    return folder, runs[1]
+
+
+def test_the_page_of_a_sweep_begins_with_what_ran_on_what(tmp_path: Path) -> None:
+    folder, _ = two_points(tmp_path / "sweep")
+    report(str(folder.path))
+    for text in (folder.page_file.read_text(), folder.report_file.read_text()):
+        first = text[: text.index("points are complete")]
+        for words in ("NVIDIA H200", "tiny", "5 M parameters, bf16", "torch 2.13.0", "new tokens"):
+            assert words in first
+
+
+def test_a_point_that_cannot_be_ends_the_report_of_its_sweep_as_of_itself(tmp_path: Path) -> None:
+    folder, run = two_points(tmp_path / "sweep")
+    timings = read_record(run.clean_file, CleanTimings)
+    fast = tuple(replace(one, steps_ns=(1, 1, 1)) for one in timings.iterations)
+    write_record(run.clean_file, replace(timings, iterations=fast))
+    done = CliRunner().invoke(app, ["report", str(folder.path)])
+    assert isinstance(done.exception, CaptureError)
+    assert "1 of 2 points of the sweep are not as they should be: impossible (1)" in done.exception.fact
+    assert "1 of 2 points are complete" in done.stdout
+    assert "batch_size 2: impossible: " in done.stdout
+    assert "The shortest TPOT is 20.00 ms, at batch_size 1." in folder.report_file.read_text()
 
 
 def test_limits_are_not_of_a_sweep(tmp_path: Path) -> None:

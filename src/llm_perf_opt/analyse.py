@@ -1,8 +1,9 @@
 """raw/ → analysis → reports. Reads nothing but the run folder, so it works on another machine, years later."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.evidence import RunFacts
@@ -14,7 +15,7 @@ from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hard
 from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.telemetry import TelemetrySummary, summarise_telemetry
+from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarise_telemetry
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config import PYTORCH
@@ -23,6 +24,7 @@ from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.reading.kernels import read_kernels
 from llm_perf_opt.reading.regions import read_regions
 from llm_perf_opt.reading.run_tables import write_run_tables
+from llm_perf_opt.reading.timings import read_timings
 from llm_perf_opt.reading.traces import read_run_trace
 from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
@@ -33,6 +35,8 @@ from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
 from llm_perf_opt.run_folder import RunFolder, read_record, read_values, write_record, write_whole
 from llm_perf_opt.stored_ceilings import read_ceilings
+
+R = TypeVar("R")
 
 SEPARATE = {
     "vllm": "runtime.engine.max_num_batched_tokens and max_num_seqs, and a cache (kv_cache_memory_bytes, gpu_memory_utilization, "
@@ -49,12 +53,12 @@ _NOT_READ = Missing("the traces were not read")
 def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces: bool = True) -> RunAnalysis:
     """Everything that can be said of a run, from what its passes left; without its `traces` a good deal faster."""
     manifest = folder.manifest()
-    timings = _pass_record(folder, manifest, "clean", folder.clean_file, CleanTimings)
-    torch = _pass_record(folder, manifest, "torch", folder.torch_file, TorchPass)
+    timings: Maybe[CleanTimings] = _pass_record(manifest, "clean", folder.clean_file, read_timings)
+    torch: Maybe[TorchPass] = _pass_record(manifest, "torch", folder.torch_file, lambda path: read_record(path, TorchPass))
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
     telemetry = _telemetry(folder, manifest)
     stages = stage_timings(measured, torch) if measured else ()
-    found, impossible, limit_warnings = _efficiency(folder, manifest, measured, torch, limits)
+    found, impossible, limit_warnings = _efficiency(folder, manifest, measured, torch, limits, telemetry)
     kernels, impossible_count = _kernels(folder, measured, found) if traces else (_NOT_READ, None)
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else Missing("no iteration was measured")
     if measured and not isinstance(telemetry, Missing):
@@ -139,14 +143,14 @@ def write_pages(folder: RunFolder, analysis: RunAnalysis, regions: Maybe[RegionR
         write_whole(folder.roofline_file, roofline_svg(shown.roofline).encode())
 
 
-def _pass_record(folder: RunFolder, manifest: Manifest, name: str, path: Path, kind: type[Any]) -> Any:
+def _pass_record(manifest: Manifest, name: str, path: Path, read: Callable[[Path], R]) -> Maybe[R]:
     """A pass's record, or why it is not there."""
     entry = manifest.pass_named(name)
     if entry is None:
         return Missing(f"the run was asked for without the {name} pass")
     if path.exists():
         try:
-            return read_record(path, kind)
+            return read(path)
         except ParseError as error:
             return Missing(error.fact)
     return Missing(f"the {name} pass is {entry.status}: {entry.why or 'it left no result'}")
@@ -158,6 +162,7 @@ def _efficiency(
     timings: CleanTimings | None,
     torch: Maybe[TorchPass],
     limits: dict[str, float] | None,
+    telemetry: Maybe[Telemetry],
 ) -> tuple[Maybe[Efficiency], ImplausibleError | None, list[str]]:
     """The distance from the limits; or, where a figure cannot be, no such section and the reason as the first thing to read."""
     if timings is None:
@@ -166,7 +171,8 @@ def _efficiency(
     if limits is not None:
         ceilings = Missing("other limits were given for this report")
     try:
-        return efficiency(timings, torch, _datasheet(folder, timings, limits), ceilings), None, warnings
+        datasheet, at_work = _datasheet(folder, timings, limits), device_at_work(telemetry, timings)
+        return efficiency(timings, torch, datasheet, ceilings, at_work), None, warnings
     except ImplausibleError as error:
         return Missing(f"{error.fact} {error.remedy}"), error, [*warnings, f"{error.fact} {error.remedy}"]
 
@@ -292,6 +298,9 @@ def _warnings(
     manifest: Manifest, timings: Maybe[CleanTimings], stages: tuple[Any, ...], telemetry: Maybe[TelemetrySummary]
 ) -> tuple[str, ...]:
     found = [] if manifest.status == "complete" else [f"The run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()]
+    clean = manifest.pass_named("clean")
+    if isinstance(timings, Missing) and clean is not None and clean.status == "complete":  # its file was lost or damaged since
+        found.append(f"There are no times: {timings.why}")
     if not isinstance(timings, Missing):
         if not timings.stable:
             found.append(f"The spread target was not reached: {timings.stopped}. Small differences are not real.")

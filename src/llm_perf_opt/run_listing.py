@@ -10,8 +10,9 @@ from typing import Literal
 from llm_perf_opt.analysis.latency import METRICS, value_of
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.reading.timings import read_timings
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.run_folder import RunFolder, read_record
+from llm_perf_opt.run_folder import RunFolder
 from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, is_sweep
 
 DEEPEST = 6
@@ -155,7 +156,7 @@ def _whole(row: Listed) -> Listed:
         return row
     folder = RunFolder(Path(row.path))
     try:
-        timings = read_record(folder.clean_file, CleanTimings)
+        timings = read_timings(folder.clean_file)
     except ParseError:
         why = Missing("the run has no times")
         return replace(row, ttft_ns=why, tpot_ns=why)

@@ -6,10 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import MS
+from builders import MS, manifest
 from llm_perf_opt.analysis.stats import summarise
-from llm_perf_opt.analysis.sweep_rows import SweepEntry, SweepRow, not_told_apart, pareto_front, sweep_rows, swept_keys
-from llm_perf_opt.records import Missing
+from llm_perf_opt.analysis.sweep_rows import (
+    Reach,
+    SweepEntry,
+    SweepRow,
+    front_line,
+    not_told_apart,
+    pareto_front,
+    sweep_rows,
+    swept_keys,
+)
+from llm_perf_opt.errors import ImplausibleError
+from llm_perf_opt.records import Missing, PassRecord
+from llm_perf_opt.report.sweep_charts import parameter_chart, tradeoff_chart
 from pages import sweep_entries
 
 
@@ -22,7 +33,7 @@ def test_rows_carry_figures_floors_and_what_binds_them() -> None:
     assert not isinstance(rows[0].times_floor, Missing)
     assert rows[0].times_floor == pytest.approx(11 * MS / rows[0].floor_ns, rel=1e-6)
     assert rows[3].floor_rate == pytest.approx(8e9 / rows[3].floor_ns)  # type: ignore[operator]
-    assert rows[0].decode_bound == "overhead-bound"
+    assert rows[0].decode_bound == "near neither limit"
     assert swept_keys(rows) == ["runtime.batch_size"]
 
 
@@ -66,12 +77,12 @@ def _spread(number: int, tpot: float, rate: float, half: float) -> SweepRow:
     return SweepRow(number, {}, "complete", "", "", dict(figures), none, none, none, none, none, 0)
 
 
-def test_points_whose_intervals_overlap_are_not_told_apart_and_stay_on_the_front() -> None:
+def test_points_whose_intervals_overlap_are_not_told_apart_and_what_is_surely_worse_is_beaten() -> None:
     places = [(20.4, 49), (20.8, 192), (18.0, 3550)]
     noisy = [_spread(number, *place, 0.3) for number, place in enumerate(places)]
     assert [row.number for row in not_told_apart(noisy, "tpot")] == [2, 0, 1]
     assert [row.number for row in not_told_apart(noisy, "decode_rate", most=True)] == [2]
-    assert {row.number for row in pareto_front(noisy)} == {0, 1, 2}, "none is faster beyond the intervals"
+    assert [row.number for row in pareto_front(noisy)] == [2], "no slower, as far as is known, and surely more throughput"
     quiet = [_spread(number, *place, 0.01) for number, place in enumerate(places)]
     assert [row.number for row in not_told_apart(quiet, "tpot")] == [2]
     assert [row.number for row in pareto_front(quiet)] == [2]
@@ -101,3 +112,123 @@ def test_the_front_is_what_no_other_beats(places: list[tuple[int, int]]) -> None
         return any(other != one and other[0] <= one[0] and other[1] >= one[1] for other in places)
 
     assert found == {place for place in places if not beaten(place)}
+
+
+samples = st.lists(st.integers(10, 99), min_size=1, max_size=12)
+measured = st.lists(st.tuples(st.sampled_from([1, 2, 4, 16, 64]), samples), min_size=1, max_size=10)
+
+
+def _measured(places: list[tuple[int, list[int]]]) -> list[SweepRow]:
+    """As they are measured: decode throughput is the batch over TPOT."""
+    none = Missing("none")
+    return [
+        SweepRow(
+            number, {}, "complete", "", "",
+            {"tpot": summarise([float(one) for one in tpots]), "decode_rate": summarise([batch / one for one in tpots])},
+            none, none, none, none, none, 0,
+        )
+        for number, (batch, tpots) in enumerate(places)
+    ]  # fmt: skip
+
+
+def _known(row: SweepRow, key: str) -> Reach:
+    reach = row.reach(key)
+    assert reach is not None
+    return reach
+
+
+@given(measured)
+def test_the_front_is_never_empty_and_holds_nothing_that_is_surely_worse(places: list[tuple[int, list[int]]]) -> None:
+    rows = _measured(places)
+    front = pareto_front(rows)
+    assert front
+    on_it = {row.number for row in front}
+
+    def surely(one: SweepRow, other: SweepRow) -> tuple[bool, bool]:
+        """Whether one is surely better than the other: in TPOT, in throughput."""
+        time, rate, time2, rate2 = (_known(row, key) for row in (one, other) for key in ("tpot", "decode_rate"))
+        return time.high < time2.low, rate.low > rate2.high
+
+    for row in rows:
+        beaten = False
+        for other in rows:
+            (faster, more), (slower, less) = surely(other, row), surely(row, other)
+            assert not (faster and more and row.number in on_it), "surely worse in both"
+            beaten = beaten or (faster and not less) or (more and not slower)
+        assert (row.number in on_it) == (not beaten)
+
+
+@given(measured)
+def test_the_line_goes_up_to_the_right_and_joins_the_ends_of_the_front(places: list[tuple[int, list[int]]]) -> None:
+    front = pareto_front(_measured(places))
+    line = front_line(front)
+    assert line[0] is front[0]
+    assert {row.number for row in line} <= {row.number for row in front}
+    for key in ("tpot", "decode_rate"):
+        values = [_known(row, key).median for row in line]
+        assert values == sorted(values)
+
+
+def test_a_point_that_cannot_be_true_or_is_not_complete_wins_nothing() -> None:
+    """The fastest of them is impossible, the next failed, the next is partial for a figure that cannot be."""
+    entries = sweep_entries()[:4]
+    names = ["impossible", "failed", "partial", "complete"]
+    fastest = entries[0].analysis
+    assert not isinstance(fastest, Missing)
+    impossible = ImplausibleError("MBU of decode is 1107.8%.", "Check the clock.")
+    entries[0] = replace(entries[0], analysis=replace(fastest, impossible=impossible))
+    entries[1] = replace(entries[1], status="failed", why="interrupted")
+    entries[2] = replace(entries[2], status="partial", why="130 % of the bandwidth")
+    rows = sweep_rows(entries)
+    assert [row.status for row in rows] == names
+    assert rows[0].why == "MBU of decode is 1107.8%. Check the clock."
+    assert [row.ranked for row in rows] == [False, False, False, True]
+    assert [row.number for row in pareto_front(rows)] == [3]
+    assert [row.number for row in not_told_apart(rows, "tpot")] == [3]
+    chart = tradeoff_chart(rows, pareto_front(rows))
+    scaling = parameter_chart(rows, "runtime.batch_size")
+    assert not isinstance(chart, Missing)
+    assert not isinstance(scaling, Missing)
+    assert {x for trace in chart["data"] for x in trace["x"]} == {18}
+    assert {x for trace in scaling["data"] for x in trace["x"]} == {8}
+
+
+def test_where_another_pass_failed_the_unprofiled_figures_still_count() -> None:
+    entry = sweep_entries()[0]
+    assert not isinstance(entry.analysis, Missing)
+    passes = (PassRecord("clean", "complete"), PassRecord("nsys", "failed"))
+    partial = replace(entry.analysis, manifest=manifest(status="partial", passes=passes))
+    (row,) = sweep_rows([replace(entry, status="partial", why="nsys failed", analysis=partial)])
+    assert (row.status, row.ranked) == ("partial", True)
+    started = replace(partial, manifest=manifest(status="partial", passes=(PassRecord("clean", "failed"),)))
+    (row,) = sweep_rows([replace(entry, status="partial", why="killed", analysis=started)])
+    assert not row.ranked
+
+
+def test_a_point_of_other_hardware_is_told_and_not_ranked() -> None:
+    card = {"device_name": "NVIDIA H200", "gpu.name": "NVIDIA H200", "cpu.name": "a"}
+    other = {"device_name": "a processor", "cpu.name": "b"}
+    entries = sweep_entries()[:4]
+    mixed = [replace(entry, hardware=other if number == 0 else card) for number, entry in enumerate(entries)]
+    rows = sweep_rows(mixed)
+    assert [row.status for row in rows] == ["other hardware", *["complete"] * 3]
+    assert "device_name is a processor (most points: NVIDIA H200)" in rows[0].why
+    assert 0 not in {row.number for row in (*pareto_front(rows), *not_told_apart(rows, "tpot"))}
+    assert all(row.ranked for row in sweep_rows([replace(entry, hardware=card) for entry in entries]))
+    unknown = [replace(entry, hardware={} if number == 0 else card) for number, entry in enumerate(entries)]
+    assert all(row.ranked for row in sweep_rows(unknown)), "what is not known cannot be said to differ"
+    halves = sweep_rows([replace(entry, hardware=card if number < 2 else other) for number, entry in enumerate(entries)])
+    assert [row.ranked for row in halves] == [True, True, False, False], "of two halves the first"
+    failed = [replace(mixed[0], status="failed", why="x"), *mixed[1:2], replace(mixed[2], hardware=other)]
+    assert [row.ranked for row in sweep_rows(failed)] == [False, True, False], "what failed has no say"
+
+
+def test_a_device_that_is_swept_over_may_differ() -> None:
+    entries = sweep_entries()[:2]
+    swept = [
+        replace(entry, swept=(f"hardware.device={name}",), hardware={"device": name, "gpu.name": name, "cpu.name": "a"})
+        for entry, name in zip(entries, ("cpu", "cuda"), strict=True)
+    ]
+    assert all(row.ranked for row in sweep_rows(swept))
+    elsewhere = replace(swept[1], hardware={"device": "cuda", "cpu.name": "b"})
+    assert [row.ranked for row in sweep_rows([swept[0], elsewhere])] == [True, False], "the machine may not"

@@ -1,7 +1,7 @@
 """What the sampler's readings say: energy to the joule, and who else was there."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -13,11 +13,12 @@ from llm_perf_opt.analysis.telemetry import (
     Energy,
     Reading,
     TelemetrySummary,
+    device_at_work,
     measured_window,
     summarise_telemetry,
     throttle_names,
 )
-from llm_perf_opt.records import CleanTimings, GpuSample, Iteration, Missing
+from llm_perf_opt.records import CleanTimings, GpuSample, Iteration, Missing, Telemetry
 from llm_perf_opt.runtime_records import RuntimeFacts
 
 ON_GPU = model_facts(device="cuda:0", device_name="NVIDIA H200")
@@ -323,3 +324,36 @@ def test_one_watched_device_of_several_is_said() -> None:
     timings = clean_timings(runtime=runtime)
     assert any("ran on 4 devices and one was watched" in text for text in summarise_telemetry(watched, timings).warnings)
     assert not any("one was watched" in text for text in summarise_telemetry(watched, clean_timings()).warnings)
+
+
+def repeats(count: int, length_ns: int) -> CleanTimings:
+    made = [iteration(length_ns // 2, (length_ns // 2,), started_ns=number * length_ns) for number in range(count)]
+    return on_gpu(made)
+
+
+def utilisation(values: Sequence[Any], **changes: Any) -> Telemetry:
+    return telemetry(
+        gpu=[gpu_sample(number * 100 * MS, gpu_utilisation_pct=value, **changes) for number, value in enumerate(values)]
+    )
+
+
+def test_the_device_was_at_work_as_the_readings_of_the_repeats_alone_say() -> None:
+    """A reading looks back over up to a second: those of the first second may tell of what was before."""
+    assert device_at_work(utilisation([0] * 10 + [80] * 10), repeats(10, 200 * MS)) == pytest.approx(0.8)
+    assert device_at_work(utilisation([0] * 10 + [80, Missing("lost")] * 5), repeats(20, 100 * MS)) == pytest.approx(0.8)
+
+
+def test_readings_that_do_not_stand_for_the_repeats_say_why() -> None:
+    def why(found: Any) -> str:
+        assert isinstance(found, Missing)
+        return found.why
+
+    assert why(device_at_work(Missing("no sampler"), repeats(10, 200 * MS))) == "no sampler"
+    assert "too short" in why(device_at_work(utilisation([90] * 12), repeats(10, 110 * MS)))
+    assert "too short" in why(device_at_work(utilisation([90] * 20), repeats(2, 1000 * MS))), "less than three requests"
+    assert why(device_at_work(utilisation([Missing("not told")] * 30), repeats(10, 200 * MS))) == "not told"
+    assert "other processes" in why(device_at_work(utilisation([90] * 30, processes=2), repeats(10, 200 * MS)))
+    on_cpu = clean_timings(repeats(10, 200 * MS).iterations)
+    assert "on the CPU" in why(device_at_work(utilisation([90] * 30), on_cpu))
+    spread = replace(repeats(10, 200 * MS), runtime=RuntimeFacts("vllm", "1", "", devices=2))
+    assert "one of 2 devices" in why(device_at_work(utilisation([90] * 30), spread))

@@ -141,7 +141,9 @@ def test_the_chart_of_a_sweep_has_the_front_and_the_floor() -> None:
     rows = sweep_rows(sweep_entries())
     tradeoff = tradeoff_chart(rows, pareto_front(rows))
     assert not isinstance(tradeoff, Missing)
-    assert tradeoff["data"][0]["x"] == [11, 12, 14, 18]
+    rings, line = tradeoff["data"][:2]
+    assert rings["x"] == line["x"] == [11, 12, 14, 18]
+    assert (rings["mode"], line["mode"]) == ("markers", "lines")
     scaling = parameter_chart(rows, "runtime.batch_size")
     assert not isinstance(scaling, Missing)
     rates = [trace for trace in scaling["data"] if trace["yaxis"] == "y3"]

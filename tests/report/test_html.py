@@ -138,7 +138,7 @@ def test_a_sweep_shows_how_well_its_figures_are_known() -> None:
     assert "20.00 (14.00 – 26.00)" in page
     chart = tradeoff_chart(rows, pareto_front(rows))
     assert not isinstance(chart, Missing)
-    bars = chart["data"][1]["error_x"]
+    bars = chart["data"][2]["error_x"]
     assert (bars["array"][0], bars["arrayminus"][0]) == (pytest.approx(6), pytest.approx(6))
     assert chart["layout"]["xaxis"]["range"][1] > 22 * 1.3
 

@@ -242,10 +242,36 @@ def test_a_sweep_is_one_page(chromium: Chromium, tmp_path: Path) -> None:
     assert drawn(browser, "parameter-0") >= 3
     links = browser.ask("[...document.querySelectorAll('#points-table a')].map(a => a.getAttribute('href'))")
     assert links == [f"./{number:03d}/report.html" for number in range(4)]
-    assert any("failed: out of <b>memory</b>" in text for text in column(browser, "points-table", 2))
+    assert column(browser, "points-table", 2) == ["complete"] * 4 + ["failed"]
+    said = browser.ask("document.querySelector('#points .warnings').textContent")
+    assert "Point 4 (batch_size 16) is failed and not ranked: out of <b>memory</b>" in said
     for width in (1280, 800):
         browser.size(width, 900)
         assert browser.ask("document.documentElement.scrollWidth") <= width
+
+
+def test_a_sweep_over_two_parameters_is_read_whole(chromium: Chromium, tmp_path: Path) -> None:
+    """No label of a chart is cut at its edge, and at 1280 pixels no table has to be moved sideways."""
+    entries = [
+        replace(entry, swept=(*entry.swept, f"model={'qwen2_5_1_5b' if number else 'a-name-that-is-too-long-for-a-label'}"))
+        for number, entry in enumerate(sweep_entries())
+    ]
+    path = tmp_path / "sweep.html"
+    path.write_text(sweep_page(SweepReport("x", "now", ("llm-perf",), sweep_rows(entries), "runs/x")), encoding="utf-8")
+    for width in (1280, 800):
+        browser = opened(chromium, path, width)
+        assert browser.console == []
+        cut = browser.ask(
+            "(() => { const box = document.querySelector('#tradeoff-chart').getBoundingClientRect();"
+            " return [...document.querySelectorAll('#tradeoff-chart .textpoint')].filter(label => {"
+            " const at = label.getBoundingClientRect(); return at.left < box.left || at.right > box.right"
+            " || at.top < box.top || at.bottom > box.bottom; }).map(label => label.textContent) })()"
+        )
+        assert cut == []
+        assert browser.ask("document.querySelectorAll('#tradeoff-chart .textpoint').length") == 4
+        if width == 1280:
+            wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).length"
+            assert browser.ask(wide) == 0
 
 
 def test_in_print_everything_is_dark_on_white(chromium: Chromium, run_file: Path) -> None:

@@ -1,14 +1,17 @@
 """Sweeps: expansion, one folder per point, failures kept apart, going on."""
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from builders import clean_timings, manifest
+from builders import clean_timings, manifest, model_facts
 from llm_perf_opt.composition import Composed, expand_sweep
 from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
-from llm_perf_opt.records import SCHEMA, Manifest, RunStatus
+from llm_perf_opt.records import SCHEMA, CleanTimings, Manifest, RunStatus
 from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.sweeps.folder import SweepFolder
 from llm_perf_opt.sweeps.report import report_sweep
@@ -73,6 +76,14 @@ def test_a_failing_point_stops_nobody_else_and_is_tried_again(tmp_path: Path) ->
     assert (again.status, again.folder) == ("complete", "001-2")
 
 
+def measured(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None]:
+    """A point that left its times."""
+    run = RunFolder.create(composed.run_dir)
+    run.write_manifest(manifest())
+    write_record(run.clean_file, clean_timings())
+    return run, None
+
+
 @pytest.mark.parametrize("what", ["its folder", "its manifest", "its times", "its times' end"])
 def test_a_complete_point_that_was_lost_or_damaged_is_run_again(tmp_path: Path, what: str) -> None:
     folder = begun(tmp_path)
@@ -80,10 +91,7 @@ def test_a_complete_point_that_was_lost_or_damaged_is_run_again(tmp_path: Path, 
 
     def run_one(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None]:
         ran.append(composed.config.runtime.batch_size)
-        run = RunFolder.create(composed.run_dir)
-        run.write_manifest(manifest())
-        write_record(run.clean_file, clean_timings())
-        return run, None
+        return measured(composed, _)
 
     assert run_sweep(folder, run_one) is None
     assert run_sweep(folder, run_one) is None
@@ -106,10 +114,70 @@ def test_a_complete_point_that_was_lost_or_damaged_is_run_again(tmp_path: Path, 
     assert report_sweep(folder.path)[1].complete == 3
 
 
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda good: replace(good, iterations=(*good.iterations, replace(good.iterations[0], steps_ns=(1,)))), "1 decode steps"),
+        (lambda good: replace(good, workload=replace(good.workload, batch_size=0)), "the batch is 0"),
+    ],
+)
+def test_one_odd_point_is_a_row_and_no_end_of_the_report(
+    tmp_path: Path, spoil: Callable[[CleanTimings], CleanTimings], words: str
+) -> None:
+    folder = begun(tmp_path)
+    assert run_sweep(folder, measured) is None
+    odd = RunFolder(folder.point_folder(1))
+    write_record(odd.clean_file, spoil(clean_timings()))
+    _, found = report_sweep(folder.path)
+    assert [row.status for row in found.rows] == ["complete", "damaged", "complete"]
+    assert words in found.rows[1].why
+    odd.config_file.write_text("hardware: {peak_tflops: much, bandwidth_gbs: 1}")
+    write_record(odd.clean_file, clean_timings())
+    assert len(report_sweep(folder.path)[1].rows) == 3, "nor is a configuration that is no configuration"
+
+
 def test_a_failed_point_keeps_what_to_do_about_it(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     run_sweep(folder, lambda composed, _: (finished(composed, "failed"), CaptureError("It broke.", "Mend it.")))
     assert {point.why for point in folder.read().points} == {"It broke. Mend it."}
+
+
+H200 = {"cpu": {"name": "a processor", "usable": 16}, "gpu": {"name": "NVIDIA H200"}}
+
+
+@pytest.mark.parametrize(
+    ("here", "words"),
+    [
+        (H200, ""),
+        ({**H200, "gpu": {"name": "NVIDIA A100"}}, "gpu.name is NVIDIA A100 (the sweep: NVIDIA H200)"),
+        ({**H200, "gpu": "n/a: no driver"}, "no GPU can be seen (the sweep: NVIDIA H200)"),
+        ({**H200, "cpu": {"name": "another", "usable": 16}}, "cpu.name is another (the sweep: a processor)"),
+    ],
+)
+def test_a_sweep_goes_on_where_it_was_begun_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr("llm_perf_opt.sweeps.machine.environment", lambda device_index: here)
+    folder = begun(tmp_path)
+
+    def on_h200(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None]:
+        if composed.config.runtime.batch_size == 4:
+            return finished(composed, "failed"), Interrupted("Interrupted.", "")
+        run = RunFolder.create(composed.run_dir)
+        run.write_manifest(manifest())
+        write_record(run.clean_file, clean_timings(model=model_facts(device="cuda:0", device_name="NVIDIA H200")))
+        write_record(run.env_file, H200)
+        return run, None
+
+    assert isinstance(run_sweep(folder, on_h200), Interrupted)
+    if not words:
+        assert run_sweep(folder, measured) is None
+        return
+    ran: list[Composed] = []
+    with pytest.raises(ConfigError, match="not the hardware that the sweep has been measured on") as caught:
+        run_sweep(folder, lambda composed, _: (ran.append(composed), measured(composed, _))[1])  # type: ignore[func-returns-value]
+    assert words in caught.value.fact
+    assert ran == []
 
 
 def test_an_interruption_ends_the_sweep_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from llm_perf_opt.analysis.kernels.classes import class_of_work
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import StageKernels
 from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices
-from llm_perf_opt.analysis.limits.efficiency import Efficiency, Roof, StageEfficiency, best_floor, request_cost, stage_samples
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency, request_cost, stage_samples
 from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.roofs import Roof, best_floor
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import ends, summarise
 from llm_perf_opt.analysis.telemetry import TelemetrySummary

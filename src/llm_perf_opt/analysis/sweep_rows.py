@@ -1,13 +1,21 @@
 """What the points of a sweep came to, side by side: figures, floors, what binds each, and which are not beaten by another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from llm_perf_opt.analysis.limits.binding import UNKNOWN
 from llm_perf_opt.analysis.limits.efficiency import StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stats import ends
+from llm_perf_opt.analysis.sweep_ran import Hardware, Ran, elsewhere, ran
 from llm_perf_opt.records import Distribution, Maybe, Missing
 
+IMPOSSIBLE = "impossible"
+"""Status of a point with a figure that cannot be true."""
+ELSEWHERE = "other hardware"
+"""Status of a point that ran on other hardware than most."""
+
+_NOT_MEASURED = Missing("it was not measured")
 METRIC_KEYS = ("ttft", "tpot", "e2e", "decode_rate", "output_rate")
 
 
@@ -23,6 +31,8 @@ class SweepEntry:
     analysis: Maybe[RunAnalysis]
     page: str = ""
     """Its own report, from the folder of the sweep; empty where there is none."""
+    hardware: Hardware = field(default_factory=dict)
+    """What it ran on."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,10 @@ class Reach:
     def overlaps(self, other: "Reach") -> bool:
         """Whether the two may be the same."""
         return self.low <= other.high and other.low <= self.high
+
+    def surely_below(self, other: "Reach") -> bool:
+        """Whether it is less, wherever in its reach each of them is."""
+        return self.high < other.low
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,9 @@ class SweepRow:
     warnings: int
     page: str = ""
     """Its own report; empty where there is none to lead to."""
+    ranked: bool = True
+    """Whether its figures stand beside the others'; where they do not, `status` and `why` say what is wrong with them."""
+    ran: Maybe[Ran] = _NOT_MEASURED
 
     def reach(self, key: str) -> Reach | None:
         """A metric with the ends it is known within: the 95 % interval; below the repeats that need, the least and the most."""
@@ -74,11 +91,11 @@ class SweepRow:
         """How many times the request was measured."""
         known = [value for value in self.metrics.values() if not isinstance(value, Missing)]
         absent = [value for value in self.metrics.values() if isinstance(value, Missing)]
-        return known[0].n if known else absent[0] if absent else Missing("it was not measured")
+        return known[0].n if known else absent[0] if absent else _NOT_MEASURED
 
     def median(self, key: str) -> Maybe[float]:
         """The median of a metric."""
-        value = self.metrics.get(key, Missing("it was not measured"))
+        value = self.metrics.get(key, _NOT_MEASURED)
         return value if isinstance(value, Missing) else value.median
 
     @property
@@ -95,8 +112,15 @@ class SweepRow:
 
 
 def sweep_rows(entries: Sequence[SweepEntry]) -> tuple[SweepRow, ...]:
-    """A row for each point, in the order they were asked for."""
-    return tuple(_row(number, entry) for number, entry in enumerate(entries))
+    """A row for each point, in the order they were asked for. Points of other hardware than most are not ranked."""
+    rows = [_row(number, entry) for number, entry in enumerate(entries)]
+    # what cannot be true, or is not complete, has no say in what the others ran on
+    hardware = [entry.hardware if row.ranked else {} for row, entry in zip(rows, entries, strict=True)]
+    apart = elsewhere(hardware, swept_keys(rows))
+    return tuple(
+        replace(row, ranked=False, status=ELSEWHERE, why=f"it ran on other hardware than most points: {words}") if words else row
+        for row, words in zip(rows, apart, strict=True)
+    )
 
 
 def swept_keys(rows: Sequence[SweepRow]) -> list[str]:
@@ -105,18 +129,25 @@ def swept_keys(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def pareto_front(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """The points that no other beats in both TPOT and decode throughput beyond their intervals, the fastest first."""
+    """The ranked points that no other beats, the shortest TPOT first.
+
+    One point beats another that is surely worse (their intervals lie apart) in TPOT or in decode throughput, and not surely
+    better in the other of the two: a difference within the noise is no reason to choose a point that is surely worse.
+
+    No circle of points can beat each other, so the front is never empty: decode throughput is the batch over TPOT, so each point
+    is known within the same ratio in both, and a circle would need ratios that add up to more than themselves.
+    """
     placed = [
         (latency, rate, row)
         for row in rows
-        if (latency := row.reach("tpot")) is not None and (rate := row.reach("decode_rate")) is not None
+        if row.ranked and (latency := row.reach("tpot")) is not None and (rate := row.reach("decode_rate")) is not None
     ]
 
     def beaten(latency: Reach, rate: Reach) -> bool:
-        for other, more, _ in placed:
-            less_time, more_rate = other.high < latency.low, more.low > rate.high
-            same_time, same_rate = other == latency, more == rate
-            if (less_time and (more_rate or same_rate)) or (same_time and more_rate):
+        for time, much, _ in placed:
+            faster, slower = time.surely_below(latency), latency.surely_below(time)
+            more, less = rate.surely_below(much), much.surely_below(rate)
+            if (faster and not less) or (more and not slower):
                 return True
         return False
 
@@ -125,9 +156,24 @@ def pareto_front(rows: Sequence[SweepRow]) -> list[SweepRow]:
     return [row for _, _, row in front]
 
 
+def front_line(front: Sequence[SweepRow]) -> list[SweepRow]:
+    """Those of the front to join by a line: each next one has a longer TPOT and more throughput, by their medians.
+
+    Points of the front that are not told apart may have medians in any order; a line through all of them would go to and fro.
+    """
+    line: list[SweepRow] = []
+    most = 0.0
+    for row in front:
+        rate = row.reach("decode_rate")
+        if rate is not None and rate.median > most:
+            line.append(row)
+            most = rate.median
+    return line
+
+
 def not_told_apart(rows: Sequence[SweepRow], key: str, *, most: bool = False) -> list[SweepRow]:
-    """The point with the least median of a metric (or the `most`), then those whose intervals reach into its own."""
-    placed = [(reach, row) for row in rows if (reach := row.reach(key)) is not None]
+    """The ranked point with the least median of a metric (or the `most`), then those whose intervals reach into its own."""
+    placed = [(reach, row) for row in rows if row.ranked and (reach := row.reach(key)) is not None]
     placed.sort(key=lambda place: -place[0].median if most else place[0].median)
     return [row for reach, row in placed if reach.overlaps(placed[0][0])]
 
@@ -139,22 +185,33 @@ def _row(number: int, entry: SweepEntry) -> SweepRow:
         none = dict.fromkeys(METRIC_KEYS, analysis)
         return SweepRow(
             number, values, entry.status, entry.why or analysis.why, entry.folder, dict(none), analysis, analysis, analysis,
-            analysis, analysis, 0, entry.page,
+            analysis, analysis, 0, entry.page, ranked=False, ran=analysis,
         )  # fmt: skip
     found: dict[str, Maybe[Distribution]] = {}
     timings = analysis.timings
     for key in METRIC_KEYS:
         metric = analysis.metric(key)
-        absent = timings if isinstance(timings, Missing) else Missing("it was not measured")
+        absent = timings if isinstance(timings, Missing) else _NOT_MEASURED
         found[key] = absent if metric is None else metric.value
     decode = _stage(analysis, "decode")
     steps = timings if isinstance(timings, Missing) else timings.workload.decode_steps
+    status, why, ranked = _standing(entry, analysis)
     return SweepRow(
-        number, values, entry.status, entry.why, entry.folder, found,
+        number, values, status, why, entry.folder, found,
         timings if isinstance(timings, Missing) else timings.workload.batch_size,
         _floor_ns(decode, steps), _times_floor(decode), _bound(_stage(analysis, "prefill")), _bound(decode),
-        len(analysis.warnings), entry.page,
+        len(analysis.warnings), entry.page, ranked, ran(analysis),
     )  # fmt: skip
+
+
+def _standing(entry: SweepEntry, analysis: RunAnalysis) -> tuple[str, str, bool]:
+    """Status, reason, and whether its figures count: they are true, and the unprofiled pass, which they are of, is complete."""
+    if analysis.impossible is not None:
+        return IMPOSSIBLE, f"{analysis.impossible.fact} {analysis.impossible.remedy}", False
+    if entry.status == "partial" and analysis.manifest.status == "partial":  # another of its passes failed
+        clean = analysis.manifest.pass_named("clean")
+        return entry.status, entry.why, clean is not None and clean.status == "complete"
+    return entry.status, entry.why, entry.status == "complete"
 
 
 def _stage(analysis: RunAnalysis, name: str) -> Maybe[StageEfficiency]:
@@ -185,4 +242,4 @@ def _times_floor(decode: Maybe[StageEfficiency]) -> Maybe[float]:
 def _bound(stage: Maybe[StageEfficiency]) -> Maybe[str]:
     if isinstance(stage, Missing):
         return stage
-    return Missing(stage.because) if stage.verdict == "unknown" else stage.verdict
+    return Missing(stage.because) if stage.verdict == UNKNOWN else stage.verdict

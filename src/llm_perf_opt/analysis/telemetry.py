@@ -153,6 +153,39 @@ def _cpu_readings(samples: Sequence[CpuSample]) -> list[Reading]:
     ]
 
 
+UTILISATION_PERIOD_S = 1.0
+"""The longest time that a reading of GPU utilisation looks back over (NVML: between a sixth of a second and one second)."""
+LEAST_READINGS = 3
+LEAST_REQUESTS = 3
+"""Readings, and whole requests below them, from which on their mean stands for all repeats."""
+
+
+def device_at_work(telemetry: Maybe[Telemetry], timings: CleanTimings) -> Maybe[float]:
+    """Share of the repeats' time that kernels ran on the device, from the driver's utilisation; of no stage in particular."""
+    if isinstance(telemetry, Missing):
+        return telemetry
+    if not timings.model.device.startswith("cuda"):
+        return Missing("the model ran on the CPU")
+    if devices_of(timings) > 1:
+        return Missing(f"the sampler watched one of {devices_of(timings)} devices")
+    if not timings.iterations:
+        return Missing("no iteration was measured")
+    begin, end = measured_window(timings)
+    samples = _inside(telemetry.gpu, (begin + round(UTILISATION_PERIOD_S * 1e9), end))  # none that looks back before the repeats
+    if any(not isinstance(sample.processes, Missing) and sample.processes > 1 for sample in samples):
+        return Missing("other processes shared the GPU while it was sampled")
+    answers = [sample.gpu_utilisation_pct for sample in samples]
+    known = [answer for answer in answers if not isinstance(answer, Missing)]
+    covered_s = len(known) * telemetry.header.interval_s
+    if (
+        len(known) < LEAST_READINGS
+        or covered_s < LEAST_REQUESTS * percentile([it.wall_ns for it in timings.iterations], 0.5) / 1e9
+    ):
+        why = next((answer.why for answer in answers if isinstance(answer, Missing)), "")
+        return Missing(why or f"the repeats were too short for the sampler: {len(known)} readings tell of them alone")
+    return sum(known) / len(known) / 100
+
+
 # --- energy -----------------------------------------------------------------------------------------------------------
 
 

@@ -62,7 +62,7 @@ def report(
 
 
 def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> None:
-    from llm_perf_opt.sweeps.report import report_sweep
+    from llm_perf_opt.sweeps.report import report_sweep, shortcoming
 
     if with_limits:
         raise ConfigError("--peak-tflops and --bandwidth-gbs are of one run's device.", "Give them with the report of each run.")
@@ -77,6 +77,7 @@ def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> Non
         print(f"report: {folder.page_file}")
     if open_page:
         _show(folder.page_file)
+    raise_if(shortcoming(found))
 
 
 def _show(page: Path) -> None:

@@ -97,11 +97,12 @@ def _sweep(
             print_outcome(run, analysis, images)
         return run, error or (analysis.impossible if analysis else None)
 
-    from llm_perf_opt.sweeps.report import report_sweep
+    from llm_perf_opt.sweeps.report import report_sweep, shortcoming
 
     error = run_sweep(folder, run_one)
     try:
-        report_sweep(folder.path)
+        _, found = report_sweep(folder.path)
+        error = error or shortcoming(found)
     except LlmPerfError:  # a page that fails must not hide why points did
         if error is None:
             raise

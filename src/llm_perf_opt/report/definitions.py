@@ -6,7 +6,8 @@ python -m llm_perf_opt.report.definitions > docs/metrics.md
 import sys
 
 from llm_perf_opt.analysis.latency import METRICS
-from llm_perf_opt.analysis.limits.efficiency import BUSY_ENOUGH, MEASURED_MARGIN, NEAR_FLOOR
+from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
+from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN
 from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.analysis.limits.hardware import HARDWARE, RATES
 from llm_perf_opt.analysis.stats import CONFIDENCE, LEAST_BEYOND, PERCENTILE_METHOD
@@ -34,11 +35,12 @@ def metrics_page() -> str:
             "## Distance from the limit",
             "",
             table(["metric", "unit", "formula", "definition"], limits),
-            f"Verdicts. A GPU stage whose kernels fill less than {BUSY_ENOUGH:.0%} of its time is launch-bound. Otherwise, up to "
-            f"{NEAR_FLOOR:g} times its floor, it is compute- or memory-bound, whichever of all FLOPs and all bytes takes longer "
-            "on the best limits known. Further off it is near neither limit: kernel-bound where kernels fill its time, "
-            "overhead-bound where device activity is not known (on a CPU). Utilisation above "
-            f"100 % of a datasheet limit, or above {MEASURED_MARGIN:.0%} of a measured one, stops the report with what to check.",
+            "What binds a stage is said in one of these words:",
+            "",
+            *[f"- {word}: {meaning}" for word, meaning in VERDICTS],
+            "",
+            f"{EVIDENCE} Utilisation above 100 % of a datasheet limit, or above {MEASURED_MARGIN:.0%} of a measured one, stops "
+            "the report with what to check.",
             "",
             "## Hardware",
             "",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
+from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
 from llm_perf_opt.analysis.limits.efficiency import Against, Efficiency, PartEfficiency, StageEfficiency
 from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.records import Maybe, Missing
@@ -16,7 +17,8 @@ def efficiency_section(found: Maybe[Efficiency], hfus: Sequence[StageHfu] = ()) 
         return f"## MFU and distance from the limit\n\n{escape(str(found))}\n"
     reasons = Reasons()
     parts = ["## MFU and distance from the limit\n"]
-    parts += [f"- **{stage.stage} is {stage.verdict}**: {stage.because}." for stage in found.stages]
+    parts += [f"- **{stage.binds}**: {escape(stage.because)}." for stage in found.stages]
+    parts += ["", *[f"- {word}: {meaning}" for word, meaning in used_verdicts(found)], f"- {EVIDENCE}"]
     parts += ["", _roofs(found, reasons), *[_stage(stage, _hfu_of(stage, hfus), reasons) for stage in found.stages]]
     parts += [
         "Parts: time under the profiler (of kernels, which it does not change; of the host on a CPU) in prefill and in the "
@@ -33,9 +35,13 @@ def efficiency_sentences(found: Maybe[Efficiency]) -> list[str]:
     """One sentence per stage for the summary."""
     if isinstance(found, Missing):
         return []
-    return [
-        f"{stage.stage.capitalize()} is {stage.verdict}: {stage.because}." for stage in found.stages if stage.verdict != "unknown"
-    ]
+    return [f"{stage.binds}: {escape(stage.because)}." for stage in found.stages]
+
+
+def used_verdicts(found: Efficiency) -> list[tuple[str, str]]:
+    """The words that the stages are called by, with what they mean."""
+    used = {stage.verdict for stage in found.stages}
+    return [(word, meaning) for word, meaning in VERDICTS if used.intersection(word.split(", "))]
 
 
 def _roofs(found: Efficiency, reasons: Reasons) -> str:

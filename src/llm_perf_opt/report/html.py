@@ -13,6 +13,7 @@ from llm_perf_opt.records import CleanTimings, Maybe, Missing, Telemetry
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, roofline
 from llm_perf_opt.report.charts import icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
 from llm_perf_opt.report.device_tables import device_html_tables
+from llm_perf_opt.report.efficiency import used_verdicts
 from llm_perf_opt.report.environment import environment_rows
 from llm_perf_opt.report.gpu_metrics import metric_html_tables
 from llm_perf_opt.report.html_tables import Column, HtmlTable
@@ -116,9 +117,8 @@ def _verdicts(analysis: RunAnalysis) -> list[Block]:
     found = analysis.efficiency
     if isinstance(found, Missing):
         return [Absent("What bounds each stage:", found.why)]
-    return [
-        Items([(f"{stage.stage.capitalize()} is {stage.verdict}:", f"{stage.because}.") for stage in found.stages], "verdicts")
-    ]
+    said = Items([(f"{stage.binds}:", f"{stage.because}.") for stage in found.stages], "verdicts")
+    return [said, Words(" ".join(f"{word.capitalize()}: {meaning}" for word, meaning in used_verdicts(found)), "foot")]
 
 
 def waterfall_blocks(budget: Maybe[tuple[Waterfall, ...]]) -> list[Block]:

@@ -19,6 +19,8 @@ class Cell:
     """A place beside the page that the text leads to."""
     note: str = ""
     """The mark of the reason, where there is no value."""
+    below: str = ""
+    """Small print in a line of its own, such as the interval of a figure."""
     is_name: bool = False
     """A name out of a trace: it may be long, and breaks anywhere."""
 

@@ -1,16 +1,18 @@
 """A sweep as one page: every point a row, failed ones with their reason; latency against throughput; every swept parameter."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt import __version__
-from llm_perf_opt.analysis.sweep_rows import SweepRow, not_told_apart, pareto_front, swept_keys
+from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
+from llm_perf_opt.analysis.sweep_rows import SweepRow, pareto_front, swept_keys
 from llm_perf_opt.records import Distribution, Maybe, Missing
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, numbers
 from llm_perf_opt.report.page import Absent, Block, Chart, Code, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.reasons import Reasons
 from llm_perf_opt.report.sweep_charts import number_of, parameter_chart, tradeoff_chart
+from llm_perf_opt.report.sweep_words import headline, troubles, what_points_ran
 from llm_perf_opt.report.text import escape, interval, milliseconds, significant, table
 
 
@@ -32,7 +34,7 @@ class SweepReport:
 
 
 _FIRST = ("warnings", "repeats")
-_LAST = ("prefill is", "decode is", "on the front", "why not complete")
+_LAST = ("prefill is", "decode is", "front", "why not complete")
 _FIGURES = (
     "TPOT, ms (95 % interval)",
     "TTFT, ms (95 % interval)",
@@ -46,17 +48,24 @@ _FIGURES = (
 
 def sweep_page(found: SweepReport) -> str:
     """The sweep as one file of HTML."""
-    failed = len(found.rows) - found.complete
-    notice = f"{failed} of {len(found.rows)} points are not complete; their rows say why." if failed else ""
+    lacking = sum(row.status != "complete" or not row.ranked for row in found.rows)
+    notice = f"Not all is well: {lacking} of {len(found.rows)} points are not complete, or not ranked." if lacking else ""
     over = ", ".join(swept_keys(found.rows)) or "nothing"
     subtitle = f"{len(found.rows)} points over {over}; {found.complete} complete. Begun {found.created}."
+    wrong = troubles(found.rows)
+    summary: list[Block] = [
+        Items(what_points_ran(found.rows)),
+        *([Items(wrong, "warnings")] if wrong else []),
+        Items([("", text) for text in headline(found.rows)]),
+    ]
     sections = [
-        Section("points", "Points", [Items([("", text) for text in _words(found.rows)]), Table(_points(found.rows))]),
+        Section("points", "Points", [*summary, Table(_points(found.rows))]),
         Section("tradeoff", "Latency against throughput", [_tradeoff(found.rows)]),
+        Section("bounds", "What binds each point", [Table(_bounds(found.rows))]),
         Section("parameters", "Swept parameters", _parameters(found.rows)),
         Section("definitions", "Definitions", [Items(_DEFINITIONS)]),
-        Section("repeat", "To repeat", [Code(shlex.join(found.command)), *_resume(found, failed)]),
-    ]  # fmt: skip
+        Section("repeat", "To repeat", [Code(shlex.join(found.command)), *_resume(found, len(found.rows) - found.complete)]),
+    ]
     return render(Page(f"Sweep {found.name}", subtitle, notice, sections, f"llm-perf {__version__}"))
 
 
@@ -77,8 +86,18 @@ _DEFINITIONS = [
     ("TPOT:", "time per output token, (end-to-end − TTFT) / (new tokens − 1), per sequence."),
     ("Decode tokens/s:", "batch size / TPOT. Output tokens/s: batch × new tokens / end to end, prefill included."),
     ("Floor:", "the least time of a decode step on the best limits known; × floor: measured time over it."),
-    ("On the front:", "no other point has both a shorter TPOT and more decode tokens/s, beyond the intervals."),
-    ("Bound:", "what a change must address first, as the run's own report says."),
+    (
+        "Front:",
+        "the points that no other beats. A point is beaten by one that is surely better in TPOT or in decode tokens/s (their "
+        "intervals lie apart) and not surely worse in the other: what may be noise is no reason to take what is surely worse.",
+    ),
+    (
+        "Not ranked:",
+        "a point with a figure that cannot be true, whose unprofiled pass is not complete, or that ran on other hardware than "
+        "most. Its row stands; it is on no chart, not on the front, and not named as the best.",
+    ),
+    ("Decode is, prefill is:", f"what a change must address first, as the run's own report says. {EVIDENCE}"),
+    *[(f"{word.capitalize()}:", meaning) for word, meaning in VERDICTS],
 ]
 
 
@@ -89,48 +108,27 @@ def sweep_markdown(found: SweepReport) -> str:
     front = {row.number for row in pareto_front(found.rows)}
     rows = []
     for row in found.rows:
-        cells = [reasons.cell(cell if isinstance(cell, Missing) else cell.text) for cell in _figures(row)]
+        cells = [
+            reasons.cell(cell if isinstance(cell, Missing) else f"{cell.text} {cell.below}".strip()) for cell in _figures(row)
+        ]
         bounds = [reasons.cell(bound) for bound in (row.prefill_bound, row.decode_bound)]
         rows.append([
             str(row.number), *[escape(row.values.get(key, "")) for key in keys], row.status, str(row.warnings),
             reasons.cell(_text(row.repeats)), *cells, *bounds,
-            "yes" if row.number in front else "", escape(row.why),
+            _standing(row, front), escape(row.why),
         ])  # fmt: skip
     header = ["#", *[escape(key) for key in keys], "status", *_FIRST, *_FIGURES, *_LAST]
     align = "r" + "l" * len(keys) + "l" + "r" * (len(_FIRST) + len(_FIGURES)) + "l" * len(_LAST)
-    said = [f"- {escape(text)}" for text in _words(found.rows)]
-    return "\n".join([f"# Sweep {escape(found.name)}\n", *said, "", table(header, rows, align), *reasons.lines(), ""])
-
-
-def _words(rows: Sequence[SweepRow]) -> list[str]:
-    complete = sum(row.status == "complete" for row in rows)
-    found = [f"{complete} of {len(rows)} points are complete."]
-    shortest = not_told_apart(rows, "tpot")
-    if shortest:
-        found.append(_best("shortest TPOT", shortest, lambda row: milliseconds(row.median("tpot"))))
-    most = not_told_apart(rows, "decode_rate", most=True)
-    if most:
-        found.append(_best("most decode throughput", most, _rate_words))
-    return found
-
-
-_MOST_NAMED = 6
-
-
-def _best(what: str, rows: Sequence[SweepRow], words: Callable[[SweepRow], str]) -> str:
-    """The best point; where others may be as good, all of them: which is the best is then not known."""
-    if len(rows) == 1:
-        return f"The {what} is {words(rows[0])}, at {rows[0].label}."
-    named = [f"{row.label} ({words(row)})" for row in rows[:_MOST_NAMED]]
-    more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
-    return (
-        f"The {what} is one of {len(rows)} points that are not told apart, as their intervals overlap: {', '.join(named)}{more}."
-    )
-
-
-def _rate_words(row: SweepRow) -> str:
-    rate = row.median("decode_rate")
-    return "" if isinstance(rate, Missing) else f"{significant(rate)} tokens/s"
+    ran = [f"- {head} {escape(text)}" for head, text in what_points_ran(found.rows)]
+    wrong = [f"- {escape(head)} {escape(text)}" for head, text in troubles(found.rows)]
+    said = [f"- {escape(text)}" for text in headline(found.rows)]
+    meant = [f"- {head} {text}" for head, text in _DEFINITIONS]
+    if wrong:
+        wrong = ["Not all is well:\n", *wrong, ""]
+    return "\n".join([
+        f"# Sweep {escape(found.name)}\n", *ran, "", *wrong, *said, "", table(header, rows, align),
+        *reasons.lines(), "", *meant, "",
+    ])  # fmt: skip
 
 
 def _figures(row: SweepRow) -> list[Cell | Missing]:
@@ -148,30 +146,50 @@ def _with_interval(value: Maybe[Distribution]) -> Cell | Missing:
         return value
     known = not isinstance(value.ci_low, Missing) and not isinstance(value.ci_high, Missing)
     ends = interval(value, "ns") if known else "no interval"
-    return Cell(f"{significant(value.median / 1e6)} ({ends})", value.median)
+    return Cell(significant(value.median / 1e6), value.median, below=f"({ends})")
 
 
 def _text(value: Maybe[int]) -> Maybe[str]:
     return value if isinstance(value, Missing) else str(value)
 
 
-def _points(rows: Sequence[SweepRow]) -> HtmlTable:
+def _standing(row: SweepRow, front: set[int]) -> str:
+    if not row.ranked:
+        return "not ranked"
+    return "yes" if row.number in front else "no"
+
+
+def _heads(rows: Sequence[SweepRow]) -> list[Column]:
+    """The number and the swept values, by the last word of each key where that is enough."""
     keys = swept_keys(rows)
-    columns = [
-        Column("#", number=True), *[Column(key) for key in keys], Column("status"), *numbers(*_FIRST, *_FIGURES[:2]),
-        Column("decode is"), *numbers(*_FIGURES[2:]), Column("prefill is"), Column("on the front"),
-    ]  # fmt: skip
-    made = HtmlTable(
-        "points-table", "Every point of the sweep; its number leads to its own report, where there is one", columns, tools=True
-    )
+    last = [key.rsplit(".", 1)[-1] for key in keys]
+    return [
+        Column("#", number=True),
+        *[Column(short if last.count(short) == 1 else key) for key, short in zip(keys, last, strict=True)],
+    ]
+
+
+def _names(row: SweepRow, keys: Sequence[str]) -> list[Cell]:
+    return [Cell(str(row.number), row.number, link=row.page), *[_value(row.values.get(key, "")) for key in keys]]
+
+
+def _points(rows: Sequence[SweepRow]) -> HtmlTable:
+    columns = [*_heads(rows), Column("status"), Column("front"), *numbers("TPOT, ms", "TTFT, ms", *_FIGURES[2:5])]
+    caption = "Every point of the sweep; its number leads to its own report, where there is one. In brackets: 95 % interval"
+    made = HtmlTable("points-table", caption, columns, tools=True)
     front = {row.number for row in pareto_front(rows)}
     for row in rows:
-        status = f"{row.status}: {row.why}" if row.why else row.status
-        figures = _figures(row)
+        made.add(*_names(row, swept_keys(rows)), row.status, _standing(row, front), *_figures(row)[:5])
+    return made
+
+
+def _bounds(rows: Sequence[SweepRow]) -> HtmlTable:
+    columns = [*_heads(rows), Column("decode is"), Column("prefill is"), *numbers(*_FIGURES[5:], "repeats", "warnings")]
+    made = HtmlTable("bounds-table", "What a change to each point must address first, and how far it is from its limits", columns)
+    for row in rows:
         made.add(
-            Cell(str(row.number), row.number, link=row.page), *[_value(row.values.get(key, "")) for key in keys], status,
-            Cell(str(row.warnings), row.warnings), figure(row.repeats, lambda count: f"{count:g}"), *figures[:2],
-            row.decode_bound, *figures[2:], row.prefill_bound, "yes" if row.number in front else "no",
+            *_names(row, swept_keys(rows)), row.decode_bound, row.prefill_bound, *_figures(row)[5:],
+            figure(row.repeats, lambda repeats: f"{repeats:g}"), Cell(str(row.warnings), row.warnings),
         )  # fmt: skip
     return made
 
@@ -185,10 +203,12 @@ def _tradeoff(rows: Sequence[SweepRow]) -> Block:
     if isinstance(chart, Missing):
         return Absent("Latency against throughput:", chart.why)
     caption = (
-        "TPOT against decode throughput; bars: 95 % intervals; rings, joined by the line: points that no other beats "
-        "beyond them; the mark says what binds decode"
+        "TPOT against decode throughput; bars: 95 % intervals; rings: points that no other beats (the front); the mark says what "
+        "binds decode"
     )
-    return Chart("tradeoff-chart", caption, chart)
+    left_out = sum(not row.ranked for row in rows)
+    notes = [f"{left_out} of {len(rows)} points are not ranked and not drawn."] if left_out else []
+    return Chart("tradeoff-chart", caption, chart, notes=notes)
 
 
 def _parameters(rows: Sequence[SweepRow]) -> list[Block]:

@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.sweep_rows import SweepRow, swept_keys
+from llm_perf_opt.analysis.sweep_rows import SweepRow, front_line, swept_keys
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.charts import Figure, label
 from llm_perf_opt.report.palette import GREY, colour_of
 from llm_perf_opt.report.text import milliseconds, significant
 
+_LONGEST_LABEL = 36
+"""Characters that have room in half of a narrow chart."""
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star")
 
 
@@ -41,30 +43,25 @@ def _scaled(value: Maybe[float], factor: float) -> Maybe[float]:
 
 def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe[Figure]:
     """Every point with figures; the front as a line."""
-    placed = [(row, place) for row in rows if (place := _place(row)) is not None]
+    placed = [(row, place) for row in rows if row.ranked and (place := _place(row)) is not None]
     if not placed:
         return _why_none(rows)
-    corners = sorted((place for row in front if (place := _place(row)) is not None), key=lambda place: place[1])
-    traces: list[Figure] = [
-        {
-            "type": "scatter", "mode": "lines+markers", "name": "not beaten by another point", "x": [x for x, _ in corners],
-            "y": [y for _, y in corners], "line": {"dash": "dash", "color": GREY}, "hoverinfo": "skip",
-            "marker": {"size": 20, "symbol": "circle-open", "color": GREY, "line": {"width": 2}},
-        }
-    ]  # fmt: skip
+    farthest = max(max(x, _ends(row, "tpot", 1e-6)[1]) for row, (x, _) in placed)
+    traces = _front_traces(front)
     bounds = list(dict.fromkeys(_bound_words(row) for row, _ in placed))
     for number, bound in enumerate(bounds):
         members = [(row, place) for row, place in placed if _bound_words(row) == bound]
         traces.append({
             "type": "scatter", "mode": "markers+text" if len(placed) <= 24 else "markers", "name": f"decode {label(bound)}",
             "x": [place[0] for _, place in members], "y": [place[1] for _, place in members],
-            "text": [label(row.label) for row, _ in members], "textposition": "bottom right", "cliponaxis": False,
+            "text": [_short_label(row) for row, _ in members], "cliponaxis": False,
+            # on the right half towards the middle, so that no label is cut at the edge
+            "textposition": ["top left" if place[0] > 0.5 * farthest else "bottom right" for _, place in members],
             "marker": {"size": 11, "symbol": _SYMBOLS[number % len(_SYMBOLS)], "color": colour_of(number)},
             "error_x": _bars([row for row, _ in members], "tpot", 1e-6),
             "error_y": _bars([row for row, _ in members], "decode_rate"),
             "hovertext": [_hover(row) for row, _ in members], "hoverinfo": "text",
         })  # fmt: skip
-    farthest = max(max(x, _ends(row, "tpot", 1e-6)[1]) for row, (x, _) in placed)
     rates = [end for row, (_, y) in placed for end in (y, *_ends(row, "decode_rate"))]
     layout = {
         "xaxis": {"title": {"text": "TPOT, ms (less is better)"}, "range": [0, 1.15 * farthest]},
@@ -74,6 +71,26 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
         "height": 520,
     }
     return {"data": traces, "layout": layout}
+
+
+def _front_traces(front: Sequence[SweepRow]) -> list[Figure]:
+    """Rings around the front, and a line that only ever goes up to the right."""
+
+    def at(rows: Sequence[SweepRow]) -> Figure:
+        places = [place for row in rows if (place := _place(row)) is not None]
+        return {"type": "scatter", "x": [x for x, _ in places], "y": [y for _, y in places], "hoverinfo": "skip"}
+
+    line = {"mode": "lines", "showlegend": False, "line": {"dash": "dash", "color": GREY}}
+    ring = {"size": 20, "symbol": "circle-open", "color": GREY, "line": {"width": 2}}
+    return [
+        {**at(front), "mode": "markers", "name": "on the front", "marker": ring},
+        {**at(front_line(front)), "name": "the front", **line},
+    ]
+
+
+def _short_label(row: SweepRow) -> str:
+    """Its values; where they are too long to stand beside a mark, its number in the table."""
+    return label(row.label) if len(row.label) <= _LONGEST_LABEL else f"# {row.number}"
 
 
 def _why_none(rows: Sequence[SweepRow]) -> Missing:
@@ -130,7 +147,7 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
     others = [other for other in swept_keys(rows) if other != key]
     groups: dict[str, list[SweepRow]] = {}
     for row in rows:
-        if key in row.values and any(not isinstance(one.value(row), Missing) for one in _QUANTITIES):
+        if row.ranked and key in row.values and any(not isinstance(one.value(row), Missing) for one in _QUANTITIES):
             words = ", ".join(f"{other.rsplit('.', 1)[-1]} {row.values.get(other, '')}" for other in others)
             groups.setdefault(words, []).append(row)
     if not groups:

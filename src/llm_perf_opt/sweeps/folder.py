@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.records import SCHEMA, CleanTimings
+from llm_perf_opt.reading.timings import read_timings
+from llm_perf_opt.records import SCHEMA
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record
 
 PointStatus = Literal["pending", "complete", "partial", "failed"]
@@ -80,7 +81,7 @@ class SweepFolder:
         try:
             run = RunFolder.open(self.path / point.folder)
             if run.manifest().pass_named("clean") is not None:
-                read_record(run.clean_file, CleanTimings)
+                read_timings(run.clean_file)
         except ParseError as error:
             return error.fact
         return ""

@@ -1,15 +1,17 @@
 """Reads every run of a sweep and writes its page. A point that cannot be read is a row that says so."""
 
+from collections import Counter
 from pathlib import Path
 
 from llm_perf_opt.analyse import analyse
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.sweep_rows import SweepEntry, sweep_rows
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.errors import CaptureError, LlmPerfError
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.sweep import SweepReport, sweep_markdown, sweep_page
 from llm_perf_opt.run_folder import RunFolder, write_whole
 from llm_perf_opt.sweeps.folder import SweepFolder, SweepPoint
+from llm_perf_opt.sweeps.machine import hardware_of
 
 
 def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
@@ -27,7 +29,9 @@ def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:
     """As the folder is now: sweep.json says what became of the point, not what became of its run afterwards."""
     damage = folder.damage(point)
     status, why = ("damaged", damage) if damage else (point.status, point.why)
-    return SweepEntry(point.swept, status, why, point.folder, _analysis(folder, point), _page(folder, point))
+    analysis = _analysis(folder, point)
+    hardware = {} if isinstance(analysis, Missing) else hardware_of(analysis)
+    return SweepEntry(point.swept, status, why, point.folder, analysis, _page(folder, point), hardware)
 
 
 def _page(folder: SweepFolder, point: SweepPoint) -> str:
@@ -42,5 +46,18 @@ def _analysis(folder: SweepFolder, point: SweepPoint) -> Maybe[RunAnalysis]:
         return Missing(point.why or "the point was not run")
     try:
         return analyse(RunFolder.open(folder.path / point.folder), traces=False)
-    except ParseError as error:
+    except LlmPerfError as error:  # whatever one point lacks, the others are shown
         return Missing(error.fact)
+
+
+def shortcoming(found: SweepReport) -> LlmPerfError | None:
+    """What a verb ends with where not every point is complete and stands beside the others."""
+    lacking = [row for row in found.rows if row.status != "complete" or not row.ranked]
+    if not lacking:
+        return None
+    kinds = Counter(row.status for row in lacking)
+    return CaptureError(
+        f"{len(lacking)} of {len(found.rows)} points of the sweep are not as they should be: "
+        f"{', '.join(f'{status} ({count})' for status, count in kinds.items())}.",
+        "Their rows in the report say why.",
+    )

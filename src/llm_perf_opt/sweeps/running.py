@@ -16,6 +16,7 @@ from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError
 from llm_perf_opt.records import SCHEMA
 from llm_perf_opt.run_folder import RunFolder
 from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, SweepPoint
+from llm_perf_opt.sweeps.machine import refuse_elsewhere
 
 _RUN_DIR = "hydra.run.dir="
 
@@ -66,7 +67,7 @@ def begin_sweep(planned: Planned, command: Sequence[str], config_dir: Path | Non
 
 
 def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
-    """Run every point that is not complete, or whose run is lost or damaged.
+    """Run every point that is not complete, or whose run is lost or damaged; on the hardware of those that are, or not at all.
 
     Returns what the caller ends with: an interruption, or how many points failed.
     """
@@ -74,6 +75,8 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
     config_dir = Path(sweep.config_dir) if sweep.config_dir else None
     waiting = [number for number, point in enumerate(sweep.points) if point.status != "complete" or folder.damage(point)]
     composed = {number: compose(sweep.points[number].overrides, config_dir) for number in waiting}
+    if waiting:
+        refuse_elsewhere(folder, sweep, composed[waiting[0]].config.hardware.device_index)
     failed = 0
     for number in waiting:
         point = sweep.points[number]

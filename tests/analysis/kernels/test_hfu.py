@@ -7,7 +7,8 @@ from kernel_fixtures import counted, launch, report_of, traced_uses
 from llm_perf_opt.analysis.kernels.evidence import hfus_of
 from llm_perf_opt.analysis.kernels.hfu import against_model, hfu, stage_hfu
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
-from llm_perf_opt.analysis.limits.efficiency import Efficiency, Roof
+from llm_perf_opt.analysis.limits.efficiency import Efficiency
+from llm_perf_opt.analysis.limits.roofs import Roof
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.errors import ImplausibleError
 from llm_perf_opt.kernel_records import CountedKernel, KernelUse

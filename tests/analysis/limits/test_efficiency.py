@@ -176,11 +176,36 @@ def test_whole_attention_alone_never_stops_a_report() -> None:
     assert prefill.mfu_full_attention > 1.0
 
 
-def test_without_device_activity_far_from_the_floor_is_overhead() -> None:
+def test_on_a_cpu_far_from_the_floor_is_near_neither_limit() -> None:
     torch = replace(torch_pass(1, 1), activity=ON_CPU)
-    result = found(efficiency(timings(10_000_000, 10_000_000), torch, given(1e12, 1e11), NOT_HERE))
-    assert {stage.verdict for stage in result.stages} == {"overhead-bound"}
+    far = timings(10_000_000, 10_000_000)
+    far = replace(far, model=replace(far.model, device="cpu"))
+    result = found(efficiency(far, torch, given(1e12, 1e11), NOT_HERE))
+    assert {stage.verdict for stage in result.stages} == {"near neither limit"}
     assert {str(stage.busy) for stage in result.stages} == {"n/a: the run is on the CPU"}
+
+
+def test_on_a_gpu_nothing_is_said_of_what_nobody_looked_at() -> None:
+    far = timings(10_000_000, 10_000_000)
+    result = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE))
+    assert {stage.verdict for stage in result.stages} == {"not known"}
+    assert result.stages[1].binds == "What binds decode is not known"
+    assert "not here; the device was not sampled (profiling.torch.enable=true tells)" in result.stages[1].because
+    busy = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE, 1.0))
+    assert {stage.verdict for stage in busy.stages} == {"kernel-bound"}
+    idle = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE, 0.02))
+    assert {stage.verdict for stage in idle.stages} == {"launch-bound"}
+    half = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE, 0.6))
+    assert {stage.verdict for stage in half.stages} == {"not known"}, "it may have been either stage"
+    seen = found(efficiency(far, torch_pass(9_000_000, 18_000_000), given(1e12, 1e11), NOT_HERE, 0.02))
+    assert {stage.verdict for stage in seen.stages} == {"kernel-bound"}, "what the torch pass saw outweighs the sampler"
+
+
+def test_every_word_on_the_page_is_explained_on_it() -> None:
+    text = efficiency_section(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE))
+    assert "**What binds decode is not known**" in text
+    assert "- not known: no limit is known to compare with, or nothing says whether the device worked or waited." in text
+    assert "kernel-bound:" not in text, "words that are not used are not explained"
 
 
 def test_above_a_hundred_percent_stops_with_what_to_check() -> None:

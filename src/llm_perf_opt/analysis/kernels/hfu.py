@@ -6,7 +6,8 @@ from typing import Literal
 
 from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED
 from llm_perf_opt.analysis.kernels.table import StageKernels
-from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN, Roof
+from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN
+from llm_perf_opt.analysis.limits.roofs import Roof
 from llm_perf_opt.errors import ImplausibleError
 from llm_perf_opt.records import Maybe, Missing
 

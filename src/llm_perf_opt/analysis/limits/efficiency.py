@@ -7,43 +7,20 @@ from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, combined, 
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.work import Logits, Step, decode_steps
 from llm_perf_opt.analysis.dtypes import compute_dtype
-from llm_perf_opt.analysis.limits.ceiling_peaks import bandwidth, peak_flops
+from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, Nearest, sampled_share, verdict
 from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices, shared_words
-from llm_perf_opt.analysis.limits.floor import Floor, FloorPart, floor
+from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
 from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.roofs import Roof, best_floor, least_time, roofs_of
 from llm_perf_opt.analysis.stats import percentile, summarise
 from llm_perf_opt.errors import ConfigError, ImplausibleError
 from llm_perf_opt.records import Ceilings, CleanTimings, Distribution, Maybe, Missing, TorchPass
 from llm_perf_opt.stages import Stage
 
-BUSY_ENOUGH = 0.5
-"""A stage whose kernels fill less than this share of its time waits for launches, whatever its kernels are bound by."""
-NEAR_FLOOR = 5.0
-"""A stage this many times its floor is near neither limit: its kernels, or the host, are what to look at."""
-UNLIMITED = 1e30
-"""Bytes per second that no model notices: for a floor of computing alone."""
 MEASURED_MARGIN = 1.03
 """A measured ceiling is a median with spread: a stage may pass it by a little without anything being wrong."""
 
-
-@dataclass(frozen=True)
-class Roof:
-    """A pair of limits to compare with."""
-
-    name: str
-    source: str
-    peak_flops_per_s: Maybe[float]
-    bandwidth_bytes_per_s: Maybe[float]
-    in_cache: bool = False
-    """Whether the model stays in the cache, so that only computing bounds it."""
-
-    @property
-    def ridge_flops_per_byte(self) -> Maybe[float]:
-        """Where computing and moving take equally long."""
-        for value in (self.peak_flops_per_s, self.bandwidth_bytes_per_s):
-            if isinstance(value, Missing):
-                return value
-        return _number(self.peak_flops_per_s) / _number(self.bandwidth_bytes_per_s)
+_NOT_SAMPLED = Missing("the device was not sampled")
 
 
 @dataclass(frozen=True)
@@ -86,7 +63,15 @@ class StageEfficiency:
     """Share of the unprofiled time that its kernels take, their durations from the torch pass."""
     launches: Maybe[int]
     verdict: str
+    """A word of VERDICTS."""
     because: str
+
+    @property
+    def binds(self) -> str:
+        """The beginning of a sentence that `because` ends."""
+        if self.verdict == UNKNOWN:
+            return f"What binds {self.stage} is {self.verdict}"
+        return f"{self.stage.capitalize()} is {self.verdict}"
 
     @property
     def seconds(self) -> float:
@@ -174,8 +159,12 @@ def efficiency(
     torch: Maybe[TorchPass],
     datasheet: Maybe[Hardware],
     measured: Maybe[Ceilings],
+    at_work: Maybe[float] = _NOT_SAMPLED,
 ) -> Maybe[Efficiency]:
-    """Compare prefill and decode with the datasheet's and the measured limits; an unknown architecture has none of it."""
+    """Compare prefill and decode with the datasheet's and the measured limits; an unknown architecture has none of it.
+
+    `at_work` is the share of the repeats' time that the sampler saw the device at work.
+    """
     request = request_cost(timings)
     if isinstance(request, Missing):
         return request
@@ -184,16 +173,13 @@ def efficiency(
     devices = devices_of(timings)
     if (elsewhere := _on_more_devices(torch, devices)) is not None:
         return elsewhere
-    in_cache = _in_cache(timings, devices)
-    roofs = tuple(
-        _together(roof, devices)
-        for roof in (_datasheet_roof(datasheet, numbers, in_cache), _measured_roof(measured, numbers, in_cache))
-    )
-    stages = [_stage(Stage.PREFILL, request.prefill, request.prefill, timings, torch, roofs)]
+    roofs = roofs_of(timings, devices, numbers, datasheet, measured)
+    sampled = _sampled(request, timings, roofs, at_work)
+    stages = [_stage(Stage.PREFILL, request.prefill, request.prefill, timings, torch, roofs, sampled)]
     if request.steps:
         profiled = len(request.steps) if isinstance(torch, Missing) else torch.decode_steps
         whole, seen = combined(request.steps), combined(request.steps[:profiled])
-        stages.append(_stage(Stage.DECODE, whole, seen, timings, torch, roofs))
+        stages.append(_stage(Stage.DECODE, whole, seen, timings, torch, roofs, sampled))
     notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
     if devices > 1:
         notes.append(shared_words(devices))
@@ -214,46 +200,6 @@ def _on_more_devices(torch: Maybe[TorchPass], devices: int) -> Missing | None:
     return more_devices(max((entry.devices for entry in torch.activity), default=1), devices)
 
 
-def _together(roof: Roof, devices: int) -> Roof:
-    """The limits of several devices that are alike."""
-    if devices == 1:
-        return roof
-    peak, moved = (
-        value if isinstance(value, Missing) else value * devices for value in (roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
-    )
-    return replace(
-        roof, source=f"{devices} devices together, each: {roof.source}", peak_flops_per_s=peak, bandwidth_bytes_per_s=moved
-    )
-
-
-def _in_cache(timings: CleanTimings, devices: int) -> Missing | None:
-    """Why memory bandwidth is no limit, where the model's share on a device is so small that it stays in the cache."""
-    last_level_cache_bytes = timings.model.last_level_cache_bytes
-    weight_bytes = timings.model.weight_bytes / devices
-    if isinstance(last_level_cache_bytes, Missing) or weight_bytes > last_level_cache_bytes:
-        return None
-    return Missing(
-        f"the weights ({weight_bytes / 2**20:.0f} MiB{' on each device' if devices > 1 else ''}) fit in the last-level cache "
-        f"({last_level_cache_bytes / 2**20:.0f} MiB), so memory bandwidth does not bound them"
-    )
-
-
-def _datasheet_roof(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | None) -> Roof:
-    if isinstance(hardware, Missing):
-        return Roof("datasheet", hardware.why, hardware, hardware)
-    peak = hardware.peak(dtype)
-    flops: Maybe[float] = peak if isinstance(peak, Missing) else peak.flops_per_s
-    sums = f", {dtype} summed in {peak.accumulate}" if not isinstance(peak, Missing) and hardware.nvml_names else ""
-    return Roof("datasheet", f"{hardware.source}{sums}", flops, in_cache or hardware.bandwidth_bytes_per_s, in_cache is not None)
-
-
-def _measured_roof(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | None) -> Roof:
-    if isinstance(ceilings, Missing):
-        return Roof("measured", ceilings.why, ceilings, ceilings)
-    source = f"{ceilings.device_name}, taken {ceilings.taken}"
-    return Roof("measured", source, peak_flops(ceilings, dtype), in_cache or bandwidth(ceilings), in_cache is not None)
-
-
 def _stage(
     stage: Stage,
     cost: StageCost,
@@ -261,13 +207,17 @@ def _stage(
     timings: CleanTimings,
     torch: Maybe[TorchPass],
     roofs: tuple[Roof, ...],
+    sampled: dict[Stage, Maybe[KernelShare]],
 ) -> StageEfficiency:
     """`profiled_cost` is of as many steps as the torch pass took."""
     values = [it.prefill_ns if stage is Stage.PREFILL else it.decode_ns for it in timings.iterations]
     time = summarise(values)
     against = tuple(_against(stage, cost, time.median / 1e9, roof) for roof in roofs)
     busy, launches = _activity(stage, timings, torch)
-    verdict, because = _verdict(against, busy)
+    share = sampled[stage] if isinstance(busy, Missing) else KernelShare(busy, busy)
+    if isinstance(share, Missing) and isinstance(busy, Missing):
+        share = Missing(f"{busy.why}; {share.why}")
+    word, because = verdict(_nearest(against), share, on_cpu=not timings.model.device.startswith("cuda"))
     return StageEfficiency(
         stage=stage.value,
         time_ns=time,
@@ -276,7 +226,7 @@ def _stage(
         parts=_parts(stage, profiled_cost, torch, roofs),
         busy=busy,
         launches=launches,
-        verdict=verdict,
+        verdict=word,
         because=because,
     )
 
@@ -296,7 +246,7 @@ def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Again
             )
         return found
 
-    least = _least(cost, roof)
+    least = least_time(cost, roof)
     return Against(
         roof=roof,
         mfu=share(cost.flops, roof.peak_flops_per_s, "MFU"),
@@ -321,15 +271,6 @@ def _parts(stage: Stage, cost: StageCost, torch: Maybe[TorchPass], roofs: tuple[
         none = Missing("it is outside the cost model")
         rows.append(PartEfficiency("other", rest, None, none, none, none))
     return tuple(rows)
-
-
-def best_floor(cost: StageCost, roofs: tuple[Roof, ...]) -> Maybe[tuple[Roof, Floor]]:
-    """The least time on the best limits known: the measured ones, else the datasheet's."""
-    for roof in reversed(roofs):
-        least = _least(cost, roof)
-        if not isinstance(least, Missing):
-            return roof, least
-    return Missing("no limit is known to compare with")
 
 
 def _part_times(stage: Stage, torch: Maybe[TorchPass]) -> Maybe[dict[str, int]]:
@@ -367,14 +308,6 @@ def _part(part: FloorPart, time_ns: Maybe[int], roof: Roof) -> PartEfficiency:
     )
 
 
-def _least(cost: StageCost, roof: Roof) -> Maybe[Floor]:
-    if isinstance(roof.peak_flops_per_s, Missing):
-        return roof.peak_flops_per_s
-    if isinstance(roof.bandwidth_bytes_per_s, Missing):
-        return floor(cost, roof.peak_flops_per_s, UNLIMITED) if roof.in_cache else roof.bandwidth_bytes_per_s
-    return floor(cost, roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
-
-
 def _activity(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Maybe[float], Maybe[int]]:
     """Kernel time over the unprofiled time of as many steps, the mean over the devices seen; and the launches."""
     if isinstance(torch, Missing):
@@ -390,26 +323,38 @@ def _activity(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> t
     return share, found.launches
 
 
-def _verdict(against: tuple[Against, ...], busy: Maybe[float]) -> tuple[str, str]:
-    """What a change must address first: the launches, or the limit that the floor runs into."""
-    if not isinstance(busy, Missing) and busy < BUSY_ENOUGH:
-        return "launch-bound", f"kernels fill {busy:.0%} of the time; the device waits for the host to launch them"
-    best = next((entry for entry in reversed(against) if not isinstance(entry.floor, Missing)), None)
-    if best is None or isinstance(best.floor, Missing) or isinstance(best.times_floor, Missing):
-        return "unknown", "no limit is known to compare with"
-    times = f"{best.times_floor:,.1f} times its floor of {best.floor.seconds * 1e3:.4g} ms on the {best.roof.name} limits"
-    if best.times_floor > NEAR_FLOOR:
-        if isinstance(busy, Missing):
-            return "overhead-bound", f"it takes {times}: far from what bounds it in the end"
-        return "kernel-bound", f"kernels fill {busy:.0%} of the time, and it takes {times}: they are far from the limit"
-    return f"{best.floor.bound}-bound", f"it takes {times}, and the floor is mostly {_words(best.floor)}"
+def _sampled(
+    request: RequestCost, timings: CleanTimings, roofs: tuple[Roof, ...], at_work: Maybe[float]
+) -> dict[Stage, Maybe[KernelShare]]:
+    """What the sampler's readings leave possible for each stage; they do not tell one stage from the other themselves."""
+    if isinstance(at_work, Missing):
+        return {Stage.PREFILL: at_work, Stage.DECODE: at_work}
+    first, last = timings.iterations[0], timings.iterations[-1]
+    whole = last.started_ns + last.wall_ns - first.started_ns
+    costs = {Stage.PREFILL: request.prefill, **({Stage.DECODE: combined(request.steps)} if request.steps else {})}
+    taken = {
+        Stage.PREFILL: sum(one.prefill_ns for one in timings.iterations),
+        Stage.DECODE: sum(one.decode_ns for one in timings.iterations),
+    }
+    least = dict.fromkeys(taken, 0.0)
+    for stage, cost in costs.items():
+        found = best_floor(cost, roofs)
+        if not isinstance(found, Missing):
+            least[stage] = min(1.0, found[1].seconds * 1e9 * len(timings.iterations) / taken[stage])
+    shares: dict[Stage, Maybe[KernelShare]] = {}
+    for stage, other in ((Stage.PREFILL, Stage.DECODE), (Stage.DECODE, Stage.PREFILL)):
+        own, others = (taken[one] / max(whole, sum(taken.values())) for one in (stage, other))
+        shares[stage] = (
+            sampled_share(at_work, own, others, least[stage], least[other])
+            if own
+            else Missing(f"the request has no {stage.value}")
+        )
+    return shares
 
 
-def _words(least: Floor) -> str:
-    return "computing" if least.bound == "compute" else "moving bytes"
-
-
-def _number(value: Maybe[float]) -> float:
-    if isinstance(value, Missing):
-        raise TypeError(value.why)
-    return value
+def _nearest(against: tuple[Against, ...]) -> Maybe[Nearest]:
+    """On the best limits known."""
+    for entry in reversed(against):
+        if not isinstance(entry.floor, Missing) and not isinstance(entry.times_floor, Missing):
+            return Nearest(entry.times_floor, entry.floor, entry.roof.name)
+    return Missing("no limit is known to compare with")

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.limits.efficiency import Roof
 from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.roofs import Roof
 from llm_perf_opt.records import Maybe, Missing
 
 

@@ -9,7 +9,8 @@ from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.kernels.classes import KernelClass
-from llm_perf_opt.analysis.limits.efficiency import best_floor, request_cost
+from llm_perf_opt.analysis.limits.efficiency import request_cost
+from llm_perf_opt.analysis.limits.roofs import best_floor
 from llm_perf_opt.analysis.rules.launching import launches_one_by_one, lengthened, request_units
 from llm_perf_opt.analysis.rules.wall_clock import HOST_BOUND, Bounds, felt
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal

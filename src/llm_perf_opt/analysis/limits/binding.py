@@ -1,0 +1,114 @@
+"""What a change to a stage must address first, and on what evidence: no verdict says more than was seen."""
+
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.limits.floor import Floor
+from llm_perf_opt.records import Maybe, Missing
+
+BUSY_ENOUGH = 0.5
+"""A stage whose kernels run for less than this share of its time waits for launches, whatever its kernels are bound by."""
+NEAR_FLOOR = 5.0
+"""A stage this many times its floor is near neither limit: its kernels, or the host, are what to look at."""
+
+LAUNCH, MEMORY, COMPUTE, KERNELS = "launch-bound", "memory-bound", "compute-bound", "kernel-bound"
+NEITHER = "near neither limit"
+UNKNOWN = "not known"
+
+VERDICTS = (
+    (LAUNCH, f"kernels run for less than {BUSY_ENOUGH:.0%} of its time; the device waits for the host to launch them."),
+    (
+        f"{MEMORY}, {COMPUTE}",
+        f"kernels run for {BUSY_ENOUGH:.0%} of its time or more, it takes up to {NEAR_FLOOR:g} times its floor, and most of the "
+        "floor is moving bytes, or computing. On a CPU, which is host and device in one, the floor alone decides.",
+    ),
+    (
+        KERNELS,
+        f"kernels run for {BUSY_ENOUGH:.0%} of its time or more, and it takes over {NEAR_FLOOR:g} times its floor: "
+        "the kernels themselves are far from what the device can do.",
+    ),
+    (
+        NEITHER,
+        f"on a CPU: it takes over {NEAR_FLOOR:g} times its floor. Slow kernels and the framework's own time are not told apart.",
+    ),
+    (UNKNOWN, "no limit is known to compare with, or nothing says whether the device worked or waited."),
+)
+"""Each word that a stage is called by, with what it means."""
+
+EVIDENCE = (
+    "For how much of a stage's time kernels run is known from the torch pass (their durations over the unprofiled time). Without "
+    "it the sampler's readings of GPU utilisation while the repeats ran bound it, where they last long enough; and kernels run "
+    "for no less than the stage's floor."
+)
+HOW_TO_KNOW = "profiling.torch.enable=true tells"
+
+
+_BY_TORCH = Missing("it is of the torch pass")
+
+
+@dataclass(frozen=True)
+class KernelShare:
+    """Share of a stage's time that kernels ran: a figure of the torch pass, or what the sampler's readings leave possible."""
+
+    low: float
+    high: float
+    sampled: Maybe[float] = _BY_TORCH
+    """The readings' mean, where they are what it stands on."""
+
+    @property
+    def words(self) -> str:
+        """In words, for a sentence."""
+        if isinstance(self.sampled, Missing):
+            return f"kernels fill {self.low:.0%} of the time"
+        reach = f"{self.low:.0%} to {self.high:.0%}" if f"{self.low:.0%}" != f"{self.high:.0%}" else f"{self.low:.0%}"
+        seen = f"GPU utilisation {self.sampled:.0%} while the repeats ran"
+        return f"kernels run for {reach} of the time, by the sampler's readings ({seen}) and the floors"
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """A stage's distance from its floor, on the best limits known."""
+
+    times: float
+    floor: Floor
+    limits: str
+
+    @property
+    def words(self) -> str:
+        """In words, for a sentence."""
+        return f"it takes {self.times:,.1f} times its floor of {self.floor.seconds * 1e3:.4g} ms on the {self.limits} limits"
+
+
+def sampled_share(sampled: float, own: float, others: float, own_least: float, others_least: float) -> KernelShare:
+    """What the device's utilisation over all repeats leaves possible for one stage.
+
+    `own` and `others` are the shares of the repeats' time that this stage and the other one take; what remains lies between
+    repeats. The stage's kernels run least where everything else kept the device busy throughout, and most where the other stage's
+    ran no longer than its floor. A floor is the least that a stage's kernels run, as a share of its time in `…_least`.
+    """
+    rest = max(0.0, 1 - own - others)
+    low = (sampled - others - rest) / own
+    high = (sampled - others * others_least) / own
+    low, high = (min(1.0, max(own_least, end)) for end in (low, high))
+    return KernelShare(low, high, sampled)
+
+
+def verdict(nearest: Maybe[Nearest], share: Maybe[KernelShare], *, on_cpu: bool) -> tuple[str, str]:
+    """A word of VERDICTS, and why it is that one."""
+    if not isinstance(share, Missing) and share.high < BUSY_ENOUGH:
+        return LAUNCH, f"{share.words}; the device waits for the host to launch them"
+    if isinstance(nearest, Missing):
+        return UNKNOWN, nearest.why
+    far = nearest.times > NEAR_FLOOR
+    if on_cpu and far:
+        return NEITHER, f"{nearest.words}; slow kernels and the framework's own time are not told apart on a CPU"
+    least = 1 / nearest.times if isinstance(share, Missing) else max(share.low, 1 / nearest.times)
+    if not on_cpu and least < BUSY_ENOUGH:
+        if isinstance(share, Missing):
+            return UNKNOWN, f"{nearest.words}, and nothing says for how much of that kernels ran: {share.why} ({HOW_TO_KNOW})"
+        return UNKNOWN, f"{nearest.words}, and {share.words}: that leaves open whether the device waits ({HOW_TO_KNOW})"
+    seen = "" if isinstance(share, Missing) else f"{share.words}; "
+    if far:
+        return KERNELS, f"{seen}{nearest.words}: the kernels are far from what the device can do"
+    mostly = "computing" if nearest.floor.bound == "compute" else "moving bytes"
+    word = COMPUTE if nearest.floor.bound == "compute" else MEMORY
+    return word, f"{seen}{nearest.words}, and the floor is mostly {mostly}"

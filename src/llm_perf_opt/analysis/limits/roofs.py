@@ -1,0 +1,107 @@
+"""The limits that a stage is held against, and the least time that they leave it."""
+
+from dataclasses import dataclass, replace
+
+from llm_perf_opt.analysis.cost_model.cost import StageCost
+from llm_perf_opt.analysis.limits.ceiling_peaks import bandwidth, peak_flops
+from llm_perf_opt.analysis.limits.floor import Floor, floor
+from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
+
+UNLIMITED = 1e30
+"""Bytes per second that no model notices: for a floor of computing alone."""
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A pair of limits to compare with."""
+
+    name: str
+    source: str
+    peak_flops_per_s: Maybe[float]
+    bandwidth_bytes_per_s: Maybe[float]
+    in_cache: bool = False
+    """Whether the model stays in the cache, so that only computing bounds it."""
+
+    @property
+    def ridge_flops_per_byte(self) -> Maybe[float]:
+        """Where computing and moving take equally long."""
+        for value in (self.peak_flops_per_s, self.bandwidth_bytes_per_s):
+            if isinstance(value, Missing):
+                return value
+        return _number(self.peak_flops_per_s) / _number(self.bandwidth_bytes_per_s)
+
+
+def roofs_of(
+    timings: CleanTimings, devices: int, numbers: str, datasheet: Maybe[Hardware], measured: Maybe[Ceilings]
+) -> tuple[Roof, Roof]:
+    """The datasheet's limits and the measured ones, of all devices together, for a format of numbers."""
+    in_cache = _in_cache(timings, devices)
+    return (
+        _together(_datasheet_roof(datasheet, numbers, in_cache), devices),
+        _together(_measured_roof(measured, numbers, in_cache), devices),
+    )
+
+
+def _together(roof: Roof, devices: int) -> Roof:
+    """The limits of several devices that are alike."""
+    if devices == 1:
+        return roof
+    peak, moved = (
+        value if isinstance(value, Missing) else value * devices for value in (roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
+    )
+    return replace(
+        roof, source=f"{devices} devices together, each: {roof.source}", peak_flops_per_s=peak, bandwidth_bytes_per_s=moved
+    )
+
+
+def _in_cache(timings: CleanTimings, devices: int) -> Missing | None:
+    """Why memory bandwidth is no limit, where the model's share on a device is so small that it stays in the cache."""
+    last_level_cache_bytes = timings.model.last_level_cache_bytes
+    weight_bytes = timings.model.weight_bytes / devices
+    if isinstance(last_level_cache_bytes, Missing) or weight_bytes > last_level_cache_bytes:
+        return None
+    return Missing(
+        f"the weights ({weight_bytes / 2**20:.0f} MiB{' on each device' if devices > 1 else ''}) fit in the last-level cache "
+        f"({last_level_cache_bytes / 2**20:.0f} MiB), so memory bandwidth does not bound them"
+    )
+
+
+def _datasheet_roof(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | None) -> Roof:
+    if isinstance(hardware, Missing):
+        return Roof("datasheet", hardware.why, hardware, hardware)
+    peak = hardware.peak(dtype)
+    flops: Maybe[float] = peak if isinstance(peak, Missing) else peak.flops_per_s
+    sums = f", {dtype} summed in {peak.accumulate}" if not isinstance(peak, Missing) and hardware.nvml_names else ""
+    return Roof("datasheet", f"{hardware.source}{sums}", flops, in_cache or hardware.bandwidth_bytes_per_s, in_cache is not None)
+
+
+def _measured_roof(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | None) -> Roof:
+    if isinstance(ceilings, Missing):
+        return Roof("measured", ceilings.why, ceilings, ceilings)
+    source = f"{ceilings.device_name}, taken {ceilings.taken}"
+    return Roof("measured", source, peak_flops(ceilings, dtype), in_cache or bandwidth(ceilings), in_cache is not None)
+
+
+def best_floor(cost: StageCost, roofs: tuple[Roof, ...]) -> Maybe[tuple[Roof, Floor]]:
+    """The least time on the best limits known: the measured ones, else the datasheet's."""
+    for roof in reversed(roofs):
+        least = least_time(cost, roof)
+        if not isinstance(least, Missing):
+            return roof, least
+    return Missing("no limit is known to compare with")
+
+
+def least_time(cost: StageCost, roof: Roof) -> Maybe[Floor]:
+    """The floor on one pair of limits."""
+    if isinstance(roof.peak_flops_per_s, Missing):
+        return roof.peak_flops_per_s
+    if isinstance(roof.bandwidth_bytes_per_s, Missing):
+        return floor(cost, roof.peak_flops_per_s, UNLIMITED) if roof.in_cache else roof.bandwidth_bytes_per_s
+    return floor(cost, roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
+
+
+def _number(value: Maybe[float]) -> float:
+    if isinstance(value, Missing):
+        raise TypeError(value.why)
+    return value

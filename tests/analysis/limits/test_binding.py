@@ -1,0 +1,103 @@
+"""No verdict says more than was seen."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_perf_opt.analysis.limits.binding import (
+    BUSY_ENOUGH,
+    COMPUTE,
+    KERNELS,
+    LAUNCH,
+    MEMORY,
+    NEAR_FLOOR,
+    NEITHER,
+    UNKNOWN,
+    VERDICTS,
+    KernelShare,
+    Nearest,
+    sampled_share,
+    verdict,
+)
+from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
+from llm_perf_opt.records import Maybe, Missing
+
+NO_TORCH = Missing("the run was asked for without the torch pass")
+
+
+def nearest(times: float, bound: str = "memory") -> Nearest:
+    flops, moved = (1, 10**9) if bound == "memory" else (10**9, 1)
+    compute, memory = (1e-6, 1e-3) if bound == "memory" else (1e-3, 1e-6)
+    return Nearest(times, Floor((FloorPart("mlp", flops, moved, compute, memory),)), "measured")
+
+
+@pytest.mark.parametrize(
+    ("times", "share", "word"),
+    [
+        (6.5, NO_TORCH, UNKNOWN),
+        (3.5, NO_TORCH, UNKNOWN),
+        (1.9, NO_TORCH, MEMORY),
+        (6.5, KernelShare(1.0, 1.0, 1.0), KERNELS),
+        (3.5, KernelShare(0.86, 1.0, 0.88), MEMORY),
+        (28.0, KernelShare(0.21, 0.24, 0.23), LAUNCH),
+        (10.0, KernelShare(0.36, 1.0, 0.88), UNKNOWN),
+        (3.5, KernelShare(0.9, 0.9), MEMORY),
+        (3.5, KernelShare(0.3, 0.3), LAUNCH),
+        (6.5, KernelShare(0.9, 0.9), KERNELS),
+    ],
+)
+def test_on_a_gpu_what_its_kernels_did_decides(times: float, share: Maybe[KernelShare], word: str) -> None:
+    found, because = verdict(nearest(times), share, on_cpu=False)
+    assert found == word
+    if word == UNKNOWN:
+        assert "profiling.torch.enable=true tells" in because
+        assert (NO_TORCH.why in because) == isinstance(share, Missing)
+    elif not isinstance(share, Missing):
+        assert share.words in because
+        assert ("the sampler's readings" in because) == (not isinstance(share.sampled, Missing))
+
+
+def test_on_a_cpu_the_floor_decides() -> None:
+    assert verdict(nearest(4, "compute"), NO_TORCH, on_cpu=True)[0] == COMPUTE
+    far, because = verdict(nearest(6), NO_TORCH, on_cpu=True)
+    assert far == NEITHER
+    assert "6.0 times its floor" in because
+
+
+def test_without_limits_only_an_idle_device_is_told() -> None:
+    none = Missing("no limit is known to compare with")
+    assert verdict(none, NO_TORCH, on_cpu=False) == (UNKNOWN, none.why)
+    assert verdict(none, KernelShare(0.9, 0.9), on_cpu=False)[0] == UNKNOWN
+    assert verdict(none, KernelShare(0.2, 0.2), on_cpu=False)[0] == LAUNCH
+
+
+def test_every_word_is_defined() -> None:
+    defined = [word for words, _ in VERDICTS for word in words.split(", ")]
+    assert sorted(defined) == sorted([LAUNCH, MEMORY, COMPUTE, KERNELS, NEITHER, UNKNOWN])
+
+
+shares = st.floats(0, 1)
+
+
+@given(st.floats(0.01, 1), shares, shares, shares, shares, shares, shares)
+def test_what_the_readings_leave_possible_holds_what_was(
+    own: float, rest: float, busy: float, others_busy: float, gap_busy: float, floor: float, others_floor: float
+) -> None:
+    """Whatever the stages and the gaps between repeats did, the stage's own share lies within what is told of it."""
+    others = (1 - own) * rest
+    seen = own * busy + others * others_busy + (1 - own - others) * gap_busy
+    found = sampled_share(seen, own, others, floor * busy, others_floor * others_busy)
+    assert found.low - 1e-9 <= busy <= found.high + 1e-9
+    assert 0 <= found.low <= found.high + 1e-9
+
+
+@given(st.floats(1, 100), shares, shares)
+def test_a_verdict_that_names_a_limit_is_near_it_and_has_seen_kernels_run(times: float, one: float, two: float) -> None:
+    share = KernelShare(min(one, two), max(one, two), 0.5)
+    word, _ = verdict(nearest(times), share, on_cpu=False)
+    if word in (MEMORY, COMPUTE):
+        assert times <= NEAR_FLOOR
+    if word in (MEMORY, COMPUTE, KERNELS):
+        assert max(share.low, 1 / times) >= BUSY_ENOUGH
+    if word == LAUNCH:
+        assert share.high < BUSY_ENOUGH
