@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llm_perf_opt.analysis.limits.binding import UNKNOWN
 from llm_perf_opt.analysis.sweep_rows import SweepRow, front_line, swept_keys
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.charts import Figure, label
@@ -113,7 +114,7 @@ def _place(row: SweepRow) -> tuple[float, float] | None:
 
 
 def _bound_words(row: SweepRow) -> str:
-    return "bound by what is not known" if isinstance(row.decode_bound, Missing) else row.decode_bound
+    return f"bound: {UNKNOWN}" if isinstance(row.decode_bound, Missing) else row.decode_bound
 
 
 def _hover(row: SweepRow) -> str:

@@ -74,9 +74,7 @@ def _best(what: str, rows: Sequence[SweepRow], words: Callable[[SweepRow], str])
         return f"The {what} is {words(rows[0])}, at {rows[0].label}."
     named = [f"{row.label} ({words(row)})" for row in rows[:_MOST_NAMED]]
     more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
-    return (
-        f"The {what} is one of {len(rows)} points that are not told apart, as their intervals overlap: {', '.join(named)}{more}."
-    )
+    return f"The {what} is one of {len(rows)} points that are not told apart: {', '.join(named)}{more}."
 
 
 def _rate_words(row: SweepRow) -> str:

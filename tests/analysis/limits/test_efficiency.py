@@ -193,6 +193,8 @@ def test_on_a_gpu_nothing_is_said_of_what_nobody_looked_at() -> None:
     assert "not here; the device was not sampled (profiling.torch.enable=true tells)" in result.stages[1].because
     busy = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE, 1.0))
     assert {stage.verdict for stage in busy.stages} == {"kernel-bound"}
+    short = found(efficiency(timings(1_000_000, 10_000_000), NOT_HERE, given(1e12, 1e11), NOT_HERE, 1.0))
+    assert [stage.verdict for stage in short.stages] == ["not known", "kernel-bound"], "of a short stage the readings say little"
     idle = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE, 0.02))
     assert {stage.verdict for stage in idle.stages} == {"launch-bound"}
     half = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE, 0.6))
