@@ -49,7 +49,7 @@ def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path
         run = tmp_path / f"run{attempt}"
         text = llm_perf("run", "--json", "-q", "profiling=nsys", "profiling.clean=false", *SMALL, f"hydra.run.dir={run}",
                         nsys=real_nsys, cwd=tmp_path)  # fmt: skip
-        assert json.loads(text)["status"] == "complete"
+        assert json.loads(text)["status"] == "complete", (run / "run.json").read_text()
         found.append(disagreement_ns(run))
         if found[-1] < 2 * MS:
             break

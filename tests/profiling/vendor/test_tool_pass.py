@@ -196,7 +196,7 @@ std::exception::what: RuntimeException
 [QuadDCommon::tag_message*] = Local Endpoint is not available.""",
 )
 """All that the real one said, of 480 starts on a busy machine six times."""
-MESSAGE = MESSAGE_PREFIX + '{"event": "phase"}'
+ERROR = MESSAGE_PREFIX + '{"event": "error", "kind": "CaptureError", "fact": "x", "remedy": "y"}'
 
 
 def lost_at_first(folder: Path, said: str, and_then: str = "echo recorded > a.b.nsys-rep", code: int = 1) -> list[str]:
@@ -228,16 +228,24 @@ def test_nsys_that_loses_its_agent_each_time_is_given_up(tmp_path: Path) -> None
     [
         ("No such file", 1),
         ("", 1),
-        (f"working\n{LOST[0]}", 1),
-        (f"{LOST[1]}\nTraceback (most recent call last):", 1),
         (f"{LOST[0]}\nNo reports were generated", 1),
-        (f"{MESSAGE}\n{LOST[0]}", 1),
+        (f"{ERROR}\n{LOST[0]}", 1),
         (LOST[0], 0),
     ],
 )
-def test_a_program_that_may_have_begun_is_not_started_again(tmp_path: Path, said: str, code: int) -> None:
+def test_nsys_is_not_started_again_where_more_went_wrong(tmp_path: Path, said: str, code: int) -> None:
     run = run_stand_in(lost_at_first(tmp_path, said, code=code), tmp_path, starts=3)
     assert (run.starts, (tmp_path / "starts").read_text()) == (1, ".\n")
+
+
+def test_what_says_more_is_told_first(tmp_path: Path) -> None:
+    run = run_stand_in(lost_at_first(tmp_path, f"{LOST[0]}\nNo reports were generated", code=0), tmp_path, starts=3)
+    assert [problem.id for problem in run.problems] == ["no_report", "agent_lost"]
+
+
+def test_a_program_that_had_begun_is_started_again_where_it_may(tmp_path: Path) -> None:
+    run = run_stand_in(lost_at_first(tmp_path, f"loading\n{LOST[1]}"), tmp_path, starts=3)
+    assert (run.starts, run.report) == (2, tmp_path / "a.b.nsys-rep")
 
 
 def test_a_sound_report_is_not_spoilt_by_what_the_program_said(tmp_path: Path) -> None:

@@ -42,11 +42,6 @@ _PERMISSION = _Rule(
 AGENT_LOST = "agent_lost"
 """The id of what may pass when nsys is started again."""
 _AGENT_LOST = re.compile(r"Connection to Agent lost\b.*|End of file|.*Local Endpoint is not available\.?")
-_WITH_IT = re.compile(
-    r"Please refer to the troubleshooting section.*|https://docs\.nvidia\.com/\S*|"
-    r"\S*\(\d+\): Throw in function .*|Dynamic exception type: .*|std::exception::what: .*"
-)
-"""What it says besides, in such a log."""
 
 _NSYS = (
     _PERMISSION,
@@ -161,11 +156,11 @@ def nsys_log_problems(text: str) -> tuple[LogProblem, ...]:
     if lines and lines[-1] == "Generated:":  # how 2023 says that it recorded nothing
         rule = next(rule for rule in _NSYS if rule.id == "no_report")
         found.append(LogProblem(rule.id, rule.what, rule.remedy, rule.fatal, "Generated: (nothing)"))
-    if any(map(_AGENT_LOST.fullmatch, lines)) and all(_AGENT_LOST.fullmatch(line) or _WITH_IT.fullmatch(line) for line in lines):
-        # These words alone: a program that had begun to speak may have said them, and has done who knows what.
-        what = "nsys lost the connection to its own agent before the program said a word."
+    said = next(filter(_AGENT_LOST.fullmatch, lines), None)
+    if said is not None:  # behind all others, which say more
+        what = "nsys lost the connection to its own agent."
         remedy = "Run it again; where it happens each time, end other profilers or use another Nsight Systems."
-        found.append(LogProblem(AGENT_LOST, what, remedy, True, next(filter(_AGENT_LOST.fullmatch, lines))))
+        found.append(LogProblem(AGENT_LOST, what, remedy, True, said))
     return tuple(found)
 
 

@@ -21,8 +21,8 @@ from llm_perf_opt.records import Maybe, Missing
 ENDINGS: dict[Tool, str] = {"nsys": nsys.REPORT_ENDING, "ncu": ncu.REPORT_ENDING}
 """What each tool puts behind the base name of its report."""
 STARTS = 3
-"""How often nsys may be started where its agent is lost before the program begins: on a busy machine up to one start in a hundred
-(2023.4), and the next one knows nothing of it."""
+"""How often nsys may be started where it loses its agent: on a busy machine up to one start in a hundred (2023.4), mostly before
+the program has begun, and the next one knows nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +61,26 @@ def run_tool(
 
     `environment` is the program's; without one, that of our own measured process.
     An interrupted run raises Interrupted as every pass does; its report is saved all the same.
-    `starts`: how often nsys may be started in all where it loses its agent. More than once only for a program that speaks as soon
-    as it begins, as ours does: of a silent one nobody knows whether it had begun.
+    `starts`: how often nsys may be started in all where it loses its agent. More than once only for a program that may run twice,
+    as ours may: nobody knows how far it had come.
     """
-    heard = False
+    told_error = False
 
     def hear(message: dict[str, Any]) -> None:
-        nonlocal heard
-        heard = True
+        nonlocal told_error
+        told_error = told_error or message.get("event") == "error"
         on_message(message)
 
     for number in range(1, starts + 1):
         went = _started(tool, argv, out_base, log, timeout_s, max_trace_gb, hear, on_start, environment, grace_s)
-        if number == starts or heard or not _lost_its_agent(went):
+        if number == starts or told_error or not _lost_its_agent(went):
             break
         on_message({"event": "phase", "text": f"nsys lost its agent and is started again ({number + 1} of {starts})"})
     return replace(went, starts=number)
 
 
 def _lost_its_agent(went: ToolRun) -> bool:
-    """Whether that is all that went wrong, and the program had not begun."""
+    """Whether that is all that went wrong."""
     cut_short = went.finished.timed_out or went.finished.stopped is not None
     failed = went.finished.exit_code != 0 and isinstance(went.report, Missing)
     return failed and not cut_short and [problem.id for problem in went.problems] == [AGENT_LOST]
@@ -123,7 +123,10 @@ def _started(
     with log.open("rb") as file:
         file.seek(begun)
         said = file.read().decode(errors="replace")
-    return ToolRun(finished, report, nsys_log_problems(said) if tool == "nsys" else ncu_log_problems(said))
+    problems = nsys_log_problems(said) if tool == "nsys" else ncu_log_problems(said)
+    if not isinstance(report, Missing):  # then it was the program that said so
+        problems = tuple(problem for problem in problems if problem.id != AGENT_LOST)
+    return ToolRun(finished, report, problems)
 
 
 @contextmanager
