@@ -130,6 +130,16 @@ def test_what_repeats_to_the_byte_is_told_to_the_byte() -> None:
     assert usage(found, "memory.allocated")[1].verdict == "more"
 
 
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_a_gate_at_the_very_change_of_memory_passes_however_many_runs_show_it(runs: int) -> None:
+    base, new = [on_card(allocated_bytes=39077149536)] * runs, [on_card(allocated_bytes=39077149536)] * runs
+    assert exit_code(held(base, new, "memory.allocated=0%").gates) == 0
+    more = [on_card(allocated_bytes=3 * 1_030_000_000)] * runs
+    less = [on_card(allocated_bytes=3 * 1_000_000_000)] * runs
+    assert exit_code(held(less, more, "memory.allocated=3%").gates) == 0
+    assert exit_code(held(less, more, "memory.allocated=2.9%").gates) == 1
+
+
 def test_runs_of_one_side_that_differ_show_that_it_is_not_exact() -> None:
     base = [on_card(device_used_bytes=held_bytes * GIB) for held_bytes in (3, 5, 4)]
     new = [on_card(device_used_bytes=held_bytes * GIB) for held_bytes in (4, 6, 5)]

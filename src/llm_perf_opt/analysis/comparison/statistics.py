@@ -180,7 +180,7 @@ def usage_effect(
         return Missing(why)
     if repeats is None:
         sides = [[np.log([[value]]) for value in side] for side in (base, new)]
-        found: Maybe[Effect] = _effect(sides[0], sides[1], 0, False, judgement)
+        found: Maybe[Effect] = _to_the_digit(base, new, _effect(sides[0], sides[1], 0, False, judgement), judgement.smallest)
     else:
         why = _unfit(*repeats)
         if why:
@@ -193,8 +193,22 @@ def usage_effect(
     if isinstance(found, Missing):
         return found
     words: dict[Verdict, Verdict] = {"faster": "less", "slower": "more"}
-    levels = [float(np.exp(np.mean(np.log(side)))) for side in (base, new)]
-    return replace(found, base=levels[0], new=levels[1], verdict=words.get(found.verdict, found.verdict))
+    return replace(found, base=_level(base), new=_level(new), verdict=words.get(found.verdict, found.verdict))
+
+
+def _to_the_digit(base: Sequence[float], new: Sequence[float], found: Effect, smallest: float) -> Effect:
+    """The effect; of readings that neither differ within a side nor may, their own ratio, which logarithms only come near."""
+    certain = found.uncertainty.between == 0 and found.uncertainty.apart == 0
+    if not certain or len(set(base)) > 1 or len(set(new)) > 1:
+        return found
+    change = (new[0] - base[0]) / base[0]
+    interval = Interval(change, change, change, change)
+    return replace(found, change=change, interval=interval, verdict=_verdict(change, interval, False, smallest))
+
+
+def _level(readings: Sequence[float]) -> float:
+    """The geometric mean; of equal readings that very reading."""
+    return readings[0] * math.exp(float(np.mean([math.log(value / readings[0]) for value in readings])))
 
 
 def paired_effect(
@@ -276,16 +290,22 @@ class _Side:
             profile + inflation * (_resampled_medians(run, generator) - profile)
             for run, profile in zip(runs, profiles, strict=True)
         ]
-        self.profile: Floats = np.mean(profiles, axis=0)
-        self.draws: Floats = np.mean(draws, axis=0)
+        self.profile = _mean(profiles)
+        self.draws = _mean(draws)
         self.run_levels: Floats = np.asarray([np.median(profile) for profile in profiles])
         # As a run's own report has it: of an even count the middle two are averaged as they are, not as logarithms.
         shown = [np.log(np.median(np.median(np.exp(run), axis=0))) for run in runs]
-        self.level = float(np.exp(np.mean(shown)))
+        self.level = float(np.exp(_mean(shown)))
         repeats = [np.median(run, axis=1) for run in runs]
         self.scatter = max(_quarter_spread(values) for values in repeats)
         self.visited = max(float(np.ptp(values)) for values in repeats)
         self.drift = max(_drift(values, inflation) for values in repeats)
+
+
+def _mean(values: Sequence[Floats]) -> Floats:
+    """Of several runs; of equal ones exactly what they are, which a sum divided by their number need not be."""
+    found: Floats = values[0] + np.mean([value - values[0] for value in values], axis=0)
+    return found
 
 
 def _resampled_medians(run: Floats, generator: np.random.Generator) -> Floats:
@@ -360,7 +380,7 @@ def is_measured(freedom: int, judgement: Judgement) -> bool:
 
 def _between(sides: tuple[_Side, _Side], freedom: int, judgement: Judgement) -> Maybe[float]:
     """Deviation from process to process: measured over the runs, or assumed, or neither."""
-    squares = sum(float(((side.run_levels - side.run_levels.mean()) ** 2).sum()) for side in sides)
+    squares = sum(float(((side.run_levels - _mean(list(side.run_levels))) ** 2).sum()) for side in sides)
     seen = math.sqrt(squares / freedom) if freedom else 0.0
     if is_measured(freedom, judgement):
         return seen
