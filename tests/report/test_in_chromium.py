@@ -296,3 +296,32 @@ def test_a_comparison_is_one_page_and_its_names_are_text(chromium: Chromium, tmp
     assert browser.requests == [path.resolve().as_uri()]
     assert browser.ask("document.querySelectorAll('#changes .scatterlayer .point').length") > 0
     assert ATTACKS[2] in str(browser.ask("document.body.innerText"))
+
+
+def test_a_comparison_is_read_whole_in_a_narrow_window(chromium: Chromium, tmp_path: Path) -> None:
+    """No title or label of the chart of changes is cut at its edge, and no table of changes has to be moved sideways."""
+    runs = [
+        run_analysis(
+            timings=clean_timings(
+                [iteration(round((200 + 37 * (n % 5)) * 1e6 * slower), [round(1.2345e7 * slower)] * 3) for n in range(8)]
+            ),
+            run=f"runs/{slower}/{number}",
+        )
+        for slower in (1.0, 0.1)
+        for number in range(3)
+    ]
+    path = tmp_path / "comparison.html"
+    path.write_text(comparison_html(compare(Side(tuple(runs[:3])), Side(tuple(runs[3:])))), encoding="utf-8")
+    for width in (1280, 800):
+        browser = opened(chromium, path, width)
+        cut = browser.ask(
+            "(() => { const box = document.querySelector('#changes .main-svg').getBoundingClientRect();"
+            " return [...document.querySelectorAll('#changes .xtitle, #changes .ytick text')].filter(text => {"
+            " const at = text.getBoundingClientRect(); return at.left < box.left - 1 || at.right > box.right + 1; })"
+            ".map(text => text.textContent) })()"
+        )
+        assert cut == []
+        assert browser.ask("document.querySelectorAll('#changes .xtitle').length") == 1
+        wide = "[...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth).map(b => b.ariaLabel)"
+        assert browser.ask(wide) == []
+        assert browser.ask("document.documentElement.scrollWidth") <= width

@@ -51,7 +51,10 @@ IMPOSSIBLE = ImplausibleError("MBU of decode is 1107.8%.", "Check the device.")
 @pytest.mark.parametrize(
     ("doubtful", "said"),
     [
-        (measured(1, impossible=IMPOSSIBLE), "runs/1 cannot be true: MBU of decode is 1107.8%. Check the device"),
+        (
+            measured(1, impossible=IMPOSSIBLE, warnings=(f"{IMPOSSIBLE.fact} {IMPOSSIBLE.remedy}",)),
+            "runs/1 cannot be true: MBU of decode is 1107.8%. Check the device",
+        ),
         (
             measured(1, manifest=manifest(passes=(PassRecord("clean", "failed", why="killed"),))),
             "the unprofiled pass of runs/1 is failed: killed",
@@ -69,7 +72,11 @@ def test_no_verdict_rests_on_a_run_that_cannot_be_believed(doubtful: RunAnalysis
         for page in (comparison_text(found), comparison_page(found).removeprefix("# Comparison\n\n- ").replace("\\", "")):
             assert page.startswith(f"No verdict: {said}")
             assert not any(word in page for word in ("new is faster", "new is slower", "not distinguishable ("))
-        assert said in comparison_html(found)
+            assert page.count(said.rpartition(": ")[2]) == 1, "once, at the top"
+        html = comparison_html(found)
+        assert html.count(said) == 1
+        assert html.count(IMPOSSIBLE.fact) == (IMPOSSIBLE.fact in said)
+        assert all(result.why == "not judged: see the top" for result in found.gates)
     assert exit_code(held(measured(), measured(1)).gates) == 0, "the same without doubt is judged"
     assert held(measured(), measured(1)).unjudged == ""
 

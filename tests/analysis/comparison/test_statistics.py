@@ -18,7 +18,9 @@ from llm_perf_opt.analysis.comparison.statistics import (
     Interval,
     Judgement,
     effect,
+    is_measured,
     paired_effect,
+    runs_to_measure,
     usage_effect,
 )
 from llm_perf_opt.records import Missing
@@ -367,3 +369,14 @@ def test_repeats_and_runs_that_are_all_equal_have_no_spread(time: int, runs: int
     found = compared([[float(time)] * 6] * runs, [[float(time)] * 7] * runs)
     assert found.exact
     assert (found.change, found.uncertainty.between, found.uncertainty.scatter) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("judgement", "fewest"), [(ON_ACCELERATOR, 2), (Judgement(process_spread=0.2, measured_from=4), 3), (ON_CPU, 3)]
+)
+def test_the_runs_said_to_measure_the_spread_are_the_fewest_that_do(judgement: Judgement, fewest: int) -> None:
+    assert runs_to_measure(judgement) == fewest
+    assert [is_measured(2 * runs - 2, judgement) for runs in (fewest - 1, fewest)] == [False, True]
+    runs = [noise(np.random.default_rng(seed), 10, 0.01) for seed in range(2 * fewest)]
+    assert compared(runs[:fewest], runs[fewest:], judgement).uncertainty.measured
+    assert not compared(runs[: fewest - 1], runs[fewest - 1 : 2 * fewest - 2], judgement).uncertainty.measured

@@ -43,6 +43,8 @@ MEASURED_FROM = 2
 """Degrees of freedom from which the spread between processes is measured: two runs a side, or three against one."""
 SEVERAL = 4
 """Degrees of freedom from which nothing need be assumed of the machine: three runs a side."""
+RECOMMENDED_RUNS = SEVERAL // 2 + 1
+"""A side: they measure how much processes differ, wherever that is, and well enough to find small changes."""
 ACCELERATOR_SPREAD = 0.01
 """Standard deviation between processes that is assumed of an accelerator, which one process has to itself."""
 QUIET_CPU_SPREAD = 0.2
@@ -74,6 +76,8 @@ class Judgement:
     """Standard deviation of a run's repeats (from its quartiles) beyond which others are taken to use the machine."""
     apart: float = 0.0
     """Standard deviation of the change that no number of runs shows, since what makes it lies between the sides, not in them."""
+    apart_why: str = ""
+    """What makes it."""
 
 
 DEFAULT_JUDGEMENT = Judgement()
@@ -101,6 +105,7 @@ class Uncertainty:
     """How much wider the repeats' likeness to their neighbours made the interval; 1: not at all."""
     apart: float = 0.0
     """Deviation of the change that runs do not show: `Judgement.apart`."""
+    apart_why: str = ""
 
 
 @dataclass(frozen=True)
@@ -370,12 +375,18 @@ def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflat
         restless=freedom < SEVERAL and scatter > judgement.restless,
         inflation=inflation,
         apart=judgement.apart,
+        apart_why=judgement.apart_why,
     )
 
 
 def is_measured(freedom: int, judgement: Judgement) -> bool:
     """Whether so many degrees of freedom measure the spread between processes."""
     return freedom >= (SEVERAL if judgement.process_spread is None else judgement.measured_from)
+
+
+def runs_to_measure(judgement: Judgement) -> int:
+    """The fewest runs a side that measure it."""
+    return next(runs for runs in range(1, RECOMMENDED_RUNS + 1) if is_measured(2 * runs - 2, judgement))
 
 
 def _between(sides: tuple[_Side, _Side], freedom: int, judgement: Judgement) -> Maybe[float]:
