@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from builders import HOSTILE_NAMES, clean_timings, empty_analysis, iteration, run_analysis
+from builders import HOSTILE_NAMES, clean_timings, empty_analysis, iteration, run_analysis, workload
 from chromium import Chromium
 from llm_perf_opt.analysis.comparison.compare import Side, compare
 from llm_perf_opt.analysis.comparison.sides import ComparedFigure, ComparedKernel
+from llm_perf_opt.analysis.comparison.statistics import Judgement
 from llm_perf_opt.analysis.sweep_rows import sweep_rows
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.compare_html import comparison_html
@@ -300,18 +301,17 @@ def test_a_comparison_is_one_page_and_its_names_are_text(chromium: Chromium, tmp
 
 def test_a_comparison_is_read_whole_in_a_narrow_window(chromium: Chromium, tmp_path: Path) -> None:
     """No title or label of the chart of changes is cut at its edge, and no table of changes has to be moved sideways."""
-    runs = [
-        run_analysis(
-            timings=clean_timings(
-                [iteration(round((200 + 37 * (n % 5)) * 1e6 * slower), [round(1.2345e7 * slower)] * 3) for n in range(8)]
-            ),
-            run=f"runs/{slower}/{number}",
-        )
-        for slower in (1.0, 0.1)
-        for number in range(3)
-    ]
+    words = workload(prompt_tokens=(512, 512), padded_tokens=512)
+    sides = []
+    for tenth in (10, 1):  # restless, and decode ten times faster: the widest figures that a table of changes is likely to hold
+        times = [1_234_567 + 345_678 * (number % 4) for number in range(10)]
+        timings = clean_timings([iteration(10 * time, [tenth * time] * 3) for time in times], workload=words)
+        sides.append(Side((run_analysis(timings=timings, run=f"runs/{tenth}"),)))
     path = tmp_path / "comparison.html"
-    path.write_text(comparison_html(compare(Side(tuple(runs[:3])), Side(tuple(runs[3:])))), encoding="utf-8")
+    path.write_text(
+        comparison_html(compare(sides[0], sides[1], judgement=Judgement(process_spread=0.01))),
+        encoding="utf-8",
+    )
     for width in (1280, 800):
         browser = opened(chromium, path, width)
         cut = browser.ask(
