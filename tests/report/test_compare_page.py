@@ -178,7 +178,7 @@ def test_the_chart_says_for_each_row_which_way_is_better() -> None:
     html = comparison_html(compared())
     assert "Decode throughput →" in html or "Decode throughput \\u2192" in html
     assert "Time to first token (TTFT) ←" in html or "Time to first token (TTFT) \\u2190" in html
-    assert "the arrows say which way is better" in html
+    assert "The arrows say which way is better" in html
 
 
 def test_memory_and_energy_show_the_interval_that_their_gates_decide_by() -> None:

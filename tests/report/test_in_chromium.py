@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from builders import HOSTILE_NAMES, clean_timings, empty_analysis, iteration, run_analysis
+from builders import HOSTILE_NAMES, clean_timings, empty_analysis, iteration, run_analysis, workload
 from chromium import Chromium
 from llm_perf_opt.analysis.comparison.compare import Side, compare
 from llm_perf_opt.analysis.comparison.sides import ComparedFigure, ComparedKernel
+from llm_perf_opt.analysis.comparison.statistics import Judgement
 from llm_perf_opt.analysis.sweep_rows import sweep_rows
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.compare_html import comparison_html
@@ -296,3 +297,31 @@ def test_a_comparison_is_one_page_and_its_names_are_text(chromium: Chromium, tmp
     assert browser.requests == [path.resolve().as_uri()]
     assert browser.ask("document.querySelectorAll('#changes .scatterlayer .point').length") > 0
     assert ATTACKS[2] in str(browser.ask("document.body.innerText"))
+
+
+def test_a_comparison_is_read_whole_in_a_narrow_window(chromium: Chromium, tmp_path: Path) -> None:
+    """No title or label of the chart of changes is cut at its edge, and no table of changes has to be moved sideways."""
+    words = workload(prompt_tokens=(512, 512), padded_tokens=512)
+    sides = []
+    for tenth in (10, 1):  # restless, and decode ten times faster: the widest figures that a table of changes is likely to hold
+        times = [1_234_567 + 345_678 * (number % 4) for number in range(10)]
+        timings = clean_timings([iteration(10 * time, [tenth * time] * 3) for time in times], workload=words)
+        sides.append(Side((run_analysis(timings=timings, run=f"runs/{tenth}"),)))
+    path = tmp_path / "comparison.html"
+    path.write_text(
+        comparison_html(compare(sides[0], sides[1], judgement=Judgement(process_spread=0.01))),
+        encoding="utf-8",
+    )
+    for width in (1280, 800):
+        browser = opened(chromium, path, width)
+        cut = browser.ask(
+            "(() => { const box = document.querySelector('#changes .main-svg').getBoundingClientRect();"
+            " return [...document.querySelectorAll('#changes .xtitle, #changes .ytick text')].filter(text => {"
+            " const at = text.getBoundingClientRect(); return at.left < box.left - 1 || at.right > box.right + 1; })"
+            ".map(text => text.textContent) })()"
+        )
+        assert cut == []
+        assert browser.ask("document.querySelectorAll('#changes .xtitle').length") == 1
+        wide = "[...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth).map(b => b.ariaLabel)"
+        assert browser.ask(wide) == []
+        assert browser.ask("document.documentElement.scrollWidth") <= width

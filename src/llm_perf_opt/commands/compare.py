@@ -56,10 +56,11 @@ def compare(
 ) -> None:
     """What changed from BASE to NEW, and whether it is real.
 
-    A change is called faster or slower when its 98 % interval excludes zero. Give three runs a side: fewer rest on
-    an assumption of how much processes differ, and on a CPU that others use they get no verdict.
+    A change is called faster or slower when its 98 % interval excludes zero. Give three runs a side: one rests on
+    an assumption of how much processes differ, two measure it only roughly (on a quiet CPU they rest on it too), and
+    on a CPU that others use fewer than three get no verdict.
 
-    Exit code with --gate: 0 every gate passes, 1 a regression, 2 cannot tell (too noisy) or refused. Without: 0.
+    Exit code with --gate: 0 every gate passes, 1 a regression, 2 cannot tell (too uncertain) or refused. Without: 0.
     A damaged run: 5.
     """
     note_debug(debug)

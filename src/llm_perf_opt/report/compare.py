@@ -241,7 +241,8 @@ def _differences(title: str, rows: Sequence[Difference]) -> str:
 USAGE_WORDS = (
     "Memory and energy are read once a run. What the allocator and the driver hand out repeats to the byte, so its change is "
     "exact unless runs of one side differ. Energy is the time of the requests times the power of the card: it has the interval "
-    f"of that time, and where the runs do not measure it, {POWER_SPREAD:.0%} of deviation between the powers of two runs on top."
+    f"of that time, and where the runs do not measure it or the sides ran on different cards, {POWER_SPREAD:.0%} of deviation "
+    "between their powers on top."
 )
 
 

@@ -66,7 +66,8 @@ def _note(text: str) -> list[Block]:
 
 
 def _verdict(found: Comparison) -> list[Block]:
-    blocks: list[Block] = [Items([("", sentence) for sentence in (*verdict_sentences(found), *cause_sentences(found))])]
+    said = ["Not judged: see the top."] if found.unjudged else [*verdict_sentences(found), *cause_sentences(found)]
+    blocks: list[Block] = [Items([("", sentence) for sentence in said])]
     if found.gates:
         blocks += [Words("Gates", "heading"), Items([("", gate_line(result)) for result in found.gates])]
     if found.cautions:
@@ -92,7 +93,7 @@ def _changes_chart(found: Comparison) -> Block:
         "hoverinfo": "text",
     }  # fmt: skip
     layout: Figure = {
-        "xaxis": {"type": "log", "title": {"text": "new / base (logarithmic; 1: no change; the arrows say which way is better)"}},
+        "xaxis": {"type": "log", "title": {"text": "new / base, logarithmic"}},
         "yaxis": {
             "tickvals": list(range(len(known))), "ticktext": [_named(row) for row, _ in known], "autorange": "reversed",
             "automargin": True,
@@ -104,7 +105,9 @@ def _changes_chart(found: Comparison) -> Block:
     }  # fmt: skip
     unknown = all(isinstance(effect.interval, Missing) for _, effect in known)
     title = f"Change of each metric, {'whose interval is unknown' if unknown else f'with its {LEVEL_WORDS} interval'}"
-    return Chart("changes", title, {"data": [trace], "layout": layout})
+    return Chart(
+        "changes", title, {"data": [trace], "layout": layout}, notes=["1: no change. The arrows say which way is better."]
+    )
 
 
 def _named(row: Row) -> str:
@@ -122,7 +125,7 @@ def _reach(effect: Effect) -> tuple[float | None, float | None]:
 def _rows(name: str, rows: Sequence[Row | UsageChange]) -> HtmlTable:
     columns = [
         Column("metric"),
-        *numbers("base", "new", "change", f"{LEVEL_WORDS} interval"),
+        *numbers("base", "new", f"change, {LEVEL_WORDS} interval"),
         Column("verdict"),
         Column("repeats"),
     ]
@@ -131,13 +134,11 @@ def _rows(name: str, rows: Sequence[Row | UsageChange]) -> HtmlTable:
         if isinstance(row.effect, Missing):
             values = (row.base, row.new) if isinstance(row, UsageChange) else (row.effect, row.effect)
             sides = [one if isinstance(one, Missing) else Cell(figure_words(one, row.unit), one) for one in values]
-            made.add(row.label, *sides, *[row.effect] * 4)
+            made.add(row.label, *sides, *[row.effect] * 3)
         else:
             _, base, new, change, interval, verdict, repeats = row_cells(row)
-            low = None if isinstance(row.effect.interval, Missing) else row.effect.interval.low
-            amounts = row.effect.base, row.effect.new, row.effect.change, low
-            cells = [Cell(text, value) for text, value in zip((base, new, change, interval), amounts, strict=True)]
-            made.add(row.label, *cells, verdict, repeats)
+            sides = [Cell(base, row.effect.base), Cell(new, row.effect.new)]
+            made.add(row.label, *sides, Cell(change, row.effect.change, below=interval), verdict, repeats)
     return made
 
 

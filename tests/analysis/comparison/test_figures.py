@@ -101,12 +101,36 @@ def test_runs_of_each_side_on_a_card_of_its_own_do_not_show_how_cards_differ() -
     (gate,) = found.gates
     assert gate.outcome == "cannot tell"
     assert isinstance(gate.needed, Missing)
-    assert "run both on the same ones, in turn" in gate.needed.why
+    assert "run both sides on the same card, in turn" in gate.needed.why
     mixed = [replace(one, env=two.env) for one, two in zip(other, [base[0], *other[1:]], strict=True)]
     both = [replace(one, env=two.env) for one, two in zip(base, [other[0], *base[1:]], strict=True)]
     assert exit_code(held(both, mixed, "energy=3%").gates) == 1
     unknown = [replace(one, env={"host": "node1", "cpu": {"usable": 8}}) for one in (*base, *other)]
     assert exit_code(held(unknown[:3], unknown[3:], "energy=3%").gates) == 2
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3, 10])
+@pytest.mark.parametrize("scatter", [0.001, 0.2])
+def test_no_number_of_runs_is_promised_where_the_cards_differ(runs: int, scatter: float) -> None:
+    base, new = ([on_card(50 * more, scatter=scatter, card=card)] * runs for more, card in ((1, "GPU-1"), (1.2357, "GPU-2")))
+    (gate,) = held(base, new, "energy=5%").gates
+    assert gate.outcome == "cannot tell"
+    assert isinstance(gate.needed, Missing)
+    assert gate.needed.why.startswith("No number of runs shows how much the cards differ")
+    assert "the sides ran on different cards, and 10% of deviation is assumed between the powers" in gate.why
+    assert "restless" not in gate.why + gate.needed.why
+    (unknown,) = held([replace(base[0], env={"cpu": {}})], [replace(new[0], env={"cpu": {}})], "energy=5%").gates
+    assert "the sides may have run on different cards" in unknown.why
+
+
+def test_on_one_card_the_assumed_spread_is_named_and_runs_are_the_cure() -> None:
+    (gate,) = held([on_card(50)], [on_card(50 * 1.2357)], "energy=5%").gates
+    assert gate.why.endswith("(runs are taken to differ by 10.0%, which so few do not measure)")
+    assert not isinstance(gate.needed, Missing)
+    assert "runs on each side" in gate.needed
+    (near,) = held([on_card(50)], [on_card(50 * 1.02)], "energy=3%").gates
+    assert isinstance(near.needed, Missing)
+    assert near.needed.why.endswith("for runs that differ by 10.05%, as is assumed; 3 on each side would measure it")
 
 
 def test_energy_of_the_same_thing_is_rarely_called_a_change() -> None:
@@ -128,6 +152,19 @@ def test_what_repeats_to_the_byte_is_told_to_the_byte() -> None:
     assert [result.outcome for result in found.gates] == ["regression", "pass", "pass"]
     assert usage(found, "memory.allocated")[1].exact
     assert usage(found, "memory.allocated")[1].verdict == "more"
+    everyones = ["of all processes on the card" in result.why for result in found.gates]
+    assert everyones == [False, False, True], "what the driver tells is not of this process alone"
+    assert "of all processes on the card" in usage(found, "memory.device")[0].label
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_a_gate_at_the_very_change_of_memory_passes_however_many_runs_show_it(runs: int) -> None:
+    base, new = [on_card(allocated_bytes=39077149536)] * runs, [on_card(allocated_bytes=39077149536)] * runs
+    assert exit_code(held(base, new, "memory.allocated=0%").gates) == 0
+    more = [on_card(allocated_bytes=3 * 1_030_000_000)] * runs
+    less = [on_card(allocated_bytes=3 * 1_000_000_000)] * runs
+    assert exit_code(held(less, more, "memory.allocated=3%").gates) == 0
+    assert exit_code(held(less, more, "memory.allocated=2.9%").gates) == 1
 
 
 def test_runs_of_one_side_that_differ_show_that_it_is_not_exact() -> None:

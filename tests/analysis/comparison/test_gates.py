@@ -225,3 +225,23 @@ def test_a_regression_outweighs_what_cannot_be_told() -> None:
     results = [hold(GATE, measured(change), False) for change in (0.0, 0.05, 0.12)]
     assert [exit_code(results[:1]), exit_code(results[:2]), exit_code(results)] == [0, 2, 1]
     assert exit_code([]) == 0
+
+
+def simulated_codes(slowdown: float, pairs: int = 200) -> list[int]:
+    """Exit codes of a 3 % gate, three runs a side of 20 repeats, processes and repeats 1 % of deviation each."""
+    generator = np.random.default_rng(9)
+
+    def side(level: float) -> list[list[float]]:
+        shifts = np.exp(0.01 * generator.normal(size=3))
+        return [list(level * shift * np.exp(0.01 * generator.normal(size=20))) for shift in shifts]
+
+    gate = Gate("tpot", "tpot", 0.03)
+    found = [effect(side(100.0), side(100.0 * (1 + slowdown)), judgement=ON_ACCELERATOR) for _ in range(pairs)]
+    return [exit_code([hold(gate, one, False)]) for one in found]
+
+
+def test_a_sure_worsening_is_a_regression_and_no_change_hardly_ever() -> None:
+    worse, same = simulated_codes(0.10), simulated_codes(0.0)
+    assert worse.count(1) >= 0.95 * len(worse)
+    assert worse.count(0) == 0
+    assert same.count(1) <= 0.05 * len(same)

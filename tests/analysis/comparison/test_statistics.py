@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effect, Interval, Judgement, effect, paired_effect
+from llm_perf_opt.analysis.comparison.statistics import (
+    ACCELERATOR_SPREAD,
+    Effect,
+    Interval,
+    Judgement,
+    effect,
+    is_measured,
+    paired_effect,
+    runs_to_measure,
+    usage_effect,
+)
 from llm_perf_opt.records import Missing
 
 PAIRS = 200
@@ -336,3 +346,37 @@ def test_nothing_is_called_a_change_where_nothing_may_be_assumed_and_runs_are_fe
     assert found.verdict == NONE
     assert isinstance(found.interval, Missing)
     assert isinstance(found.uncertainty.between, Missing)
+
+
+BYTES = st.integers(1, 2**50)
+
+
+@given(BYTES, BYTES, st.integers(1, 12), st.integers(1, 12))
+@settings(deadline=None)
+def test_readings_that_repeat_to_the_byte_change_by_their_own_ratio(one: int, other: int, base_runs: int, new_runs: int) -> None:
+    """Neither logarithms nor means over the runs may leave a last digit behind: a gate at the very change passes."""
+    found = usage_effect([one] * base_runs, [other] * new_runs, ALONE)
+    assert not isinstance(found, Missing)
+    assert found.exact
+    assert (found.base, found.new, found.change) == (one, other, (other - one) / one)
+    assert found.uncertainty.between == 0
+    assert found.verdict == (NONE if one == other else "more" if other > one else "less")
+
+
+@given(BYTES, st.integers(2, 12))
+@settings(deadline=None)
+def test_repeats_and_runs_that_are_all_equal_have_no_spread(time: int, runs: int) -> None:
+    found = compared([[float(time)] * 6] * runs, [[float(time)] * 7] * runs)
+    assert found.exact
+    assert (found.change, found.uncertainty.between, found.uncertainty.scatter) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("judgement", "fewest"), [(ON_ACCELERATOR, 2), (Judgement(process_spread=0.2, measured_from=4), 3), (ON_CPU, 3)]
+)
+def test_the_runs_said_to_measure_the_spread_are_the_fewest_that_do(judgement: Judgement, fewest: int) -> None:
+    assert runs_to_measure(judgement) == fewest
+    assert [is_measured(2 * runs - 2, judgement) for runs in (fewest - 1, fewest)] == [False, True]
+    runs = [noise(np.random.default_rng(seed), 10, 0.01) for seed in range(2 * fewest)]
+    assert compared(runs[:fewest], runs[fewest:], judgement).uncertainty.measured
+    assert not compared(runs[: fewest - 1], runs[fewest - 1 : 2 * fewest - 2], judgement).uncertainty.measured

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.facts import machine_cautions
 from llm_perf_opt.analysis.comparison.soundness import unknown_records
-from llm_perf_opt.analysis.comparison.statistics import SEVERAL, Judgement, is_measured
+from llm_perf_opt.analysis.comparison.statistics import RECOMMENDED_RUNS, SEVERAL, Judgement, is_measured, runs_to_measure
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.records import CleanTimings, Missing
 
@@ -15,13 +15,15 @@ def few_runs(freedom: int, judgement: Judgement) -> tuple[str, ...]:
     if judgement.process_spread is None and freedom < SEVERAL:
         return (
             "Too few runs for a verdict: other work used this CPU while a run was measured, or nobody watched, and runs of the "
-            f"same thing were then seen a factor of two and more apart. {SEVERAL // 2 + 1} runs a side, in turn, measure it; "
+            f"same thing were then seen a factor of two and more apart. {RECOMMENDED_RUNS} runs a side, in turn, measure it; "
             "--process-spread states it; with profiling.nvml.enable=true the sampler sees whether the machine is quiet.",
         )
     if not is_measured(freedom, judgement):
+        fewest = runs_to_measure(judgement)
+        roughly = f", if roughly; {RECOMMENDED_RUNS} find smaller changes" if fewest < RECOMMENDED_RUNS else ""
         return (
             "Too few runs: how much processes differ on this machine is assumed, not measured. "
-            f"{SEVERAL // 2 + 1} runs a side measure it.",
+            f"{fewest} runs a side measure it{roughly}.",
         )
     return ()
 
@@ -32,8 +34,9 @@ def cautions(
     timings: Sequence[Sequence[CleanTimings]],
     settings: Sequence[Difference],
     experiment: Sequence[str],
+    unjudged: str = "",
 ) -> tuple[str, ...]:
-    """What a reader must know before believing a verdict."""
+    """What a reader must know before believing a verdict; not again what `unjudged` says, for which there is none."""
     found = []
     other = [row.key for row in settings if not any(row.key == key or row.key.startswith(f"{key}.") for key in experiment)]
     if experiment and other:
@@ -50,5 +53,5 @@ def cautions(
             same = len(prompts) == 1 and not any(isinstance(one, Missing) for one in prompts)
             found.append(f"The two sides produced different tokens{' from the same prompts' if same else ''}.")
     for name, side in (("base", base), ("new", new)):
-        found += [f"{name}, {run.run}: {warning}" for run in side for warning in run.warnings]
+        found += [f"{name}, {run.run}: {warning}" for run in side for warning in run.warnings if warning.strip() not in unjudged]
     return tuple(dict.fromkeys(found))

@@ -16,7 +16,9 @@ from llm_perf_opt.analysis.comparison.differences import (
 )
 from llm_perf_opt.analysis.comparison.facts import flatten
 from llm_perf_opt.analysis.comparison.figures import (
+    DEVICE_MEMORY,
     MEMORY,
+    OF_EVERYONE,
     Figure,
     FigureChange,
     OperatorChange,
@@ -55,6 +57,8 @@ Judged = TypeVar("Judged", "Row", UsageChange)
 
 ANEW = Missing("Make that run anew, or leave it out")
 """What would let a gate be told where a run cannot be believed."""
+SEE_ABOVE = "not judged: see the top"
+"""Of a gate; why nothing is judged is long, and is said once: `Comparison.unjudged`."""
 NOT_JUDGED = Missing("a run cannot be believed")
 NOT_MADE = Missing("the analysis of these runs does not hold it")
 
@@ -195,10 +199,10 @@ def compare(
         traced=traced,
         cautions=(
             *few_runs(len(everyone) - 2, judgement),
-            *cautions(base.runs, new.runs, timings, settings, experiment),
+            *cautions(base.runs, new.runs, timings, settings, experiment, unjudged),
         ),
         gates=tuple(
-            GateResult(gate, "cannot tell", unjudged, ANEW)
+            GateResult(gate, "cannot tell", SEE_ABOVE, ANEW)
             if unjudged
             else _held(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]])
             for gate in gates
@@ -318,7 +322,8 @@ def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[UsageChange], timin
         if row.key == gate.metric:
             return hold(gate, row.effect, row.higher_is_better, _cure(row.key, timings))
     figure = next(figure for figure in figures if figure.key == gate.metric)
-    return hold(gate, figure.effect, False)
+    result = hold(gate, figure.effect, False)
+    return replace(result, why=f"{result.why} ({OF_EVERYONE})") if figure.key == DEVICE_MEMORY else result
 
 
 def _cure(key: str, timings: Sequence[CleanTimings]) -> Maybe[str]:

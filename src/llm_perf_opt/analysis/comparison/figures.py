@@ -60,10 +60,13 @@ class OperatorChange:
 
 ONE_SIDED = Missing("only the other side has it")
 
+DEVICE_MEMORY = "memory.device"
+OF_EVERYONE = "of all processes on the card"
+"""What the driver tells of a device's memory: what others on the card hold is in it."""
 MEMORY = (
     ("memory.allocated", "Peak memory of tensors", "allocated_bytes", 0.0),
     ("memory.reserved", "Peak memory of the allocator", "reserved_bytes", 0.0),
-    ("memory.device", "Device memory in use at the end, everyone", "device_used_bytes", 0.0),
+    (DEVICE_MEMORY, f"Device memory at the end, {OF_EVERYONE}", "device_used_bytes", 0.0),
     ("memory.process", "Peak memory of the process on the host", "process_rss_bytes", 0.02),
 )
 """Key, label, field, and the standard deviation between processes that is assumed where too few runs measure it. What the
@@ -106,15 +109,18 @@ def energy_changes(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis], judg
 
 
 def _with_power(judgement: Judgement, base: Sequence[RunAnalysis], new: Sequence[RunAnalysis]) -> Judgement:
-    """With how much power may differ: between any two runs, or, where several runs a side show that, between other cards."""
+    """With how much power may differ: between cards, where the sides had not the same; else between any two runs, if too few."""
     if judgement.process_spread is None:
         return judgement
-    if not is_measured(len(base) + len(new) - 2, judgement):
-        return replace(judgement, process_spread=math.hypot(judgement.process_spread, POWER_SPREAD))
     cards = [set(distinct(side, "gpu.uuid")) for side in (base, new)]
-    if cards[0] and cards[0] == cards[1]:
+    if not cards[0] or cards[0] != cards[1]:
+        apart = POWER_SPREAD * math.sqrt(sum(1 / max(1, len(known)) for known in cards))
+        where = "the sides ran on different cards" if all(cards) else "the sides may have run on different cards"
+        why = f"{where}, and {POWER_SPREAD:.0%} of deviation is assumed between the powers of cards of one kind"
+        return replace(judgement, apart=apart, apart_why=why)
+    if is_measured(len(base) + len(new) - 2, judgement):
         return judgement
-    return replace(judgement, apart=POWER_SPREAD * math.sqrt(sum(1 / max(1, len(known)) for known in cards)))
+    return replace(judgement, process_spread=math.hypot(judgement.process_spread, POWER_SPREAD))
 
 
 def _request_times(run: RunAnalysis) -> Sequence[float]:

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEAST_REPEATS, LEVEL, SEVERAL, Effect, Interval, outside
+from llm_perf_opt.analysis.comparison.statistics import (
+    BOUND_LEVEL,
+    LEAST_REPEATS,
+    LEVEL,
+    RECOMMENDED_RUNS,
+    Effect,
+    Interval,
+    Uncertainty,
+    outside,
+)
 from llm_perf_opt.analysis.comparison.student import student_quantile
 from llm_perf_opt.errors import ConfigError, nearest
 from llm_perf_opt.records import Maybe, Missing
@@ -18,7 +27,7 @@ MOST_RUNS = 30
 MOST_REPEATS = 10_000
 NO_CURE = Missing("More repeats do not cure this")
 """The figure itself is missing."""
-_TO_MEASURE = f"{SEVERAL // 2 + 1} runs on each side, which measure how much processes differ"
+_TO_MEASURE = f"{RECOMMENDED_RUNS} runs on each side, which measure how much processes differ"
 _TO_REPEAT = f"at least {LEAST_REPEATS} repeats in each run (runtime.min_repeats={LEAST_REPEATS}, runtime.max_repeats no lower)"
 _VERDICT_SHARE = (1 + LEVEL) / 2
 """How sure each end of the interval of a verdict is, taken alone."""
@@ -96,10 +105,19 @@ def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool, cure: Maybe[
         small = "; too small a change for a verdict (--smallest), but the gate has a tolerance of its own"
         said = f"{_likely(worse)}{surely}, {limit}{small if effect.verdict == 'not distinguishable' else ''}"
         return GateResult(gate, "regression", said, Missing("it is told"))
-    noise = f" (repeats inside one run scatter by {effect.uncertainty.scatter:.1%})" if effect.uncertainty.restless else ""
     perhaps = f"perhaps by {_percent(most)}" if worse > 0 else f"perhaps worse by {_percent(most)}"
-    why = f"{_likely(worse)}, {perhaps}, {limit}: too noisy to tell{noise}"
+    why = f"{_likely(worse)}, {perhaps}, {limit}: too uncertain to tell{_because(effect.uncertainty)}"
     return GateResult(gate, "cannot tell", why, needed_to_tell(effect, worse, gate.tolerance))
+
+
+def _because(about: Uncertainty) -> str:
+    """What makes an interval wide, where that is not plainly the spread between the runs."""
+    reasons = [about.apart_why] if about.apart else []
+    if about.restless:
+        reasons.append(f"repeats inside one run scatter by {about.scatter:.1%}")
+    if not reasons and not about.measured and not isinstance(about.between, Missing) and about.between:
+        reasons.append(f"runs are taken to differ by {about.between:.1%}, which so few do not measure")
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def _likely(worse: float) -> str:
@@ -116,21 +134,22 @@ def _percent(share: float) -> str:
 
 def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]:
     """Repeats or runs that would make the interval narrow enough, should the change turn out as it looks now."""
-    between = effect.uncertainty.between
+    about = effect.uncertainty
+    between = about.between
     if isinstance(between, Missing):
         return _for_an_interval(effect)
+    if about.apart:
+        return Missing("No number of runs shows how much the cards differ: run both sides on the same card, in turn")
     room = abs(math.log1p(tolerance) - math.log1p(worse))
     share = BOUND_LEVEL if worse <= tolerance else _VERDICT_SHARE
     repeats = _repeats_needed(effect, between, share, room)
     runs = _runs_needed(effect, between, share, room)
     found = [text for text in (repeats, runs) if text]
-    if not found and effect.uncertainty.apart:
-        return Missing("The sides ran on different cards, which more runs do not cure: run both on the same ones, in turn")
-    if not found:
-        return Missing(
-            f"{MOST_RUNS} runs on each side would not tell: the change is too near the tolerance for so restless a machine"
-        )
-    return ", or ".join(found)
+    if found:
+        return ", or ".join(found)
+    near = f"the change is too near the tolerance for runs that differ by {between:.2%}"
+    assumed = "" if about.measured else f", as is assumed; {RECOMMENDED_RUNS} on each side would measure it"
+    return Missing(f"{MOST_RUNS} runs on each side would not tell: {near}{assumed}")
 
 
 def _for_an_interval(effect: Effect) -> str:
@@ -163,9 +182,8 @@ def _runs_needed(effect: Effect, between: float, share: float, room: float) -> s
     base, new = effect.runs
     single = _inside_deviation(effect) / math.sqrt(1 / base + 1 / new)
     deviation = between if about.measured else math.hypot(between, single)
-    for runs in range(SEVERAL // 2 + 1 if about.restless else 2, MOST_RUNS + 1):
-        within = student_quantile(share, 2 * runs - 2) * deviation * math.sqrt(2 / runs)
-        if math.hypot(within, student_quantile(share, None) * about.apart) <= room:
+    for runs in range(RECOMMENDED_RUNS if about.restless else 2, MOST_RUNS + 1):
+        if student_quantile(share, 2 * runs - 2) * deviation * math.sqrt(2 / runs) <= room:
             return f"{max(runs, min(base, new) + 1)} runs on each side"
     return ""
 

@@ -1,28 +1,11 @@
-"""Whether runs can be compared at all: times that can be, runs that are not one and the same, and records that are there."""
+"""Whether runs can be compared at all: runs that are not one and the same, and records that are there."""
 
 import itertools
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.records import CleanTimings, Missing
-
-
-def fault(timings: CleanTimings) -> str:
-    """What no measurement can have written; empty where there is nothing of the kind."""
-    work = timings.workload
-    if work.batch_size < 1 or work.new_tokens < 1:
-        return f"a batch of {work.batch_size} with {work.new_tokens} new tokens"
-    if len(work.prompt_tokens) != work.batch_size or min(work.prompt_tokens) < 1:
-        return f"a batch of {work.batch_size} with prompts of {list(work.prompt_tokens)[:8]} tokens"
-    for number, repeat in enumerate(timings.iterations):
-        if len(repeat.steps_ns) != work.decode_steps:
-            return (
-                f"repeat {number} has {len(repeat.steps_ns)} decode steps; {work.new_tokens} new tokens take {work.decode_steps}"
-            )
-        if repeat.prefill_ns <= 0 or repeat.wall_ns <= 0 or min(repeat.steps_ns, default=0) < 0:
-            return f"repeat {number} has a time that is not above zero"
-    return ""
+from llm_perf_opt.records import Missing
 
 
 def check_distinct(runs: Sequence[RunAnalysis]) -> None:

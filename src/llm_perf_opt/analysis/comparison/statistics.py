@@ -43,6 +43,8 @@ MEASURED_FROM = 2
 """Degrees of freedom from which the spread between processes is measured: two runs a side, or three against one."""
 SEVERAL = 4
 """Degrees of freedom from which nothing need be assumed of the machine: three runs a side."""
+RECOMMENDED_RUNS = SEVERAL // 2 + 1
+"""A side: they measure how much processes differ, wherever that is, and well enough to find small changes."""
 ACCELERATOR_SPREAD = 0.01
 """Standard deviation between processes that is assumed of an accelerator, which one process has to itself."""
 QUIET_CPU_SPREAD = 0.2
@@ -74,6 +76,8 @@ class Judgement:
     """Standard deviation of a run's repeats (from its quartiles) beyond which others are taken to use the machine."""
     apart: float = 0.0
     """Standard deviation of the change that no number of runs shows, since what makes it lies between the sides, not in them."""
+    apart_why: str = ""
+    """What makes it."""
 
 
 DEFAULT_JUDGEMENT = Judgement()
@@ -101,6 +105,7 @@ class Uncertainty:
     """How much wider the repeats' likeness to their neighbours made the interval; 1: not at all."""
     apart: float = 0.0
     """Deviation of the change that runs do not show: `Judgement.apart`."""
+    apart_why: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,7 @@ def usage_effect(
         return Missing(why)
     if repeats is None:
         sides = [[np.log([[value]]) for value in side] for side in (base, new)]
-        found: Maybe[Effect] = _effect(sides[0], sides[1], 0, False, judgement)
+        found: Maybe[Effect] = _to_the_digit(base, new, _effect(sides[0], sides[1], 0, False, judgement), judgement.smallest)
     else:
         why = _unfit(*repeats)
         if why:
@@ -193,8 +198,22 @@ def usage_effect(
     if isinstance(found, Missing):
         return found
     words: dict[Verdict, Verdict] = {"faster": "less", "slower": "more"}
-    levels = [float(np.exp(np.mean(np.log(side)))) for side in (base, new)]
-    return replace(found, base=levels[0], new=levels[1], verdict=words.get(found.verdict, found.verdict))
+    return replace(found, base=_level(base), new=_level(new), verdict=words.get(found.verdict, found.verdict))
+
+
+def _to_the_digit(base: Sequence[float], new: Sequence[float], found: Effect, smallest: float) -> Effect:
+    """The effect; of readings that neither differ within a side nor may, their own ratio, which logarithms only come near."""
+    certain = found.uncertainty.between == 0 and found.uncertainty.apart == 0
+    if not certain or len(set(base)) > 1 or len(set(new)) > 1:
+        return found
+    change = (new[0] - base[0]) / base[0]
+    interval = Interval(change, change, change, change)
+    return replace(found, change=change, interval=interval, verdict=_verdict(change, interval, False, smallest))
+
+
+def _level(readings: Sequence[float]) -> float:
+    """The geometric mean; of equal readings that very reading."""
+    return readings[0] * math.exp(float(np.mean([math.log(value / readings[0]) for value in readings])))
 
 
 def paired_effect(
@@ -276,16 +295,22 @@ class _Side:
             profile + inflation * (_resampled_medians(run, generator) - profile)
             for run, profile in zip(runs, profiles, strict=True)
         ]
-        self.profile: Floats = np.mean(profiles, axis=0)
-        self.draws: Floats = np.mean(draws, axis=0)
+        self.profile = _mean(profiles)
+        self.draws = _mean(draws)
         self.run_levels: Floats = np.asarray([np.median(profile) for profile in profiles])
         # As a run's own report has it: of an even count the middle two are averaged as they are, not as logarithms.
         shown = [np.log(np.median(np.median(np.exp(run), axis=0))) for run in runs]
-        self.level = float(np.exp(np.mean(shown)))
+        self.level = float(np.exp(_mean(shown)))
         repeats = [np.median(run, axis=1) for run in runs]
         self.scatter = max(_quarter_spread(values) for values in repeats)
         self.visited = max(float(np.ptp(values)) for values in repeats)
         self.drift = max(_drift(values, inflation) for values in repeats)
+
+
+def _mean(values: Sequence[Floats]) -> Floats:
+    """Of several runs; of equal ones exactly what they are, which a sum divided by their number need not be."""
+    found: Floats = values[0] + np.mean([value - values[0] for value in values], axis=0)
+    return found
 
 
 def _resampled_medians(run: Floats, generator: np.random.Generator) -> Floats:
@@ -350,6 +375,7 @@ def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflat
         restless=freedom < SEVERAL and scatter > judgement.restless,
         inflation=inflation,
         apart=judgement.apart,
+        apart_why=judgement.apart_why,
     )
 
 
@@ -358,9 +384,14 @@ def is_measured(freedom: int, judgement: Judgement) -> bool:
     return freedom >= (SEVERAL if judgement.process_spread is None else judgement.measured_from)
 
 
+def runs_to_measure(judgement: Judgement) -> int:
+    """The fewest runs a side that measure it."""
+    return next(runs for runs in range(1, RECOMMENDED_RUNS + 1) if is_measured(2 * runs - 2, judgement))
+
+
 def _between(sides: tuple[_Side, _Side], freedom: int, judgement: Judgement) -> Maybe[float]:
     """Deviation from process to process: measured over the runs, or assumed, or neither."""
-    squares = sum(float(((side.run_levels - side.run_levels.mean()) ** 2).sum()) for side in sides)
+    squares = sum(float(((side.run_levels - _mean(list(side.run_levels))) ** 2).sum()) for side in sides)
     seen = math.sqrt(squares / freedom) if freedom else 0.0
     if is_measured(freedom, judgement):
         return seen
