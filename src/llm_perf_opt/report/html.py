@@ -93,6 +93,7 @@ def _summary(analysis: RunAnalysis, shown: Shown) -> Section:
         blocks.append(Words(f"{many} warning{'s' if many > 1 else ''} below the charts.", "pointer"))
     blocks += _findings(findings_of(analysis), TOP_FINDINGS)
     blocks += waterfall_blocks(shown.budget)
+    blocks += _meanings(analysis)
     if analysis.warnings:
         blocks.append(Words("Warnings", "heading"))
         blocks.append(Items([("", warning) for warning in analysis.warnings], "warnings"))
@@ -117,8 +118,15 @@ def _verdicts(analysis: RunAnalysis) -> list[Block]:
     found = analysis.efficiency
     if isinstance(found, Missing):
         return [Absent("What bounds each stage:", found.why)]
-    said = Items([(f"{stage.binds}:", f"{stage.because}.") for stage in found.stages], "verdicts")
-    return [said, Words(" ".join(f"{word.capitalize()}: {meaning}" for word, meaning in used_verdicts(found)), "foot")]
+    return [Items([(f"{stage.binds}:", f"{stage.because}.") for stage in found.stages], "verdicts")]
+
+
+def _meanings(analysis: RunAnalysis) -> list[Block]:
+    """What the verdicts' words mean, below what the first screen is for."""
+    found = analysis.efficiency
+    if isinstance(found, Missing):
+        return []
+    return [Words(" ".join(f"{word.capitalize()}: {meaning}" for word, meaning in used_verdicts(found)), "foot")]
 
 
 def waterfall_blocks(budget: Maybe[tuple[Waterfall, ...]]) -> list[Block]:
