@@ -126,16 +126,21 @@ def test_nothing_is_wider_than_the_window_and_text_can_be_read(
     assert (ground < 128) == (scheme == "dark")
 
 
+def cut_off(browser: Chromium, chart: str, texts: str) -> list[str]:
+    """Which of the texts reach beyond a chart's sides."""
+    found: list[str] = browser.ask(
+        f"(() => {{ const box = document.querySelector('{chart}').getBoundingClientRect();"
+        f" return [...document.querySelectorAll('{texts}')].filter(text => {{"
+        " const at = text.getBoundingClientRect(); return at.left < box.left - 1 || at.right > box.right + 1; })"
+        ".map(text => text.textContent) })()"
+    )
+    return found
+
+
 def test_no_label_of_a_waterfall_is_cut_off(chromium: Chromium, run_file: Path) -> None:
     for width in (1280, 800):
         browser = opened(chromium, run_file, width)
-        outside = browser.ask(
-            "(() => { const box = document.querySelector('#waterfall-0 .main-svg').getBoundingClientRect();"
-            "return [...document.querySelectorAll('#waterfall-0 .bartext, #waterfall-0 .ytick text')].filter(t => {"
-            "const r = t.getBoundingClientRect(); return r.left < box.left - 1 || r.right > box.right + 1; })"
-            ".map(t => t.textContent); })()"
-        )
-        assert outside == []
+        assert cut_off(browser, "#waterfall-0 .main-svg", "#waterfall-0 .bartext, #waterfall-0 .ytick text") == []
 
 
 def test_a_table_sorts_both_ways_with_missing_values_last(chromium: Chromium, run_file: Path) -> None:
@@ -314,13 +319,7 @@ def test_a_comparison_is_read_whole_in_a_narrow_window(chromium: Chromium, tmp_p
     )
     for width in (1280, 800):
         browser = opened(chromium, path, width)
-        cut = browser.ask(
-            "(() => { const box = document.querySelector('#changes .main-svg').getBoundingClientRect();"
-            " return [...document.querySelectorAll('#changes .xtitle, #changes .ytick text')].filter(text => {"
-            " const at = text.getBoundingClientRect(); return at.left < box.left - 1 || at.right > box.right + 1; })"
-            ".map(text => text.textContent) })()"
-        )
-        assert cut == []
+        assert cut_off(browser, "#changes .main-svg", "#changes .xtitle, #changes .ytick text") == []
         assert browser.ask("document.querySelectorAll('#changes .xtitle').length") == 1
         wide = "[...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth).map(b => b.ariaLabel)"
         assert browser.ask(wide) == []
