@@ -27,7 +27,7 @@ def test_lines_do_not_depend_on_the_chunks(
     path.write_bytes(b"x" + b"\n".join(content) + (b"\n" if end else b""))
     raw = path.read_bytes().split(b"\n")
     expected = [line.removesuffix(b"\r") for line in (raw if raw[-1] else raw[:-1])]
-    with mock.patch.object(lines_module, "CHUNK_BYTES", chunk):
+    with mock.patch.object(lines_module, "BLOCK_BYTES", chunk):
         found = numbered(path)
     assert list(found.values()) == expected
     assert list(found) == list(range(1, len(expected) + 1))
@@ -40,7 +40,7 @@ def test_a_line_too_long_is_left_out_and_the_next_keeps_its_number(
 ) -> None:
     path = tmp_path_factory.mktemp("long") / "a.txt"
     path.write_bytes(b"".join(b"x" * length + b"\n" for length in lengths))
-    with mock.patch.object(lines_module, "CHUNK_BYTES", chunk), mock.patch.object(lines_module, "MAX_LINE_BYTES", 10):
+    with mock.patch.object(lines_module, "BLOCK_BYTES", chunk), mock.patch.object(lines_module, "MAX_LINE_BYTES", 10):
         found = numbered(path)
     assert list(found.values()) == [b"x" * length if length <= 10 else None for length in lengths]
     assert len(found) == len(lengths)

@@ -290,7 +290,7 @@ def test_a_row_that_makes_no_good_line_is_refused_with_a_way_that_works(tmp_path
     folder, _ = added(tmp_path, tmp_path / "s")
     for module in (lines_module, record_streams):
         monkeypatch.setattr(module, "MAX_LINE_BYTES", 200)
-    monkeypatch.setattr(lines_module, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(lines_module, "BLOCK_BYTES", 64)
     with pytest.raises(ParseError, match="line 2: longer than") as of_subset:
         made(folder, num_samples=3)
     assert "--to jsonl --skip-bad" in of_subset.value.remedy
@@ -428,7 +428,7 @@ def test_a_line_too_long_and_a_record_without_text_are_bad(tmp_path: Path, monke
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "a.jsonl").write_bytes(b'{"text": "a"}\n{"text": "' + b"x" * 60 + b'"}\n{"id": 1}\n')
     folder, _ = added(tmp_path, tmp_path / "s")
-    monkeypatch.setattr(lines_module, "CHUNK_BYTES", 7)
+    monkeypatch.setattr(lines_module, "BLOCK_BYTES", 7)
     monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 40)
     _, metadata = made(folder, skip_bad=True, tokenizer="bytes")
     assert (metadata.size.records, metadata.skipped.count) == (1, 2)

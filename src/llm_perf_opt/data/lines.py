@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_perf_opt.data.inventory import CHUNK_BYTES, Advance
+from llm_perf_opt.data.inventory import Advance
 from llm_perf_opt.errors import ParseError, ResourceError
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
+BLOCK_BYTES = 1024 * 1024
+"""So much of a file becomes lines at a time: what is made of them is held beside it, several times as large."""
 NAMED = 10
 """So many bad records are named; the rest are counted."""
 FIELD_OPTION = "--text-field NAME"
@@ -62,7 +64,7 @@ def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes 
 def _chunks(raw: io.BufferedReader, path: Path, advance: Advance) -> Iterator[bytes]:
     file = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
     done = 0
-    while chunk := file.read(CHUNK_BYTES):
+    while chunk := file.read(BLOCK_BYTES):
         advance(raw.tell() - done)
         done = raw.tell()
         yield chunk

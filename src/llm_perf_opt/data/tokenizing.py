@@ -41,14 +41,14 @@ class Tokenizer:
         """Bytes of an id on disk: as few as hold the whole vocabulary."""
         return 2 if self.vocabulary <= 2**16 else 4
 
-    def encode(self, batch: Sequence[str]) -> tuple["NDArray[np.uint32]", "NDArray[np.int64]"]:
+    def encode(self, batch: Sequence[str]) -> tuple["NDArray[np.unsignedinteger[Any]]", "NDArray[np.int64]"]:
         """The ids of all texts one after another, and how many each has."""
         import numpy as np
 
         if self._encoder is None:
             encoded = [text.encode() for text in batch]
             lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-            return np.frombuffer(b"".join(encoded), np.uint8).astype(np.uint32), lengths
+            return np.frombuffer(b"".join(encoded), np.uint8), lengths
         found = [encoding.ids for encoding in self._encoder.encode_batch_fast(list(batch))]
         lengths = np.fromiter(map(len, found), np.int64, len(found))
         flat = np.fromiter((token for ids in found for token in ids), np.uint32, int(lengths.sum()))
@@ -109,7 +109,7 @@ def _write_split(
         for block in texts(file, field, bad, advance):
             for batch in _batches(block):
                 flat, lengths = tokenizer.encode(batch)
-                ids.write(flat.astype(kind).tobytes())
+                ids.write(flat.astype(kind).data)
                 index.write((np.cumsum(lengths) + end).astype("<u8").tobytes())
                 end += int(lengths.sum())
                 count += len(batch)
