@@ -97,7 +97,6 @@ def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:
 
 def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":
     from llm_perf_opt.analysis.evidence import RunFacts
-    from llm_perf_opt.profiling.vendor.beside import beside
     from llm_perf_opt.reading.traces import document_of
 
     made: list[TraceAnalysis] = []
@@ -108,11 +107,11 @@ def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, t
     if not use_cache:
         from llm_perf_opt.parsers.open_trace import read_trace
 
-        analyse(read_trace(file, beside))
+        analyse(read_trace(file))
         return made[0], ()
     from llm_perf_opt.parsers.trace_cache import cached_trace
 
-    opened = cached_trace(file, beside=beside, meanwhile=analyse)
+    opened = cached_trace(file, meanwhile=analyse)
     notes: tuple[str, ...] = (opened.note,) if opened.note else ()
     if opened.tables is not None:
         try:

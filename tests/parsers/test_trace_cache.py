@@ -1,8 +1,10 @@
 """A trace is parsed once; never is an old or damaged table taken for it."""
 
+import gzip
 import os
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,28 @@ def test_an_untouched_file_is_not_even_read(source: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("llm_perf_opt.parsers.trace_cache.fingerprint", unwanted)
     assert not cached_trace(source).parsed
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zip"])
+def test_tables_are_named_by_the_bytes_of_the_file_whether_packed_or_not(source: Path, packed: str) -> None:
+    given = source.with_name(f"trace.json{packed}")
+    if packed == ".gz":
+        given.write_bytes(gzip.compress(source.read_bytes()))
+    elif packed:
+        with zipfile.ZipFile(given, "w") as archive:
+            archive.write(source, "trace.json")
+    found = cached_trace(given)
+    assert found.tables is not None
+    assert made_of(found.tables)[0] == fingerprint(given)
+    assert found.tables.name == f"{given.name}.tables-{fingerprint(given)}"
+
+
+def test_the_first_reading_reads_the_file_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(_: Path) -> str:
+        raise AssertionError("the file was read again")
+
+    monkeypatch.setattr("llm_perf_opt.parsers.trace_cache.fingerprint", unwanted)
+    assert cached_trace(source).parsed
 
 
 def test_a_change_is_noticed_though_size_and_time_are_put_back(source: Path) -> None:

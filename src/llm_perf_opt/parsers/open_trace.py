@@ -7,16 +7,16 @@ from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
 
 if TYPE_CHECKING:
-    from llm_perf_opt.parsers.two_readers import StartBeside
+    from llm_perf_opt.parsers.checksum import Checksum
 
 _SQLITE = b"SQLite format 3\x00"
 _PREVIEW_BYTES = 64
 
 
-def read_trace(path: Path, beside: "StartBeside | None" = None) -> Trace:
+def read_trace(path: Path, checksum: "Checksum | None" = None) -> Trace:
     """The trace in a file, whatever its name: torch.profiler's JSON or nsys's SQLite, plain or packed; or a ParseError.
 
-    With `beside`, half of a large torch trace is read in a copy of this process.
+    `checksum` is given the bytes of the file as they are read, if they are read from front to end.
     """
     if is_nsys(path):
         from llm_perf_opt.parsers.nsys_sqlite import read_nsys
@@ -24,7 +24,7 @@ def read_trace(path: Path, beside: "StartBeside | None" = None) -> Trace:
         return read_nsys(path)
     from llm_perf_opt.parsers.torch_trace import read_torch_trace
 
-    return read_torch_trace(path, beside)
+    return read_torch_trace(path, checksum)
 
 
 def is_nsys(path: Path) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
+from llm_perf_opt.parsers.checksum import Checksum
 
 LIMIT_VARIABLE = "LLM_PERF_MAX_TRACE_GB"
 DEFAULT_LIMIT_GB = 32.0
@@ -24,18 +25,17 @@ _GZIP = b"\x1f\x8b"
 class PackedFile:
     """A file opened for reading its unpacked bytes once, from the front."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, checksum: Checksum | None = None) -> None:
+        """`checksum` is given the file's own bytes as they are read; of a zip, which is not read from front to end, none."""
         self.path = path
+        self._checksum = checksum
         self.cut_short = False
         """Whether the packed data ended before its own end mark."""
         self._produced = 0
         self._limit = _limit_bytes()
         try:
             self._file = path.open("rb")
-            state = os.fstat(self._file.fileno())
-            self.packed_bytes = state.st_size
-            self.identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
-            """Tells this very file, as it is now, from another under the same name."""
+            self.packed_bytes = os.fstat(self._file.fileno()).st_size
             magic = self._file.read(4)
             self._file.seek(0)
         except OSError as error:
@@ -65,10 +65,6 @@ class PackedFile:
         """Whether it holds other bytes than are read."""
         return self._inflater is not None or self._member is not None
 
-    def skip_to(self, place: int) -> None:
-        """Read on from there; only in a file that is not packed."""
-        self._file.seek(place)
-
     def read(self, size: int) -> bytes:
         """About `size` bytes more, never more than that; none at the end."""
         try:
@@ -77,7 +73,7 @@ class PackedFile:
             elif self._member is not None:
                 data = self._member.read(size)
             else:
-                return self._file.read(size)
+                return self._plain(size)
         except (zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
             raise ParseError(
                 f"{self.path} is damaged: it cannot be unpacked beyond its first {self._produced:,} bytes ({error}).",
@@ -96,19 +92,29 @@ class PackedFile:
             room[: len(data)] = data
             return len(data)
         try:
-            return self._file.readinto(room)
+            count = self._file.readinto(room)
         except OSError as error:
             raise ParseError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+        if self._checksum is not None:
+            self._checksum.add(room[:count])
+        return count
+
+    def _plain(self, size: int) -> bytes:
+        """The file's own next bytes."""
+        data = self._file.read(size)
+        if self._checksum is not None:
+            self._checksum.add(data)
+        return data
 
     def _inflate(self, size: int) -> bytes:
         """The next piece of a gzip file, which may hold several members one after another."""
         while self._inflater is not None:
             if self._inflater.eof:
-                self._pending = self._inflater.unused_data or self._file.read(_READ_BYTES)
+                self._pending = self._inflater.unused_data or self._plain(_READ_BYTES)
                 if not self._pending.startswith(_GZIP):  # the end, or padding after it
                     return b""
                 self._inflater = zlib.decompressobj(31)
-            packed = self._pending or self._file.read(_READ_BYTES)
+            packed = self._pending or self._plain(_READ_BYTES)
             if not packed:
                 self.cut_short = True
                 return self._inflater.flush()[:size]

@@ -123,23 +123,6 @@ class TorchColumns:
         """Categories that were passed over."""
         return sorted(self._buckets.others - {""})
 
-    @property
-    def has_made_up_identities(self) -> bool:
-        """Whether a process or thread has a word, or a number beyond all bounds, for its own: ours means nothing elsewhere."""
-        return any(isinstance(identity, str) or number != identity for identity, number in self._identities.items())
-
-    def code(self, name: str) -> int:
-        """The index of a name, which is put among the names if it is new."""
-        return self._codes[name]
-
-    def add(self, part: Columns) -> None:
-        """Add rows that are columns already, their names numbered by `code`."""
-        self._parts[type(part)].append(part)
-
-    def pass_over(self, category: str) -> None:
-        """Remember that events of a category were passed over."""
-        self._buckets[category]
-
     def take(self, events: Sequence[AnyEvent]) -> None:
         """Add a chunk, all of it or, when this raises, none."""
         try:
@@ -150,7 +133,7 @@ class TorchColumns:
         finally:
             self._buckets.clear_events()
         for part, unplaced, negative in made:
-            self.add(part)
+            self._parts[type(part)].append(part)
             if isinstance(part, DeviceWork):
                 self.unplaced_work += unplaced
                 self.negative_work += negative
@@ -159,16 +142,19 @@ class TorchColumns:
 
     def table(self, kind: type[Table]) -> Table:
         """All rows of a kind, in the order of their start, the outer first."""
-        columns = self.unsorted(kind).columns()
+        table = self._unsorted(kind)
+        columns = table.columns()
         start, end = columns["start_ns"], columns["end_ns"]
+        if (start[1:] > start[:-1]).all():  # as the file has them, which is the rule for kernels and calls
+            return table
         order = np.argsort(start, kind="stable")
         in_order = start[order]
         if (in_order[1:] == in_order[:-1]).any():  # the outer of two that begin together comes first
             order = np.lexsort((-end, start))
         return kind(**{name: column[order] for name, column in columns.items()})
 
-    def unsorted(self, kind: type[Table]) -> Table:
-        """All rows of a kind, about as the file has them; they are not kept."""
+    def _unsorted(self, kind: type[Table]) -> Table:
+        """All rows of a kind, as the file has them; they are not kept."""
         parts = self._parts[kind]
         if not parts:
             return kind.none()

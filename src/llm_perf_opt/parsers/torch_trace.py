@@ -11,27 +11,24 @@ import numpy as np
 
 from llm_perf_opt.events import DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
 from llm_perf_opt.parsers import torch_problems
+from llm_perf_opt.parsers.checksum import Checksum
 from llm_perf_opt.parsers.event_chunks import EventChunks, Surroundings
 from llm_perf_opt.parsers.packed import PackedFile
 from llm_perf_opt.parsers.torch_columns import TorchColumns
 from llm_perf_opt.parsers.torch_events import EventDecoder, repaired
-from llm_perf_opt.parsers.two_readers import StartBeside, read_by_two
 
 
-def read_torch_trace(path: Path, beside: StartBeside | None = None) -> Trace:
+def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
     """Everything the trace says, or a ParseError. Times are µs in the file, whatever its displayTimeUnit; exact integer ns here.
 
     Device work comes from kernels, copies and memsets; ranges from user annotations and, in the domain `nn.Module`, from the
     frames of modules. Copies of annotations on the device (gpu_user_annotation), flow arrows and Python frames are passed over.
-    With `beside`, half of a large file is read in a copy of this process.
+    `checksum` is given the bytes of the file as they are read.
     """
     with _without_collector():
-        by_two = read_by_two(path, beside) if beside is not None else None
-        if by_two is not None:
-            return _trace(by_two.columns, by_two.events, by_two.around, [])
         columns = TorchColumns()
         decoder = EventDecoder(columns.take)
-        with PackedFile(path) as file:
+        with PackedFile(path, checksum) as file:
             chunks = EventChunks(str(path), file.read_into, decoder, repaired)
             around = chunks.run()
             chunks.cut_short = chunks.cut_short or file.cut_short

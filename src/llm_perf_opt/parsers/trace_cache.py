@@ -3,22 +3,19 @@
 import glob
 import re
 import shutil
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from llm_perf_opt.analysis.trace.stage_columns import stage_columns
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Trace
+from llm_perf_opt.parsers.checksum import Checksum, checksum_of
 from llm_perf_opt.parsers.open_trace import read_trace
 from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION, seen_of, tables_beside
 from llm_perf_opt.parsers.trace_tables import made_of, read_tables, write_tables
-
-if TYPE_CHECKING:
-    from llm_perf_opt.parsers.two_readers import StartBeside
 
 
 @dataclass(frozen=True)
@@ -34,18 +31,26 @@ class CachedTrace:
     """Why there are no tables."""
 
 
+class _State(NamedTuple):
+    """What changes with a file, unless somebody puts it back."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
 def cached_trace(
     source: Path,
     folder: Path | None = None,
     *,
-    beside: "StartBeside | None" = None,
     meanwhile: Callable[[Trace], None] = lambda _: None,
 ) -> CachedTrace:
     """The trace in `source`, from its tables where they are sound and of these very bytes, else parsed and the tables written.
 
     The tables lie beside the source, or in `folder`. Where they cannot be written the trace comes all the same, with a note.
-    With `beside`, half of a large torch trace is read in a copy of this process. `meanwhile` is given the trace, once, and
-    works with it while the tables are written.
+    `meanwhile` is given the trace, once, and works with it while the tables are written.
     """
     seen, state = seen_of(source), _state(source)
     places = [folder] if folder else tables_beside(source)
@@ -60,7 +65,10 @@ def cached_trace(
         if trace := _kept(tables, of=of):
             meanwhile(trace)
             return CachedTrace(trace, tables, parsed=False)
-    trace = read_trace(source, beside)
+    checksum = Checksum()
+    trace = read_trace(source, checksum)
+    if checksum.size == state.size:  # every byte came by
+        of = _fingerprint(checksum)
     with ThreadPoolExecutor(1, "tables") as writer:  # both spend their time where Python lets two threads work at once
         writing = writer.submit(_write, trace, source, folder, of, seen, state)
         meanwhile(trace)
@@ -68,9 +76,7 @@ def cached_trace(
     return CachedTrace(trace, written, True, note)
 
 
-def _write(
-    trace: Trace, source: Path, folder: Path | None, of: str, seen: str, state: tuple[int, ...]
-) -> tuple[Path | None, str]:
+def _write(trace: Trace, source: Path, folder: Path | None, of: str, seen: str, state: _State) -> tuple[Path | None, str]:
     """The tables of a trace, or why there are none."""
     try:
         of = of or fingerprint(source)
@@ -91,13 +97,12 @@ def _place(source: Path, of: str) -> Path:
     return source.with_name(f"{source.name}.tables-{of}")
 
 
-def _state(source: Path) -> tuple[int, ...]:
-    """What changes with the file, unless somebody puts it back."""
+def _state(source: Path) -> _State:
     try:
         stat = source.stat()
     except OSError as error:
         raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    return _State(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def _kept(tables: Path, of: str = "", seen: str = "") -> Trace | None:
@@ -110,18 +115,12 @@ def _kept(tables: Path, of: str = "", seen: str = "") -> Trace | None:
 
 
 def fingerprint(source: Path) -> str:
-    """The schema's version, the file's size and the CRC-32 of all its bytes: the fastest check that misses no single change."""
-    checksum = size = 0
-    buffer = bytearray(1 << 20)
-    view = memoryview(buffer)
-    try:
-        with source.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                checksum = zlib.crc32(view[:count], checksum)
-                size += count
-    except OSError as error:
-        raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
-    return f"v{SCHEMA_VERSION}-{size:x}-{checksum:08x}"
+    """Changes with the bytes of the file, and with the tables' schema."""
+    return _fingerprint(checksum_of(source))
+
+
+def _fingerprint(checksum: Checksum) -> str:
+    return f"v{SCHEMA_VERSION}-{checksum}"
 
 
 def _remove_others(source: Path, kept: Path) -> None:
