@@ -15,6 +15,7 @@ from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStat
 from llm_perf_opt.report.kernel_evidence import kernels_md, kernels_section
 from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.stages import Stage
+from nsys_databases import altered
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 NO_TIMES = Missing("no iteration was measured")
@@ -76,6 +77,40 @@ def test_a_truncated_timeline_is_not_summed_and_the_torch_trace_stands_in(tmp_pa
     assert sum(stage.calls for stage in found.stages) == 1711
     assert sum(stage.total_ns for stage in found.stages) == 5_521_227
     assert any("is not used" in note for note in found.notes)
+    assert found.warnings[0].startswith("The trace of Nsight Systems (nsys) is not used: ")
+
+
+def test_passes_that_did_not_launch_the_same_are_a_warning(tmp_path: Path) -> None:
+    """Both are of the same model on the same card: 191 kernels per step, unless one of them lost some."""
+    folder = run_folder(tmp_path, nsys="complete", torch="complete")
+    shutil.copy(H200 / "torch_trace.json.gz", folder.torch_trace_file)
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    found = read_kernels(folder, None, NO_TIMES)
+    assert not isinstance(found, Missing)
+    assert found.sources["decode"] == "Nsight Systems (nsys)"
+    assert found.warnings == ()
+    shutil.rmtree(folder.tables("nsys"), ignore_errors=True)
+    fifth = "SELECT correlationId FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE correlationId % 5 = 0"
+    tables = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL")
+    altered(folder.timeline_file("nsys"), [f"DELETE FROM {table} WHERE correlationId IN ({fifth})" for table in tables])
+    found = read_kernels(folder, None, NO_TIMES)
+    assert not isinstance(found, Missing)
+    (warning,) = found.warnings
+    assert "Nsight Systems (nsys) holds 15" in warning
+    assert "torch.profiler 191.0" in warning
+
+
+def test_a_prefill_without_work_is_not_taken_from_a_run_of_ours(tmp_path: Path) -> None:
+    """It must not come from the other pass in silence."""
+    folder = run_folder(tmp_path, nsys="complete")
+    row = "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId) SELECT start - 2000, start - 1000, "
+    row += "eventType, 'prefill', globalTid, domainId FROM NVTX_EVENTS WHERE eventType = 59 ORDER BY start LIMIT 1"
+    altered(folder.timeline_file("nsys"), [row])
+    assert not isinstance(read_kernels(folder, None, NO_TIMES), Missing), "a program of the user's may label what it likes"
+    folder.config_file.write_text("runtime: {type: pytorch, num_new_tokens: 8}")
+    found = read_kernels(folder, None, NO_TIMES)
+    assert isinstance(found, Missing)
+    assert "1 of 1 prefill hold no kernel" in found.why
 
 
 def test_kernels_outside_the_stages_are_counted_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
