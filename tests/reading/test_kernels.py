@@ -9,7 +9,7 @@ import pytest
 from llm_perf_opt.analysis.kernels.selection import Selection
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.reading import kernels as kernel_reading
-from llm_perf_opt.reading.kernels import read_kernels
+from llm_perf_opt.reading.kernels import believed_counters, read_kernels
 from llm_perf_opt.reading.regions import read_regions
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus
 from llm_perf_opt.report.kernel_evidence import kernels_md, kernels_section
@@ -214,6 +214,34 @@ def shown(folder: RunFolder) -> set[str]:
     found = read_regions(folder, {})
     assert not isinstance(found, Missing)
     return {value.counter for region in found.groups[0].regions for value in region.counters}
+
+
+def test_counters_of_another_stage_are_refused_by_their_own_ranges(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    with_counters(folder)
+    folder.counters_file("ncu_decode").write_bytes(gzip.decompress((H200 / "ncu_prefill_aborted_raw.csv.gz").read_bytes()))
+    found, regions = read_kernels(folder, None, NO_TIMES), read_regions(folder, {})
+    assert not isinstance(found, Missing)
+    assert found.stages[0].counters == Missing(
+        "251 of 251 launches in ncu_decode were not counted in decode_step: the counters are of something else"
+    )
+    assert not isinstance(regions, Missing)
+    assert not any(region.counters for region in regions.groups[0].regions)
+
+
+def test_single_launches_of_another_stage_are_left_out(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, ncu_decode="complete")
+    with_counters(folder)
+    whole = believed_counters(folder, "ncu_decode")
+    assert not isinstance(whole, Missing)
+    *rows, last = folder.counters_file("ncu_decode").read_text().splitlines()
+    folder.counters_file("ncu_decode").write_text("\n".join([*rows, last.replace("decode_step", "other_step")]))
+    found = believed_counters(folder, "ncu_decode")
+    assert not isinstance(found, Missing)
+    assert found.kernels == whole.kernels[:-1]
+    assert found.problems[-1].what == f"1 of {len(whole.kernels)} launches in ncu_decode were not counted in decode_step"
+    assert found.complete
 
 
 def test_regions_show_every_counter_of_a_section(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Reads what a run holds of its kernels: timelines, counters, the counters' self-test. Works on any machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence, hfus_of, uses_of
@@ -18,11 +18,12 @@ from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import WorkKind
-from llm_perf_opt.kernel_records import CounterReport
+from llm_perf_opt.kernel_records import CounterProblem, CounterReport
 from llm_perf_opt.parsers.ncu_csv import read_ncu
 from llm_perf_opt.reading.timelines import Refused, Timeline, timelines
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.run_folder import RunFolder, read_record
+from llm_perf_opt.stages import DOMAIN
 
 _SELFTEST = "ncu_selftest"
 _UNTIMED = Missing("no iteration was measured")
@@ -125,9 +126,23 @@ def believed_counters(folder: RunFolder, name: str) -> Maybe[CounterReport]:
     if isinstance(selftest, Missing):
         return Missing(f"the counters are not used, for nothing says that they are right: {selftest.why}. {_TEST_AGAIN}")
     try:
-        return read_ncu(folder.counters_file(name))
+        return _of_its_stage(read_ncu(folder.counters_file(name)), name)
     except ParseError as error:
         return Missing(error.fact)
+
+
+def _of_its_stage(report: CounterReport, name: str) -> Maybe[CounterReport]:
+    """Without launches that the report itself places outside the stage of this pass: prefill never stands for decode."""
+    stage = next((stage for key, stage in STAGES.items() if name == f"ncu_{key}"), None)
+    if stage is None or not any(kernel.ranges for kernel in report.kernels):
+        return report
+    inside = tuple(kernel for kernel in report.kernels if f"{DOMAIN}@{stage}" in kernel.ranges)
+    if len(inside) == len(report.kernels):
+        return report
+    what = f"{len(report.kernels) - len(inside):,} of {len(report.kernels):,} launches in {name} were not counted in {stage}"
+    if not inside:
+        return Missing(f"{what}: the counters are of something else")
+    return replace(report, kernels=inside, problems=(*report.problems, CounterProblem("other_ranges", what, fatal=False)))
 
 
 def _roles(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | None) -> Maybe[CounterRoles]:
