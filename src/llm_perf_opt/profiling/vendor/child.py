@@ -12,7 +12,6 @@ from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, Resourc
 from llm_perf_opt.profiling.vendor.launch import Finished, send
 from llm_perf_opt.profiling.vendor.logs import words_of_the_program
 
-
 _RAISED = re.compile(r"[\w.]+(Error|Exception)(: .|$)")
 """The last line of a traceback, below those of the code that it went through."""
 
