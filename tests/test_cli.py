@@ -248,6 +248,22 @@ def test_interrupt_keeps_what_was_measured(running: tuple[subprocess.Popen[str],
     assert "report:" in out
 
 
+def test_sigterm_ends_a_run_as_an_interrupt_does(running: tuple[subprocess.Popen[str], Path]) -> None:
+    """As a scheduler ends it."""
+    process, run = running
+    pid = measured_pid(run)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "error: Ended by SIGTERM." in err
+    assert gone(pid)
+    assert manifest(run)["status"] == "partial"
+    assert statuses(run) == {"nvml": "complete", "clean": "failed", "ceilings": "skipped", "torch": "skipped"}
+    assert "interrupted after" in (run / "report.md").read_text()
+    assert "report:" in out
+
+
 def test_a_killed_child_is_called_that(running: tuple[subprocess.Popen[str], Path]) -> None:
     process, run = running
     os.kill(measured_pid(run), signal.SIGKILL)

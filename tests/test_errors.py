@@ -15,6 +15,7 @@ from llm_perf_opt.errors import (
     LlmPerfError,
     ParseError,
     ResourceError,
+    Terminated,
     error_from,
     nearest,
 )
@@ -37,6 +38,8 @@ def test_every_exit_code_is_its_own_and_is_documented() -> None:
 def test_the_codes_scripts_rely_on() -> None:
     assert (ConfigError.exit_code, ResourceError.exit_code, CaptureError.exit_code, ParseError.exit_code) == (2, 3, 4, 5)
     assert Interrupted.exit_code == 128 + 2, "as a shell counts SIGINT"
+    assert Terminated.exit_code == 128 + 15, "as a shell counts SIGTERM"
+    assert issubclass(Terminated, Interrupted)
 
 
 @pytest.mark.parametrize("kind", FAMILY)

@@ -1,8 +1,10 @@
 """llm-perf exec, as a user types it."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +153,21 @@ def test_a_missing_tool_is_left_out_by_an_option_of_exec(tmp_path: Path) -> None
     assert "--passes program" in done.stderr
     done = llm_perf(tmp_path, "exec", "--passes", "nsys", "--", sys.executable, "-c", "pass", NSYS="/no/nsys", PATH="/none")
     assert "the variable NSYS names /no/nsys" in done.stderr
+
+
+def test_sigterm_ends_a_program_in_order(tmp_path: Path) -> None:
+    """As a scheduler ends it: nothing runs on, and the run says how it ended."""
+    code = "import os, sys, time; open('pid.part', 'w').write(str(os.getpid())); os.rename('pid.part', 'pid'); time.sleep(600)"
+    argv = [sys.executable, "-m", "llm_perf_opt", "exec", "--passes", "program", "--", sys.executable, "-c", code]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "pid").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert "error: Ended by SIGTERM." in errors
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
+    _, manifest = only_run(tmp_path)
+    assert (manifest["status"], manifest["passes"][0]["status"]) == ("failed", "failed")
+    assert "not ended" not in manifest["why"]

@@ -10,6 +10,7 @@
 | 5 | a file could not be read as what it should be |
 | 6 | a figure came out impossible, such as a utilisation above 100 % |
 | 130 | interrupted |
+| 143 | ended by SIGTERM, as schedulers do, with the same care |
 """
 
 import difflib
@@ -66,9 +67,15 @@ class Interrupted(LlmPerfError):  # noqa: N818 - not an error of anything
     exit_code = 130
 
 
+class Terminated(Interrupted):
+    """Another program asked to stop."""
+
+    exit_code = 143
+
+
 _KINDS = {
     kind.__name__: kind
-    for kind in (LlmPerfError, ConfigError, ResourceError, CaptureError, ParseError, ImplausibleError, Interrupted)
+    for kind in (LlmPerfError, ConfigError, ResourceError, CaptureError, ParseError, ImplausibleError, Interrupted, Terminated)
 }
 
 

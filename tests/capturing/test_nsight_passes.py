@@ -9,12 +9,15 @@ import pytest
 
 from llm_perf_opt.analysis.trace.health import Expected
 from llm_perf_opt.capturing.nsight import counting_limit
-from llm_perf_opt.capturing.nsight_passes import NsysAsked, nsys_pass, went_without
+from llm_perf_opt.capturing.nsight_passes import NsysAsked, nsys_pass, started_again, went_without
 from llm_perf_opt.capturing.passes import PassPlan
 from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError
 from llm_perf_opt.parsers.ncu_csv import read_ncu
 from llm_perf_opt.profiling.vendor.child import UnexplainedEndError
-from llm_perf_opt.records import SCHEMA, Manifest, PassRecord
+from llm_perf_opt.profiling.vendor.launch import Finished
+from llm_perf_opt.profiling.vendor.logs import nsys_log_problems
+from llm_perf_opt.profiling.vendor.tool_pass import ToolRun
+from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.run_folder import RunFolder
 
 COMPLAINT = "print('Unknown runtime API function index: 470');"
@@ -52,6 +55,35 @@ def test_who_says_most_is_heard(tmp_path: Path, code: str, kind: type[LlmPerfErr
     assert type(caught.value) is kind, caught.value
     assert said in caught.value.fact
     assert folder.manifest().passes[0].why == caught.value.fact
+
+
+@pytest.mark.parametrize("code", ["raise ValueError('my own bug')", "print('ValueError: my own bug'); raise SystemExit(1)"])
+def test_a_program_that_failed_before_its_range_is_told_first(tmp_path: Path, code: str) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_manifest(Manifest(SCHEMA, "0", "partial", "now", ("x",), (PassRecord("nsys"),)))
+    below = f"import atexit; atexit.register(print, 'Generated:', flush=True); {code}"
+    body = f"import subprocess, sys; done = subprocess.run([sys.executable, '-uc', {below!r}]); sys.exit(done.returncode)"
+    plan = PassPlan("nsys", [sys.executable, "-c", body], 120)
+    with pytest.raises(CaptureError) as caught:
+        nsys_pass(folder, plan, Nobody(), NsysAsked(Path("nsys"), Expected(), 1.0))
+    first, _, then = caught.value.fact.partition(" nsys recorded nothing: ")
+    assert first == "The pass nsys (Nsight Systems) was ended with exit code 1: ValueError: my own bug."
+    assert "the program ended before it" in then
+    assert caught.value.remedy.startswith(f"See {folder.log_file('nsys')}.")
+
+
+@pytest.mark.parametrize(
+    ("starts", "lost", "said"),
+    [
+        (1, True, ""),
+        (2, False, "nsys lost the connection to its agent at first and was started 2 times."),
+        (3, True, "It was started 3 times and lost it each time."),
+    ],
+)
+def test_what_is_said_of_several_starts_is_what_happened(starts: int, lost: bool, said: str) -> None:
+    problems = nsys_log_problems("End of file") if lost else ()
+    went = ToolRun(Finished(int(lost), 1.0, False), Missing("nsys wrote no report"), problems, starts)
+    assert started_again(went) == said
 
 
 COUNTED = Path(__file__).parents[1] / "fixtures" / "h200" / "ncu_decode_step_raw.csv.gz"

@@ -3,7 +3,7 @@
 import pytest
 
 from llm_perf_opt.counters.catalogue import chips, has
-from llm_perf_opt.counters.translate import Part, old_names, translate
+from llm_perf_opt.counters.translate import Part, close_names, old_names, translate
 
 CHIPS = tuple(chips())
 SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
@@ -67,3 +67,10 @@ def test_a_name_of_another_chip(chip: str, name: str, new: str) -> None:
 )
 def test_what_needs_or_has_no_translation(name: str) -> None:
     assert translate("gh100", name) is None
+
+
+def test_an_old_name_mistyped_is_told_from_a_chips_own() -> None:
+    assert "flop_count_hp" in close_names("gh100", "flop_count_hq")
+    assert close_names("gh100", "sm__thruput.max.pct_of_peak_sustained_active")[0].startswith("sm__throughput.max")
+    assert close_names("gh100", "zzzzqqqq") == ()
+    assert "nvlink_total_data_received" not in close_names("ad102", "nvlink_total_data_receive"), "it has no translation there"

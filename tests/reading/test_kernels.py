@@ -9,12 +9,13 @@ import pytest
 from llm_perf_opt.analysis.kernels.selection import Selection
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
 from llm_perf_opt.reading import kernels as kernel_reading
-from llm_perf_opt.reading.kernels import read_kernels
+from llm_perf_opt.reading.kernels import believed_counters, read_kernels
 from llm_perf_opt.reading.regions import read_regions
 from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus
 from llm_perf_opt.report.kernel_evidence import kernels_md, kernels_section
 from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.stages import Stage
+from nsys_databases import altered
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 NO_TIMES = Missing("no iteration was measured")
@@ -76,6 +77,40 @@ def test_a_truncated_timeline_is_not_summed_and_the_torch_trace_stands_in(tmp_pa
     assert sum(stage.calls for stage in found.stages) == 1711
     assert sum(stage.total_ns for stage in found.stages) == 5_521_227
     assert any("is not used" in note for note in found.notes)
+    assert found.warnings[0].startswith("The trace of Nsight Systems (nsys) is not used: ")
+
+
+def test_passes_that_did_not_launch_the_same_are_a_warning(tmp_path: Path) -> None:
+    """Both are of the same model on the same card: 191 kernels per step, unless one of them lost some."""
+    folder = run_folder(tmp_path, nsys="complete", torch="complete")
+    shutil.copy(H200 / "torch_trace.json.gz", folder.torch_trace_file)
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    found = read_kernels(folder, None, NO_TIMES)
+    assert not isinstance(found, Missing)
+    assert found.sources["decode"] == "Nsight Systems (nsys)"
+    assert found.warnings == ()
+    shutil.rmtree(folder.tables("nsys"), ignore_errors=True)
+    fifth = "SELECT correlationId FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE correlationId % 5 = 0"
+    tables = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL")
+    altered(folder.timeline_file("nsys"), [f"DELETE FROM {table} WHERE correlationId IN ({fifth})" for table in tables])
+    found = read_kernels(folder, None, NO_TIMES)
+    assert not isinstance(found, Missing)
+    (warning,) = found.warnings
+    assert "Nsight Systems (nsys) holds 15" in warning
+    assert "torch.profiler 191.0" in warning
+
+
+def test_a_prefill_without_work_is_not_taken_from_a_run_of_ours(tmp_path: Path) -> None:
+    """It must not come from the other pass in silence."""
+    folder = run_folder(tmp_path, nsys="complete")
+    row = "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId) SELECT start - 2000, start - 1000, "
+    row += "eventType, 'prefill', globalTid, domainId FROM NVTX_EVENTS WHERE eventType = 59 ORDER BY start LIMIT 1"
+    altered(folder.timeline_file("nsys"), [row])
+    assert not isinstance(read_kernels(folder, None, NO_TIMES), Missing), "a program of the user's may label what it likes"
+    folder.config_file.write_text("runtime: {type: pytorch, num_new_tokens: 8}")
+    found = read_kernels(folder, None, NO_TIMES)
+    assert isinstance(found, Missing)
+    assert "1 of 1 prefill hold no kernel" in found.why
 
 
 def test_kernels_outside_the_stages_are_counted_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +214,34 @@ def shown(folder: RunFolder) -> set[str]:
     found = read_regions(folder, {})
     assert not isinstance(found, Missing)
     return {value.counter for region in found.groups[0].regions for value in region.counters}
+
+
+def test_counters_of_another_stage_are_refused_by_their_own_ranges(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, nsys="complete", ncu_decode="complete")
+    with_timeline(folder, "nsys_decode.sqlite.gz")
+    with_counters(folder)
+    folder.counters_file("ncu_decode").write_bytes(gzip.decompress((H200 / "ncu_prefill_aborted_raw.csv.gz").read_bytes()))
+    found, regions = read_kernels(folder, None, NO_TIMES), read_regions(folder, {})
+    assert not isinstance(found, Missing)
+    assert found.stages[0].counters == Missing(
+        "251 of 251 launches in ncu_decode were not counted in decode_step: the counters are of something else"
+    )
+    assert not isinstance(regions, Missing)
+    assert not any(region.counters for region in regions.groups[0].regions)
+
+
+def test_single_launches_of_another_stage_are_left_out(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, ncu_decode="complete")
+    with_counters(folder)
+    whole = believed_counters(folder, "ncu_decode")
+    assert not isinstance(whole, Missing)
+    *rows, last = folder.counters_file("ncu_decode").read_text().splitlines()
+    folder.counters_file("ncu_decode").write_text("\n".join([*rows, last.replace("decode_step", "other_step")]))
+    found = believed_counters(folder, "ncu_decode")
+    assert not isinstance(found, Missing)
+    assert found.kernels == whole.kernels[:-1]
+    assert found.problems[-1].what == f"1 of {len(whole.kernels)} launches in ncu_decode were not counted in decode_step"
+    assert found.complete
 
 
 def test_regions_show_every_counter_of_a_section(tmp_path: Path) -> None:

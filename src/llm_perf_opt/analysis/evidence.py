@@ -25,7 +25,7 @@ from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal, kernels_by_time
 from llm_perf_opt.analysis.trace.projection import NONE
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
-from llm_perf_opt.events import Trace, UInt8, different
+from llm_perf_opt.events import Int64, Trace, UInt8, different
 from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
 from llm_perf_opt.stages import Stage
 
@@ -152,7 +152,9 @@ def _stage(
 ) -> StageEvidence:
     inner = DECODE_STEP if time.name == DECODE and DECODE_STEP in stages.names else time.name
     group = stages.of_stage(inner)
-    units = len(different(group[group != NONE])) or 1
+    worked = different(group[group != NONE])
+    units = len(worked) or 1
+    time = _without_silence(time, stages, inner, worked)
     busiest = on_the_busiest(trace, group)
     devices = len(different(trace.work.device[group != NONE])) or 1
     floor_ns, roof = _floor(time.name, units, facts, devices)
@@ -197,6 +199,13 @@ def _stage(
         wall_ends_ns=wall_ends,
         request_units=0 if time.name != DECODE or isinstance(facts.timings, Missing) else facts.timings.workload.decode_steps,
     )
+
+
+def _without_silence(time: StageTime, stages: TraceStages, inner: str, worked: Int64) -> StageTime:
+    """The stage's wall time less that of units without device work: those are no units of it."""
+    idle = np.setdiff1d(stages.rows_of(inner), worked)
+    silent_ns = int((stages.instances.end_ns[idle] - stages.instances.start_ns[idle]).sum())
+    return replace(time, wall_ns=time.wall_ns - silent_ns) if silent_ns else time
 
 
 def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, tuple[float, float] | None, str]:

@@ -26,7 +26,7 @@ from llm_perf_opt.capturing.listener import Listener
 from llm_perf_opt.capturing.nsight_passes import NcuAsked, NsysAsked, ncu_pass, nsys_pass
 from llm_perf_opt.capturing.passes import LABELS, PassPlan, skip_pass
 from llm_perf_opt.capturing.selftest import Tested, run_selftest
-from llm_perf_opt.config import PYTORCH, RunConfig
+from llm_perf_opt.config import RunConfig
 from llm_perf_opt.counters.manifest import ResolvedMetrics
 from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
@@ -37,7 +37,7 @@ from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, locate, probe_nsys, tool_version
 from llm_perf_opt.profiling.vendor.tool_pass import STARTS, report_of
-from llm_perf_opt.reading.timelines import NSYS_PASSES, Timeline, timelines
+from llm_perf_opt.reading.timelines import NSYS_PASSES, Timeline, marked_ranges, timelines
 from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.stages import Stage, ncu_range
@@ -48,10 +48,6 @@ _SLOW_START, _LEAST_START_S = 5, 60.0
 _OVERRUN = 3
 """How far the estimate of the replays may be off before they are cut short."""
 _GATED_BY_RANGE = "The NVTX range opened the capture: on the CPU nothing calls cudaProfilerStart."
-MARK_STAGES = (PYTORCH, "vllm")
-"""Runtimes whose stages are marked by the thread that launches their work …"""
-WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-"""… unless these spread the work over several."""
 
 
 def find_or_refuse(name: str, label: str, otherwise: str = "choose profiling=minimal") -> Path:
@@ -126,20 +122,11 @@ def _nsys_stage(
         trace=traces.modules,
         gpu_metrics=traces.gpu_metrics,
     )
-    expected = Expected(gpu=gpu, ranges=_expected_ranges(stage, config), command=str(folder.config_file))
+    runtime = config.runtime
+    ranges = marked_ranges(stage, runtime.type, runtime.engine, runtime.num_new_tokens)
+    expected = Expected(gpu=gpu, ranges=ranges, command=str(folder.config_file))
     plan = PassPlan(name, argv, config.profiling.pass_timeout_s, f"nsys {probe.version}", " ".join(filter(None, notes)))
     nsys_pass(folder, plan, listener, NsysAsked(nsys, expected, config.profiling.max_trace_gb, STARTS))
-
-
-def _expected_ranges(stage: Stage, config: RunConfig) -> tuple[str, ...]:
-    """What must be in the report. The range that opens the capture may itself be cut off at its start.
-
-    An engine whose work is launched by other processes marks no stages; only of those that do are they expected.
-    """
-    if config.runtime.type not in MARK_STAGES or any(config.runtime.engine.get(name, 1) != 1 for name in WORKERS):
-        return ()
-    decode = (Stage.DECODE_STEP.value,) if config.runtime.num_new_tokens > 1 else ()
-    return decode if stage is Stage.DECODE else (Stage.PREFILL.value, *decode)
 
 
 # --- Nsight Compute ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from llm_perf_opt.profiling.vendor.child import UnexplainedEndError
 from llm_perf_opt.profiling.vendor.child_output import OnMessage
 from llm_perf_opt.profiling.vendor.gates import Tool
 from llm_perf_opt.profiling.vendor.launch import Finished
-from llm_perf_opt.profiling.vendor.logs import log_error
+from llm_perf_opt.profiling.vendor.logs import AGENT_LOST, FOLLOWS_A_FAILURE, log_error
 from llm_perf_opt.profiling.vendor.reports import export_nsys, import_ncu_csv
 from llm_perf_opt.profiling.vendor.tool_pass import ToolRun, run_tool
 from llm_perf_opt.reading.timelines import CLOCK_SLACK_NS
@@ -78,8 +78,10 @@ class _Kept:
             return ended
         complaint = log_error(self.went.problems)
         if complaint is not None and (ended is None or isinstance(ended, UnexplainedEndError)):
-            again = started_again(self.went)
-            return type(complaint)(" ".join(filter(None, (complaint.fact, again))), complaint.remedy)
+            first = ended if ended is not None and _may_follow(self.went) else None
+            facts = (first.fact if first else "", complaint.fact, started_again(self.went))
+            remedies = (first.remedy if first else "", complaint.remedy)
+            return type(complaint)(" ".join(filter(None, facts)), " ".join(filter(None, remedies)))
         if ended is None and isinstance(self.went.report, Missing):
             return CaptureError(f"{self.went.report.why}, and ended without an error.", "See the pass's log.txt.")
         return ended
@@ -103,8 +105,18 @@ def nsys_pass(folder: RunFolder, plan: PassPlan, listener: Listener, asked: Nsys
 
 
 def started_again(went: ToolRun) -> str:
-    """What is said of a recording that did not come at once."""
-    return f"nsys lost the connection to its agent at first and was started {went.starts} times." if went.starts > 1 else ""
+    """What is said of a recording that did not come at once, or not at all."""
+    if went.starts == 1:
+        return ""
+    if any(problem.id == AGENT_LOST for problem in went.problems):
+        return f"It was started {went.starts} times and lost it each time."
+    return f"nsys lost the connection to its agent at first and was started {went.starts} times."
+
+
+def _may_follow(went: ToolRun) -> bool:
+    """Whether what the tool complains of may be no more than what the program's own failure led to: then that is told first."""
+    worst = next((problem for problem in went.problems if problem.fatal), None)
+    return worst is not None and worst.id in FOLLOWS_A_FAILURE
 
 
 def _incomplete(sqlite: Path, expected: Expected) -> LlmPerfError | None:

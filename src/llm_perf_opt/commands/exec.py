@@ -7,6 +7,7 @@ import typer
 
 from llm_perf_opt.commands.outcome import print_program
 from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, raise_if
+from llm_perf_opt.commands.watching import ended_in_order
 
 
 def exec_program(
@@ -70,10 +71,11 @@ def exec_program(
     check_asked(asked)
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(program[0]).name).lstrip("._-") or "program"
     folder = RunFolder.create(out or Path("runs") / "exec" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
-    with progress_for(quiet) as progress:
-        error = capture_program(asked, folder, command_line(), progress)
-    print_program(folder, report_program(folder), as_json)
-    raise_if(error)
+    with ended_in_order():
+        with progress_for(quiet) as progress:
+            error = capture_program(asked, folder, command_line(), progress)
+        print_program(folder, report_program(folder), as_json)
+        raise_if(error)
 
 
 def _words(text: str) -> list[str]:

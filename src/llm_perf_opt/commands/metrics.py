@@ -97,14 +97,14 @@ def check(
 def _verdict(chip: str, name: str, known: frozenset[str] | None) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from llm_perf_opt.counters.catalogue import near, problem
-    from llm_perf_opt.counters.translate import translate
+    from llm_perf_opt.counters.catalogue import problem
+    from llm_perf_opt.counters.translate import close_names, translate
 
     translation = translate(chip, name)
     faults = [problem(chip, part.name, known) for part in translation.parts] if translation else [problem(chip, name, known)]
     why = next((fault for fault in faults if fault), "")
     if why:
-        return {"name": name, "status": "unknown", "why": why, "near": near(chip, name)}
+        return {"name": name, "status": "unknown", "why": why, "near": close_names(chip, name)}
     if translation:
         return {"name": name, "status": "old", "use": [asdict(part) for part in translation.parts], "note": translation.note}
     return {"name": name, "status": "ok"}

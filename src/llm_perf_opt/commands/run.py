@@ -8,6 +8,7 @@ import typer
 
 from llm_perf_opt.commands.outcome import outcome, print_outcome
 from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.commands.watching import ended_in_order
 from llm_perf_opt.errors import ConfigError, LlmPerfError
 
 if TYPE_CHECKING:
@@ -44,12 +45,17 @@ def run(
     Groups: model, dataset, runtime, hardware, profiling. `llm-perf options` lists what each offers.
     """
     note_debug(debug)
-    if multirun or resume:
-        _sweep(overrides or [], config_dir, resume, dry_run=dry_run, quiet=quiet, as_json=as_json)
-        return
+    with ended_in_order():
+        if multirun or resume:
+            _sweep(overrides or [], config_dir, resume, dry_run=dry_run, quiet=quiet, as_json=as_json)
+        else:
+            _one(overrides or [], config_dir, dry_run=dry_run, quiet=quiet, as_json=as_json)
+
+
+def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet: bool, as_json: bool) -> None:
     from llm_perf_opt.composition import compose
 
-    composed = compose(overrides or [], config_dir)
+    composed = compose(overrides, config_dir)
     if dry_run:
         _print_plan(composed, as_json)
         return

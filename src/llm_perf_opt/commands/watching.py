@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.errors import Interrupted, LlmPerfError
+from llm_perf_opt.errors import Interrupted, LlmPerfError, Terminated
 from llm_perf_opt.records import PassRecord
 
 if TYPE_CHECKING:
@@ -47,6 +47,32 @@ def stopped_alike() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM, as a scheduler sends it, ends a capture as Ctrl-C does: what there is is kept and reported; only the code differs.
+
+    It is heard once: a second one must not break into the clearing up that the first began.
+    """
+    told = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        del number, frame
+        if not told:
+            told = True
+            raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as error:
+        if not told:
+            raise
+        raise Terminated("Ended by SIGTERM.", error.remedy if isinstance(error, Interrupted) else "") from error
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

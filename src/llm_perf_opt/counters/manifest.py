@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from llm_perf_opt.config import TorchPreset
-from llm_perf_opt.counters.catalogue import near, problem
+from llm_perf_opt.counters.catalogue import problem
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.counters.set_file import PRESETS, ROLE, MetricSet, shipped_sets
-from llm_perf_opt.counters.translate import translate
+from llm_perf_opt.counters.translate import close_names, translate
 from llm_perf_opt.errors import ConfigError, nearest
 
 _SECTION = re.compile(r"\w+")
@@ -192,7 +192,7 @@ def _add(merge: _Merge, names: Sequence[str]) -> None:
     if faults:
         raise ConfigError(
             " ".join(f"{name!r} cannot be collected on {merge.chip}: {why}." for name, why in faults.items()),
-            _near_hint(f for name in faults for f in near(merge.chip, name))
+            _near_hint(f for name in faults for f in close_names(merge.chip, name))
             or f"`llm-perf metrics check NAME --chip {merge.chip}` checks a name.",
         )
 

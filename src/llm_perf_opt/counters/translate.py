@@ -1,10 +1,14 @@
 """Names of yesterday's tools, and names of another chip: what to ask for instead, and what changed in the meaning."""
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llm_perf_opt.counters.catalogue import has, split_name
+from llm_perf_opt.counters.catalogue import has, near, split_name
 from llm_perf_opt.counters.roles import CounterRoles, roles
+
+_ALIKE = 0.8
+"""How like an old name a word must be to be taken for it; one letter of twelve is 0.92."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,12 @@ _OLD: dict[str, tuple[Callable[[CounterRoles], dict[str, int]], str]] = {
 def old_names() -> tuple[str, ...]:
     """Every name that has a translation on some chip."""
     return tuple(_OLD)
+
+
+def close_names(chip: str, name: str, *, n: int = 3) -> tuple[str, ...]:
+    """The closest names that can be asked for on this chip, best first: old ones that have a translation, and its own."""
+    old = difflib.get_close_matches(name, [one for one in _OLD if one != name and translate(chip, one)], n=n, cutoff=_ALIKE)
+    return tuple(dict.fromkeys((*old, *near(chip, name, n=n))))[:n]
 
 
 def translate(chip: str, name: str) -> Translation | None:

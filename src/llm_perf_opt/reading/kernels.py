@@ -1,9 +1,10 @@
 """Reads what a run holds of its kernels: timelines, counters, the counters' self-test. Works on any machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence, hfus_of, uses_of
+from llm_perf_opt.analysis.kernels.pass_agreement import disagreements
 from llm_perf_opt.analysis.kernels.planned_counters import outcome
 from llm_perf_opt.analysis.kernels.selection import Launch, Selection
 from llm_perf_opt.analysis.kernels.table import kernel_table
@@ -12,16 +13,17 @@ from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.limits.hardware import hardware_of_device
 from llm_perf_opt.analysis.limits.rate_limits import RateLimits, limits_of
 from llm_perf_opt.analysis.trace.projection import project
-from llm_perf_opt.analysis.trace.stage_launches import stage_launches
+from llm_perf_opt.analysis.trace.stage_launches import kernels_per_instance, stage_launches
 from llm_perf_opt.counters.catalogue import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import WorkKind
-from llm_perf_opt.kernel_records import CounterReport
+from llm_perf_opt.kernel_records import CounterProblem, CounterReport
 from llm_perf_opt.parsers.ncu_csv import read_ncu
-from llm_perf_opt.reading.timelines import Timeline, timelines
+from llm_perf_opt.reading.timelines import Refused, Timeline, timelines
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.run_folder import RunFolder, read_record
+from llm_perf_opt.stages import DOMAIN
 
 _SELFTEST = "ncu_selftest"
 _UNTIMED = Missing("no iteration was measured")
@@ -30,7 +32,8 @@ _TEST_AGAIN = "Repeat the run: whenever counters are read, work of known size is
 
 def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Maybe[Efficiency]) -> Maybe[KernelEvidence]:
     """Kernels by stage with their counters, or why the run has none."""
-    launches, sources, why = _launches(folder)
+    recorded = _launches(folder)
+    launches, why = recorded.of_stage, recorded.why
     if not launches:
         return Missing("; ".join(why) or "the run was asked for without a pass that records kernels")
     reports = {stage: believed_counters(folder, f"ncu_{stage}") for stage in launches}
@@ -41,23 +44,40 @@ def read_kernels(folder: RunFolder, timings: CleanTimings | None, efficiency: Ma
         what_was_counted(folder, f"ncu_{stage.stage}", stage.stage, reports[stage.stage], stage.counters) for stage in stages
     ]
     notes = [*why, *(note for one in counted for note in one.notes)]
-    warnings = tuple(dict.fromkeys(warning for one in counted for warning in one.warnings))
+    told = (warning for one in counted for warning in one.warnings)
+    warnings = tuple(dict.fromkeys((*recorded.warnings, *told)))
     devices = {stage: len({launch.device for launch in members}) for stage, members in launches.items()}
     hfus = hfus_of(stages, steps, timings, efficiency, devices)
     sharing = devices_of(timings or _UNTIMED)
-    return KernelEvidence(sources, steps, stages, hfus, read_selftest(folder), tuple(notes), devices, sharing, warnings)
+    return KernelEvidence(recorded.sources, steps, stages, hfus, read_selftest(folder), tuple(notes), devices, sharing, warnings)
 
 
-def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str], list[str]]:
-    """Per stage the launches of the first timeline that has any; where they are from; what could not be used."""
+@dataclass(frozen=True)
+class _Launches:
+    of_stage: dict[str, list[Launch]]
+    """Of the first timeline that has any."""
+    sources: dict[str, str]
+    why: list[str]
+    """What could not be used."""
+    warnings: tuple[str, ...]
+
+
+def _launches(folder: RunFolder) -> _Launches:
     found: dict[str, list[Launch]] = {}
     sources: dict[str, str] = {}
     why: list[str] = []
+    warnings: list[str] = []
+    counts: dict[str, dict[str, float]] = {}
     for timeline in timelines(folder):
         if not isinstance(timeline, Timeline):
-            why.append(timeline.why)
+            why += [timeline.why] if len(found) < len(STAGES) else []
+            warnings += [f"{timeline.why[0].upper()}{timeline.why[1:]}."] if isinstance(timeline, Refused) else []
             continue
         projection = project(timeline.trace)
+        each = {name: kernels_per_instance(timeline.trace, projection, stage) for name, stage in STAGES.items()}
+        counts[timeline.source] = {name: count for name, count in each.items() if count is not None}
+        if len(found) == len(STAGES):
+            continue
         before = len(found)
         inside = {name: stage_launches(timeline.trace, projection, stage) for name, stage in STAGES.items()}
         for name, launches in inside.items():
@@ -65,11 +85,10 @@ def _launches(folder: RunFolder) -> tuple[dict[str, list[Launch]], dict[str, str
                 found[name], sources[name] = launches, timeline.source
         if len(found) > before:
             why += _outside(timeline, sum(len(launches) for launches in inside.values()))
-        if len(found) == len(STAGES):
-            break
         if not len(timeline.trace.work):
             why.append(f"{timeline.source} recorded no work of a GPU: the run is on the CPU")
-    return {name: found[name] for name in STAGES if name in found}, sources, why
+    stages = {name: found[name] for name in STAGES if name in found}
+    return _Launches(stages, sources, why, (*warnings, *disagreements(counts)))
 
 
 def _outside(timeline: Timeline, inside: int) -> list[str]:
@@ -107,9 +126,23 @@ def believed_counters(folder: RunFolder, name: str) -> Maybe[CounterReport]:
     if isinstance(selftest, Missing):
         return Missing(f"the counters are not used, for nothing says that they are right: {selftest.why}. {_TEST_AGAIN}")
     try:
-        return read_ncu(folder.counters_file(name))
+        return _of_its_stage(read_ncu(folder.counters_file(name)), name)
     except ParseError as error:
         return Missing(error.fact)
+
+
+def _of_its_stage(report: CounterReport, name: str) -> Maybe[CounterReport]:
+    """Without launches that the report itself places outside the stage of this pass: prefill never stands for decode."""
+    stage = next((stage for key, stage in STAGES.items() if name == f"ncu_{key}"), None)
+    if stage is None or not any(kernel.ranges for kernel in report.kernels):
+        return report
+    inside = tuple(kernel for kernel in report.kernels if f"{DOMAIN}@{stage}" in kernel.ranges)
+    if len(inside) == len(report.kernels):
+        return report
+    what = f"{len(report.kernels) - len(inside):,} of {len(report.kernels):,} launches in {name} were not counted in {stage}"
+    if not inside:
+        return Missing(f"{what}: the counters are of something else")
+    return replace(report, kernels=inside, problems=(*report.problems, CounterProblem("other_ranges", what, fatal=False)))
 
 
 def _roles(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | None) -> Maybe[CounterRoles]:

@@ -197,6 +197,9 @@ SEEN = {
         "multimem_all_reduce_kernel",
         "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<…>",
         "void deep_ep::internode_ll::dispatch<false, false, 7168>(…)",
+        "void c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)",
+        "void c10d::symmetric_memory::(anonymous namespace)::wait_signal_kernel(unsigned int**, int)",
+        "put_signal_kernel",
         "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)",
     ],
 }  # fmt: skip

@@ -84,6 +84,7 @@ def test_an_empty_timeline_has_a_reason() -> None:
         ("moeAlltoAllKernel", "tensorrt_llm::kernels::moeAlltoAllKernel(int)"),
         ("lamport_kernel", "void lamport_kernel<8>(int*)"),
         ("userbuffers_fp16_sum_inplace_gpu_rw", "userbuffers_fp16_sum_inplace_gpu_rw(int)"),
+        ("barrier_kernel", "void c10d::symmetric_memory::barrier_kernel(unsigned int**, int)"),
         ("dispatch", "void deep_ep::internode::dispatch<false, 8>(int4*)"),
     ],
 )
@@ -95,6 +96,25 @@ def test_collectives_are_never_replayed(function: str, name: str) -> None:
     assert [kernel.function for kernel in found.kernels] == ["gemm"]
     assert found.coverage == 0.1
     assert any(f"Collectives are not replayed: {function}." in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("collective_ns", "budget_s", "said", "unsaid"),
+    [
+        (900, 10.0, "collectives take 64% of it, so that no more than 36% can be counted.", "budget_s"),
+        (900, 0.1, "no more than 36% can be counted; for more of that, raise profiling.ncu.budget_s", "nothing"),
+        (10, 0.1, "asked for; raise profiling.ncu.budget_s", "collectives take"),
+    ],
+)
+def test_what_is_to_be_done_for_more_coverage_depends_on_what_stands_in_the_way(
+    collective_ns: int, budget_s: float, said: str, unsaid: str
+) -> None:
+    reduce = Launch(0, "ncclDevKernel_AllReduce", "ncclDevKernel_AllReduce()", 1, 1, collective_ns)
+    gemms = [Launch(0, "gemm", "g", size, 1, 100) for size in range(1, 6)]
+    found = select(Stage.PREFILL, [reduce, *gemms], source="test", top=5, coverage=0.8, passes=1, budget_s=budget_s)
+    assert isinstance(found, Selection)
+    assert said in found.notes[-1]
+    assert unsaid not in found.notes[-1]
 
 
 def test_instrumented_counters_cost_a_pass_each() -> None:

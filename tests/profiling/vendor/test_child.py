@@ -33,3 +33,32 @@ def test_only_an_end_without_a_reason_is_unexplained(
     words = {"limit": "the limit", "longer": "Wait longer.", "smaller": "take less."}
     found = verdict("The pass", finished, said, tmp_path / "log.txt", **words)
     assert (type(found) if found else None) is kind
+
+
+RECORDED = """Generating '/tmp/x/nsys-report-4807.qdstrm'
+[1/1] [0%                          ] run.nsys-rep\r[1/1] [========================100%] run.nsys-rep
+Generated:
+    /runs/of errors/raw/nsys/run.nsys-rep
+"""
+"""What nsys 2023.4 says behind a program."""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (f"loading\nno such prompt\n{RECORDED}", "with exit code 5: no such prompt."),
+        (
+            f"Traceback (most recent call last):\n  raise ValueError(text)\nValueError: my own bug\n{RECORDED}",
+            "with exit code 5: ValueError: my own bug.",
+        ),
+        ("ValueError: my own bug\nGenerated:\n", "with exit code 5: ValueError: my own bug."),
+        (RECORDED, "with exit code 5."),
+        ("==PROF== Connected\nbroken\n==PROF== Disconnected\n", "with exit code 5: broken."),
+        ("==ERROR== no driver\n==PROF== Disconnected\n", "with exit code 5: no driver."),
+    ],
+)
+def test_a_programs_failure_is_not_explained_by_the_tools_progress(tmp_path: Path, log: str, said: str) -> None:
+    (tmp_path / "log.txt").write_text(log)
+    found = verdict("It", Finished(5, 1.0, False), [], tmp_path / "log.txt", limit="", longer="", smaller="")
+    assert found is not None
+    assert found.fact == f"It was ended {said}"

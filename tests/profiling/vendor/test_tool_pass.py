@@ -14,6 +14,7 @@ import pytest
 from llm_perf_opt.errors import CaptureError, Interrupted
 from llm_perf_opt.profiling.vendor import tool_pass
 from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, OnMessage
+from llm_perf_opt.profiling.vendor.launch import Finished
 from llm_perf_opt.profiling.vendor.logs import log_error
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import find_importer
@@ -262,6 +263,21 @@ def test_nsys_is_started_once_where_nothing_else_is_asked(tmp_path: Path) -> Non
 def test_nsys_is_not_started_again_when_its_time_was_over(tmp_path: Path) -> None:
     argv = stand_in(tmp_path / "nsys", f"echo '{LOST[0]}'; exec sleep 60")
     assert run_stand_in(argv, tmp_path, timeout_s=1, starts=3).starts == 1
+
+
+def test_all_starts_together_have_the_time_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_s: list[float] = []
+
+    def start(argv: list[str], *, timeout_s: float, log: Path, **_: object) -> Finished:
+        given_s.append(timeout_s)
+        with log.open("a") as file:
+            file.write(f"{LOST[0]}\n")
+        return Finished(1, 40.0, False)
+
+    monkeypatch.setattr(tool_pass, "run_child", start)
+    run = run_stand_in(["nsys"], tmp_path, timeout_s=100, starts=5)
+    assert given_s == [100, 60, 20]
+    assert (run.starts, run.finished.seconds) == (3, 120.0)
 
 
 def test_what_an_earlier_start_left_does_not_pass_for_this_ones(tmp_path: Path) -> None:

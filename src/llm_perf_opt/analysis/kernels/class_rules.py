@@ -43,6 +43,11 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
         KernelClass.COLLECTIVE,
         "of vLLM, torch, TensorRT-LLM, ROCm",
     ),
+    (
+        r"symmetric_memory::|(wait|put)_signal",
+        KernelClass.COLLECTIVE,
+        "torch's barriers and signals between ranks, which wait for their peers",
+    ),
     (r"deep_ep::|(intra|inter)node(_ll)?::", KernelClass.COLLECTIVE, "DeepEP's dispatch and combine between ranks"),
     # --- Inductor's own kernels: before all whose words they share, since they are named after everything fused into them --
     (r"triton_(red|per|spl)_fused\w*argmax", KernelClass.SAMPLING, "a compiled choice of the token"),

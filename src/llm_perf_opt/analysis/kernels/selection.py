@@ -120,6 +120,7 @@ def select(
     chosen = asked[: len(best.functions)]
     before = sum(launch.function in best.functions for launch in launches if launch.step < step)
     covered = best.covered_ns / whole_ns
+    reachable = sum(total for _, _, total in replayable)
     return Selection(
         stage=str(stage),
         source=source,
@@ -131,21 +132,41 @@ def select(
         steps_needed=step + 1,
         passes=passes,
         seconds=round(best.count * passes * SECONDS_PER_PASS, 1),
-        notes=tuple(_notes(collectives, asked, chosen, covered, coverage, budget_s)),
+        notes=tuple(_notes(collectives, asked, chosen, _Shares(covered, reachable / whole_ns, coverage), budget_s)),
     )
 
 
+@dataclass(frozen=True)
+class _Shares:
+    """Of the step's kernel time."""
+
+    covered: float
+    reachable: float
+    """By all that can be replayed."""
+    asked: float
+
+    @property
+    def remedy(self) -> str:
+        """Of what stands in the way: time to replay in, or collectives, which no time would help."""
+        collectives = f"collectives take {1 - self.reachable:.0%} of it, so that no more than {self.reachable:.0%} can be counted"
+        if self.reachable >= self.asked:
+            return "raise profiling.ncu.budget_s or ask for fewer counters."
+        if self.covered < self.reachable:
+            return f"{collectives}; for more of that, raise profiling.ncu.budget_s or ask for fewer counters."
+        return f"{collectives}."
+
+
 def _notes(
-    collectives: Set[str], asked: Sequence[Ranked], chosen: Sequence[Ranked], covered: float, coverage: float, budget_s: float
+    collectives: Set[str], asked: Sequence[Ranked], chosen: Sequence[Ranked], shares: _Shares, budget_s: float
 ) -> Iterator[str]:
     if collectives:
         yield f"Collectives are not replayed: {', '.join(sorted(collectives))}."
     if len(chosen) < len(asked):
         yield f"Left out to stay within {budget_s:g} s: {', '.join(name for name, _, _ in asked[len(chosen) :])}."
-    if covered < coverage:
+    if shares.covered < shares.asked:
         yield (
-            f"What is counted stands for {covered:.0%} of the kernel time, less than the {coverage:.0%} asked for; "
-            "raise profiling.ncu.budget_s or ask for fewer counters."
+            f"What is counted stands for {shares.covered:.0%} of the kernel time, less than the {shares.asked:.0%} asked for; "
+            f"{shares.remedy}"
         )
 
 

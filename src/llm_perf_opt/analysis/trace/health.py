@@ -10,14 +10,11 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.launches import graph_launches, kernel_launches, while_capturing
 from llm_perf_opt.analysis.trace.projection import NONE, Bool, Projection, own_stage, packed_keys, project
-from llm_perf_opt.events import Int64, Trace, TraceProblem, WorkKind, different
-from llm_perf_opt.stages import Stage
+from llm_perf_opt.analysis.trace.silent_stages import CUT_SHORT, WORKING_STAGES, silent_stages
+from llm_perf_opt.events import Trace, TraceProblem, WorkKind, different
 
 TOLERATED_SHARE = 0.01
 """Of launches without kernels: a few are cut off where recording ends; more means that kernels were lost."""
-_WORKING_STAGES = (Stage.PREFILL, Stage.DECODE, Stage.DECODE_STEP)
-"""Stages that cannot pass without a kernel on a GPU."""
-_CUT_SHORT = "Record again with an nsys as new as the CUDA runtime, and look for importer errors in its log."
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Expected:
     gpu: bool = False
     """The program ran on a GPU."""
     ranges: tuple[str, ...] = ()
-    """Names of ranges that must be there."""
+    """Names of ranges that must be there; stages among them must hold work where the trace shows any."""
     command: str = ""
     """What the profiled command line holds and no other run's does."""
     started_after_utc_ns: int | None = None
@@ -58,7 +55,7 @@ def trace_problems(
         *_durations(trace),
         *_no_kernels(trace, expected),
         *_launches_without_kernels(trace),
-        *_stages_without_kernels(trace, projection),
+        *silent_stages(trace, projection, expected.ranges),
         *_calls_stop_early(trace),
         *_work_without_calls(trace, projection),
         *_clocks(trace, projection),
@@ -108,7 +105,7 @@ def _no_kernels(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
         return
     launches = int(np.count_nonzero((kernel_launches(trace) & ~while_capturing(trace)) | graph_launches(trace)))
     if launches:
-        yield TraceProblem("no_kernels", f"{launches:,} launches, but not one kernel", fatal=True, remedy=_CUT_SHORT)
+        yield TraceProblem("no_kernels", f"{launches:,} launches, but not one kernel", fatal=True, remedy=CUT_SHORT)
     elif expected.gpu:
         yield TraceProblem(
             "no_kernels",
@@ -136,81 +133,19 @@ def _launches_without_kernels(trace: Trace) -> Iterator[TraceProblem]:
         lost = len(launched) - int(np.isin(launched, ran).sum())
         if lost:
             fact = f"{lost:,} of {len(launched):,} {what} have no kernel in the trace"
-            yield TraceProblem(id, fact, fatal=lost > TOLERATED_SHARE * len(launched), remedy=_CUT_SHORT)
-
-
-def _stages_without_kernels(trace: Trace, projection: Projection) -> Iterator[TraceProblem]:
-    """A stage of a GPU run that launched nothing: the recording stopped, or somebody else launched."""
-    if not _kernels(trace).any():
-        return
-    stage = own_stage(trace, _WORKING_STAGES)
-    holding = _ranges_with_work(projection)
-    silent = np.flatnonzero((stage != NONE) & ~holding)
-    if not len(silent):
-        return
-    launched, elsewhere = _launched_meanwhile(trace, projection, silent)
-    without = silent[~launched & ~elsewhere]
-    lost = _recording_ended_before(trace, without, stage)
-    idle = "Work of the host alone, or a label that nothing was launched in: its figures are left out."
-    for rows, id, tail, fatal, remedy in (
-        (without, "ranges_without_kernels", "hold no kernel and no launch", lost, _CUT_SHORT if lost else idle),
-        (
-            silent[launched | elsewhere],
-            "launched_elsewhere",
-            "hold no kernel: another thread or process launched them",
-            False,
-            "Set the ranges on the thread that launches, or read the figures of the whole trace.",
-        ),
-    ):
-        if len(rows):
-            counts = [
-                f"{np.count_nonzero(stage[rows] == place):,} of {np.count_nonzero(stage == place):,} {name}"
-                for place, name in enumerate(_WORKING_STAGES)
-                if (stage[rows] == place).any()
-            ]
-            yield TraceProblem(id, f"{', '.join(counts)} {tail}", fatal, remedy)
-
-
-def _recording_ended_before(trace: Trace, silent: Int64, stage: Int64) -> bool:
-    """Whether launches were lost: no range at all has any, or several ranges of a stage lie behind the last call recorded."""
-    if not len(silent):
-        return False
-    if len(silent) == np.count_nonzero(stage != NONE):
-        return True
-    behind = np.zeros(len(silent), np.bool_)
-    for process in different(trace.ranges.process[silent]).tolist():
-        ends = trace.calls.end_ns[trace.calls.process == process]
-        mine = trace.ranges.process[silent] == process
-        behind[mine] = trace.ranges.start_ns[silent[mine]] >= (int(ends.max()) if len(ends) else 0)
-    return any(np.count_nonzero(stage[silent[behind]] == place) > 1 for place in range(len(_WORKING_STAGES)))
+            yield TraceProblem(id, fact, fatal=lost > TOLERATED_SHARE * len(launched), remedy=CUT_SHORT)
 
 
 def _calls_stop_early(trace: Trace) -> Iterator[TraceProblem]:
     """Stages end with a synchronisation, so the last call should come near their end."""
-    working = own_stage(trace, _WORKING_STAGES) != NONE
+    working = own_stage(trace, WORKING_STAGES) != NONE
     if not working.any() or not len(trace.calls):
         return
     first, last = int(trace.ranges.start_ns[working].min()), int(trace.ranges.end_ns[working].max())
     stopped = int(trace.calls.end_ns.max())
     if stopped - first < (last - first) / 2:
         fact = f"the last call was recorded {(stopped - first) / 1e6:,.1f} ms into {(last - first) / 1e6:,.1f} ms of stages"
-        yield TraceProblem("calls_stop_early", fact, fatal=False, remedy=_CUT_SHORT)
-
-
-def _launched_meanwhile(trace: Trace, projection: Projection, rows: Int64) -> tuple[Bool, Bool]:
-    """Per range: whether its process launched something on any thread while it was open; whether it never launched at all."""
-    launching = np.zeros(len(trace.calls), np.bool_)
-    launching[projection.call_of_work[projection.call_of_work != NONE]] = True
-    launching |= kernel_launches(trace) | graph_launches(trace)
-    meanwhile = np.zeros(len(rows), np.bool_)
-    never = np.zeros(len(rows), np.bool_)
-    for process in different(trace.ranges.process[rows]).tolist():
-        times = trace.calls.start_ns[launching & (trace.calls.process == process)]
-        mine = trace.ranges.process[rows] == process
-        first = np.searchsorted(times, trace.ranges.start_ns[rows[mine]])
-        meanwhile[mine] = np.searchsorted(times, trace.ranges.end_ns[rows[mine]]) > first
-        never[mine] = not len(times)
-    return meanwhile, never
+        yield TraceProblem("calls_stop_early", fact, fatal=False, remedy=CUT_SHORT)
 
 
 def _work_without_calls(trace: Trace, projection: Projection) -> Iterator[TraceProblem]:
@@ -254,16 +189,3 @@ def _one_of_ranks(trace: Trace) -> Iterator[TraceProblem]:
 def _kernels(trace: Trace) -> Bool:
     chosen: Bool = trace.work.kind == WorkKind.KERNEL
     return chosen
-
-
-def _ranges_with_work(projection: Projection) -> Bool:
-    """Per range: whether it, or a range inside it, launched something."""
-    holding = np.zeros(len(projection.parent), np.bool_)
-    holding[projection.range_of_work[projection.range_of_work != NONE]] = True
-    rows = np.flatnonzero(holding)
-    while len(rows):
-        rows = different(projection.parent[rows])
-        rows = rows[rows != NONE]
-        rows = rows[~holding[rows]]
-        holding[rows] = True
-    return holding

@@ -18,6 +18,13 @@ def stage_launches(trace: Trace, projection: Projection, stage: Stage) -> list[L
     return _launches(trace, projection, step_of_work(trace, projection, stage))
 
 
+def kernels_per_instance(trace: Trace, projection: Projection, stage: Stage) -> float | None:
+    """Mean number of kernels over the ranges of this stage that launched any; None where none did."""
+    instance = step_of_work(trace, projection, stage)
+    mine = instance[(instance != NONE) & (trace.work.kind == WorkKind.KERNEL)]
+    return len(mine) / len(different(mine)) if len(mine) else None
+
+
 def range_launches(trace: Trace, projection: Projection, name: str, domain: str) -> list[Launch]:
     """The same of any range; an empty domain is the default one, `*` any."""
     domains = np.array([domain in (ANY_DOMAIN, text) for text in trace.names] + [domain in ("", ANY_DOMAIN)])

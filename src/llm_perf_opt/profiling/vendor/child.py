@@ -1,5 +1,6 @@
 """Both ends of a child process: its last words, and what its end means to whoever started it."""
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,10 @@ from typing import Any
 
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, error_from
 from llm_perf_opt.profiling.vendor.launch import Finished, send
+from llm_perf_opt.profiling.vendor.logs import words_of_the_program
+
+_RAISED = re.compile(r"[\w.]+(Error|Exception)(: .|$)")
+"""The last line of a traceback, below those of the code that it went through."""
 
 
 class UnexplainedEndError(CaptureError):
@@ -81,8 +86,9 @@ def verdict(
 def _complaint(log: Path) -> str:
     """The line of a log that most likely says what went wrong."""
     try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = words_of_the_program(log.read_text(errors="replace"))
     except OSError:
         return ""
-    loud = [line for line in lines if "error" in line.lower()] or lines[-1:]
+    raised = [line for line in lines if _RAISED.match(line)][-1:]
+    loud = raised or [line for line in lines if "error" in line.lower()] or lines[-1:]
     return f": {loud[0].removeprefix('==ERROR==').strip()[:300]}" if loud else ""

@@ -43,6 +43,14 @@ AGENT_LOST = "agent_lost"
 """The id of what may pass when nsys is started again."""
 _AGENT_LOST = re.compile(r"Connection to Agent lost\b.*|End of file|.*Local Endpoint is not available\.?")
 
+_PROGRESS = re.compile(
+    r"==PROF==|Generating '.*\.qdstrm'$|\[\d+/\d+\] \[|Generated$|(Collecting data|Processing events|Capture range)\b"
+    r"|The target application|Saving (temporary|report)"
+)
+"""How lines of nsys (2022 to 2025) and ncu begin that say nothing of the program."""
+_REPORT = re.compile(r"\S.*\.(nsys-rep|qdstrm|sqlite|ncu-rep)")
+"""A line below nsys's `Generated:`."""
+
 _NSYS = (
     _PERMISSION,
     _Rule(
@@ -172,6 +180,18 @@ def ncu_log_problems(text: str) -> tuple[LogProblem, ...]:
     return tuple(found)
 
 
+def words_of_the_program(text: str) -> list[str]:
+    """The lines of a log without a tool's own about its progress and where it wrote its report; its errors stay."""
+    said = []
+    after_generated = False
+    for line in _lines(text):
+        report = after_generated and _REPORT.fullmatch(line)
+        after_generated = bool(report) or line == "Generated:"
+        if not (after_generated or _PROGRESS.match(line)):
+            said.append(line)
+    return said
+
+
 def log_error(problems: Sequence[LogProblem]) -> LlmPerfError | None:
     """The first problem that spoils the pass, as an error."""
     worst = next((problem for problem in problems if problem.fatal), None)
@@ -180,6 +200,10 @@ def log_error(problems: Sequence[LogProblem]) -> LlmPerfError | None:
     if worst.id == _PERMISSION.id:
         return permission.permission_error(worst.line)
     return CaptureError(f"{worst.what} ({worst.line})", worst.remedy)
+
+
+FOLLOWS_A_FAILURE = ("no_report", "no_kernels", "program_failed")
+"""What is said, too, of a program that failed before it came to its work."""
 
 
 def _lines(text: str) -> list[str]:

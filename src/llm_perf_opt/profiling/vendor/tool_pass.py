@@ -30,6 +30,7 @@ class ToolRun:
     """How a tool ended and what it left."""
 
     finished: Finished
+    """Of its last start; the seconds are of all."""
     report: Maybe[Path]
     """Also of a run that was cut short, with what had been recorded until then; Missing says why there is none."""
     problems: tuple[LogProblem, ...]
@@ -62,7 +63,7 @@ def run_tool(
     `environment` is the program's; without one, that of our own measured process.
     An interrupted run raises Interrupted as every pass does; its report is saved all the same.
     `starts`: how often nsys may be started in all where it loses its agent. More than once only for a program that may run twice,
-    as ours may: nobody knows how far it had come.
+    as ours may: nobody knows how far it had come. `timeout_s` holds for all starts together.
     """
     told_error = False
 
@@ -71,12 +72,15 @@ def run_tool(
         told_error = told_error or message.get("event") == "error"
         on_message(message)
 
+    spent_s = 0.0
     for number in range(1, starts + 1):
-        went = _started(tool, argv, out_base, log, timeout_s, max_trace_gb, hear, on_start, environment, grace_s)
-        if number == starts or told_error or not _lost_its_agent(went):
+        left_s = timeout_s - spent_s
+        went = _started(tool, argv, out_base, log, left_s, max_trace_gb, hear, on_start, environment, grace_s)
+        spent_s += went.finished.seconds
+        if number == starts or told_error or spent_s >= timeout_s or not _lost_its_agent(went):
             break
         on_message({"event": "phase", "text": f"nsys lost its agent and is started again ({number + 1} of {starts})"})
-    return replace(went, starts=number)
+    return replace(went, starts=number, finished=replace(went.finished, seconds=spent_s))
 
 
 def _lost_its_agent(went: ToolRun) -> bool:
