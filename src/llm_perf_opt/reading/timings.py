@@ -6,8 +6,8 @@ from pathlib import Path
 
 from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.records import CleanTimings, Iteration, ModelFacts, Workload
-from llm_perf_opt.run_folder import read_record
+from llm_perf_opt.records import CleanTimings, Iteration, Manifest, ModelFacts, Workload
+from llm_perf_opt.run_folder import RunFolder, read_record
 
 LONGEST_NS = 2**63 - 1
 """What a clock of nanoseconds in 64 bits can tell: three centuries."""
@@ -22,6 +22,19 @@ def read_timings(path: Path) -> CleanTimings:
     if flaw:
         raise ParseError(f"{path} cannot be right: {flaw}.", "The file is damaged, or was changed: run it again.")
     return timings
+
+
+def damaged_timings(folder: RunFolder, manifest: Manifest) -> ParseError | None:
+    """Why times that were measured cannot be read, or are gone; None where they can be, and where the run left none."""
+    entry = manifest.pass_named("clean")
+    left = manifest.status != "failed" and entry is not None and entry.status == "complete"
+    if not left and not folder.clean_file.exists():
+        return None
+    try:
+        read_timings(folder.clean_file)
+    except ParseError as error:
+        return error
+    return None
 
 
 def _flaws(timings: CleanTimings) -> Iterator[str]:
