@@ -43,6 +43,8 @@ SEPARATE = {
     "num_gpu_blocks_override), large enough for the whole batch keep them apart."
 }
 """What to do where a runtime ran prefill and decode together."""
+GROUPS_OF_EVERY_RUN = ("model", "runtime")
+"""Groups of settings without which nothing runs."""
 SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""
 LARGE_INFLATION = 1.5
@@ -64,7 +66,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else untimed
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
-    config = read_values(folder.config_file)
+    config = _settings(folder)
     costs = overheads(measured, torch, _wrapped(folder, manifest))
     ceilings = _ceilings(folder, manifest)[0]
     facts = RunFacts(
@@ -285,6 +287,12 @@ def _prompts(folder: RunFolder) -> Maybe[str]:
     except ParseError:
         return Missing("its record of them is damaged")
     return said if isinstance(said, str) and said else Missing("its record of them has no checksum")
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    """What the run was asked for; empty where the record is missing, or is YAML but none of a run's settings."""
+    values = read_values(folder.config_file)
+    return values if all(isinstance(values.get(group), dict) for group in GROUPS_OF_EVERY_RUN) else {}
 
 
 def _env(folder: RunFolder) -> dict[str, Any]:

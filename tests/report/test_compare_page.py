@@ -74,6 +74,15 @@ def test_no_change_is_said_as_such() -> None:
     assert "End to end: new is faster (-10.0" in comparison_text(compared(0.9))
 
 
+def test_the_terminal_says_why_memory_and_energy_are_not_compared() -> None:
+    """As the page does: a row that is left out without a word reads as one that was never asked for."""
+    base = replace(compared_run(1.0), telemetry=Missing("samples.jsonl cannot be read: line 3"))
+    new = replace(base, run="b", timings=clean_timings(repeats(1.1)))
+    lines = comparison_text(compare(Side((base,)), Side((new,)), judgement=ON_ACCELERATOR)).splitlines()
+    assert "memory.allocated, memory.reserved, memory.device: n/a: the run is on the CPU" in lines
+    assert "energy.counter, energy.power: n/a: samples.jsonl cannot be read: line 3" in lines
+
+
 def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
     found = compared(2.0, Judgement())
     source = comparison_page(found)

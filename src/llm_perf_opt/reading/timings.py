@@ -15,7 +15,7 @@ _MOST = 2**63 - 1
 """Of any count: more is no measurement, and overflows where it meets a fraction."""
 
 MOST_OF_THE_WHOLE = 1.01
-"""Prefill and steps together over the whole request, in which they lie, though on a device's clock: 0.9986 to 1 where measured."""
+"""Prefill and steps together over the whole request they lie in, though on a device's clock; where measured 0.9986 to 1."""
 TICK_NS = 1_000
 """By which each part may be off: events of a device are told to half a microsecond."""
 MOST_BYTES = 2**50

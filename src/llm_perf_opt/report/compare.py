@@ -117,12 +117,22 @@ def comparison_text(found: Comparison) -> str:
     body = [row_cells(row) for row in rows if not isinstance(row.effect, Missing)]
     lines.append(columns(_HEADER, body, _ALIGN))
     lines += [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
+    lines += _lacking_usage((*found.memory, *found.energy))
     lines.append("")
     lines += [f"setting {row.key}: {row.base} → {row.new}" for row in found.settings]
     lines += [f"environment {row.key}: {row.base} → {row.new}" for row in found.environment]
     lines += [f"caution: {text}" for text in found.cautions]
     lines += [f"gate {gate_line(result)}" for result in found.gates]
     return "".join(char if char.isprintable() or char == "\n" else " " for char in "\n".join(lines).rstrip() + "\n")
+
+
+def _lacking_usage(rows: Sequence[UsageChange]) -> list[str]:
+    """Memory and energy that could not be compared, a line for each reason: several often lack for the same."""
+    keys: dict[str, list[str]] = {}
+    for row in rows:
+        if isinstance(row.effect, Missing):
+            keys.setdefault(str(row.effect), []).append(row.key)
+    return [f"{', '.join(members)}: {why}" for why, members in keys.items()]
 
 
 def comparison_page(found: Comparison) -> str:
