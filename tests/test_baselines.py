@@ -5,11 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from builders import clean_timings, manifest
 from llm_perf_opt.baselines import Baselines
+from llm_perf_opt.cli import app
 from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.records import SCHEMA, Manifest
-from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.run_folder import RunFolder, write_record
 
 
 def made(path: Path) -> Path:
@@ -92,3 +95,20 @@ def test_a_damaged_file_is_called_that(kept: Baselines, text: str) -> None:
     kept.file.write_text(text, encoding="latin-1")
     with pytest.raises(ParseError, match=r"baselines\.json"):
         kept.read()
+
+
+def test_one_damaged_run_is_no_baseline(tmp_path: Path) -> None:
+    """As several are none: what `compare` refuses is not given a name first."""
+    folder = RunFolder.create(tmp_path / "runs" / "one")
+    folder.write_manifest(manifest())
+    write_record(folder.clean_file, clean_timings())
+    words = ["baseline", "set", "main", str(folder.path), "--runs-dir", str(tmp_path / "runs")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    kept = json.loads(folder.clean_file.read_text())
+    kept["iterations"][0]["steps_ns"].pop()
+    folder.clean_file.write_text(json.dumps(kept))
+    words[2] = "other"
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, ParseError)
+    assert "repeat 1 has 2 decode steps" in done.exception.fact
+    assert list(Baselines(tmp_path / "runs").read()) == ["main"]

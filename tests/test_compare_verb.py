@@ -185,7 +185,10 @@ def test_a_run_without_the_times_its_manifest_promises_is_damaged(project: Path)
 
 def test_a_run_of_an_unknown_machine_or_unknown_settings_is_said_to_be(project: Path) -> None:
     base = with_times(project, "base")
-    for path, text in (("env.json", "[]"), ("config.yaml", "- 1\n")):
+    for path, text in (
+        ("env.json", "[]"),
+        *(("config.yaml", text) for text in ("- 1\n", "", "a: b\n", "model: tiny\nruntime: {}\n")),
+    ):
         made = edited(project, "unknown", path, text)
         done = llm_perf("compare", base, made, cwd=project)
         if path == "env.json":
@@ -195,6 +198,7 @@ def test_a_run_of_an_unknown_machine_or_unknown_settings_is_said_to_be(project: 
         assert done.returncode == 0, done.stderr
         assert "made/unknown" in next(line for line in done.stdout.splitlines() if " unknown: " in line)
         assert "(not there)" not in done.stdout
+        assert "setting " not in done.stdout
 
 
 def test_a_copy_of_a_run_is_no_repeat_and_no_other_side(project: Path) -> None:

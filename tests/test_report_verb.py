@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from builders import clean_timings, default_config, manifest, model_facts, torch_pass
 from chromium import Chromium, find_chromium
 from llm_perf_opt.cli import app
-from llm_perf_opt.errors import CaptureError, ConfigError
+from llm_perf_opt.errors import CaptureError, ConfigError, ParseError
 from llm_perf_opt.images import CHROMIUM_VARIABLE, draw_images
 from llm_perf_opt.records import SCHEMA, CleanTimings, Missing
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
@@ -67,6 +67,40 @@ def test_every_page_of_a_run_is_made(tmp_path: Path) -> None:
     assert "![Roofline](roofline.svg)" in folder.summary_file.read_text()
     assert folder.waterfall_file.read_text().startswith("<svg")
     assert folder.roofline_file.read_text().startswith("<svg")
+
+
+def test_damaged_times_end_the_verb_after_the_pages_are_made(tmp_path: Path) -> None:
+    """One step of one repeat is gone: no page calls the run complete, or says that nothing was measured."""
+    folder = a_run(tmp_path / "run")
+    kept = json.loads(folder.clean_file.read_text())
+    kept["iterations"][1]["steps_ns"].pop()
+    folder.clean_file.write_text(json.dumps(kept))
+    why = "repeat 2 has 2 decode steps, and the request has 3"
+    done = CliRunner().invoke(app, ["report", str(folder.path)])
+    assert isinstance(done.exception, ParseError), done.output
+    assert done.exception.exit_code == 5
+    assert f"report: {folder.page_file}" in done.stdout
+    for page in (folder.report_file, folder.page_file):
+        text = page.read_text().replace("\\", "")
+        assert why in text.partition("This run is damaged")[2]
+        assert "Every pass is complete" not in text
+        assert "no iteration was measured" not in text
+    stages = folder.report_file.read_text().partition("## Per-stage timings")[2]
+    assert why in stages[: stages.index("\n## ")]
+    said = CliRunner().invoke(app, ["report", str(folder.path), "--json"])
+    assert isinstance(said.exception, ParseError)
+    found = json.loads(said.stdout)
+    assert found["status"] == "damaged"
+    assert why in found["why"]
+
+
+@pytest.mark.parametrize("text", [None, "", "{"])
+def test_times_that_are_gone_or_no_json_are_damage(tmp_path: Path, text: str | None) -> None:
+    folder = a_run(tmp_path / "run")
+    folder.clean_file.unlink() if text is None else folder.clean_file.write_text(text)
+    done = CliRunner().invoke(app, ["report", str(folder.path)])
+    assert isinstance(done.exception, ParseError), done.output
+    assert "This run is damaged" in folder.report_file.read_text()
 
 
 def test_no_image_is_named_that_is_not_there(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The list of runs: newest first, filters, sweeps as one row, damaged folders as rows with the reason."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from builders import clean_timings
+from builders import clean_timings, manifest
 from llm_perf_opt import run_listing
 from llm_perf_opt.cli import app
 from llm_perf_opt.errors import ConfigError
@@ -115,6 +116,45 @@ def test_a_damaged_run_is_a_row_with_its_reason(tmp_path: Path, text: str) -> No
     assert rows["2"].status == "damaged"
     assert "run.json" in rows["2"].why
     assert [Path(row.path).name for row in list_runs(tmp_path, status="damaged").rows] == ["2"]
+
+
+def test_damaged_times_are_a_damaged_run_with_the_reason(tmp_path: Path) -> None:
+    for name in ("1", "2"):
+        write_record(made(tmp_path / name, day(int(name))).clean_file, clean_timings())
+    times = RunFolder(tmp_path / "2").clean_file
+    kept = json.loads(times.read_text())
+    kept["iterations"][0]["steps_ns"].pop()
+    times.write_text(json.dumps(kept))
+    damaged, sound = list_runs(tmp_path).rows
+    assert (damaged.status, sound.status) == ("damaged", "complete")
+    assert "repeat 1 has 2 decode steps, and the request has 3" in damaged.why
+    assert isinstance(damaged.tpot_ns, Missing)
+    assert [Path(row.path).name for row in list_runs(tmp_path, status="damaged").rows] == ["2"]
+    assert [Path(row.path).name for row in list_runs(tmp_path, status="complete", model="tiny").rows] == ["1"]
+    said = CliRunner().invoke(app, ["runs", str(tmp_path)], catch_exceptions=False).stdout
+    assert "the run has no times" not in said
+
+
+def test_times_that_a_complete_pass_left_and_that_are_gone_are_damage(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "1").write_manifest(manifest())
+    (row,) = list_runs(tmp_path).rows
+    assert (row.status, "timings.json is missing" in row.why) == ("damaged", True)
+
+
+def test_a_sweep_with_a_damaged_point_is_not_complete(tmp_path: Path) -> None:
+    sweep = SweepFolder.create(tmp_path / "sweep")
+    for number in range(2):
+        folder = RunFolder.create(sweep.point_folder(number))
+        folder.write_manifest(manifest())
+        write_record(folder.clean_file, clean_timings())
+    points = tuple(SweepPoint((), (f"runtime.batch_size={number}",), f"{number:03d}", "complete") for number in range(2))
+    sweep.write(Sweep(SCHEMA, "0", day(2), ("llm-perf", "run"), None, points))
+    assert list_runs(tmp_path).rows[0].status == "complete"
+    RunFolder(sweep.point_folder(1)).clean_file.write_text("{")
+    (row,) = list_runs(tmp_path).rows
+    assert row.status == "partial"
+    assert row.why.startswith("1 points are complete, 1 damaged: ")
+    assert list_runs(tmp_path, status="complete").rows == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", "model: 3\n", "model: [\n", "experiment: [1]\nmodel:\n  name: {a: 1}\n", "\xff"])

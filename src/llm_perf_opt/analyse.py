@@ -24,7 +24,7 @@ from llm_perf_opt.parsers.telemetry import read_telemetry
 from llm_perf_opt.reading.kernels import read_kernels
 from llm_perf_opt.reading.regions import read_regions
 from llm_perf_opt.reading.run_tables import write_run_tables
-from llm_perf_opt.reading.timings import read_timings
+from llm_perf_opt.reading.timings import damaged_timings, read_timings
 from llm_perf_opt.reading.traces import read_run_trace
 from llm_perf_opt.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
@@ -43,6 +43,8 @@ SEPARATE = {
     "num_gpu_blocks_override), large enough for the whole batch keep them apart."
 }
 """What to do where a runtime ran prefill and decode together."""
+GROUPS_OF_EVERY_RUN = ("model", "runtime")
+"""Groups of settings without which nothing runs."""
 SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""
 LARGE_INFLATION = 1.5
@@ -56,23 +58,24 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
     timings: Maybe[CleanTimings] = _pass_record(manifest, "clean", folder.clean_file, read_timings)
     torch: Maybe[TorchPass] = _pass_record(manifest, "torch", folder.torch_file, lambda path: read_record(path, TorchPass))
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
+    untimed = timings if isinstance(timings, Missing) else Missing("no iteration was measured")
     telemetry = _telemetry(folder, manifest)
     stages = stage_timings(measured, torch) if measured else ()
-    found, impossible, limit_warnings = _efficiency(folder, manifest, measured, torch, limits, telemetry)
+    found, impossible, limit_warnings = _efficiency(folder, manifest, measured or untimed, torch, limits, telemetry)
     kernels, impossible_count = _kernels(folder, measured, found) if traces else (_NOT_READ, None)
-    summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else Missing("no iteration was measured")
+    summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else untimed
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
-    config = read_values(folder.config_file)
+    config = _settings(folder)
     costs = overheads(measured, torch, _wrapped(folder, manifest))
     ceilings = _ceilings(folder, manifest)[0]
     facts = RunFacts(
-        timings=measured or Missing("no iteration was measured"),
+        timings=measured or untimed,
         efficiency=found,
         kernels=kernels,
         telemetry=summary,
         ceilings=ceilings,
-        hardware=_datasheet(folder, measured, limits) if measured else Missing("no iteration was measured"),
+        hardware=_datasheet(folder, measured, limits) if measured else untimed,
         overheads=costs,
         config=config,
     )
@@ -86,7 +89,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         timings=timings,
         metrics=metrics(measured) if measured else (),
         stages=stages,
-        drift=context_drift(measured) if measured else Missing("no iteration was measured"),
+        drift=context_drift(measured) if measured else untimed,
         efficiency=found,
         torch=torch,
         telemetry=summary,
@@ -103,6 +106,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         trace=trace,
         verified=_verified(folder),
         impossible=impossible or impossible_count,
+        damaged=damaged_timings(folder, manifest),
         prompts_sha256=_prompts(folder),
     )
 
@@ -159,14 +163,14 @@ def _pass_record(manifest: Manifest, name: str, path: Path, read: Callable[[Path
 def _efficiency(
     folder: RunFolder,
     manifest: Manifest,
-    timings: CleanTimings | None,
+    timings: Maybe[CleanTimings],
     torch: Maybe[TorchPass],
     limits: dict[str, float] | None,
     telemetry: Maybe[Telemetry],
 ) -> tuple[Maybe[Efficiency], ImplausibleError | None, list[str]]:
     """The distance from the limits; or, where a figure cannot be, no such section and the reason as the first thing to read."""
-    if timings is None:
-        return Missing("no iteration was measured"), None, []
+    if isinstance(timings, Missing):
+        return timings, None, []
     ceilings, warnings = _ceilings(folder, manifest)
     if limits is not None:
         ceilings = Missing("other limits were given for this report")
@@ -283,6 +287,12 @@ def _prompts(folder: RunFolder) -> Maybe[str]:
     except ParseError:
         return Missing("its record of them is damaged")
     return said if isinstance(said, str) and said else Missing("its record of them has no checksum")
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    """What the run was asked for; empty where the record is missing, or is YAML but none of a run's settings."""
+    values = read_values(folder.config_file)
+    return values if all(isinstance(values.get(group), dict) for group in GROUPS_OF_EVERY_RUN) else {}
 
 
 def _env(folder: RunFolder) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _of_run(source: Path) -> Analysed:
         raise ParseError(
             f"{folder.path} has no trace to analyse: {analysis.trace.why}.", "run.json says what became of its passes."
         )
-    return Analysed(analysis.trace, analysis.warnings, analysis.impossible or _refusal(analysis.trace))
+    return Analysed(analysis.trace, analysis.warnings, analysis.fault or _refusal(analysis.trace))
 
 
 def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:

@@ -14,7 +14,6 @@ from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT, Judge
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.baselines import Baselines, is_run
 from llm_perf_opt.errors import ConfigError, nearest
-from llm_perf_opt.reading.timings import read_timings
 from llm_perf_opt.run_folder import RunFolder
 from llm_perf_opt.sweeps.folder import is_sweep
 
@@ -41,22 +40,20 @@ def compare_runs(
 
 def _analysed(path: Path, traces: bool = True) -> RunAnalysis:
     """A run as it is compared, or a ParseError where its times are not what a measurement leaves."""
-    folder = RunFolder.open(path)
-    entry = folder.manifest().pass_named("clean")
-    if folder.clean_file.exists() or (entry is not None and entry.status == "complete"):
-        read_timings(folder.clean_file)  # the analysis would leave the times out and go on: here they are what is asked for
-    return analyse(folder, traces=traces)
+    found = analyse(RunFolder.open(path), traces=traces)
+    if found.damaged:  # the analysis leaves the times out and goes on: here they are what is asked for
+        raise found.damaged
+    return found
 
 
 def check_baseline(name: str, runs: Sequence[Path]) -> None:
-    """Refuse what cannot be a side of a comparison: a sweep, a folder of runs, runs that are not repeats of each other."""
+    """Refuse what cannot be a side of a comparison: a sweep, a folder of runs, a damaged run, runs that are not repeats."""
     for path in runs:
         if path.is_dir() and not is_run(path):
             raise _no_run(path, str(path), ())
-    if len(runs) > 1:
-        found = [_analysed(path, traces=False) for path in runs]
-        check_distinct(found)
-        check_one_side(f"the baseline {name!r}", found)
+    found = [_analysed(path, traces=False) for path in runs]
+    check_distinct(found)
+    check_one_side(f"the baseline {name!r}", found)
 
 
 def resolve(words: Sequence[str], runs_dir: Path, side: str) -> list[Path]:

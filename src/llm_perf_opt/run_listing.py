@@ -10,7 +10,7 @@ from typing import Literal
 from llm_perf_opt.analysis.latency import METRICS, value_of
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.errors import ConfigError, ParseError
-from llm_perf_opt.reading.timings import read_timings
+from llm_perf_opt.reading.timings import damaged_timings, read_timings
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.run_folder import RunFolder
 from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, is_sweep
@@ -55,7 +55,7 @@ class Listing:
 def list_runs(
     folder: Path, *, model: str | None = None, experiment: str | None = None, status: str | None = None, limit: int = 20
 ) -> Listing:
-    """Newest first; filters are exact; `limit` 0 means all."""
+    """Newest first; filters are exact; `limit` 0 means all. By status every run is read: what it measured may be damaged."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder.", "Run `llm-perf run` first, or name the folder that holds the runs.")
     if status and status not in STATUSES:
@@ -63,7 +63,7 @@ def list_runs(
     every = sorted(
         (_first_look(path, sweep) for path, sweep in _places(folder, 0)), key=lambda row: (row.created, row.path), reverse=True
     )
-    chosen = [row for row in every if not status or row.status == status]
+    chosen = [row for row in map(_whole, every) if row.status == status] if status else every
     if model or experiment:
         chosen = [
             named
@@ -71,7 +71,7 @@ def list_runs(
             if model in (None, *named.model.split(_BETWEEN)) and experiment in (None, *named.experiment.split(_BETWEEN))
         ]
     shown = chosen[:limit] if limit else chosen
-    return Listing(tuple(_whole(row) for row in shown), len(chosen), len(every))
+    return Listing(tuple(shown if status else map(_whole, shown)), len(chosen), len(every))
 
 
 def _places(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
@@ -153,18 +153,30 @@ def _whole(row: Listed) -> Listed:
         return row
     row = row if row.model else _named(row)
     if row.kind == "sweep":
-        return row
+        return _whole_sweep(row)
     folder = RunFolder(Path(row.path))
-    try:
-        timings = read_timings(folder.clean_file)
-    except ParseError:
-        why = Missing("the run has no times")
-        return replace(row, ttft_ns=why, tpot_ns=why)
+    damaged = damaged_timings(folder, folder.manifest())
+    if damaged or not folder.clean_file.exists():
+        why = Missing("its times are damaged" if damaged else "the run has no times")
+        row = replace(row, ttft_ns=why, tpot_ns=why)
+        return replace(row, status="damaged", why=damaged.fact) if damaged else row
+    timings = read_timings(folder.clean_file)
     work = timings.workload
     words = f"{work.batch_size} × {work.padded_tokens} + {work.new_tokens}"
     return replace(
         row, workload=words, device=timings.model.device_name, ttft_ns=_median("ttft", timings), tpot_ns=_median("tpot", timings)
     )
+
+
+def _whole_sweep(row: Listed) -> Listed:
+    """A sweep, as its runs are now: one whose times were damaged since is no complete point."""
+    folder = SweepFolder(Path(row.path))
+    there = [point for point in folder.read().points if RunFolder(folder.path / point.folder).manifest_file.exists()]
+    damage = [why for point in there if (why := folder.damage(point))]
+    if not damage:
+        return row
+    done = sum(point.status == "complete" for point in there) - len(damage)
+    return replace(row, status="partial", why=f"{done} points are complete, {len(damage)} damaged: {damage[0]}")
 
 
 def _median(key: str, timings: CleanTimings) -> Maybe[float]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import clean_timings, iteration, manifest, model_facts
+from builders import MS, clean_timings, iteration, manifest, model_facts
 from llm_perf_opt.analyse import analyse
 from llm_perf_opt.analysis.latency import metrics
 from llm_perf_opt.config import PYTORCH
@@ -55,6 +55,12 @@ def stored(path: Path, place: tuple[Any, ...], value: Any) -> Path:
         (("iterations", 0, "prefill_ns"), -5, "repeat 1 has a prefill of -5 ns"),
         (("model", "parameters"), -1, "the model has -1 parameters"),
         (("load_s",), -0.5, "loaded in -0.5 s"),
+        (("memory", "process_rss_bytes"), -5, "the memory of the process is -5 bytes"),
+        (("memory", "allocated_bytes"), 10**18, "the memory of tensors is 1000000000000000000 bytes"),
+        (("memory", "reserved_bytes"), 2**50 + 1, "the memory of the allocator is 1125899906842625 bytes"),
+        (("memory", "device_used_bytes"), -1, "the memory of the device is -1 bytes"),
+        (("iterations", 2, "prefill_ns"), 200 * MS, "repeat 3 took 160000000 ns, and its prefill and decode steps 260000000 ns"),
+        (("warmup", 0, "wall_ns"), 5 * MS, "warm-up 1 took 5000000 ns, and its prefill and decode steps 960000000 ns"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, place: tuple[Any, ...], value: Any, words: str) -> None:
@@ -70,6 +76,24 @@ def test_sound_timings_are_read_as_they_are(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.json"
         write_record(path, timings)
         assert read_timings(path) == timings
+
+
+def test_parts_may_exceed_the_whole_by_what_two_clocks_differ_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "timings.json"
+    for length, sound in ((100 * MS, True), (100 * MS + 1_590_000, True), (102 * MS, False), (100_000 * MS, False)):
+        write_record(path, clean_timings([iteration(length, wall_ns=160 * MS)] * 6))
+        if sound:
+            assert read_timings(path).iterations[0].prefill_ns == length
+        else:
+            with pytest.raises(ParseError, match="more than the whole"):
+                read_timings(path)
+    write_record(path, clean_timings([iteration(2_000, (500, 500, 500), wall_ns=1_000)] * 6))
+    assert read_timings(path).iterations[0].total_ns == 3_500, "events are told to half a microsecond"
+
+
+def test_memory_up_to_a_pebibyte_is_read(tmp_path: Path) -> None:
+    for value in (0, 2**50):
+        read_timings(stored(tmp_path / "timings.json", ("memory", "device_used_bytes"), value))
 
 
 def test_an_engine_may_hand_out_two_tokens_at_one_moment(tmp_path: Path) -> None:

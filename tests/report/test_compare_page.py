@@ -10,6 +10,7 @@ from builders import HOSTILE_NAMES, clean_timings, iteration, operator, run_anal
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Judgement
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.records import Iteration, MemoryPeaks, Missing
 from llm_perf_opt.report.compare import comparison_page, comparison_text, signed_percent
 from llm_perf_opt.report.compare_html import comparison_html
@@ -32,8 +33,12 @@ def repeats(slower: float) -> list[Iteration]:
     return [iteration(round((100 + index % 3 * 0.1) * MS * slower), [round(10 * MS * slower)] * 3) for index in range(10)]
 
 
+def compared_run(slower: float) -> RunAnalysis:
+    return replace(run_analysis(timings=clean_timings(repeats(slower))), telemetry=Missing("nobody watched"))
+
+
 def compared(slower: float = 1.1, judgement: Judgement = ON_ACCELERATOR, **more: Any) -> Comparison:
-    base = replace(run_analysis(timings=clean_timings(repeats(1.0))), telemetry=Missing("nobody watched"))
+    base = compared_run(1.0)
     new = replace(base, timings=clean_timings(repeats(slower)), run="baseline/tiny/new", **more)
     gates = parse_gates(["tpot=3%", "e2e=50%", "energy=1%"], gate_names())
     return compare(Side((base,)), Side((new,)), gates=gates, judgement=judgement)
@@ -69,6 +74,15 @@ def test_no_change_is_said_as_such() -> None:
     assert "End to end: new is faster (-10.0" in comparison_text(compared(0.9))
 
 
+def test_the_terminal_says_why_memory_and_energy_are_not_compared() -> None:
+    """As the page does: a row that is left out without a word reads as one that was never asked for."""
+    base = replace(compared_run(1.0), telemetry=Missing("samples.jsonl cannot be read: line 3"))
+    new = replace(base, run="b", timings=clean_timings(repeats(1.1)))
+    lines = comparison_text(compare(Side((base,)), Side((new,)), judgement=ON_ACCELERATOR)).splitlines()
+    assert "memory.allocated, memory.reserved, memory.device: n/a: the run is on the CPU" in lines
+    assert "energy.counter, energy.power: n/a: samples.jsonl cannot be read: line 3" in lines
+
+
 def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
     found = compared(2.0, Judgement())
     source = comparison_page(found)
@@ -93,6 +107,23 @@ def test_too_few_repeats_show_their_medians_all_the_same() -> None:
     assert "110.1 ms" in text
     assert "has 3 repeats; an interval needs 6 (runtime.min_repeats). To tell: at least 6 repeats in each run" in text
     assert "110.1 ms" in comparison_html(found)
+
+
+def test_a_pair_never_reads_as_the_same_name_twice() -> None:
+    """Two kernels that differ where a long name is cut, on both pages; the page in a browser names both, not the first alone."""
+    long = "void elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::%s>(at::Base&)::{lambda(int)#1}>(int)"
+    functor = "BinaryFunctor<c10::BFloat16, c10::%s, c10::BFloat16, MulFunctor<float> > "
+    base, new = (Kernel(long % (functor % kind), "decode", "elementwise", 4, 100) for kind in ("BFloat16", "Half"))
+    run, other = (compared_run(1.0), replace(compared_run(1.1), run="baseline/tiny/new"))
+    found = compare(Side((run,), [base]), Side((other,), [new]))
+    (cell,) = [row[2] for rows in read(comparison_page(found)).tables for row in rows if "elementwise" in row]
+    one, arrow, second = cell.partition(" → ")
+    assert arrow
+    assert one != second
+    assert ("BFloat16,BFloat16,BF" in one, "BFloat16,Half,BF" in second) == (True, True)
+    html = comparison_html(found)
+    table = html[html.index('<table id="matched-kernels"') :]
+    assert "BFloat16,Half,BF" in table[: table.index("</table>")]
 
 
 def test_ids_of_the_page_are_unique_and_kernels_show_their_numbers_first() -> None:

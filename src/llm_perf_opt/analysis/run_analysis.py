@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
-from llm_perf_opt.errors import ImplausibleError
+from llm_perf_opt.errors import ImplausibleError, LlmPerfError, ParseError
 from llm_perf_opt.records import CleanTimings, Drift, Manifest, Maybe, Metric, Missing, StageTiming, TorchPass
 
 _NO_PROMPTS = Missing("it has no record of them")
@@ -41,9 +41,15 @@ class RunAnalysis:
     """What became of the findings, where some were tried."""
     impossible: ImplausibleError | None = None
     """A figure that cannot be; the section it belongs to is left out."""
-
+    damaged: ParseError | None = None
+    """Why times that were measured cannot be read any more; what needs them is left out."""
     prompts_sha256: Maybe[str] = _NO_PROMPTS
     """Identifies the prompts as they were fed: equal for equal ids."""
+
+    @property
+    def fault(self) -> LlmPerfError | None:
+        """What a verb that makes the reports ends with, after making them."""
+        return self.damaged or self.impossible
 
     def metric(self, key: str) -> Metric | None:
         """The figure with this key."""

@@ -20,8 +20,8 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         return {"run": str(folder.path), "status": "failed", "stages": {}}
     return {
         "run": str(folder.path),
-        "status": analysis.manifest.status,
-        "why": analysis.manifest.why,
+        "status": "damaged" if analysis.damaged else analysis.manifest.status,
+        "why": analysis.damaged.fact if analysis.damaged else analysis.manifest.why,
         "stages": {_stage_key(stage): stage for stage in analysis.stages},
         "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
         "warnings": analysis.warnings,

@@ -58,7 +58,7 @@ def report(
         print_outcome(folder, analysis, images)
     if open_page:
         _show(folder.page_file)
-    raise_if(analysis.impossible)
+    raise_if(analysis.fault)
 
 
 def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> None:

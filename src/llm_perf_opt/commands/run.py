@@ -65,7 +65,7 @@ def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet:
         print_json(outcome(folder, analysis))
     else:
         print_outcome(folder, analysis, images)
-    raise_if(error or (analysis.impossible if analysis else None))
+    raise_if(error or (analysis.fault if analysis else None))
 
 
 def _capture(composed: "Composed", quiet: bool) -> "tuple[RunFolder, RunAnalysis | None, LlmPerfError | None]":
@@ -101,7 +101,7 @@ def _sweep(
         if not as_json:
             print(words)
             print_outcome(run, analysis, images)
-        return run, error or (analysis.impossible if analysis else None)
+        return run, error or (analysis.fault if analysis else None)
 
     from llm_perf_opt.sweeps.report import report_sweep, shortcoming
 

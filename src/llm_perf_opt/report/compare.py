@@ -6,16 +6,18 @@ from llm_perf_opt.analysis.comparison.compare import Comparison, Row
 from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, POWER_SPREAD, FigureChange, OperatorChange, UsageChange
 from llm_perf_opt.analysis.comparison.gates import GateResult
-from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
+from llm_perf_opt.analysis.comparison.kernels import KernelMatch, KernelPair, LoneKernel
 from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, SEVERAL, Effect, is_measured
 from llm_perf_opt.analysis.comparison.traces import Both, unlike
-from llm_perf_opt.analysis.kernels.names import short_name
+from llm_perf_opt.analysis.kernels.names import short_name, short_names
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, table, with_unit
 from llm_perf_opt.stages import Stage
 
 TOP = 15
 KERNELS_TITLE = "Kernels on both sides, matched by name or by role; decode per token"
+NAME_WIDTH = 72
+"""Characters of a kernel's name in a table."""
 HEADLINE = ("e2e", "ttft", "tpot")
 LEVEL_WORDS = f"{LEVEL * 100:g} %"
 
@@ -115,12 +117,22 @@ def comparison_text(found: Comparison) -> str:
     body = [row_cells(row) for row in rows if not isinstance(row.effect, Missing)]
     lines.append(columns(_HEADER, body, _ALIGN))
     lines += [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
+    lines += _lacking_usage((*found.memory, *found.energy))
     lines.append("")
     lines += [f"setting {row.key}: {row.base} → {row.new}" for row in found.settings]
     lines += [f"environment {row.key}: {row.base} → {row.new}" for row in found.environment]
     lines += [f"caution: {text}" for text in found.cautions]
     lines += [f"gate {gate_line(result)}" for result in found.gates]
     return "".join(char if char.isprintable() or char == "\n" else " " for char in "\n".join(lines).rstrip() + "\n")
+
+
+def _lacking_usage(rows: Sequence[UsageChange]) -> list[str]:
+    """Memory and energy that could not be compared, a line for each reason: several often lack for the same."""
+    keys: dict[str, list[str]] = {}
+    for row in rows:
+        if isinstance(row.effect, Missing):
+            keys.setdefault(str(row.effect), []).append(row.key)
+    return [f"{', '.join(members)}: {why}" for why, members in keys.items()]
 
 
 def comparison_page(found: Comparison) -> str:
@@ -318,11 +330,11 @@ def _kernels(match: Maybe[KernelMatch], traced: str) -> str:
         [
             escape(pair.stage),
             escape(pair.role),
-            escape(_short(pair.base_name) if pair.how == "same name" else f"{_short(pair.base_name)} → {_short(pair.new_name)}"),
+            escape(pair_words(pair)),
             milliseconds(pair.base_ns),
             milliseconds(pair.new_ns),
             f"{(pair.new_ns - pair.base_ns) / 1e6:+.3f} ms",
-            f"{pair.base_calls:,} / {pair.new_calls:,}",
+            f"{calls_words(pair.base_calls)} / {calls_words(pair.new_calls)}",
         ]
         for pair in match.pairs[:TOP]
     ]
@@ -337,7 +349,7 @@ def _alone(title: str, kernels: Sequence[LoneKernel]) -> str:
     if not kernels:
         return f"\n{title}: none.\n"
     rows = [
-        [escape(one.stage), escape(one.role), escape(_short(one.name)), milliseconds(one.time_ns), f"{one.calls:,}"]
+        [escape(one.stage), escape(one.role), escape(_short(one.name)), milliseconds(one.time_ns), calls_words(one.calls)]
         for one in kernels[:TOP]
     ]
     return f"\n{title}, {len(kernels)}:\n\n" + table(["stage", "role", "kernel", "time", "calls"], rows, "lllrr")
@@ -403,6 +415,20 @@ def _between_words(found: Comparison) -> str:
     return f"{words} Where repeats scatter by more than {judgement.restless:.0%}, a change must exceed the range they visit."
 
 
+def pair_words(pair: KernelPair) -> str:
+    """The kernel of a pair, or both where they are not the same, as a table can hold it."""
+    if pair.how == "same name":
+        return _short(pair.base_name)
+    return " → ".join(short_names(pair.base_name, pair.new_name, NAME_WIDTH))
+
+
+def calls_words(calls: float) -> str:
+    """Launches; per token they need not be whole."""
+    if calls == round(calls):
+        return f"{round(calls):,}"
+    return f"{calls:,.1f}" if calls >= 1000 else f"{calls:.4g}"
+
+
 def _short(name: str) -> str:
     """A kernel's name as a table can hold it."""
-    return short_name(name, 72)
+    return short_name(name, NAME_WIDTH)

@@ -14,8 +14,10 @@ from llm_perf_opt.report.charts import Figure, label
 from llm_perf_opt.report.compare import (
     KERNELS_TITLE,
     LEVEL_WORDS,
+    NAME_WIDTH,
     USAGE_WORDS,
     budget_words,
+    calls_words,
     cause_sentences,
     figure_words,
     gate_line,
@@ -23,6 +25,7 @@ from llm_perf_opt.report.compare import (
     left_out,
     looked_into_words,
     method_words,
+    pair_words,
     row_cells,
     signed_percent,
     stage_words,
@@ -32,8 +35,6 @@ from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, name_cell, 
 from llm_perf_opt.report.page import Absent, Block, Chart, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.palette import BLUE, GREY, ORANGE
 from llm_perf_opt.report.text import milliseconds
-
-_NAME_WIDTH = 72
 
 
 def comparison_html(found: Comparison) -> str:
@@ -204,8 +205,8 @@ def _kernels(match: Maybe[KernelMatch]) -> list[Block]:
         difference = pair.new_ns - pair.base_ns
         made.add(
             pair.stage, Cell(f"{difference / 1e6:+.4f} ms", difference), Cell(milliseconds(pair.base_ns), pair.base_ns),
-            Cell(milliseconds(pair.new_ns), pair.new_ns), name_cell(name, _short(name)), pair.role,
-            Cell(f"{pair.base_calls:,}", pair.base_calls), Cell(f"{pair.new_calls:,}", pair.new_calls),
+            Cell(milliseconds(pair.new_ns), pair.new_ns), name_cell(name, pair_words(pair)), pair.role,
+            Cell(calls_words(pair.base_calls), pair.base_calls), Cell(calls_words(pair.new_calls), pair.new_calls),
         )  # fmt: skip
     return [Table(made), Table(_alone("appeared", match.appeared)), Table(_alone("vanished", match.vanished))]
 
@@ -232,13 +233,13 @@ def _alone(name: str, kernels: Sequence[LoneKernel]) -> HtmlTable:
     columns = [Column("stage"), *numbers("time", "calls"), Column("kernel"), Column("role")]
     made = HtmlTable(name, f"Kernels that {name}: {len(kernels)}", columns, tools=len(kernels) > 10)
     for one in kernels:
-        time, calls = Cell(milliseconds(one.time_ns), one.time_ns), Cell(f"{one.calls:,}", one.calls)
+        time, calls = Cell(milliseconds(one.time_ns), one.time_ns), Cell(calls_words(one.calls), one.calls)
         made.add(one.stage, time, calls, name_cell(one.name, _short(one.name)), one.role)
     return made
 
 
 def _short(name: str) -> str:
-    return short_name(name, _NAME_WIDTH)
+    return short_name(name, NAME_WIDTH)
 
 
 def _differences(name: str, rows: Sequence[Difference]) -> list[Block]:

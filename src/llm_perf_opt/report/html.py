@@ -75,9 +75,14 @@ def run_page(analysis: RunAnalysis, samples: Maybe[Telemetry], regions: Maybe[Re
         _definitions(analysis),
         _repeat(analysis),
     ]
+    return render(Page(analysis.run, ran, _notice(analysis), sections, f"llm-perf {__version__}"))
+
+
+def _notice(analysis: RunAnalysis) -> str:
+    if analysis.damaged:
+        return f"This run is damaged: {analysis.damaged.fact} {analysis.damaged.remedy}"
     manifest = analysis.manifest
-    notice = "" if manifest.status == "complete" else f"This run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()
-    return render(Page(analysis.run, ran, notice, sections, f"llm-perf {__version__}"))
+    return "" if manifest.status == "complete" else f"This run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()
 
 
 # --- the first screen -------------------------------------------------------------------------------------------------

@@ -96,12 +96,13 @@ def operators_page(analysis: RunAnalysis) -> str:
 
 
 def _title(analysis: RunAnalysis) -> str:
-    status = analysis.manifest.status
     words = {
         "complete": "Every pass is complete.",
         "partial": f"**This run is partial**: {escape(analysis.manifest.why)}",
         "failed": f"**This run failed**: {escape(analysis.manifest.why)}",
-    }[status]
+    }[analysis.manifest.status]
+    if analysis.damaged:
+        words = f"**This run is damaged**: {escape(f'{analysis.damaged.fact} {analysis.damaged.remedy}')}"
     ran = "" if isinstance(analysis.timings, Missing) else escape(what_ran(analysis.timings)) + "\n\n"
     return f"# {escape(analysis.run)}\n\n{ran}{words}\n"
 
@@ -187,7 +188,8 @@ def _other_figures(analysis: RunAnalysis, timings: CleanTimings) -> str:
 
 def _stages(analysis: RunAnalysis) -> str:
     if not analysis.stages:
-        return "## Per-stage timings\n\nn/a: no iteration was measured\n"
+        why = analysis.damaged.fact if analysis.damaged else "no iteration was measured"
+        return f"## Per-stage timings\n\n{reason(Missing(why))}\n"
     rows = [_stage_row(stage) for stage in analysis.stages]
     torch = analysis.torch
     equal = (

@@ -1,11 +1,14 @@
 """Kernels paired by role: renamed ones meet, and each kernel of either side stands once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel_fixtures import counted, traced_uses
 from llm_perf_opt.analysis.comparison.kernels import match_kernels
+from llm_perf_opt.analysis.kernels.classes import classify
+from llm_perf_opt.analysis.kernels.names import normal_name
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,15 @@ class Kernel:
     stage: str
     role: str
     calls: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class RatedKernel:
+    name: str
+    stage: str
+    role: str
+    calls: float
     time_ns: int
 
 
@@ -63,6 +75,58 @@ def test_other_stages_classes_and_call_counts_do_not_pair() -> None:
     ):
         found = match_kernels(one, [other])
         assert (len(found.pairs), len(found.appeared), len(found.vanished)) == (0, 1, 1)
+
+
+_VECTORIZED = "void at::native::vectorized_elementwise_kernel<%s, at::native::%s, std::array<char*, 2ul> >(int)"
+
+
+def test_the_spellings_of_two_tools_are_one_name() -> None:
+    """Every kernel that was recorded, as torch.profiler and as Nsight Compute spell it, in another order."""
+    for stage in ("prefill", "decode"):
+        spelled = {normal_name(one.name): one.name for one in counted()[stage].kernels}
+        pairs = [(use.name, spelled[normal_name(use.name)]) for use in traced_uses() if normal_name(use.name) in spelled]
+        assert len({torch for torch, nsight in pairs if torch != nsight}) > 10
+        base = [Kernel(name, stage, classify(name), 28, 1) for name in dict.fromkeys(nsight for _, nsight in pairs)]
+        new = [Kernel(name, stage, classify(name), 7, 1) for name in sorted(dict.fromkeys(torch for torch, _ in pairs))]
+        found = match_kernels(base, new)
+        assert not found.appeared
+        assert not found.vanished
+        assert {pair.how for pair in found.pairs} == {"same name"}
+        assert all(normal_name(pair.base_name) == normal_name(pair.new_name) for pair in found.pairs)
+        assert [one.role for one in base] == [classify({nsight: torch for torch, nsight in pairs}[one.name]) for one in base]
+
+
+def test_template_arguments_tell_kernels_of_one_function_apart() -> None:
+    """All of them retuned from eight elements a thread to four, and standing in another order: silu stays silu."""
+    functors = ("silu_kernel", "MulFunctor<float>", "CUDAFunctor_add<float>")
+    base = [Kernel(_VECTORIZED % ("8", name), "decode", "elementwise", 28, 1) for name in functors]
+    for order in ((1, 0, 2), (2, 1, 0), (1, 2, 0)):
+        new = [Kernel(_VECTORIZED % ("4", functors[place]), "decode", "elementwise", 28, 1) for place in order]
+        pairs = match_kernels(base, new).pairs
+        assert len(pairs) == 3
+        assert all(pair.new_name == pair.base_name.replace("<8,", "<4,") for pair in pairs)
+    two = match_kernels(base[:2], [replace(base[1], name=_VECTORIZED % ("4", functors[1])), replace(base[0], name="silu_mul_0")])
+    assert {pair.base_name: pair.new_name for pair in two.pairs} == {
+        base[0].name: "silu_mul_0", base[1].name: _VECTORIZED % ("4", functors[1]),
+    }  # fmt: skip
+
+
+def test_names_that_share_a_word_meet_before_those_that_stand_alike() -> None:
+    base = [Kernel(_VECTORIZED % ("8", "silu_kernel"), "decode", "elementwise", 28, 5)]
+    new = [
+        Kernel("triton_poi_fused_add_arange_bmm_cat_cos_2", "decode", "elementwise", 28, 5),
+        Kernel("triton_poi_fused_unsafe_view_mul_silu_8", "decode", "elementwise", 28, 4),
+    ]
+    (pair,) = match_kernels(base, new).pairs
+    assert pair.new_name == "triton_poi_fused_unsafe_view_mul_silu_8"
+
+
+def test_a_kernel_of_one_step_in_eight_is_no_counterpart_of_one_in_every_step() -> None:
+    base = [RatedKernel("rebuild_a", "decode", "other", 0.125, 1)]
+    found = match_kernels(base, [RatedKernel("rebuild_b", "decode", "other", 1.0, 1)])
+    assert not found.pairs
+    (pair,) = match_kernels(base, [RatedKernel("rebuild_b", "decode", "other", 0.125, 1)]).pairs
+    assert pair.base_calls == 0.125
 
 
 kernels = st.lists(

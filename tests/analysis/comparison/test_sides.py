@@ -114,3 +114,21 @@ def test_the_table_of_kernels_says_that_decode_is_per_token() -> None:
     section = page[page.index("## Kernels") : page.index("## Budget")]
     assert "decode per token" in section
     assert "pairs that changed most" in section
+
+
+def test_a_kernel_of_one_step_in_eight_has_its_real_rate() -> None:
+    """One launch in eight steps is no launch per token, and whole counts stay whole."""
+    runs = [traced(8, name=name) for name in ("a", "b")]
+    kernels = runs[0].kernels
+    assert isinstance(kernels, KernelEvidence)
+    (decode,) = (stage for stage in kernels.stages if stage.stage == "decode")
+    rows = (replace(decode.rows[0], calls=1, total_ns=8_000), *(replace(row, calls=16) for row in decode.rows[1:]))
+    runs = [replace(run, kernels=replace(kernels, stages=(replace(decode, rows=rows),))) for run in runs]
+    side = side_of([runs[0]])
+    assert not isinstance(side.kernels, Missing)
+    assert [(one.calls, one.time_ns) for one in side.kernels][:2] == [(0.125, 1_000), (2, round(rows[1].total_ns / 8))]
+    found = held(*runs)
+    (table,) = (table for table in read(comparison_page(found)).tables if table[0][:2] == ["stage", "role"])
+    assert {row[-1] for row in table[1:]} == {"0.125 / 0.125", "2 / 2"}
+    html = comparison_html(found)
+    assert "0.125" in html[html.index('<table id="matched-kernels"') :]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from builders import clean_timings, in_a_row, manifest, run_analysis
+from builders import clean_timings, in_a_row, manifest, run_analysis, workload
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.differences import check_one_side
 from llm_perf_opt.analysis.comparison.gates import exit_code, parse_gates
@@ -131,6 +131,24 @@ def test_unknown_settings_are_said_once_and_are_no_repeats() -> None:
     assert sum("settings of runs/1 are unknown" in text for text in found.cautions) == 1
     with pytest.raises(ConfigError, match="Whether the runs of the base side are repeats of each other is not known"):
         check_one_side("the base side", [measured(), unknown])
+
+
+def test_a_setting_that_is_null_is_no_difference_from_none() -> None:
+    """A version that has a setting more writes null where nobody set it: that is no experiment, and hinders none."""
+    base = measured(0, config={"dataset": {"root": None, "path": "a"}, "runtime": {"prompt_tokens": 8}})
+    new = measured(1, config={"dataset": {"path": "a"}, "runtime": {"prompt_tokens": 16}})
+    longer = clean_timings(
+        [replace(one, started_ns=one.started_ns + 1) for one in TEN], workload=workload(prompt_tokens=(16, 16), padded_tokens=16)
+    )
+    new = replace(new, timings=longer, prompts_sha256="b" * 64)
+    for sides in ((base, new), (new, base)):
+        found = held(*sides, experiment=["runtime.prompt_tokens"])
+        assert [row.key for row in found.settings] == ["runtime.prompt_tokens"]
+        assert not any("Besides the experiment" in text for text in found.cautions)
+    assert check_one_side("the base side", [base, measured(2, config={**base.config, "dataset": {"path": "a"}})])
+    given = replace(new, config={**new.config, "dataset": {"root": "x", "path": "a"}})
+    with pytest.raises(ConfigError, match="differ in their workload"):
+        held(base, given, experiment=["runtime.prompt_tokens"])
 
 
 def test_an_empty_group_of_settings_is_no_difference_from_none() -> None:

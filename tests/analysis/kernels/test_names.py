@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.kernels.names import DEEPEST, function_name, has_arguments, normal_name, short_name
+from llm_perf_opt.analysis.kernels.names import DEEPEST, function_name, has_arguments, normal_name, short_name, short_names
 
 H200 = Path(__file__).parents[2] / "fixtures" / "h200"
 
@@ -161,3 +161,25 @@ def test_the_short_form_fits(text: str, width: int) -> None:
     assert len(short_name(text, width)) <= width
     if len(normal_name(text)) <= width:
         assert short_name(text, width) == normal_name(text)
+
+
+WIDTH = 24
+_LONG = st.text("ab_", min_size=WIDTH, max_size=60)
+
+
+@given(_LONG, st.text("ab_", max_size=60), st.text("ab_", max_size=60), _LONG)
+def test_two_kernels_never_read_the_same(before: str, one: str, other: str, after: str) -> None:
+    names = before + one + after, before + other + after
+    shown = short_names(*names, WIDTH)
+    assert (shown[0] == shown[1]) == (names[0] == names[1])
+    assert max(map(len, shown)) <= WIDTH
+
+
+def test_the_place_where_two_long_names_part_is_shown() -> None:
+    one = "elementwise_kernel<128,4,gpu_kernel_impl_nocast<BinaryFunctor<BFloat16,BFloat16,MulFunctor<float>>>()::lambda#1>"
+    assert short_name(one, 72) == short_name(one.replace("BFloat16,Mul", "BFloat32,Mul"), 72)
+    shown = short_names(one, one.replace("BFloat16,Mul", "BFloat32,Mul"), 72)
+    assert shown == (
+        "elementwise_kernel<128,4…at16,BFloat16,MulFunctor<float>>>()::lambda#1>",
+        "elementwise_kernel<128,4…at16,BFloat32,MulFunctor<float>>>()::lambda#1>",
+    )

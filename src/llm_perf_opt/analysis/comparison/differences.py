@@ -14,8 +14,8 @@ _RELATED: dict[Kind, tuple[str, ...]] = {
 }
 """Settings that a difference of this kind can come from."""
 ABSENT = "(not there)"
-EMPTY_GROUP = "{}"
-"""As `flatten` writes it."""
+EMPTY_GROUP, UNSET = "{}", "null"
+"""As `flatten` writes them."""
 _NEVER_AN_EXPERIMENT = ("experiment", "hydra")
 _VOLATILE = ("taken", "python_executable", "memory.available_bytes", "cpu.flags", "gpu.sm_clock_mhz", "gpu.memory_clock_mhz")
 """What differs from moment to moment, or says nothing of speed."""
@@ -154,8 +154,9 @@ def _differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[Differ
 
 
 def _nothing(*values: str) -> bool:
-    """A group that is empty holds as little as one that is not there; what the other side has in it has keys of its own."""
-    return set(values) <= {ABSENT, EMPTY_GROUP}
+    """A group that is empty, or a setting that is null, holds as little as one that is not there: a version before it had none.
+    What the other side has in a group has keys of its own."""
+    return set(values) <= {ABSENT, EMPTY_GROUP, UNSET}
 
 
 def _under(key: str, groups: Iterable[str]) -> bool:

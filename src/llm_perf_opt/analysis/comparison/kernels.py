@@ -8,19 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from llm_perf_opt.analysis.kernels.names import normal_name
+
 How = Literal["same name", "same role"]
 
 MOST_CALL_RATIO = 1.5
 """Kernels of one role are called about as often: beyond this they are not counterparts."""
-_BARE = re.compile(r"[<(].*", re.DOTALL)
+NAME_WEIGHT, ORDER_WEIGHT = 2.0, 0.1
+"""Beside the logarithm of the ratio of calls. Names tell more than the order: that is of time, and a change moves it."""
+_NUMBER = re.compile(r"\d+")
+_WORD = re.compile(r"[A-Za-z]+")
+_MOST_WORDS = 300
+"""Of a name that are held against another's; a real one has fewer, and comparing takes their product."""
 
 
 class MatchableKernel(Protocol):
-    """What matching needs of a kernel in one stage; rows stand in the order of their first launch."""
+    """What matching needs of a kernel in one stage; the rows of both sides stand in an order of one kind."""
 
     @property
     def name(self) -> str:
-        """As the trace has it."""
+        """As the trace has it: each tool has a spelling of its own, so names are held against each other in normal form."""
 
     @property
     def stage(self) -> str:
@@ -31,8 +38,8 @@ class MatchableKernel(Protocol):
         """Its class: gemm, attention, norm …"""
 
     @property
-    def calls(self) -> int:
-        """Launches in the stage."""
+    def calls(self) -> float:
+        """Launches in the stage; per token in decode, so they need not be whole."""
 
     @property
     def time_ns(self) -> int:
@@ -48,8 +55,8 @@ class KernelPair:
     base_name: str
     new_name: str
     how: How
-    base_calls: int
-    new_calls: int
+    base_calls: float
+    new_calls: float
     base_ns: int
     new_ns: int
 
@@ -61,7 +68,7 @@ class LoneKernel:
     stage: str
     role: str
     name: str
-    calls: int
+    calls: float
     time_ns: int
 
 
@@ -76,15 +83,16 @@ class KernelMatch:
 
 
 def match_kernels(base: Sequence[MatchableKernel], new: Sequence[MatchableKernel]) -> KernelMatch:
-    """Pair kernels: first those of one name, then, in each stage and class, those with like call counts, order and names."""
+    """Pair kernels: first those of one name, then, in each stage and class, those whose names differ in numbers alone (tiles,
+    vector widths), then those with like names, call counts and places in the order."""
     pairs: list[KernelPair] = []
     by_name: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index in reversed(range(len(new))):
-        by_name[new[index].stage, new[index].name].append(index)
+        by_name[new[index].stage, normal_name(new[index].name)].append(index)
     free_new = set(range(len(new)))
     left: list[int] = []
     for index, row in enumerate(base):
-        namesakes = by_name[row.stage, row.name]
+        namesakes = by_name[row.stage, normal_name(row.name)]
         if not namesakes:
             left.append(index)
             continue
@@ -115,12 +123,14 @@ def _by_role(
         for other in groups.get((base[one].stage, base[one].role), ()):
             ratio = _call_ratio(base[one].calls, new[other].calls)
             if ratio <= MOST_CALL_RATIO:
+                names = normal_name(base[one].name), normal_name(new[other].name)
                 apart = abs(places_base[one] - places_new[other])
-                candidates.append((math.log(ratio) + apart + 0.5 * _unlike(base[one].name, new[other].name), one, other))
+                cost = math.log(ratio) + ORDER_WEIGHT * apart + NAME_WEIGHT * _unlike(*names)
+                candidates.append((not _differ_in_numbers(*names), cost, one, other))
     taken_base: set[int] = set()
     taken_new: set[int] = set()
     chosen = []
-    for _, one, other in sorted(candidates):
+    for *_, one, other in sorted(candidates):
         if one not in taken_base and other not in taken_new:
             taken_base.add(one)
             taken_new.add(other)
@@ -132,18 +142,25 @@ def _places(rows: Sequence[MatchableKernel], indices: Sequence[int]) -> dict[int
     """Where each stands among the unpaired of its stage, class and call count, 0 to 1."""
     groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for index in indices:
-        groups[rows[index].stage, rows[index].role, rows[index].calls].append(index)
+        groups[rows[index].stage, rows[index].role, round(rows[index].calls)].append(index)
     return {index: place / max(1, len(group) - 1) for group in groups.values() for place, index in enumerate(group)}
 
 
-def _call_ratio(one: int, other: int) -> float:
+def _call_ratio(one: float, other: float) -> float:
     least, most = sorted((one, other))
     return most / least if least else math.inf
 
 
+def _differ_in_numbers(one: str, other: str) -> bool:
+    """Whether two names are the same but for numbers: one kernel, tuned anew."""
+    return _NUMBER.sub("0", one) == _NUMBER.sub("0", other)
+
+
 def _unlike(one: str, other: str) -> float:
-    """0 for names that read alike, 1 for ones that share nothing; templates and parameters are left out."""
-    return 1 - difflib.SequenceMatcher(None, _BARE.sub("", one)[:80], _BARE.sub("", other)[:80], autojunk=False).ratio()
+    """0 for names of the same words, 1 for ones that share none; template arguments often are all that tells kernels apart."""
+    pieces = _WORD if not _differ_in_numbers(one, other) else _NUMBER  # a lone number that two names share says nothing
+    words = [pieces.findall(name)[:_MOST_WORDS] for name in (one, other)]
+    return 1 - difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).ratio()
 
 
 def _pair(base: MatchableKernel, new: MatchableKernel, how: How) -> KernelPair:

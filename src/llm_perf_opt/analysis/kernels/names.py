@@ -58,6 +58,25 @@ def short_name(name: str, width: int) -> str:
     return f"{whole[:head]}…{whole[len(whole) - tail :]}"
 
 
+def short_names(one: str, other: str, width: int) -> tuple[str, str]:
+    """Two names cut to `width`; where both would read the same and are not, the cut leaves the place where they part."""
+    shown = short_name(one, width), short_name(other, width)
+    names = normal_name(one), normal_name(other)
+    if shown[0] != shown[1] or names[0] == names[1]:
+        return shown
+    parting = next((at for at, (a, b) in enumerate(zip(*names, strict=False)) if a != b), min(map(len, names)))
+    return _around(names[0], parting, width), _around(names[1], parting, width)
+
+
+def _around(name: str, place: int, width: int) -> str:
+    """A name's beginning, and what stands around a place in it."""
+    head = width // 3
+    room = width - head - 2
+    start = max(head, place - room // 4)
+    end = start + room
+    return f"{name[:head]}{'…' if start > head else ''}{name[start:end]}{'…' if end < len(name) else ''}"
+
+
 # --- a C++ name taken apart -------------------------------------------------------------------------------------------
 
 
