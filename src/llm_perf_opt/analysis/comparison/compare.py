@@ -198,7 +198,7 @@ def compare(
         counters=told_once(_both(base.counters, new.counters, figure_changes)),
         traced=traced,
         cautions=(
-            *few_runs(len(everyone) - 2, judgement),
+            *few_runs((len(base.runs), len(new.runs)), judgement),
             *cautions(base.runs, new.runs, timings, settings, experiment, unjudged),
         ),
         gates=tuple(

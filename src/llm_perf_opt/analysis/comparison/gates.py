@@ -148,7 +148,8 @@ def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]
     if found:
         return ", or ".join(found)
     near = f"the change is too near the tolerance for runs that differ by {between:.2%}"
-    assumed = "" if about.measured else f", as is assumed; {RECOMMENDED_RUNS} on each side would measure it"
+    so_far = "too few of them show" if about.seen == between else "is assumed"
+    assumed = "" if about.measured else f", as {so_far}; {RECOMMENDED_RUNS} on each side would measure it"
     return Missing(f"{MOST_RUNS} runs on each side would not tell: {near}{assumed}")
 
 
