@@ -322,7 +322,7 @@ def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[UsageChange], timin
         if row.key == gate.metric:
             return hold(gate, row.effect, row.higher_is_better, _cure(row.key, timings))
     figure = next(figure for figure in figures if figure.key == gate.metric)
-    result = hold(gate, figure.effect, False)
+    result = hold(gate, figure.effect, False, unit=figure.unit)
     return replace(result, why=f"{result.why} ({OF_EVERYONE})") if figure.key == DEVICE_MEMORY else result
 
 
