@@ -329,6 +329,16 @@ def test_more_throughput_is_faster() -> None:
     assert rates.change == pytest.approx(0.2, abs=0.01)
 
 
+def test_a_rate_is_shown_as_its_report_has_it() -> None:
+    """Of six repeats the middle two times are averaged; their rates' average is another figure."""
+    times = [[0.1, 0.1, 0.1, 0.2, 0.2, 0.2]]
+    rates = [[2 / time for time in run] for run in times]
+    found = effect(rates, rates, True, ON_ACCELERATOR)
+    assert not isinstance(found, Missing)
+    assert (found.base, found.new) == (pytest.approx(2 / 0.15), pytest.approx(2 / 0.15))
+    assert compared(times, times).base == pytest.approx(0.15)
+
+
 def test_pairing_cancels_the_growth_with_the_context() -> None:
     """Steps grow fivefold; the new side is 5 % slower at each. Unpaired repeats would have to see that through the growth."""
     generator = np.random.default_rng(3)

@@ -161,7 +161,7 @@ def effect(
     higher_is_better: bool = False,
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Maybe[Effect]:
-    """Compare a metric: per side a series per run, one value per repeat."""
+    """Compare a metric: per side a series per run, one value per repeat. Of which more is better is a rate, tokens over a time."""
     why = _unfit(base, new)
     if why:
         return Missing(why)
@@ -267,7 +267,7 @@ def _effect(
     """`base` and `new`: per run the logarithms, repeats × steps (one column where nothing is paired)."""
     generator = np.random.default_rng(_SEED)
     inflation = inflation_of([np.median(run, axis=1) for run in (*base, *new)])
-    sides = _Side(base, inflation, generator), _Side(new, inflation, generator)
+    sides = _Side(base, inflation, generator, higher_is_better), _Side(new, inflation, generator, higher_is_better)
     point = float(np.median(sides[1].profile - sides[0].profile))
     drawn = np.median(sides[1].draws - sides[0].draws, axis=1)
     uncertainty = _uncertainty(sides, point, drawn, inflation, judgement)
@@ -289,7 +289,7 @@ def _effect(
 class _Side:
     """One side: its profile (a value per step, or just one), bootstrap draws of it, and each run's level."""
 
-    def __init__(self, runs: Sequence[Floats], inflation: float, generator: np.random.Generator) -> None:
+    def __init__(self, runs: Sequence[Floats], inflation: float, generator: np.random.Generator, rates: bool) -> None:
         profiles = [np.median(run, axis=0) for run in runs]
         draws = [
             profile + inflation * (_resampled_medians(run, generator) - profile)
@@ -298,8 +298,10 @@ class _Side:
         self.profile = _mean(profiles)
         self.draws = _mean(draws)
         self.run_levels: Floats = np.asarray([np.median(profile) for profile in profiles])
-        # As a run's own report has it: of an even count the middle two are averaged as they are, not as logarithms.
-        shown = [np.log(np.median(np.median(np.exp(run), axis=0))) for run in runs]
+        # As a run's own report has it: of an even count the middle two times are averaged as they are, not as logarithms, nor
+        # as the rates that they make.
+        sign = -1 if rates else 1
+        shown = [sign * np.log(np.median(np.median(np.exp(sign * run), axis=0))) for run in runs]
         self.level = float(np.exp(_mean(shown)))
         repeats = [np.median(run, axis=1) for run in runs]
         self.scatter = max(quarter_spread(values) for values in repeats)
