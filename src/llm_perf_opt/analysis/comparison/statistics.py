@@ -161,7 +161,7 @@ def effect(
     higher_is_better: bool = False,
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Maybe[Effect]:
-    """Compare a metric: per side a series per run, one value per repeat. Of which more is better is a rate, tokens over a time."""
+    """Compare a metric: per side a series per run, one value per repeat. `higher_is_better`: it is a rate, tokens over a time."""
     why = _unfit(base, new)
     if why:
         return Missing(why)
