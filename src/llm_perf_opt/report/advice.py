@@ -76,15 +76,45 @@ def findings_section(trace: Maybe[TraceAnalysis], verified: Verification | None)
     return "\n".join(parts)
 
 
-def finding_sentences(trace: Maybe[TraceAnalysis]) -> list[str]:
-    """The first finding that saves something, for the summary."""
+def finding_sentences(trace: Maybe[TraceAnalysis], request_ns: float = 0.0, longest: str = "") -> list[str]:
+    """The finding that saves a request most, for the summary: `request_ns` is its time, `longest` the stage with most of it."""
     if isinstance(trace, Missing):
         return []
-    found = next((one for one in trace.findings if one.kind == "latency" and one.saving_ns), None)
+    found = next((one for one in trace.findings if _saves(one)), None)
     if found is None:
         return []
-    tried = f"`{found.to_try.replace('`', ' ')}`" if found.overrides else escape(found.to_try.rstrip("."))
-    return [f"What to change first: {escape(found.claim)} Try {tried}: this saves {escape(saving_words(found))}."]
+    saved = escape(saving_words(found))
+    if found.overrides:
+        tried = f"Try `{found.to_try.replace('`', ' ')}`: this saves {saved}."
+    else:
+        tried = f"What to do: {escape(found.to_try.rstrip('.'))}. The change would save {saved}."
+    said = [
+        f"What to change first: {escape(found.claim)} {tried}",
+        _of_a_request(found, request_ns),
+        _elsewhere(trace, found, longest),
+    ]
+    return [" ".join(text for text in said if text)]
+
+
+def _saves(finding: FindingLine) -> bool:
+    return finding.kind == "latency" and bool(finding.saving_ns)
+
+
+def _of_a_request(finding: FindingLine, request_ns: float) -> str:
+    if not request_ns or finding.saving_ns is None:
+        return ""
+    share = percent(finding.saving_ns * finding.units / request_ns)
+    return f"That is {share} of a request, with {finding.confidence} confidence."
+
+
+def _elsewhere(trace: TraceAnalysis, found: FindingLine, longest: str) -> str:
+    """Why the first change is not one to the stage that takes most of the time."""
+    if not longest or found.stage == longest:
+        return ""
+    number = next((place for place, one in enumerate(trace.findings, 1) if _saves(one) and one.stage == longest), 0)
+    if number:
+        return f"What saves most in {longest} is finding {number} of the report."
+    return f"For {longest}, where most of the time goes, no rule has a change that makes a request faster."
 
 
 def _budget(budget: BudgetTable) -> str:

@@ -346,10 +346,10 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
         longer, shorter = (decode, prefill) if decode.share >= prefill.share else (prefill, decode)
         sentences.append(
             f"Of the {milliseconds(_whole(analysis))} of a request, {longer.name} is {percent(longer.share, 0)} "
-            f"and {shorter.name} {percent(shorter.share, 0)}: {longer.name} is where a change pays first."
+            f"and {shorter.name} {percent(shorter.share, 0)}: most of the time goes to {longer.name}."
         )
     sentences += efficiency_sentences(analysis.efficiency)
-    sentences += finding_sentences(analysis.trace)
+    sentences += finding_sentences(analysis.trace, _whole(analysis), _longest(analysis))
     if not isinstance(analysis.drift, Missing):
         moved = analysis.drift
         certain = moved.ci_low > 0 or moved.ci_high < 0
@@ -371,6 +371,12 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
 def _whole(analysis: RunAnalysis) -> float:
     whole = analysis.stage("profile")
     return whole.time_ns.median if whole else 0.0
+
+
+def _longest(analysis: RunAnalysis) -> str:
+    """The stage that takes most of a request; empty where stages are not told apart."""
+    stages = [stage for name in ("prefill", "decode") if (stage := analysis.stage(name))]
+    return max(stages, key=lambda stage: stage.share).name if len(stages) > 1 else ""
 
 
 def _plus_minus(value: Distribution) -> str:
