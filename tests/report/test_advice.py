@@ -62,15 +62,21 @@ def test_the_summary_says_what_the_change_saves() -> None:
 def test_the_summary_says_what_that_is_of_a_request_and_why_it_is_not_of_the_longest_stage() -> None:
     """A finding of prefill beside a decode that takes most of the time must not read as a contradiction."""
     made = document()
-    decode = made.findings[0]
-    (said,) = finding_sentences(made, 100 * MS, "decode")
-    assert said.endswith("That is 5.0 % of a request, with low confidence.")  # ten tokens of 0.5 ms of 100 ms
-    prefill = replace(decode, stage="prefill", saving_per="prefill", units=1, saving_ns=MS)
-    (alone,) = finding_sentences(replace(made, findings=[prefill]), 100 * MS, "decode")
-    assert "That is 1.0 % of a request, with low confidence. For decode, where most of the time goes, no rule has" in alone
+    decode, of_decode = made.findings[0], replace(made.budgets[0], wall_ns=20 * MS)
+    of_prefill = replace(of_decode, stage="prefill", unit="prefill", units=1, wall_ns=10 * MS)
+    made = replace(made, budgets=[of_prefill, of_decode])
+    shares = {"prefill": 0.1, "decode": 0.9}
+    (said,) = finding_sentences(made, shares)
+    assert said.endswith("That is about 22 % of a request, with low confidence.")  # 0.5 of 2 ms per token; decode is 90 %
+    prefill = replace(decode, stage="prefill", saving_per="prefill", units=1, saving_ns=5 * MS)
+    (alone,) = finding_sentences(replace(made, findings=[prefill]), shares)
+    assert "That is about 5 % of a request, with low confidence. For decode, where most of the time goes, no rule has" in alone
+    (little,) = finding_sentences(replace(made, findings=[replace(prefill, saving_ns=MS // 2)]), shares)
+    assert "That is under 1 % of a request" in little
     of_none = replace(decode, kind="throughput")
-    (other,) = finding_sentences(replace(made, findings=[prefill, of_none, decode]), 100 * MS, "decode")
+    (other,) = finding_sentences(replace(made, findings=[prefill, of_none, decode]), shares)
     assert other.endswith("What saves most in decode is finding 3 of the report.")
+    assert finding_sentences(made) == finding_sentences(made, {"profile": 1.0})
     assert "pays first" not in stakeholder_summary(run_analysis(trace=replace(made, findings=[prefill])))
 
 

@@ -1,6 +1,6 @@
 """Findings and their trials: in the terminal, in the report, as data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -76,8 +76,8 @@ def findings_section(trace: Maybe[TraceAnalysis], verified: Verification | None)
     return "\n".join(parts)
 
 
-def finding_sentences(trace: Maybe[TraceAnalysis], request_ns: float = 0.0, longest: str = "") -> list[str]:
-    """The finding that saves a request most, for the summary: `request_ns` is its time, `longest` the stage with most of it."""
+def finding_sentences(trace: Maybe[TraceAnalysis], shares: Mapping[str, float] | None = None) -> list[str]:
+    """The finding that saves a request most, for the summary. `shares`: which part of a request each stage is."""
     if isinstance(trace, Missing):
         return []
     found = next((one for one in trace.findings if _saves(one)), None)
@@ -88,11 +88,9 @@ def finding_sentences(trace: Maybe[TraceAnalysis], request_ns: float = 0.0, long
         tried = f"Try `{found.to_try.replace('`', ' ')}`: this saves {saved}."
     else:
         tried = f"What to do: {escape(found.to_try.rstrip('.'))}. The change would save {saved}."
-    said = [
-        f"What to change first: {escape(found.claim)} {tried}",
-        _of_a_request(found, request_ns),
-        _elsewhere(trace, found, longest),
-    ]
+    said = [f"What to change first: {escape(found.claim)} {tried}"]
+    if shares and found.stage in shares:
+        said += [_of_a_request(trace, found, shares[found.stage]), _elsewhere(trace, found, max(shares, key=shares.__getitem__))]
     return [" ".join(text for text in said if text)]
 
 
@@ -100,16 +98,19 @@ def _saves(finding: FindingLine) -> bool:
     return finding.kind == "latency" and bool(finding.saving_ns)
 
 
-def _of_a_request(finding: FindingLine, request_ns: float) -> str:
-    if not request_ns or finding.saving_ns is None:
+def _of_a_request(trace: TraceAnalysis, finding: FindingLine, share: float) -> str:
+    """The saving as a share of its stage in the trace, whose steps may be longer than the request's others, times the stage's."""
+    budget = next((one for one in trace.budgets if one.stage == finding.stage and one.wall_ns), None)
+    if budget is None or finding.saving_ns is None:
         return ""
-    share = percent(finding.saving_ns * finding.units / request_ns)
-    return f"That is {share} of a request, with {finding.confidence} confidence."
+    saved = share * finding.saving_ns * budget.units / budget.wall_ns
+    share_words = f"about {percent(saved, 0)}" if saved >= 0.01 else "under 1 %"
+    return f"That is {share_words} of a request, with {finding.confidence} confidence."
 
 
 def _elsewhere(trace: TraceAnalysis, found: FindingLine, longest: str) -> str:
     """Why the first change is not one to the stage that takes most of the time."""
-    if not longest or found.stage == longest:
+    if found.stage == longest:
         return ""
     number = next((place for place, one in enumerate(trace.findings, 1) if _saves(one) and one.stage == longest), 0)
     if number:

@@ -349,7 +349,8 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
             f"and {shorter.name} {percent(shorter.share, 0)}: most of the time goes to {longer.name}."
         )
     sentences += efficiency_sentences(analysis.efficiency)
-    sentences += finding_sentences(analysis.trace, _whole(analysis), _longest(analysis))
+    shares = {stage.name: stage.share for stage in (prefill, decode) if stage}
+    sentences += finding_sentences(analysis.trace, shares)
     if not isinstance(analysis.drift, Missing):
         moved = analysis.drift
         certain = moved.ci_low > 0 or moved.ci_high < 0
@@ -371,12 +372,6 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
 def _whole(analysis: RunAnalysis) -> float:
     whole = analysis.stage("profile")
     return whole.time_ns.median if whole else 0.0
-
-
-def _longest(analysis: RunAnalysis) -> str:
-    """The stage that takes most of a request; empty where stages are not told apart."""
-    stages = [stage for name in ("prefill", "decode") if (stage := analysis.stage(name))]
-    return max(stages, key=lambda stage: stage.share).name if len(stages) > 1 else ""
 
 
 def _plus_minus(value: Distribution) -> str:
