@@ -57,6 +57,30 @@ def test_figures_are_distributions_over_the_repeats() -> None:
     assert (found.ci_low, found.ci_high) == (70 * MS, 130 * MS), "of seven, the least and the greatest"
 
 
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(1, 10**9), st.lists(st.integers(1, 10**9), min_size=3, max_size=3)), min_size=1, max_size=40)
+)
+def test_a_rate_is_what_its_formula_makes_of_the_time_beside_it(requests: list[tuple[int, list[int]]]) -> None:
+    """Also of an even number of repeats, whose middle two are averaged, and at the ends, which swap."""
+    timings = clean_timings([iteration(prefill, steps) for prefill, steps in requests])
+    for rate_key, time_key, tokens in (("prefill_rate", "ttft", 16), ("decode_rate", "tpot", 2), ("output_rate", "e2e", 8)):
+        rate, time = figure(timings, rate_key), figure(timings, time_key)
+        assert rate.median == pytest.approx(tokens * 1e9 / time.median, rel=1e-12)
+        assert (rate.n, isinstance(rate.ci_low, Missing)) == (time.n, isinstance(time.ci_low, Missing))
+        swapped = [(rate.minimum, time.maximum), (rate.maximum, time.minimum), (rate.q1, time.q3), (rate.q3, time.q1)]
+        for one, other in [*swapped, (rate.ci_low, time.ci_high), (rate.ci_high, time.ci_low)]:
+            if not isinstance(one, Missing) and not isinstance(other, Missing):
+                assert one == pytest.approx(tokens * 1e9 / other, rel=1e-12)
+
+
+def test_the_tail_of_a_rate_is_the_head_of_its_time() -> None:
+    timings = clean_timings([iteration((place + 1) * MS, [MS] * 3) for place in range(101)])
+    tail = figure(timings, "prefill_rate").p90
+    assert not isinstance(tail, Missing)
+    assert tail == pytest.approx(16 / 0.011)  # nine of ten repeats take longer than 11 ms
+
+
 def test_tpot_is_a_mean_and_the_gap_a_median() -> None:
     timings = clean_timings([iteration(steps_ns=(10 * MS, 10 * MS, 70 * MS))] * 6)
     assert figure(timings, "tpot").median == 30 * MS

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from builders import HOSTILE_NAMES, run_analysis
+from builders import HOSTILE_NAMES, MS, run_analysis
 from evidence_builders import evidence, stage_evidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, saving_of
 from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, GpuTotals, TraceAnalysis
@@ -54,7 +54,30 @@ def test_the_summary_says_what_the_change_saves() -> None:
     assert "Try `runtime.cache=static`: this saves about 0.5000 ms per token (0 ms to 1.000 ms)." in said
     words = document()
     in_words = replace(words, findings=[replace(words.findings[0], overrides=[], to_try="Do it otherwise.")])
-    assert "Try Do it otherwise: this saves about" in finding_sentences(in_words)[0]
+    assert "What to do: Do it otherwise. The change would save about 0.5000 ms per token" in finding_sentences(in_words)[0]
+    of_several = replace(words, findings=[replace(words.findings[0], overrides=[], to_try="Do this. No setting does it.")])
+    assert " What to do: Do this. No setting does it. The change would save about 0.5000 ms" in finding_sentences(of_several)[0]
+
+
+def test_the_summary_says_what_that_is_of_a_request_and_why_it_is_not_of_the_longest_stage() -> None:
+    """A finding of prefill beside a decode that takes most of the time must not read as a contradiction."""
+    made = document()
+    decode, of_decode = made.findings[0], replace(made.budgets[0], wall_ns=20 * MS)
+    of_prefill = replace(of_decode, stage="prefill", unit="prefill", units=1, wall_ns=10 * MS)
+    made = replace(made, budgets=[of_prefill, of_decode])
+    shares = {"prefill": 0.1, "decode": 0.9}
+    (said,) = finding_sentences(made, shares)
+    assert said.endswith("That is about 22 % of a request, with low confidence.")  # 0.5 of 2 ms per token; decode is 90 %
+    prefill = replace(decode, stage="prefill", saving_per="prefill", units=1, saving_ns=5 * MS)
+    (alone,) = finding_sentences(replace(made, findings=[prefill]), shares)
+    assert "That is about 5 % of a request, with low confidence. For decode, where most of the time goes, no rule has" in alone
+    (little,) = finding_sentences(replace(made, findings=[replace(prefill, saving_ns=MS // 2)]), shares)
+    assert "That is under 1 % of a request" in little
+    of_none = replace(decode, kind="throughput")
+    (other,) = finding_sentences(replace(made, findings=[prefill, of_none, decode]), shares)
+    assert other.endswith("What saves most in decode is finding 3 of the report.")
+    assert finding_sentences(made) == finding_sentences(made, {"profile": 1.0})
+    assert "pays first" not in stakeholder_summary(run_analysis(trace=replace(made, findings=[prefill])))
 
 
 def test_what_is_missing_says_why() -> None:

@@ -143,6 +143,22 @@ def test_a_sweep_shows_how_well_its_figures_are_known() -> None:
     assert chart["layout"]["xaxis"]["range"][1] > 22 * 1.3
 
 
+def test_a_point_without_what_the_front_is_of_is_not_said_to_be_beaten() -> None:
+    rows = list(sweep_rows(sweep_entries()))[:3]
+    none = Missing("one new token comes from prefill alone")
+    rows[1] = replace(rows[1], metrics={**rows[1].metrics, "tpot": none, "decode_rate": none})
+    report = SweepReport("x", "now", ("llm-perf",), rows, "runs/1")
+    source = sweep_markdown(report)
+    (table,) = read(source).tables
+    cells = [dict(zip(table[0], row, strict=True)) for row in table[1:]]
+    letter = cells[1]["TPOT, ms (95 % interval)"]
+    assert letter.startswith("n/a (")
+    assert [row["front"] in ("yes", "no") for row in cells] == [True, False, True]
+    assert cells[1]["front"] == letter
+    assert f"{letter}: {none.why}" in read(source).text
+    assert "n/a" in visible(sweep_page(report))
+
+
 def test_a_front_of_one_point_is_marked() -> None:
     rows = sweep_rows(sweep_entries())[:1]
     chart = tradeoff_chart(rows, pareto_front(rows))

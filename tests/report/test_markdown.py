@@ -151,7 +151,7 @@ def test_the_summary_says_what_was_run_how_fast_and_what_dominates() -> None:
     assert "tiny (5 M parameters, fp32) on a processor: batch 2, 6 to 10 prompt tokens, 4 new tokens" in page.text
     assert "The first token takes 100.0 ms (median of 10, ± 0.0 %)." in page.text
     assert "Each further token takes 20.00 ms (median of 10, ± 0.0 %): 100.0 tokens/s for the batch of 2." in page.text
-    assert "Of the 160.0 ms of a request, prefill is 62 % and decode 38 %: prefill is where a change pays first." in page.text
+    assert "Of the 160.0 ms of a request, prefill is 62 % and decode 38 %: most of the time goes to prefill." in page.text
     assert "The operator with the most CPU time is aten::mm: 75 % of the total over 4 calls." in page.text
     assert "No warnings" in page.text
 

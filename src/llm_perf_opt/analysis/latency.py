@@ -3,10 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.stats import PERCENTILE_METHOD, carried_percentile, drift, least_values, percentile, summarise
+from llm_perf_opt.analysis.stats import (
+    PERCENTILE_METHOD,
+    carried_percentile,
+    drift,
+    least_values,
+    percentile,
+    rate_over,
+    summarise,
+)
 from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.records import (
     CleanTimings,
+    Distribution,
     Drift,
     Iteration,
     Maybe,
@@ -24,26 +33,35 @@ NO_DECODE = "one new token comes from prefill alone; runtime.num_new_tokens=2 is
 
 @dataclass(frozen=True)
 class MetricDefinition:
-    """What a figure is, in words and as a function of one iteration."""
+    """What a figure is, in words and as a function of one iteration: a time, or a rate, which is tokens over a time."""
 
     key: str
     label: str
     unit: str
     definition: str
-    of: Callable[[Iteration, Workload], Maybe[float]]
+    time: Callable[[Iteration], Maybe[float]]
+    """Of a rate that which it divides by."""
+    tokens: Callable[[Workload], int] | None = None
+    """Of a rate that which it counts."""
+
+    def of(self, iteration: Iteration, workload: Workload) -> Maybe[float]:
+        """The figure of one iteration."""
+        time = self.time(iteration)
+        return time if isinstance(time, Missing) or self.tokens is None else self.tokens(workload) * 1e9 / time
+
+    def over(self, times: Sequence[float], workload: Workload) -> Distribution:
+        """The figure over several, from the time of each. A rate is what its formula makes of the median time and its ends."""
+        if self.tokens is None:
+            return summarise(times)
+        return rate_over(self.tokens(workload), times)
 
 
-def _tpot(iteration: Iteration, _: Workload) -> Maybe[float]:
+def _tpot(iteration: Iteration) -> Maybe[float]:
     return iteration.decode_ns / len(iteration.steps_ns) if iteration.steps_ns else Missing(NO_DECODE)
 
 
-def _decode_rate(iteration: Iteration, workload: Workload) -> Maybe[float]:
-    tpot = _tpot(iteration, workload)
-    return tpot if isinstance(tpot, Missing) else workload.batch_size * 1e9 / tpot
-
-
-def _gap(share: float) -> Callable[[Iteration, Workload], Maybe[float]]:
-    def of(iteration: Iteration, _: Workload) -> Maybe[float]:
+def _gap(share: float) -> Callable[[Iteration], Maybe[float]]:
+    def of(iteration: Iteration) -> Maybe[float]:
         if not iteration.steps_ns:
             return Missing(NO_DECODE)
         if share == 0.5:
@@ -59,7 +77,7 @@ METRICS = (
     MetricDefinition(
         "ttft", "Time to first token (TTFT)", "ns",
         f"From the request's start to the first token of every sequence being {READY}: prefill and its sampling.",
-        lambda iteration, _: iteration.prefill_ns,
+        lambda iteration: iteration.prefill_ns,
     ),
     MetricDefinition(
         "tpot", "Time per output token (TPOT)", "ns",
@@ -69,7 +87,7 @@ METRICS = (
     MetricDefinition(
         "e2e", "End to end", "ns",
         f"From the request's start to the last token of every sequence being {READY}.",
-        lambda iteration, _: iteration.total_ns,
+        lambda iteration: iteration.total_ns,
     ),
     MetricDefinition(
         "itl_p50", "Inter-token latency, median gap", "ns",
@@ -89,17 +107,20 @@ METRICS = (
     MetricDefinition(
         "prefill_rate", "Prefill throughput", "tokens/s",
         "Prompt tokens of the batch (padding not counted) / TTFT.",
-        lambda iteration, workload: sum(workload.prompt_tokens) * 1e9 / iteration.prefill_ns,
+        lambda iteration: iteration.prefill_ns,
+        lambda workload: sum(workload.prompt_tokens),
     ),
     MetricDefinition(
         "decode_rate", "Decode throughput", "tokens/s",
         "Batch size / TPOT: decode alone, prefill not counted.",
-        _decode_rate,
+        _tpot,
+        lambda workload: workload.batch_size,
     ),
     MetricDefinition(
         "output_rate", "Output throughput", "tokens/s",
         "Batch size × new tokens / end-to-end: the whole request, prefill included.",
-        lambda iteration, workload: workload.batch_size * workload.new_tokens * 1e9 / iteration.total_ns,
+        lambda iteration: iteration.total_ns,
+        lambda workload: workload.batch_size * workload.new_tokens,
     ),
 )  # fmt: skip
 
@@ -130,10 +151,12 @@ def metrics(timings: CleanTimings) -> tuple[Metric, ...]:
     """Every figure over the repeats: one value per iteration, then its distribution."""
     found = []
     for definition in METRICS:
-        values = [value_of(definition, iteration, timings) for iteration in timings.iterations]
-        missing = next((value for value in values if isinstance(value, Missing)), None)
-        present = [value for value in values if not isinstance(value, Missing)]
-        value = missing or (summarise(present) if present else Missing("no iteration was measured"))
+        mixed = inseparable(timings) if definition.key in NEED_STAGES else None
+        times = [mixed or definition.time(iteration) for iteration in timings.iterations]
+        missing = next((time for time in times if isinstance(time, Missing)), None)
+        present = [time for time in times if not isinstance(time, Missing)]
+        absent = missing or Missing("no iteration was measured")
+        value = definition.over(present, timings.workload) if present and not missing else absent
         found.append(Metric(definition.key, definition.label, definition.unit, _words(definition, timings), value))
     return tuple(found)
 

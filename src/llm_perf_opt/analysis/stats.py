@@ -69,6 +69,33 @@ def summarise(values: Sequence[float]) -> Distribution:
     )
 
 
+def rate_over(amount: float, times_ns: Sequence[float]) -> Distribution:
+    """Of a rate per second, from the times: the rate at their median, quartiles and ends, which swap.
+
+    Not the median of each repeat's rate: of an even number that is another figure than the amount over the median time.
+    """
+    time = summarise(times_ns)
+
+    def rate(ns: float) -> float:
+        return amount * 1e9 / ns
+
+    def high_percentile(share: float, carried: Maybe[float]) -> Maybe[float]:
+        return carried if isinstance(carried, Missing) else rate(percentile(times_ns, 1 - share))
+
+    return Distribution(
+        n=time.n,
+        median=rate(time.median),
+        ci_low=time.ci_high if isinstance(time.ci_high, Missing) else rate(time.ci_high),
+        ci_high=time.ci_low if isinstance(time.ci_low, Missing) else rate(time.ci_low),
+        q1=rate(time.q3),
+        q3=rate(time.q1),
+        minimum=rate(time.maximum),
+        maximum=rate(time.minimum),
+        p90=high_percentile(0.90, time.p90),
+        p99=high_percentile(0.99, time.p99),
+    )
+
+
 def ends(value: Distribution) -> tuple[float, float]:
     """What the median is known within: its 95 % interval; where the values are too few for one, the least and the most."""
     if isinstance(value.ci_low, Missing) or isinstance(value.ci_high, Missing):

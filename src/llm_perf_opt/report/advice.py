@@ -1,6 +1,6 @@
 """Findings and their trials: in the terminal, in the report, as data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -76,15 +76,46 @@ def findings_section(trace: Maybe[TraceAnalysis], verified: Verification | None)
     return "\n".join(parts)
 
 
-def finding_sentences(trace: Maybe[TraceAnalysis]) -> list[str]:
-    """The first finding that saves something, for the summary."""
+def finding_sentences(trace: Maybe[TraceAnalysis], shares: Mapping[str, float] | None = None) -> list[str]:
+    """The finding that saves a request most, for the summary. `shares`: which part of a request each stage is."""
     if isinstance(trace, Missing):
         return []
-    found = next((one for one in trace.findings if one.kind == "latency" and one.saving_ns), None)
+    found = next((one for one in trace.findings if _saves(one)), None)
     if found is None:
         return []
-    tried = f"`{found.to_try.replace('`', ' ')}`" if found.overrides else escape(found.to_try.rstrip("."))
-    return [f"What to change first: {escape(found.claim)} Try {tried}: this saves {escape(saving_words(found))}."]
+    saved = escape(saving_words(found))
+    if found.overrides:
+        tried = f"Try `{found.to_try.replace('`', ' ')}`: this saves {saved}."
+    else:
+        tried = f"What to do: {escape(found.to_try.rstrip('.'))}. The change would save {saved}."
+    said = [f"What to change first: {escape(found.claim)} {tried}"]
+    if shares and found.stage in shares:
+        said += [_of_a_request(trace, found, shares[found.stage]), _elsewhere(trace, found, max(shares, key=shares.__getitem__))]
+    return [" ".join(text for text in said if text)]
+
+
+def _saves(finding: FindingLine) -> bool:
+    return finding.kind == "latency" and bool(finding.saving_ns)
+
+
+def _of_a_request(trace: TraceAnalysis, finding: FindingLine, share: float) -> str:
+    """The saving as a share of its stage in the trace, whose steps may be longer than the request's others, times the stage's."""
+    budget = next((one for one in trace.budgets if one.stage == finding.stage and one.wall_ns), None)
+    if budget is None or finding.saving_ns is None:
+        return ""
+    saved = share * finding.saving_ns * budget.units / budget.wall_ns
+    share_words = f"about {percent(saved, 0)}" if saved >= 0.01 else "under 1 %"
+    return f"That is {share_words} of a request, with {finding.confidence} confidence."
+
+
+def _elsewhere(trace: TraceAnalysis, found: FindingLine, longest: str) -> str:
+    """Why the first change is not one to the stage that takes most of the time."""
+    if found.stage == longest:
+        return ""
+    number = next((place for place, one in enumerate(trace.findings, 1) if _saves(one) and one.stage == longest), 0)
+    if number:
+        return f"What saves most in {longest} is finding {number} of the report."
+    return f"For {longest}, where most of the time goes, no rule has a change that makes a request faster."
 
 
 def _budget(budget: BudgetTable) -> str:

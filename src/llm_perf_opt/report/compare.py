@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, POWER_SPREAD, FigureChange, OperatorChange, UsageChange
 from llm_perf_opt.analysis.comparison.gates import GateResult
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, KernelPair, LoneKernel
-from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, SEVERAL, Effect, is_measured
+from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, Effect, are_several, is_measured
 from llm_perf_opt.analysis.comparison.traces import Both, unlike
 from llm_perf_opt.analysis.kernels.names import short_name, short_names
 from llm_perf_opt.records import Maybe, Missing
@@ -400,17 +400,17 @@ def method_words(found: Comparison) -> str:
 
 def _between_words(found: Comparison) -> str:
     judgement = found.judgement
-    freedom = len(found.base_runs) + len(found.new_runs) - 2
-    if is_measured(freedom, judgement):
+    runs = len(found.base_runs), len(found.new_runs)
+    if is_measured(runs, judgement):
         words = "The spread between processes is measured over the runs of both sides (Student's t over their medians)."
     elif judgement.process_spread is None:
         return "The spread between processes is unknown, so there is no interval and no verdict."
     else:
         words = (
             f"The spread between processes is assumed to be {judgement.process_spread:.1%}, or more where a run drifts by more "
-            "or two runs differ by more."
+            "or runs of one side differ by more (with Student's t for so few)."
         )
-    if freedom >= SEVERAL:
+    if are_several(runs):
         return words
     return f"{words} Where repeats scatter by more than {judgement.restless:.0%}, a change must exceed the range they visit."
 

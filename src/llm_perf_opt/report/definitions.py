@@ -26,7 +26,8 @@ def metrics_page() -> str:
             "",
             "## Latency and throughput",
             "",
-            "From the unprofiled pass: one value per repeat, then its distribution over the repeats.",
+            "From the unprofiled pass: one value per repeat, then its distribution over the repeats. A throughput is its "
+            "formula at the median of its time, and at the ends of that time's interval.",
             "",
             table(["key", "metric", "unit", "definition"], latency),
             f"The interval is the {CONFIDENCE:.0%} interval of the median, from order statistics. A percentile is given where "

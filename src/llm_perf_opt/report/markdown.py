@@ -348,10 +348,11 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
         longer, shorter = (decode, prefill) if decode.share >= prefill.share else (prefill, decode)
         sentences.append(
             f"Of the {milliseconds(_whole(analysis))} of a request, {longer.name} is {percent(longer.share, 0)} "
-            f"and {shorter.name} {percent(shorter.share, 0)}: {longer.name} is where a change pays first."
+            f"and {shorter.name} {percent(shorter.share, 0)}: most of the time goes to {longer.name}."
         )
     sentences += efficiency_sentences(analysis.efficiency)
-    sentences += finding_sentences(analysis.trace)
+    shares = {stage.name: stage.share for stage in (prefill, decode) if stage}
+    sentences += finding_sentences(analysis.trace, shares)
     if not isinstance(analysis.drift, Missing):
         moved = analysis.drift
         certain = moved.ci_low > 0 or moved.ci_high < 0

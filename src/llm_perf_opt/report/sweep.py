@@ -89,7 +89,8 @@ _DEFINITIONS = [
     (
         "Front:",
         "the points that no other beats. A point is beaten by one that is surely better in TPOT or in decode tokens/s (their "
-        "intervals lie apart) and not surely worse in the other: what may be noise is no reason to take what is surely worse.",
+        "intervals lie apart) and not surely worse in the other: what may be noise is no reason to take what is surely worse. "
+        "A point without the two is neither on it nor beaten.",
     ),
     (
         "Not ranked:",
@@ -115,7 +116,7 @@ def sweep_markdown(found: SweepReport) -> str:
         rows.append([
             str(row.number), *[escape(row.values.get(key, "")) for key in keys], row.status, str(row.warnings),
             reasons.cell(_text(row.repeats)), *cells, *bounds,
-            _standing(row, front), escape(row.why),
+            reasons.cell(_standing(row, front)), escape(row.why),
         ])  # fmt: skip
     header = ["#", *[escape(key) for key in keys], "status", *_FIRST, *_FIGURES, *_LAST]
     align = "r" + "l" * len(keys) + "l" + "r" * (len(_FIRST) + len(_FIGURES)) + "l" * len(_LAST)
@@ -153,10 +154,12 @@ def _text(value: Maybe[int]) -> Maybe[str]:
     return value if isinstance(value, Missing) else str(value)
 
 
-def _standing(row: SweepRow, front: set[int]) -> str:
+def _standing(row: SweepRow, front: set[int]) -> Maybe[str]:
+    """Whether it is on the front; a point that lacks what the front is of is neither on it nor beaten."""
     if not row.ranked:
         return "not ranked"
-    return "yes" if row.number in front else "no"
+    lacking = next((value for key in ("tpot", "decode_rate") if isinstance(value := row.median(key), Missing)), None)
+    return lacking or ("yes" if row.number in front else "no")
 
 
 def _heads(rows: Sequence[SweepRow]) -> list[Column]:

@@ -154,6 +154,28 @@ def test_figures_that_repeat_to_the_byte_decide_themselves() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (1, "worse by 1 byte, 0.00% tolerated"),
+        (2**21, "worse by 0.05% (2,097,152 bytes), 0.00% tolerated"),
+    ],
+)
+def test_a_byte_too_many_is_said_not_rounded_to_the_same(more: int, said: str) -> None:
+    bytes_held = 2**32
+    result = hold(Gate("memory.reserved", "memory.reserved", 0.0), exactly(bytes_held, bytes_held + more), False, unit="bytes")
+    assert (result.outcome, result.why) == ("regression", said)
+    less = hold(Gate("memory.reserved", "memory.reserved", 0.0), exactly(bytes_held + more, bytes_held), False, unit="bytes")
+    assert (less.outcome, less.why) == ("pass", said.replace("worse", "better"))
+    same = hold(Gate("memory.reserved", "memory.reserved", 0.0), exactly(bytes_held, bytes_held), False, unit="bytes")
+    assert same.why == "the same, 0.00% tolerated"
+
+
+def test_a_tolerance_too_small_for_two_digits_is_shown() -> None:
+    result = hold(Gate("memory.reserved", "memory.reserved", 1e-5), exactly(2**32, 2**32 + 2**20), False, unit="bytes")
+    assert result.why == "worse by 0.02% (1,048,576 bytes), 0.001% tolerated"
+
+
+@pytest.mark.parametrize(
     ("tolerance", "outcome"), [(0.0, "regression"), (0.004, "regression"), (0.01, "pass"), (0.006, "cannot tell")]
 )
 def test_the_interval_against_the_tolerance_decides_also_below_the_smallest_change(tolerance: float, outcome: str) -> None:

@@ -118,6 +118,77 @@ def test_processes_that_differ_are_no_change_where_runs_measure_it(runs: int, pr
     assert false_verdicts(found) <= 0.05 * PAIRS
 
 
+UNEVEN = [(2, 1), (2, 2), (3, 1), (1, 5)]
+"""Runs on each side: few, and not as many on one as on the other."""
+
+
+@pytest.mark.parametrize(
+    ("processes", "judgement"),
+    [*[(spread, ON_ACCELERATOR) for spread in (0.01, 0.02, 0.05)], (0.15, Judgement(process_spread=0.05, measured_from=4))],
+    ids=["1 %", "2 %", "5 %", "15 %, a CPU taken for 5 %"],
+)
+@pytest.mark.parametrize("counts", UNEVEN)
+def test_few_and_uneven_runs_that_differ_are_no_change(counts: tuple[int, int], processes: float, judgement: Judgement) -> None:
+    """Whatever is assumed, and however far from it the processes are, as soon as one side has two runs."""
+    generator = np.random.default_rng(11)
+
+    def side(runs: int) -> list[list[float]]:
+        return [noise(generator, 12, 0.01, 100 * math.exp(processes * generator.normal())) for _ in range(runs)]
+
+    found = [compared(side(counts[0]), side(counts[1]), judgement) for _ in range(PAIRS)]
+    assert false_verdicts(found) <= 0.05 * PAIRS
+    beyond = [interval_of(one) for one in found]
+    assert sum(one.bound_low > 0 for one in beyond) <= 0.1 * PAIRS, "a gate at no tolerance is one-sided at 95 %"
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02], ids=["to the byte", "resident"])
+@pytest.mark.parametrize("processes", [0.001, 0.02, 0.1])
+@pytest.mark.parametrize("counts", UNEVEN)
+def test_memory_that_differs_between_runs_is_no_change(counts: tuple[int, int], processes: float, spread: float) -> None:
+    generator = np.random.default_rng(13)
+    judgement = Judgement(0.0, spread)
+    wrong = 0
+    for _ in range(PAIRS):
+        base, new = ([4e9 * math.exp(processes * generator.normal()) for _ in range(count)] for count in counts)
+        found = usage_effect(base, new, judgement)
+        assert not isinstance(found, Missing)
+        wrong += found.verdict != NONE
+    assert wrong <= 0.05 * PAIRS
+
+
+def test_two_runs_that_agree_leave_what_is_assumed() -> None:
+    """One degree of freedom widens the interval only where the two runs differ."""
+    run, slower = [[100.0, 100.1, 99.9, 100.0, 100.1, 99.9] for _ in range(2)], [[110.0, 110.1, 109.9, 110.0, 110.1, 109.9]]
+    alike, apart = compared(run, slower), compared([run[0], [value * 1.02 for value in run[1]]], slower)
+    assert (alike.verdict, apart.verdict) == ("slower", NONE)
+    assert alike.uncertainty.between == ACCELERATOR_SPREAD
+    assert interval_of(apart).high - interval_of(apart).low > 10 * (interval_of(alike).high - interval_of(alike).low)
+
+
+@pytest.mark.parametrize("counts", [(5, 1), (1, 5), (20, 1), (8, 2)])
+def test_many_runs_against_one_on_a_busy_machine_have_no_interval(counts: tuple[int, int]) -> None:
+    """The machine has states a factor of two apart; a side of one or two runs sits in one, and nothing in it tells."""
+    generator = np.random.default_rng(7)
+    sides = [[noise(generator, 12, 0.025, 200 if generator.random() < 0.25 else 100) for _ in range(count)] for count in counts]
+    found = compared(sides[0], sides[1], ON_CPU)
+    assert isinstance(found.interval, Missing)
+    assert found.verdict == NONE
+    assert not found.uncertainty.measured
+    quiet = compared(sides[0], sides[1], Judgement(process_spread=0.2, measured_from=4))
+    assert not quiet.uncertainty.measured
+    assert not isinstance(quiet.interval, Missing)
+
+
+@pytest.mark.parametrize("chance", [0.15, 0.25])
+def test_states_of_a_machine_are_rarely_called_a_change_by_three_runs_a_side(chance: float) -> None:
+    generator = np.random.default_rng(9)
+
+    def side() -> list[list[float]]:
+        return [noise(generator, 12, 0.025, 200 if generator.random() < chance else 100) for _ in range(3)]
+
+    assert false_verdicts([compared(side(), side(), ON_CPU) for _ in range(PAIRS)]) <= 0.05 * PAIRS
+
+
 def test_the_spread_between_processes_is_measured() -> None:
     spreads = [one.uncertainty.between for one in verdicts(n=10, processes=0.10, runs=5)]
     assert np.median([spread for spread in spreads if not isinstance(spread, Missing)]) == pytest.approx(0.1, rel=0.1)
@@ -258,6 +329,16 @@ def test_more_throughput_is_faster() -> None:
     assert rates.change == pytest.approx(0.2, abs=0.01)
 
 
+def test_a_rate_is_shown_as_its_report_has_it() -> None:
+    """Of six repeats the middle two times are averaged; their rates' average is another figure."""
+    times = [[0.1, 0.1, 0.1, 0.2, 0.2, 0.2]]
+    rates = [[2 / time for time in run] for run in times]
+    found = effect(rates, rates, True, ON_ACCELERATOR)
+    assert not isinstance(found, Missing)
+    assert (found.base, found.new) == (pytest.approx(2 / 0.15), pytest.approx(2 / 0.15))
+    assert compared(times, times).base == pytest.approx(0.15)
+
+
 def test_pairing_cancels_the_growth_with_the_context() -> None:
     """Steps grow fivefold; the new side is 5 % slower at each. Unpaired repeats would have to see that through the growth."""
     generator = np.random.default_rng(3)
@@ -376,7 +457,7 @@ def test_repeats_and_runs_that_are_all_equal_have_no_spread(time: int, runs: int
 )
 def test_the_runs_said_to_measure_the_spread_are_the_fewest_that_do(judgement: Judgement, fewest: int) -> None:
     assert runs_to_measure(judgement) == fewest
-    assert [is_measured(2 * runs - 2, judgement) for runs in (fewest - 1, fewest)] == [False, True]
+    assert [is_measured((runs, runs), judgement) for runs in (fewest - 1, fewest)] == [False, True]
     runs = [noise(np.random.default_rng(seed), 10, 0.01) for seed in range(2 * fewest)]
     assert compared(runs[:fewest], runs[fewest:], judgement).uncertainty.measured
     assert not compared(runs[: fewest - 1], runs[fewest - 1 : 2 * fewest - 2], judgement).uncertainty.measured

@@ -39,10 +39,16 @@ def nearest(times: float, bound: str = "memory") -> Nearest:
         (3.5, NO_TORCH, UNKNOWN),
         (1.9, NO_TORCH, MEMORY),
         (6.5, KernelShare(1.0, 1.0, 1.0), KERNELS),
-        (3.5, KernelShare(0.86, 1.0, 0.88), MEMORY),
+        (3.5, KernelShare(0.86, 1.0, 0.88), KERNELS),
+        (1.8, KernelShare(0.86, 1.0, 0.88), MEMORY),
+        (2.0, KernelShare(0.9, 0.9), MEMORY),
+        (2.01, KernelShare(0.9, 0.9), NEITHER),
+        (3.46, KernelShare(0.875, 0.875), KERNELS),
+        (3.0, KernelShare(0.55, 0.55), NEITHER),
+        (4.0, KernelShare(0.55, 0.95, 0.9), UNKNOWN),
         (28.0, KernelShare(0.21, 0.24, 0.23), LAUNCH),
         (10.0, KernelShare(0.36, 1.0, 0.88), UNKNOWN),
-        (3.5, KernelShare(0.9, 0.9), MEMORY),
+        (3.5, KernelShare(0.9, 0.9), KERNELS),
         (3.5, KernelShare(0.3, 0.3), LAUNCH),
         (6.5, KernelShare(0.9, 0.9), KERNELS),
     ],
@@ -59,10 +65,11 @@ def test_on_a_gpu_what_its_kernels_did_decides(times: float, share: Maybe[Kernel
 
 
 def test_on_a_cpu_the_floor_decides() -> None:
-    assert verdict(nearest(4, "compute"), NO_TORCH, on_cpu=True)[0] == COMPUTE
-    far, because = verdict(nearest(6), NO_TORCH, on_cpu=True)
-    assert far == NEITHER
-    assert "6.0 times its floor" in because
+    assert verdict(nearest(2, "compute"), NO_TORCH, on_cpu=True)[0] == COMPUTE
+    for times in (4, 6):
+        far, because = verdict(nearest(times), NO_TORCH, on_cpu=True)
+        assert far == NEITHER
+        assert f"{times}.0 times its floor" in because
 
 
 def test_without_limits_only_an_idle_device_is_told() -> None:
@@ -117,3 +124,42 @@ def test_a_verdict_that_names_a_limit_is_near_it_and_has_seen_kernels_run(times:
         assert max(share.low, 1 / times) >= BUSY_ENOUGH
     if word == LAUNCH:
         assert share.high < BUSY_ENOUGH
+
+
+@given(st.floats(1, 100), st.floats(0, 1))
+def test_the_word_agrees_with_the_largest_part_of_the_time(times: float, more: float) -> None:
+    """As in the budget: the floor, what kernels take beyond it, and waiting make up the time."""
+    floor = 1 / times
+    busy = floor + more * (1 - floor)
+    parts = {MEMORY: floor, KERNELS: busy - floor, LAUNCH: 1 - busy}
+    word, _ = verdict(nearest(times), KernelShare(busy, busy), on_cpu=False)
+    if word in parts:
+        assert parts[word] == pytest.approx(max(parts.values()))
+    else:
+        assert word == NEITHER
+        assert max(parts.values()) <= BUSY_ENOUGH or times <= NEAR_FLOOR + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.496, "49.6%"),
+        (0.4996, "49.96%"),
+        (0.499999, "just under 50%"),
+        (0.5, "50%"),
+        (0.504, "50.4%"),
+        (0.42, "42%"),
+        (0.6, "60%"),
+        (1.0, "100%"),
+    ],
+)
+def test_a_share_does_not_round_to_the_other_side_of_what_decides(share: float, said: str) -> None:
+    assert KernelShare(share, share).words == f"kernels fill {said} of the time"
+    assert f"kernels run for {said} to 100%" in KernelShare(share, 1.0, 0.7).words or share == 1.0
+
+
+@pytest.mark.parametrize(
+    ("times", "said"), [(2.04, "2.04"), (1.96, "1.96"), (2.0, "2.0"), (2.0004, "just over 2.0"), (3.46, "3.5")]
+)
+def test_times_its_floor_do_not_round_to_the_other_side_either(times: float, said: str) -> None:
+    assert nearest(times).words.startswith(f"it takes {said} times its floor")

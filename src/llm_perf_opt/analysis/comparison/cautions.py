@@ -5,20 +5,20 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.facts import machine_cautions
 from llm_perf_opt.analysis.comparison.soundness import unknown_records
-from llm_perf_opt.analysis.comparison.statistics import RECOMMENDED_RUNS, SEVERAL, Judgement, is_measured, runs_to_measure
+from llm_perf_opt.analysis.comparison.statistics import RECOMMENDED_RUNS, Judgement, are_several, is_measured, runs_to_measure
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.records import CleanTimings, Missing
 
 
-def few_runs(freedom: int, judgement: Judgement) -> tuple[str, ...]:
+def few_runs(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:
     """What too few runs leave open."""
-    if judgement.process_spread is None and freedom < SEVERAL:
+    if judgement.process_spread is None and not are_several(runs):
         return (
             "Too few runs for a verdict: other work used this CPU while a run was measured, or nobody watched, and runs of the "
             f"same thing were then seen a factor of two and more apart. {RECOMMENDED_RUNS} runs a side, in turn, measure it; "
             "--process-spread states it; with profiling.nvml.enable=true the sampler sees whether the machine is quiet.",
         )
-    if not is_measured(freedom, judgement):
+    if not is_measured(runs, judgement):
         fewest = runs_to_measure(judgement)
         roughly = f", if roughly; {RECOMMENDED_RUNS} find smaller changes" if fewest < RECOMMENDED_RUNS else ""
         return (

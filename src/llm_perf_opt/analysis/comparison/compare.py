@@ -198,7 +198,7 @@ def compare(
         counters=told_once(_both(base.counters, new.counters, figure_changes)),
         traced=traced,
         cautions=(
-            *few_runs(len(everyone) - 2, judgement),
+            *few_runs((len(base.runs), len(new.runs)), judgement),
             *cautions(base.runs, new.runs, timings, settings, experiment, unjudged),
         ),
         gates=tuple(
@@ -322,7 +322,7 @@ def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[UsageChange], timin
         if row.key == gate.metric:
             return hold(gate, row.effect, row.higher_is_better, _cure(row.key, timings))
     figure = next(figure for figure in figures if figure.key == gate.metric)
-    result = hold(gate, figure.effect, False)
+    result = hold(gate, figure.effect, False, unit=figure.unit)
     return replace(result, why=f"{result.why} ({OF_EVERYONE})") if figure.key == DEVICE_MEMORY else result
 
 

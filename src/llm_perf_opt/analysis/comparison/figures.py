@@ -118,7 +118,7 @@ def _with_power(judgement: Judgement, base: Sequence[RunAnalysis], new: Sequence
         where = "the sides ran on different cards" if all(cards) else "the sides may have run on different cards"
         why = f"{where}, and {POWER_SPREAD:.0%} of deviation is assumed between the powers of cards of one kind"
         return replace(judgement, apart=apart, apart_why=why)
-    if is_measured(len(base) + len(new) - 2, judgement):
+    if is_measured((len(base), len(new)), judgement):
         return judgement
     return replace(judgement, process_spread=math.hypot(judgement.process_spread, POWER_SPREAD))
 

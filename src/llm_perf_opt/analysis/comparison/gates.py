@@ -82,8 +82,8 @@ def parse_gates(texts: Iterable[str], aliases: dict[str, str]) -> tuple[Gate, ..
     return tuple(gates.values())
 
 
-def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool, cure: Maybe[str] = NO_CURE) -> GateResult:
-    """Hold a gate against what was found; `cure`: what would make the figure, where there is none.
+def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool, cure: Maybe[str] = NO_CURE, unit: str = "") -> GateResult:
+    """Hold a gate against what was found; `cure`: what would make the figure, where there is none. `unit`: of the figure.
 
     It passes when the worsening is surely (one-sided, at `BOUND_LEVEL`) within the tolerance. It is a regression when the whole
     interval, at `LEVEL`, lies beyond the tolerance. Everything else cannot be told. `Judgement.smallest` has no say: the
@@ -92,18 +92,19 @@ def hold(gate: Gate, effect: Maybe[Effect], higher_is_better: bool, cure: Maybe[
     if isinstance(effect, Missing):
         return GateResult(gate, "cannot tell", effect.why, cure)
     worse = _worsening(effect.change, higher_is_better)
-    limit = f"{gate.tolerance:.2%} tolerated"
+    limit = f"{_fine_percent(gate.tolerance)} tolerated"
     if isinstance(effect.interval, Missing):
         return GateResult(gate, "cannot tell", f"{_likely(worse)}, {limit}: {effect.interval.why}", _for_an_interval(effect))
     least, most = _worsening_bounds(effect.interval, higher_is_better)
     if most <= gate.tolerance:
         surely = f"worse by at most {_percent(most)}" if most > -_ROUNDED_AWAY else f"better by at least {_percent(most)}"
-        why = _likely(worse) if effect.exact else surely
+        why = _exactly(effect, worse, unit) if effect.exact else surely
         return GateResult(gate, "pass", f"{why}, {limit}", Missing("it passes"))
     if least > gate.tolerance:
-        surely = "" if effect.exact else f", at least by {_percent(least)}"
+        surely = f"worse by {_fine_percent(worse)}, at least by {_fine_percent(least)}"
         small = "; too small a change for a verdict (--smallest), but the gate has a tolerance of its own"
-        said = f"{_likely(worse)}{surely}, {limit}{small if effect.verdict == 'not distinguishable' else ''}"
+        why = _exactly(effect, worse, unit) if effect.exact else surely
+        said = f"{why}, {limit}{small if effect.verdict == 'not distinguishable' else ''}"
         return GateResult(gate, "regression", said, Missing("it is told"))
     perhaps = f"perhaps by {_percent(most)}" if worse > 0 else f"perhaps worse by {_percent(most)}"
     why = f"{_likely(worse)}, {perhaps}, {limit}: too uncertain to tell{_because(effect.uncertainty)}"
@@ -127,9 +128,26 @@ def _likely(worse: float) -> str:
     return f"worse by {_percent(worse)}" if worse > 0 else f"better by {_percent(worse)}"
 
 
+def _exactly(effect: Effect, worse: float, unit: str) -> str:
+    """A change without uncertainty, in words: of bytes their number, since one of them is a change as well."""
+    count = round(abs(effect.new - effect.base))
+    direction = "worse" if worse > 0 else "better"
+    if not worse:
+        return "the same"
+    if unit != "bytes":
+        return f"{direction} by {_fine_percent(worse)}"
+    counted = f"{count:,} byte{'' if count == 1 else 's'}"
+    return f"{direction} by {counted}" if abs(worse) < _ROUNDED_AWAY else f"{direction} by {_percent(worse)} ({counted})"
+
+
 def _percent(share: float) -> str:
     """Without its sign, which words say."""
     return f"{abs(share):.2%}"
+
+
+def _fine_percent(share: float) -> str:
+    """The same; what two digits would show as none, with the one digit that it has."""
+    return _percent(share) if abs(share) >= _ROUNDED_AWAY or not share else f"{abs(share) * 100:.1g}%"
 
 
 def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]:
@@ -148,7 +166,8 @@ def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]
     if found:
         return ", or ".join(found)
     near = f"the change is too near the tolerance for runs that differ by {between:.2%}"
-    assumed = "" if about.measured else f", as is assumed; {RECOMMENDED_RUNS} on each side would measure it"
+    so_far = "too few of them show" if about.seen == between else "is assumed"
+    assumed = "" if about.measured else f", as {so_far}; {RECOMMENDED_RUNS} on each side would measure it"
     return Missing(f"{MOST_RUNS} runs on each side would not tell: {near}{assumed}")
 
 

@@ -9,13 +9,15 @@ apart, because more repeats cure only the first:
   for the median, and the simulations in the tests hold the percentile interval to its level.
 - **between processes**: memory layout, clocks, neighbours. Two runs of one process each differ by it for no reason of the change.
   From `MEASURED_FROM` degrees of freedom it is measured: Student's t over the runs' medians, pooled over both sides. With fewer
-  it is assumed, where it may be (`Judgement.process_spread`): that, or more where a run drifts by more, or its two runs differ.
+  it is assumed, where it may be (`Judgement.process_spread`): that, or more where a run drifts by more. What runs of one side
+  show all the same is taken with Student's t as well, and the wider of the two holds: two runs against one show a spread whose
+  one degree of freedom tells next to nothing, and would call one pair of the same in four a change if it were taken as known.
 
 A busy machine has states, and a run sits in one of them: single runs of one thing on a CPU were seen a factor of two apart with
 repeats that scatter by 2.5 % each, so nothing inside a run tells. Where no spread may be assumed there is no interval, and so no
-verdict, below `SEVERAL` degrees of freedom, three runs a side; two runs a side in two states look like a change too often. Where
-one may be, and the repeats of a run scatter by more than `Judgement.restless`, processes are taken to differ by the whole range
-that the repeats visited.
+verdict, below three runs on each side; two runs a side in two states look like a change too often, and so does a single run
+against any number. Where one may be, and the repeats of a run scatter by more than `Judgement.restless`, processes are taken to
+differ by the whole range that the repeats visited.
 """
 
 import math
@@ -26,6 +28,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from llm_perf_opt.analysis.comparison.repeats import drift, inflation_of, quarter_spread
 from llm_perf_opt.analysis.comparison.student import student_quantile
 from llm_perf_opt.records import Maybe, Missing
 
@@ -42,7 +45,7 @@ LEAST_REPEATS = 6
 MEASURED_FROM = 2
 """Degrees of freedom from which the spread between processes is measured: two runs a side, or three against one."""
 SEVERAL = 4
-"""Degrees of freedom from which nothing need be assumed of the machine: three runs a side."""
+"""Degrees of freedom from which nothing need be assumed of the machine: three runs a side, and none with fewer."""
 RECOMMENDED_RUNS = SEVERAL // 2 + 1
 """A side: they measure how much processes differ, wherever that is, and well enough to find small changes."""
 ACCELERATOR_SPREAD = 0.01
@@ -54,11 +57,6 @@ MOST_STEPS = 64
 """Decode steps used for pairing; more of them, evenly thinned, tell the same and cost memory."""
 UNKNOWN_SPREAD = Missing("too few runs to know how much processes differ")
 _OUTER = (1 - LEVEL) / 2
-_MOST_CORRELATION = 0.9
-_MEDIAN_VARIANCE = math.pi / 2
-"""Variance of a median over that of a mean, for normal noise."""
-_SURE_OF_DRIFT = 3.5
-"""Halves of a run that lie further apart than this many standard errors have drifted; nearer ones may by chance."""
 _SEED = 20240229
 
 
@@ -95,6 +93,8 @@ class Uncertainty:
     """Whether `between` was measured over several runs, not assumed."""
     freedom: int
     """Degrees of freedom it was measured with."""
+    seen: float
+    """Deviation between runs of one side, whether or not they are enough to measure it; 0 where no side has two."""
     scatter: float
     """Standard deviation of the repeats inside a run, from their quartiles; the most restless run's."""
     visited: float
@@ -161,7 +161,7 @@ def effect(
     higher_is_better: bool = False,
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Maybe[Effect]:
-    """Compare a metric: per side a series per run, one value per repeat."""
+    """Compare a metric: per side a series per run, one value per repeat. `higher_is_better`: it is a rate, tokens over a time."""
     why = _unfit(base, new)
     if why:
         return Missing(why)
@@ -266,8 +266,8 @@ def _effect(
 ) -> Effect:
     """`base` and `new`: per run the logarithms, repeats × steps (one column where nothing is paired)."""
     generator = np.random.default_rng(_SEED)
-    inflation = _inflation([np.median(run, axis=1) for run in (*base, *new)])
-    sides = _Side(base, inflation, generator), _Side(new, inflation, generator)
+    inflation = inflation_of([np.median(run, axis=1) for run in (*base, *new)])
+    sides = _Side(base, inflation, generator, higher_is_better), _Side(new, inflation, generator, higher_is_better)
     point = float(np.median(sides[1].profile - sides[0].profile))
     drawn = np.median(sides[1].draws - sides[0].draws, axis=1)
     uncertainty = _uncertainty(sides, point, drawn, inflation, judgement)
@@ -289,7 +289,7 @@ def _effect(
 class _Side:
     """One side: its profile (a value per step, or just one), bootstrap draws of it, and each run's level."""
 
-    def __init__(self, runs: Sequence[Floats], inflation: float, generator: np.random.Generator) -> None:
+    def __init__(self, runs: Sequence[Floats], inflation: float, generator: np.random.Generator, rates: bool) -> None:
         profiles = [np.median(run, axis=0) for run in runs]
         draws = [
             profile + inflation * (_resampled_medians(run, generator) - profile)
@@ -298,13 +298,15 @@ class _Side:
         self.profile = _mean(profiles)
         self.draws = _mean(draws)
         self.run_levels: Floats = np.asarray([np.median(profile) for profile in profiles])
-        # As a run's own report has it: of an even count the middle two are averaged as they are, not as logarithms.
-        shown = [np.log(np.median(np.median(np.exp(run), axis=0))) for run in runs]
+        # As a run's own report has it: of an even count the middle two times are averaged as they are, not as logarithms, nor
+        # as the rates that they make.
+        sign = -1 if rates else 1
+        shown = [sign * np.log(np.median(np.median(np.exp(sign * run), axis=0))) for run in runs]
         self.level = float(np.exp(_mean(shown)))
         repeats = [np.median(run, axis=1) for run in runs]
-        self.scatter = max(_quarter_spread(values) for values in repeats)
+        self.scatter = max(quarter_spread(values) for values in repeats)
         self.visited = max(float(np.ptp(values)) for values in repeats)
-        self.drift = max(_drift(values, inflation) for values in repeats)
+        self.drift = max(drift(values, inflation) for values in repeats)
 
 
 def _mean(values: Sequence[Floats]) -> Floats:
@@ -325,75 +327,50 @@ def _resampled_medians(run: Floats, generator: np.random.Generator) -> Floats:
     return medians
 
 
-def _inflation(series: Sequence[Floats]) -> float:
-    """√((1+ρ)/(1−ρ)) for the lag-one correlation of the ranks, at least 1.
-
-    ρ is the runs' mean, since one machine made them all and a short series tells little of its own, corrected for its bias.
-    """
-    found = float(np.mean([_rank_correlation(values) for values in series]))
-    corrected = min(_MOST_CORRELATION, max(0.0, found + (1 + 3 * found) / min(len(values) for values in series)))
-    return math.sqrt((1 + corrected) / (1 - corrected))
-
-
-def _rank_correlation(values: Floats) -> float:
-    """Of each value with the one before it; equal values alone tell nothing."""
-    if np.ptp(values) == 0:
-        return 0.0
-    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (len(values) - 1) / 2
-    return float((ranks[1:] * ranks[:-1]).sum() / (ranks * ranks).sum())
-
-
-def _drift(series: Floats, inflation: float) -> float:
-    """How far the halves of a run lie apart, as a deviation, where their own noise does not explain it."""
-    half = len(series) // 2
-    if half == 0:
-        return 0.0
-    first, second = series[:half], series[-half:]
-    middles = float(np.median(first)), float(np.median(second))
-    deviation = _quarter_spread(np.concatenate([first - middles[0], second - middles[1]]))
-    noise = inflation * deviation * math.sqrt(_MEDIAN_VARIANCE * 2 / half)
-    apart = abs(middles[1] - middles[0])
-    return apart / math.sqrt(2) if apart > _SURE_OF_DRIFT * noise else 0.0
-
-
-def _quarter_spread(values: Floats) -> float:
-    """The interquartile range as a standard deviation."""
-    low, high = np.quantile(values, [0.25, 0.75])
-    return float(high - low) / 1.349
-
-
 def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflation: float, judgement: Judgement) -> Uncertainty:
-    freedom = sum(len(side.run_levels) for side in sides) - 2
+    runs = len(sides[0].run_levels), len(sides[1].run_levels)
+    seen = _seen(sides, sum(runs) - 2)
     scatter = max(side.scatter for side in sides)
     return Uncertainty(
         inside=max(*_halves(point, drawn, _OUTER), 0.0),
-        between=_between(sides, freedom, judgement),
-        measured=is_measured(freedom, judgement),
-        freedom=freedom,
+        between=_between(sides, seen, judgement),
+        measured=is_measured(runs, judgement),
+        freedom=sum(runs) - 2,
+        seen=seen,
         scatter=scatter,
         visited=max(side.visited for side in sides),
-        restless=freedom < SEVERAL and scatter > judgement.restless,
+        restless=not are_several(runs) and scatter > judgement.restless,
         inflation=inflation,
         apart=judgement.apart,
         apart_why=judgement.apart_why,
     )
 
 
-def is_measured(freedom: int, judgement: Judgement) -> bool:
-    """Whether so many degrees of freedom measure the spread between processes."""
-    return freedom >= (SEVERAL if judgement.process_spread is None else judgement.measured_from)
+def are_several(runs: tuple[int, int]) -> bool:
+    """Whether so many runs on each side are enough where the machine may have states: a side of fewer may sit in one."""
+    return min(runs) >= RECOMMENDED_RUNS
+
+
+def is_measured(runs: tuple[int, int], judgement: Judgement) -> bool:
+    """Whether so many runs on each side measure the spread between processes."""
+    needed = SEVERAL if judgement.process_spread is None else judgement.measured_from
+    return are_several(runs) if needed >= SEVERAL else sum(runs) - 2 >= needed
 
 
 def runs_to_measure(judgement: Judgement) -> int:
     """The fewest runs a side that measure it."""
-    return next(runs for runs in range(1, RECOMMENDED_RUNS + 1) if is_measured(2 * runs - 2, judgement))
+    return next(runs for runs in range(1, RECOMMENDED_RUNS + 1) if is_measured((runs, runs), judgement))
 
 
-def _between(sides: tuple[_Side, _Side], freedom: int, judgement: Judgement) -> Maybe[float]:
-    """Deviation from process to process: measured over the runs, or assumed, or neither."""
+def _seen(sides: tuple[_Side, _Side], freedom: int) -> float:
+    """Deviation between the runs of a side, pooled over both."""
     squares = sum(float(((side.run_levels - _mean(list(side.run_levels))) ** 2).sum()) for side in sides)
-    seen = math.sqrt(squares / freedom) if freedom else 0.0
-    if is_measured(freedom, judgement):
+    return math.sqrt(squares / freedom) if freedom else 0.0
+
+
+def _between(sides: tuple[_Side, _Side], seen: float, judgement: Judgement) -> Maybe[float]:
+    """Deviation from process to process: measured over the runs, or assumed, or neither."""
+    if is_measured((len(sides[0].run_levels), len(sides[1].run_levels)), judgement):
         return seen
     if judgement.process_spread is None:
         return UNKNOWN_SPREAD
@@ -418,9 +395,13 @@ def _halves(point: float, drawn: Floats, tail: float) -> tuple[float, float]:
 
 
 def outside(about: Uncertainty, between: float, share: float, counts: tuple[int, int]) -> float:
-    """How far the change of that many runs a side may be off because processes differ, sure by `share` on one side."""
-    times = student_quantile(share, about.freedom if about.measured else None)
-    spread = math.hypot(times * between * math.sqrt(1 / counts[0] + 1 / counts[1]), student_quantile(share, None) * about.apart)
+    """How far the change of that many runs a side may be off because processes differ, sure by `share` on one side.
+
+    An assumed spread counts as known; what the runs show counts by their degrees of freedom, however few those are.
+    """
+    shown = student_quantile(share, about.freedom) * about.seen if about.freedom else 0.0
+    reach = shown if about.measured else max(shown, student_quantile(share, None) * between)
+    spread = math.hypot(reach * math.sqrt(1 / counts[0] + 1 / counts[1]), student_quantile(share, None) * about.apart)
     return max(spread, about.visited) if about.restless else spread
 
 

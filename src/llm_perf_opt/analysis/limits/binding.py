@@ -7,8 +7,9 @@ from llm_perf_opt.records import Maybe, Missing
 
 BUSY_ENOUGH = 0.5
 """A stage whose kernels run for less than this share of its time waits for launches, whatever its kernels are bound by."""
-NEAR_FLOOR = 5.0
-"""A stage this many times its floor is near neither limit: its kernels, or the host, are what to look at."""
+NEAR_FLOOR = 2.0
+"""Up to this many times its floor a stage is bound by the limit that its floor stands on: the floor is half of its time or more,
+so nothing else in its budget is more. Beyond it the kernels, or the host, are what to look at."""
 
 READ_TOO_MUCH = 0.15
 """So much more of the time than kernels run may the GPU be read to be at work, which counts what lies between kernels that follow
@@ -22,17 +23,19 @@ VERDICTS = (
     (LAUNCH, f"kernels run for less than {BUSY_ENOUGH:.0%} of its time; the device waits for the host to launch them."),
     (
         f"{MEMORY}, {COMPUTE}",
-        f"kernels run for {BUSY_ENOUGH:.0%} of its time or more, it takes up to {NEAR_FLOOR:g} times its floor, and most of the "
-        "floor is moving bytes, or computing. On a CPU, which is host and device in one, the floor alone decides.",
+        f"it takes up to {NEAR_FLOOR:g} times its floor, which is then half of its time or more, and most of the floor is moving "
+        "bytes, or computing. On a CPU, which is host and device in one, the floor alone decides.",
     ),
     (
         KERNELS,
-        f"kernels run for {BUSY_ENOUGH:.0%} of its time or more, and it takes over {NEAR_FLOOR:g} times its floor: "
-        "the kernels themselves are far from what the device can do.",
+        f"it takes over {NEAR_FLOOR:g} times its floor, and what its kernels take beyond the floor is more of its time than the "
+        "floor, and more than it waits: the kernels themselves are far from what the device can do.",
     ),
     (
         NEITHER,
-        f"on a CPU: it takes over {NEAR_FLOOR:g} times its floor. Slow kernels and the framework's own time are not told apart.",
+        f"it takes over {NEAR_FLOOR:g} times its floor, and no one cause stands out. On a CPU slow kernels and the framework's "
+        f"own time are not told apart; on a GPU kernels run for {BUSY_ENOUGH:.0%} of its time or more, but what they take beyond "
+        "the floor is not the largest part.",
     ),
     (UNKNOWN, "no limit is known to compare with, or nothing says whether the device worked or waited."),
 )
@@ -62,9 +65,10 @@ class KernelShare:
     @property
     def words(self) -> str:
         """In words, for a sentence."""
+        low, high = (_on_its_side(end, BUSY_ENOUGH, "{:.0%}", "{:.1%}", "{:.2%}") for end in (self.low, self.high))
         if isinstance(self.sampled, Missing):
-            return f"kernels fill {self.low:.0%} of the time"
-        reach = f"{self.low:.0%} to {self.high:.0%}" if f"{self.low:.0%}" != f"{self.high:.0%}" else f"{self.low:.0%}"
+            return f"kernels fill {low} of the time"
+        reach = f"{low} to {high}" if low != high else low
         seen = f"GPU utilisation {self.sampled:.0%} while the repeats ran"
         return f"kernels run for {reach} of the time, by the sampler's readings ({seen}) and the floors"
 
@@ -80,7 +84,18 @@ class Nearest:
     @property
     def words(self) -> str:
         """In words, for a sentence."""
-        return f"it takes {self.times:,.1f} times its floor of {self.floor.seconds * 1e3:.4g} ms on the {self.limits} limits"
+        times = _on_its_side(self.times, NEAR_FLOOR, "{:,.1f}", "{:,.2f}", "{:,.3f}")
+        return f"it takes {times} times its floor of {self.floor.seconds * 1e3:.4g} ms on the {self.limits} limits"
+
+
+def _on_its_side(value: float, threshold: float, *formats: str) -> str:
+    """In as few digits as leave it on its side of the threshold: what rounds to 50 % must not read as if it were."""
+    shown = [form.format(value) for form in formats]
+    for text in shown:
+        rounded = float(text.rstrip("%").replace(",", "")) / (100 if text.endswith("%") else 1)
+        if rounded == value or (rounded - threshold) * (value - threshold) > 0:
+            return text
+    return f"just {'under' if value < threshold else 'over'} {formats[0].format(threshold)}" if value != threshold else shown[0]
 
 
 def sampled_share(sampled: float, own: float, others: float, own_least: float, others_least: float) -> KernelShare:
@@ -104,17 +119,39 @@ def verdict(nearest: Maybe[Nearest], share: Maybe[KernelShare], *, on_cpu: bool)
         return LAUNCH, f"{share.words}; the device waits for the host to launch them"
     if isinstance(nearest, Missing):
         return UNKNOWN, nearest.why
-    far = nearest.times > NEAR_FLOOR
-    if on_cpu and far:
-        return NEITHER, f"{nearest.words}; slow kernels and the framework's own time are not told apart on a CPU"
-    least = 1 / nearest.times if isinstance(share, Missing) else max(share.low, 1 / nearest.times)
-    if not on_cpu and least < BUSY_ENOUGH:
-        if isinstance(share, Missing):
-            return UNKNOWN, f"{nearest.words}, and nothing says for how much of that kernels ran: {share.why} ({HOW_TO_KNOW})"
-        return UNKNOWN, f"{nearest.words}, and {share.words}: that leaves open whether the device waits ({HOW_TO_KNOW})"
     seen = "" if isinstance(share, Missing) else f"{share.words}; "
-    if far:
-        return KERNELS, f"{seen}{nearest.words}: the kernels are far from what the device can do"
-    mostly = "computing" if nearest.floor.bound == "compute" else "moving bytes"
-    word = COMPUTE if nearest.floor.bound == "compute" else MEMORY
-    return word, f"{seen}{nearest.words}, and the floor is mostly {mostly}"
+    if nearest.times <= NEAR_FLOOR:
+        mostly = "computing" if nearest.floor.bound == "compute" else "moving bytes"
+        word = COMPUTE if nearest.floor.bound == "compute" else MEMORY
+        return word, f"{seen}{nearest.words}, and the floor is mostly {mostly}"
+    if on_cpu:
+        return NEITHER, f"{nearest.words}; slow kernels and the framework's own time are not told apart on a CPU"
+    if isinstance(share, Missing):
+        return UNKNOWN, f"{nearest.words}, and nothing says for how much of that kernels ran: {share.why} ({HOW_TO_KNOW})"
+    return _far_from_the_floor(nearest, share)
+
+
+def _far_from_the_floor(nearest: Nearest, share: KernelShare) -> tuple[str, str]:
+    """Of a GPU: what takes most of the time beyond the floor, wherever in its reach the kernels' share is."""
+    floor = 1 / nearest.times
+    if max(share.low, floor) < BUSY_ENOUGH:
+        return UNKNOWN, f"{nearest.words}, and {share.words}: that leaves open whether the device waits ({HOW_TO_KNOW})"
+    slow = [_kernels_take_most(busy, floor) for busy in (share.low, share.high)]
+    if all(slow):
+        return KERNELS, f"{share.words}; {nearest.words}: the kernels are far from what the device can do"
+    if any(slow):
+        open_words = "that leaves open whether its kernels or its waiting take most"
+        return UNKNOWN, f"{nearest.words}, and {share.words}: {open_words} ({HOW_TO_KNOW})"
+    return NEITHER, f"{share.words}; {nearest.words}, and {_parts_words(share, floor)}: no one of them stands out"
+
+
+def _kernels_take_most(busy: float, floor: float) -> bool:
+    """Whether what kernels take beyond the floor is the largest of the three parts of the time."""
+    return busy - floor > max(floor, 1 - busy)
+
+
+def _parts_words(share: KernelShare, floor: float) -> str:
+    """The three parts of the time; of a share that is known within ends, in its middle."""
+    busy = (share.low + share.high) / 2
+    about = "" if share.low == share.high else "about "
+    return f"{about}{floor:.0%} is the floor, {max(busy - floor, 0.0):.0%} kernels beyond it, {1 - busy:.0%} waiting"

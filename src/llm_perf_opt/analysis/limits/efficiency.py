@@ -356,5 +356,5 @@ def _nearest(against: tuple[Against, ...]) -> Maybe[Nearest]:
     """On the best limits known."""
     for entry in reversed(against):
         if not isinstance(entry.floor, Missing) and not isinstance(entry.times_floor, Missing):
-            return Nearest(entry.times_floor, entry.floor, entry.roof.name)
+            return Nearest(round(entry.times_floor, 9), entry.floor, entry.roof.name)  # twice is twice, not a last digit more
     return Missing("no limit is known to compare with")
