@@ -335,7 +335,7 @@ def test_a_rate_is_shown_as_its_report_has_it() -> None:
     rates = [[2 / time for time in run] for run in times]
     found = effect(rates, rates, True, ON_ACCELERATOR)
     assert not isinstance(found, Missing)
-    assert (found.base, found.new) == (pytest.approx(2 / 0.15), pytest.approx(2 / 0.15))
+    assert [found.base, found.new] == pytest.approx([2 / 0.15, 2 / 0.15])
     assert compared(times, times).base == pytest.approx(0.15)
 
 
