@@ -100,7 +100,9 @@ def with_times(project: Path, name: str, slower: float = 1.0, scatter: float = 0
         factor = slower * (1 + scatter * (number * 7 % 5 - 2))
         steps = [round(5_000_000 * factor)] * len(first["steps_ns"])
         begun = first["started_ns"] + zlib.crc32(name.encode()) + number  # measured at another time than the run it is made of
-        timings["iterations"].append({**first, "started_ns": begun, "prefill_ns": round(20_000_000 * factor), "steps_ns": steps})
+        prefill = round(20_000_000 * factor)
+        taken = {"prefill_ns": prefill, "steps_ns": steps, "wall_ns": prefill + sum(steps) + 10_000}
+        timings["iterations"].append({**first, "started_ns": begun, **taken})
     file.write_text(json.dumps(timings))
     return str(copy.relative_to(project))
 

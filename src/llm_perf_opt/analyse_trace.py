@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from llm_perf_opt import __version__
 from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.parsers.trace_mark import fresh_tables
+from llm_perf_opt.parsers.trace_mark import fresh_tables, made_by
 from llm_perf_opt.run_folder import write_whole
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from llm_perf_opt.events import Trace
 
 ANALYSIS_FILE = "analysis.json"
-_VERSION = f"{__version__}/3"
-"""The release, and a number that is raised when the same trace would be told otherwise."""
 _REPORTS = (".nsys-rep", ".qdrep")
 
 
@@ -115,7 +112,7 @@ def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, t
     notes: tuple[str, ...] = (opened.note,) if opened.note else ()
     if opened.tables is not None:
         try:
-            write_whole(opened.tables / ANALYSIS_FILE, msgspec.json.encode({"version": _VERSION, "document": made[0]}))
+            write_whole(opened.tables / ANALYSIS_FILE, msgspec.json.encode({"version": made_by(), "document": made[0]}))
         except ResourceError as error:
             notes += (f"the analysis was not kept: {error.fact}",)
     return made[0], notes
@@ -135,7 +132,7 @@ def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
 
     try:
         kept = msgspec.json.decode((tables / ANALYSIS_FILE).read_bytes(), type=_Kept)
-        if kept.version != _VERSION:
+        if kept.version != made_by():
             return None
         return msgspec.structs.replace(msgspec.json.decode(kept.document, type=TraceAnalysis), source=str(source))
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

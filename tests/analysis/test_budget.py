@@ -97,6 +97,11 @@ def test_without_counters_extra_work_is_folded_and_that_is_said() -> None:
     assert any("no ncu here" in note for note in budget.notes)
 
 
+def test_counters_that_find_no_extra_work_are_worth_a_row() -> None:
+    found = stage_budget(replace(FACTS, counted_ns=FACTS.floor_ns))
+    assert [row.ns for row in found.rows if row.key is BudgetKey.EXTRA_WORK] == [0]
+
+
 def test_a_trace_that_never_idled_leaves_the_rest_to_the_host() -> None:
     budget = stage_budget(replace(FACTS, idle={}, trace_wall_ns=300, span_ns=300))
     assert budget.ns(BudgetKey.HOST) == 700

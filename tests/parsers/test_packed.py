@@ -137,3 +137,12 @@ def test_a_full_disk_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(CONTENT * 20))
     with pytest.raises(ResourceError, match="cannot be unpacked into /dev"):
         unpack(path, Path("/dev/full"))
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3])
+def test_a_member_may_end_anywhere_in_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    first, second = gzip.compress(CONTENT[:1000]), gzip.compress(CONTENT[1000:])
+    monkeypatch.setattr(packed, "_READ_BYTES", len(first) + left)  # so many bytes of the second come with the first
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(first + second)
+    assert unpacked(path) == (CONTENT, False)

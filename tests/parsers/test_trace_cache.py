@@ -12,10 +12,10 @@ import pytest
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
-from llm_perf_opt.parsers import trace_cache
+from llm_perf_opt.parsers import trace_cache, trace_mark
 from llm_perf_opt.parsers.open_trace import read_trace
 from llm_perf_opt.parsers.trace_cache import cached_trace, fingerprint
-from llm_perf_opt.parsers.trace_mark import META_FILE
+from llm_perf_opt.parsers.trace_mark import META_FILE, fresh_tables
 from llm_perf_opt.parsers.trace_tables import made_of
 from synthetic_traces import Recipe, write_trace
 
@@ -208,3 +208,29 @@ def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
     cached_trace(source)
     assert not dead.exists()
     assert alive.exists(), "somebody else may be writing"
+
+
+def test_what_other_code_made_of_a_trace_is_made_anew(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aged(source)
+    assert cached_trace(source).parsed
+    assert fresh_tables(source) is not None
+    for module in ("trace_mark", "trace_tables"):
+        monkeypatch.setattr(f"llm_perf_opt.parsers.{module}.made_by", lambda: "another")
+    assert fresh_tables(source) is None
+    assert cached_trace(source).parsed
+    assert not cached_trace(source).parsed
+
+
+def test_the_mark_of_the_code_changes_with_what_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package"
+    monkeypatch.setattr(trace_mark, "__file__", str(package / "parsers" / "trace_mark.py"))
+    seen = set()
+    for file, text in [("stages.py", ""), ("parsers/trace_mark.py", ""), ("analysis/kernels/class_rules.py", "a"),
+                       ("analysis/kernels/class_rules.py", "b"), ("analysis/trace/new.py", "")]:  # fmt: skip
+        (package / file).parent.mkdir(parents=True, exist_ok=True)
+        (package / file).write_text(text)
+        seen.add(trace_mark.made_by.__wrapped__())
+    assert len(seen) == 5
+    (package / "report").mkdir()
+    (package / "report" / "html.py").write_text("")
+    assert trace_mark.made_by.__wrapped__() in seen, "how a page looks decides nothing"

@@ -45,6 +45,11 @@ def test_tables_are_listed(generated: tuple[Path, Truth]) -> None:
     assert ("dur_ns", "BIGINT") in tables["kernels"].columns
 
 
+def test_sql_lists_them_as_well(generated: tuple[Path, Truth]) -> None:
+    queries = Queries(generated[0])
+    assert {row[0] for row in queries.ask("show tables").rows} == {table.name for table in queries.tables()}
+
+
 def test_the_limit_and_what_lies_beyond(generated: tuple[Path, Truth]) -> None:
     source, truth = generated
     limited = Queries(source).ask("select name from kernels", 3)

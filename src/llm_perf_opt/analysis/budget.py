@@ -108,6 +108,10 @@ class StageBudget:
         return self.wall_ns - self.busy_ns
 
 
+_SHOWN_AT_ZERO = (BudgetKey.FLOOR, BudgetKey.EXTRA_WORK, BudgetKey.BELOW_ROOF, BudgetKey.LAUNCH)
+"""Where they are known at all: that nothing of the time goes there is worth a row."""
+
+
 @dataclass(frozen=True)
 class BudgetFacts:
     """What a budget is made from, of as many units as the trace holds."""
@@ -160,7 +164,7 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
     rows = tuple(
         BudgetRow(key, amounts[key], amounts[key] / facts.wall_ns if facts.wall_ns else 0.0)
         for key in BudgetKey
-        if key in amounts and (amounts[key] or key in (BudgetKey.FLOOR, BudgetKey.BELOW_ROOF, BudgetKey.LAUNCH))
+        if key in amounts and (amounts[key] or key in _SHOWN_AT_ZERO)
     )
     return StageBudget(
         facts.stage, facts.units, facts.wall_ns, facts.wall_source, facts.busy_ns, rows, tuple(problems), tuple(notes)

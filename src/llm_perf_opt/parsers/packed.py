@@ -110,7 +110,9 @@ class PackedFile:
         """The next piece of a gzip file, which may hold several members one after another."""
         while self._inflater is not None:
             if self._inflater.eof:
-                self._pending = self._inflater.unused_data or self._plain(_READ_BYTES)
+                self._pending = self._inflater.unused_data
+                if len(self._pending) < len(_GZIP):  # the next member's mark may be cut in two
+                    self._pending += self._plain(_READ_BYTES)
                 if not self._pending.startswith(_GZIP):  # the end, or padding after it
                     return b""
                 self._inflater = zlib.decompressobj(31)

@@ -1,21 +1,40 @@
 """Whether the tables beside a trace are still of it: told from a few bytes, so that what is kept is shown at once."""
 
+import hashlib
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
+from llm_perf_opt import __version__
 from llm_perf_opt.errors import ParseError
 
 META_FILE = "meta.json"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Of the tables; raised when a reader of the old ones would misread the new, or miss something."""
+
+
+_DECIDES = ("*.py", "parsers/**/*.py", "analysis/**/*.py")
+"""The files of this program that decide what is said of a trace."""
 
 
 class _Mark(msgspec.Struct):
     schema: int
     seen: str
+    by: str
+
+
+@cache
+def made_by() -> str:
+    """The release, and a fingerprint of the code that reads and judges traces: what another one said is not said again."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(file for pattern in _DECIDES for file in package.glob(pattern)):
+        digest.update(f"{file.relative_to(package)}\0".encode())
+        digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    return f"{__version__}-{digest.hexdigest()}"
 
 
 def seen_of(source: Path) -> str:
@@ -48,6 +67,6 @@ def fresh_tables(source: Path) -> Path | None:
     for folder in tables_beside(source) if seen else []:
         with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             mark = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Mark)
-            if mark.schema == SCHEMA_VERSION and mark.seen == seen:
+            if mark.schema == SCHEMA_VERSION and mark.seen == seen and mark.by == made_by():
                 return folder
     return None

@@ -20,7 +20,7 @@ import numpy as np
 
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Columns, DeviceSamples, DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
-from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION
+from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION, made_by
 
 if TYPE_CHECKING:
     import duckdb
@@ -78,6 +78,8 @@ class _Meta(msgspec.Struct):
     """What the tables were made of: the fingerprint of the source file, or empty."""
     seen: str
     """The source file's size, times and place when it was read, or empty."""
+    by: str
+    """The code that read it and found its stages and classes."""
     rows: dict[str, int]
     files: dict[str, tuple[int, int]]
     """File → (size, CRC-32)."""
@@ -141,8 +143,8 @@ def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str
             _copy_to(connection, table, file)
             files[file.name] = _size_and_checksum(file)
         meta = _Meta(
-            SCHEMA_VERSION, trace.source, of, seen, {table: len(_columns_of(trace, table)) for table in _TABLES}, files,
-            list(trace.problems), trace.facts,
+            SCHEMA_VERSION, trace.source, of, seen, made_by(), {table: len(_columns_of(trace, table)) for table in _TABLES},
+            files, list(trace.problems), trace.facts,
         )  # fmt: skip
         (beside / META_FILE).write_bytes(msgspec.json.encode(meta))
         _replace(folder, beside)
@@ -201,7 +203,7 @@ def _meta(folder: Path) -> _Meta:
         meta = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Meta)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ParseError(f"{folder} holds no readable tables: {error}", "Remove the folder.") from error
-    if meta.schema != SCHEMA_VERSION:
+    if meta.schema != SCHEMA_VERSION or meta.by != made_by():
         raise ParseError(f"The tables in {folder} are of another version.", "Remove the folder.")
     return meta
 

@@ -61,7 +61,7 @@ class Queries:
         """The rows of a query, at most `limit` where that is not zero; a ConfigError says in a line what is wrong with it."""
         import duckdb
 
-        named = [table for table in self._names if table in sql.casefold()]  # one too many costs only time
+        named = [table for table in self._names if table in sql.casefold()] or self._names  # one too many costs only time
         remedy = f"The tables are {', '.join(self._names)}; without a query their columns are listed."
         with self.closed_off(named) as connection:
             try:
