@@ -21,6 +21,7 @@ import numpy as np
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Columns, DeviceSamples, DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
 from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION
+from llm_perf_opt.sql_files import literal, parquet_rows
 
 if TYPE_CHECKING:
     import duckdb
@@ -171,10 +172,9 @@ def write_rows(file: Path, columns: str, rows: Sequence[Mapping[str, Any]]) -> N
 def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) -> None:
     import duckdb
 
-    quoted = str(file).replace("'", "''")
     try:
         # Version 2 writes times as their differences: half the size, and faster to write and to read.
-        connection.execute(f"copy (select * from {table}) to '{quoted}' (format parquet, parquet_version v2)")  # noqa: S608 - own names
+        connection.execute(f"copy (select * from {table}) to {literal(str(file))} (format parquet, parquet_version v2)")  # noqa: S608 - own names
     except duckdb.IOException as error:
         raise OSError(str(error)) from error
 
@@ -223,8 +223,8 @@ def _check_files(folder: Path, meta: _Meta) -> None:
 def open_tables(connection: "duckdb.DuckDBPyConnection", folder: Path) -> None:
     """Make a view of each Parquet file in the folder."""
     for table in (*_TABLES, "names"):
-        quoted = str(folder / f"{table}.parquet").replace("'", "''")
-        connection.execute(f"create temp view {table} as select * from read_parquet('{quoted}')")  # noqa: S608 - quoted
+        rows = parquet_rows(folder / f"{table}.parquet")
+        connection.execute(f"create temp view {table} as select * from {rows}")  # noqa: S608 - quoted
 
 
 def read_tables(folder: Path) -> Trace:
