@@ -49,6 +49,9 @@ def database(scratch: Path | None = None, held_bytes: float = 0) -> Iterator["du
     try:
         connection.execute("SET enable_progress_bar = true")  # so that it can be asked how far it is,
         connection.execute("SET enable_progress_bar_print = false")  # without writing into what this program prints
+        if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'async_threads'").fetchone():
+            # Files written beside the statement: in DuckDB 2.0 one that is interrupted, or fails, often waits for those for ever.
+            connection.execute("SET async_threads = 0")
         yield connection
     finally:
         connection.close()
