@@ -134,6 +134,33 @@ def test_a_tokenizer_from_a_folder_gives_what_it_gives_alone(folder: DatasetFold
     assert "tokenizers" in metadata.tool
 
 
+def gapped(folder: Path, vocabulary: dict[str, int], added: int | None = None) -> Path:
+    """A tokenizer of words; `added`: the id of a token its template puts first, which the vocabulary does not have."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if added is not None:
+        words.post_processor = processors.TemplateProcessing(single="[X] $A", special_tokens=[("[X]", added)])
+    folder.mkdir()
+    words.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_ids_are_as_wide_as_the_highest_however_few_there_are(tmp_path: Path) -> None:
+    folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", [{"text": "a b"}, {"text": "b"}]).parent)
+    words = gapped(tmp_path / "words", {"[UNK]": 0, "a": 1, "b": 70001})
+    data, metadata = made(folder, tokenizer=str(words))
+    assert np.fromfile(data / "all.bin", "<u4").tolist() == [1, 70001, 70001]
+    assert metadata.arguments["vocabulary"] == 70002
+
+
+def test_an_id_beyond_the_vocabulary_is_refused_and_never_cut(tmp_path: Path) -> None:
+    folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", [{"text": "a"}]).parent)
+    with pytest.raises(ParseError, match="the id 70001, and its vocabulary ends at 1"):
+        made(folder, tokenizer=str(gapped(tmp_path / "words", {"[UNK]": 0, "a": 1}, added=70001)))
+
+
 def test_what_is_no_tokenizer_is_said_so(folder: DatasetFolder, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"there is no tokenizer\.json"):
         made(folder, tokenizer=str(tmp_path))
