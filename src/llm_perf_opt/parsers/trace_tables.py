@@ -105,8 +105,13 @@ def load_trace(connection: "duckdb.DuckDBPyConnection", trace: Trace, extra: Ext
         more = dict((extra or {}).get(table, {}))
         columns = {**_columns_of(trace, table).columns(), **{f"extra_{name}": column for name, column in more.items()}}
         connection.register(f"_{table}", columns)
-        added = "".join(f'extra_{name} as "{name}", ' for name in more)
+        added = "".join(f'extra_{name}{_cast(column)} as "{name}", ' for name, column in more.items())
         connection.execute(f"create temp view {table} as select {added}{made} from _{table}, _texts")  # noqa: S608 - own names
+
+
+def _cast(column: Any) -> str:
+    """DuckDB before 1.5 takes whole numbers with gaps for texts."""
+    return "::bigint" if isinstance(next((value for value in column if value is not None), None), int) else ""
 
 
 def _columns_of(trace: Trace, table: str) -> Columns:
