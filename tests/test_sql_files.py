@@ -35,18 +35,18 @@ def test_one_file_is_read_and_nothing_of_its_name(folder: Path, name: str, monke
     expected = [(NAMES.index(name), "de")]
     monkeypatch.chdir(folder)
     for path in (folder / name, Path(name)):
-        assert duckdb.sql(f"SELECT * FROM {parquet_rows(path)}").fetchall() == expected
+        assert duckdb.execute(f"SELECT * FROM {parquet_rows(path)}").fetchall() == expected
         footer = "SELECT file_name, num_rows FROM parquet_file_metadata(?)"
         assert duckdb.execute(footer, [pattern_of(path)]).fetchall() == [(str(folder / name), 1)]
         lines = literal(pattern_of(path.with_suffix(".jsonl")))
-        assert duckdb.sql(f"SELECT number, lang FROM read_json({lines}, {AS_WRITTEN})").fetchall() == expected
+        assert duckdb.execute(f"SELECT number, lang FROM read_json({lines}, {AS_WRITTEN})").fetchall() == expected
 
 
 def test_a_link_to_a_folder_is_followed(folder: Path) -> None:
     link = folder.parent / "link[1]"
     if not link.is_symlink():
         link.symlink_to(folder)
-    assert duckdb.sql(f"SELECT number FROM {parquet_rows(link / 'dd.parquet')}").fetchall() == [(NAMES.index("dd.parquet"),)]
+    assert duckdb.execute(f"SELECT number FROM {parquet_rows(link / 'dd.parquet')}").fetchall() == [(NAMES.index("dd.parquet"),)]
 
 
 def test_a_name_that_no_pattern_can_spell_is_refused(tmp_path: Path) -> None:

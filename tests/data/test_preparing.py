@@ -134,6 +134,28 @@ def test_a_tokenizer_from_a_folder_gives_what_it_gives_alone(folder: DatasetFold
     assert "tokenizers" in metadata.tool
 
 
+def test_blank_lines_are_no_records_and_change_no_sample(tmp_path: Path) -> None:
+    lines = [json.dumps(record) for record in RECORDS]
+    chosen = []
+    for name, gap in (("plain", "\n"), ("blank", "\n\n")):
+        source = tmp_path / name / "s" / "a.jsonl"
+        source.parent.mkdir(parents=True)
+        source.write_text(gap.join(lines) + "\n")
+        folder, _ = added(tmp_path / name, source.parent)
+        chosen.append(read_jsonl(made(folder, num_samples=9)[0] / "samples.jsonl"))
+        made(folder, to="parquet", variant="rows")
+        chosen.append(read_jsonl(made(folder, parent="rows", num_samples=9, variant="p")[0] / "samples.jsonl"))
+    assert chosen[1:] == chosen[:1] * 3
+
+
+def test_only_ends_of_lines_are_joined(tmp_path: Path) -> None:
+    texts = ["a\u2028b\x0cc\x85d\x1ce", "one\r\ntwo\nthree\n", "end\r", "mid\rdle"]
+    folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", [{"text": text} for text in texts]).parent)
+    data, _ = made(folder, to="txt", join_lines=True)
+    read = (data / "a.txt").read_bytes().decode().split("\n")
+    assert read == [texts[0], "one two three", "end", "mid\rdle", ""]
+
+
 def gapped(folder: Path, vocabulary: dict[str, int], added: int | None = None) -> Path:
     """A tokenizer of words; `added`: the id of a token its template puts first, which the vocabulary does not have."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
