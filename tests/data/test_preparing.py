@@ -148,6 +148,27 @@ def test_blank_lines_are_no_records_and_change_no_sample(tmp_path: Path) -> None
     assert chosen[1:] == chosen[:1] * 3
 
 
+@pytest.mark.parametrize("half", ["\\ud800", "\\udc00", "\\ud83d and more"])
+def test_half_of_a_surrogate_pair_is_called_that(tmp_path: Path, half: str) -> None:
+    source = tmp_path / "s" / "a.jsonl"
+    source.parent.mkdir()
+    source.write_text('{"text": "whole \\ud83d\\ude00"}\n{"text": "a' + half + '"}\n')
+    folder, _ = added(tmp_path, source.parent)
+    with pytest.raises(ParseError, match=r"line 2: not a JSON object \(it holds half of a surrogate pair"):
+        made(folder, num_samples=1)
+
+
+def test_a_field_given_twice_is_said_so_where_it_cannot_be_a_column(tmp_path: Path) -> None:
+    source = tmp_path / "s" / "a.jsonl"
+    source.parent.mkdir()
+    source.write_text('{"text": "first", "text": "second"}\n')
+    folder, _ = added(tmp_path, source.parent)
+    with pytest.raises(ParseError, match='duplicate key "text"') as caught:
+        made(folder, to="parquet")
+    assert "--skip-bad does not help" in caught.value.remedy
+    assert "damaged" not in caught.value.remedy
+
+
 def test_only_ends_of_lines_are_joined(tmp_path: Path) -> None:
     texts = ["a\u2028b\x0cc\x85d\x1ce", "one\r\ntwo\nthree\n", "end\r", "mid\rdle"]
     folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", [{"text": text} for text in texts]).parent)

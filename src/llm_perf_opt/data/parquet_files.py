@@ -244,6 +244,11 @@ def _named(path: Path) -> Iterator[None]:
             raise OSError(28, "No space left on device") from error
         raise ParseError(f"{path} cannot be read: {_first_line(error)}", "The file is damaged or cut short.") from error
     except duckdb.Error as error:
+        if "duplicate key" in str(error):
+            raise ParseError(
+                f"{path} cannot be made Parquet: {_first_line(error)}",
+                "Give each field once: JSON allows it twice, a row does not. --skip-bad does not help.",
+            ) from error
         raise ParseError(
             f"{path} cannot be read: {_first_line(error)}", "The file is damaged, or holds what is not read."
         ) from error
