@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,6 +119,89 @@ def test_the_torch_pass_of_a_runner_without_a_profiler_says_why(tmp_path: Path) 
     done = llm_perf(*words, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path, site=site)
     assert done.returncode == 3
     assert "torch.profiler cannot see echo: it computes nothing." in done.stderr
+
+
+def changed_runner(body: str) -> str:
+    """The page's runner with something else made of what it gives back, `made`."""
+    return (
+        the_minimal_runner()
+        + f"""
+from dataclasses import replace
+_plain = EchoRunner.generate
+
+def _changed(self, *given):
+    made = _plain(self, *given)
+    {body}
+
+EchoRunner.generate = _changed
+"""
+    )
+
+
+SHORT = ["runtime.num_new_tokens=7", "runtime.max_repeats=6", "runtime.min_repeats=6", "runtime.max_warmup=4", "hardware=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("import os; os._exit(0)", "timings.json is missing"),
+        (
+            "return replace(made, started_ns=made.started_ns + 0.5, "
+            "arrivals_ns=tuple(tuple(at + 0.5 for at in row) for row in made.arrivals_ns))",
+            "Expected `int`, got `float`",
+        ),
+        ("return replace(made, arrivals_ns=tuple((row[-1],) * len(row) for row in made.arrivals_ns))", "take no time at all"),
+    ],
+    ids=["no result", "times that are no whole numbers", "all tokens at one moment"],
+)
+def test_a_pass_that_leaves_no_sound_result_has_failed(tmp_path: Path, body: str, why: str) -> None:
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", changed_runner(body))
+    run = tmp_path / "run"
+    words = ["run", "-q", "runtime=echo", "profiling=none", *SHORT, f"hydra.run.dir={run}"]
+    done = llm_perf(*words, cwd=tmp_path, site=site)
+    assert done.returncode == 4, done.stderr
+    assert "left no result that can be used" in done.stderr
+    assert why in done.stderr
+    manifest = json.loads((run / "run.json").read_text())
+    (clean,) = [entry for entry in manifest["passes"] if entry["name"] == "clean"]
+    assert manifest["status"] != "complete"
+    assert clean["status"] == "failed"
+    assert why in clean["why"]
+
+
+@pytest.mark.parametrize("early_s", [5, 1000])
+def test_an_engine_that_says_it_began_before_it_was_asked_is_refused(tmp_path: Path, early_s: int) -> None:
+    body = f"return replace(made, started_ns=made.started_ns - {early_s} * 10**9)"
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", changed_runner(body))
+    done = llm_perf("run", "-q", "runtime=echo", "profiling=none", *SHORT, cwd=tmp_path, site=site)
+    assert (done.returncode, "ms before it was asked" in done.stderr) == (4, True), done.stderr
+
+
+def test_tokens_handed_over_in_pairs_have_no_steps_of_their_own(tmp_path: Path) -> None:
+    pairs = (
+        "return replace(made, arrivals_ns=tuple((row[0], *(row[i + i % 2] for i in range(1, 7))) for row in made.arrivals_ns))"
+    )
+    pairs = pairs.replace("row[i + i % 2]", "row[i + i % 2 if i + i % 2 < 7 else 6]")
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", changed_runner(pairs))
+    run = tmp_path / "run"
+    words = ["run", "-q", "runtime=echo", "profiling=none", *SHORT, f"hydra.run.dir={run}"]
+    done = llm_perf(*words, cwd=tmp_path, site=site)
+    assert done.returncode == 0, done.stderr
+    report = (run / "report.md").read_text()
+    why = "the engine handed over several tokens of a sequence at once"
+    assert "Single decode steps have no times" in report
+    for label in ("median gap", "p90 gap", "p99 gap"):
+        (line,) = [line for line in report.splitlines() if line.startswith(f"| Inter-token latency, {label} |")]
+        assert why in line
+    for label in ("Time to first token (TTFT)", "Time per output token (TPOT)", "End to end"):
+        assert f"| {label} | n/a" not in report
+    assert "decode |" in report
+    assert "decode_step |" not in report.replace("\\_", "_")
+    done = llm_perf(*words[:-1], f"hydra.run.dir={tmp_path / 'other'}", cwd=tmp_path, site=site)
+    assert done.returncode == 0, done.stderr
+    again = llm_perf("compare", str(run), str(tmp_path / "other"), cwd=tmp_path, site=site)
+    assert why in again.stdout + again.stderr
+    assert not re.search(r"(?<![\d.,])0(\.0+)? (ms|µs|ns|s)\b", report)
 
 
 SHOWN = [words for words in commands("runtimes.md") if "runtime=vllm" not in words]

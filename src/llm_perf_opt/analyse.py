@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence
-from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
+from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings, unstepped
 from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_of_device
@@ -319,6 +319,8 @@ def _warnings(
                 f"Prefill and decode cannot be told apart: {timings.runtime.inseparable}. What needs them apart is n/a. "
                 f"{SEPARATE.get(timings.runtime.type, '')}".strip()
             )
+        elif (why := unstepped(timings)) is not None:
+            found.append(f"Single decode steps have no times: {why.why}. What needs them is n/a; decode as a whole is timed.")
         if not timings.settled:
             found.append(f"The times had not settled after {len(timings.warmup)} warm-up iterations.")
     if not isinstance(telemetry, Missing):

@@ -13,16 +13,17 @@ from llm_perf_opt.capturing.asked_metrics import settled
 from llm_perf_opt.capturing.ceilings import build_ceilings_argv, run_ceilings
 from llm_perf_opt.capturing.listener import Listener
 from llm_perf_opt.capturing.nsight import run_ncu, run_nsys
-from llm_perf_opt.capturing.passes import LABELS, PassPlan, begin_pass, closed, left_something, plain_run, run_pass
+from llm_perf_opt.capturing.passes import LABELS, Judged, PassPlan, begin_pass, closed, left_something, plain_run, run_pass
 from llm_perf_opt.capturing.preflight import refuse_early
 from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
-from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError
+from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv
 from llm_perf_opt.provenance import environment, packages
-from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus, RunStatus
+from llm_perf_opt.reading.timings import read_timings
+from llm_perf_opt.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus, RunStatus, TorchPass
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
 from llm_perf_opt.runtimes import runtime_named
 
@@ -158,7 +159,28 @@ def _run_measured(
     """A pass in which the measured process runs by itself."""
     listener.pass_started(name, LABELS[name])
     argv = build_work_argv(folder.config_file, name, folder.raw(name))
-    run_pass(folder, PassPlan(name, argv, config.profiling.pass_timeout_s, _framework()), listener, run=plain_run(on_start))
+    plan = PassPlan(name, argv, config.profiling.pass_timeout_s, _framework())
+    run_pass(folder, plan, listener, run=plain_run(on_start), check=lambda error: Judged(error or _result_flaw(folder, name)))
+
+
+def _result_flaw(folder: RunFolder, name: str) -> CaptureError | None:
+    """What is wrong with the result of a pass that ended well: a runner may leave none, or times that cannot be."""
+    try:
+        if name == "torch":
+            read_record(folder.torch_file, TorchPass)
+            found = folder.torch_trace_file.is_file()
+        else:
+            found = bool(read_timings(folder.clean_file).iterations)
+    except ParseError as error:
+        why = error.fact
+    else:
+        if found:
+            return None
+        why = "It has no trace." if name == "torch" else "It has no measured iteration."
+    return CaptureError(
+        f"The pass {name} ({LABELS[name]}) ended, but left no result that can be used: {why}",
+        f"See {folder.log_file(name)}; a runner of your own must hold to what docs/runtimes.md asks of it.",
+    )
 
 
 def _framework() -> str:

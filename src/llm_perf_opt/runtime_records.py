@@ -14,6 +14,8 @@ class RuntimeFacts:
     """How prefill and decode were told apart, in words."""
     inseparable: str = ""
     """Why they could not be in this run; empty where they could. Nothing is then said of the one or the other."""
+    unstepped: str = ""
+    """Why single steps of decode have no times of their own; empty where they have. Decode as a whole has one all the same."""
     uncosted: str = ""
     """Why its FLOPs and bytes cannot be counted from the architecture; empty where they can."""
     engine: dict[str, Any] = field(default_factory=dict)

@@ -293,6 +293,18 @@ def test_what_needs_the_stages_apart_is_missing_where_they_ran_together() -> Non
     assert context_drift(mixed()) == Missing("they ran together")
 
 
+@pytest.mark.parametrize("told", ["they came at once", ""], ids=["told by the meter", "seen in the record"])
+def test_what_needs_single_steps_is_missing_where_tokens_came_at_once(told: str) -> None:
+    repeats = in_a_row(10, steps_ns=(0, 0, 9 * MS))
+    timings = clean_timings(repeats, runtime=RuntimeFacts("vllm", "1", "by arrival", unstepped=told))
+    found = {metric.key: metric.value for metric in metrics(timings)}
+    assert {key for key, value in found.items() if isinstance(value, Missing)} == {"itl_p50", "itl_p90", "itl_p99"}
+    assert told in reason(timings, "itl_p50")
+    assert figure(timings, "tpot").median == 3 * MS
+    assert [row.name for row in stage_timings(timings, NO_TORCH)] == ["profile", "prefill", "decode"]
+    assert isinstance(context_drift(timings), Missing)
+
+
 def test_an_engine_hands_its_tokens_over_on_the_host() -> None:
     engine = clean_timings(runtime=RuntimeFacts("vllm", "1", "by arrival"))
     assert "ready on the device" in metrics(clean_timings())[0].definition

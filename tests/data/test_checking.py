@@ -139,6 +139,19 @@ def test_what_a_killed_add_left_is_named(tmp_path: Path) -> None:
     assert unfinished(DatasetTree(tmp_path / "nowhere")) == []
 
 
+def test_data_whose_metadata_are_gone_are_named(folder: DatasetFolder) -> None:
+    prepare(folder, Preparation(variant="bare", num_samples=3))
+    variant = folder.variant("bare")
+    variant.metadata_file.unlink()
+    assert ("bare", f"{variant.metadata_file} is missing") in [(part, what.partition(",")[0]) for part, what in found(folder)]
+    tree = DatasetTree(folder.path.parent)
+    assert unfinished(tree) == []
+    folder.metadata_file.unlink()
+    (told,) = unfinished(tree)
+    assert told.dataset == folder.name
+    assert f"{folder.metadata_file} is missing" in told.what
+
+
 def test_metadata_of_a_later_version_are_refused(folder: DatasetFolder) -> None:
     folder.metadata_file.write_text(folder.metadata_file.read_text().replace("schema: 1", "schema: 99"))
     with pytest.raises(ParseError, match="newer version"):

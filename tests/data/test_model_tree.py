@@ -58,6 +58,10 @@ def test_a_missing_shard_is_named(model: Path) -> None:
     shard = sorted(model.glob("*.safetensors"))[1]
     shard.unlink()
     assert problems(model) == [f"the shard {shard.name} is missing"]
+    found = check_model(model)
+    assert isinstance(found.parameters, Missing), "a part of the weights is not the model's size"
+    assert isinstance(found.bytes, Missing)
+    assert found.dtypes == {}
     shard.symlink_to(model / "nowhere")
     assert problems(model) == [f"the shard {shard.name} is a dangling link"]
 

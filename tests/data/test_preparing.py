@@ -134,6 +134,76 @@ def test_a_tokenizer_from_a_folder_gives_what_it_gives_alone(folder: DatasetFold
     assert "tokenizers" in metadata.tool
 
 
+def test_blank_lines_are_no_records_and_change_no_sample(tmp_path: Path) -> None:
+    lines = [json.dumps(record) for record in RECORDS]
+    chosen = []
+    for name, gap in (("plain", "\n"), ("blank", "\n\n")):
+        source = tmp_path / name / "s" / "a.jsonl"
+        source.parent.mkdir(parents=True)
+        source.write_text(gap.join(lines) + "\n")
+        folder, _ = added(tmp_path / name, source.parent)
+        chosen.append(read_jsonl(made(folder, num_samples=9)[0] / "samples.jsonl"))
+        made(folder, to="parquet", variant="rows")
+        chosen.append(read_jsonl(made(folder, parent="rows", num_samples=9, variant="p")[0] / "samples.jsonl"))
+    assert chosen[1:] == chosen[:1] * 3
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\udc00", "\\ud83d and more"])
+def test_half_of_a_surrogate_pair_is_called_that(tmp_path: Path, half: str) -> None:
+    source = tmp_path / "s" / "a.jsonl"
+    source.parent.mkdir()
+    source.write_text('{"text": "whole \\ud83d\\ude00"}\n{"text": "a' + half + '"}\n')
+    folder, _ = added(tmp_path, source.parent)
+    with pytest.raises(ParseError, match=r"line 2: not a JSON object \(it holds half of a surrogate pair"):
+        made(folder, num_samples=1)
+
+
+def test_a_field_given_twice_is_said_so_where_it_cannot_be_a_column(tmp_path: Path) -> None:
+    source = tmp_path / "s" / "a.jsonl"
+    source.parent.mkdir()
+    source.write_text('{"text": "first", "text": "second"}\n')
+    folder, _ = added(tmp_path, source.parent)
+    with pytest.raises(ParseError, match='duplicate key "text"') as caught:
+        made(folder, to="parquet")
+    assert "--skip-bad does not help" in caught.value.remedy
+    assert "damaged" not in caught.value.remedy
+
+
+def test_only_ends_of_lines_are_joined(tmp_path: Path) -> None:
+    texts = ["a\u2028b\x0cc\x85d\x1ce", "one\r\ntwo\nthree\n", "end\r", "mid\rdle"]
+    folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", [{"text": text} for text in texts]).parent)
+    data, _ = made(folder, to="txt", join_lines=True)
+    read = (data / "a.txt").read_bytes().decode().split("\n")
+    assert read == [texts[0], "one two three", "end", "mid\rdle", ""]
+
+
+def gapped(folder: Path, vocabulary: dict[str, int], added: int | None = None) -> Path:
+    """A tokenizer of words; `added`: the id of a token its template puts first, which the vocabulary does not have."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if added is not None:
+        words.post_processor = processors.TemplateProcessing(single="[X] $A", special_tokens=[("[X]", added)])
+    folder.mkdir()
+    words.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_ids_are_as_wide_as_the_highest_however_few_there_are(tmp_path: Path) -> None:
+    folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", [{"text": "a b"}, {"text": "b"}]).parent)
+    words = gapped(tmp_path / "words", {"[UNK]": 0, "a": 1, "b": 70001})
+    data, metadata = made(folder, tokenizer=str(words))
+    assert np.fromfile(data / "all.bin", "<u4").tolist() == [1, 70001, 70001]
+    assert metadata.arguments["vocabulary"] == 70002
+
+
+def test_an_id_beyond_the_vocabulary_is_refused_and_never_cut(tmp_path: Path) -> None:
+    folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", [{"text": "a"}]).parent)
+    with pytest.raises(ParseError, match="the id 70001, and its vocabulary ends at 1"):
+        made(folder, tokenizer=str(gapped(tmp_path / "words", {"[UNK]": 0, "a": 1}, added=70001)))
+
+
 def test_what_is_no_tokenizer_is_said_so(folder: DatasetFolder, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"there is no tokenizer\.json"):
         made(folder, tokenizer=str(tmp_path))

@@ -55,6 +55,14 @@ def test_what_the_verbs_make_passes(project: Places, upstream: Upstream) -> None
     assert guard(project) == []
 
 
+def test_a_pin_that_was_moved_and_not_added_yet_is_not_to_be_undone(project: Places, upstream: Upstream) -> None:
+    (done,) = verbs.update(project, ["subtree"], to=upstream.second)
+    assert done.error is None, done.error
+    found = [problem.why for problem in guard(project, everything=True)]
+    assert found
+    assert all("`git add third_party`" in why and "git restore" not in why for why in found), found
+
+
 @pytest.mark.parametrize("path", ["github/subtree/src/one/a.py", "hf/Owner/Name/m.py"])
 def test_an_edit_is_refused_by_name(path: str, project: Places) -> None:
     (project.third_party / path).write_text("mine\n")

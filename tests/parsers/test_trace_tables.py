@@ -139,6 +139,15 @@ def test_another_version_is_refused(tmp_path: Path, made: tuple[Trace, Truth], m
         read_tables(tmp_path / "tables")
 
 
+def test_a_folder_whose_name_is_a_pattern_or_a_column_is_read_by_itself(tmp_path: Path, made: tuple[Trace, Truth]) -> None:
+    other_path = tmp_path / "other.json"
+    write_trace(other_path, Recipe(steps=2, kernels_per_step=3))
+    write_tables(read_torch_trace(other_path), tmp_path / "t1")
+    for name in ("t[1]", "t?", "dur_ns=5", "it's=[x]"):
+        write_tables(made[0], tmp_path / name)
+        assert same(read_tables(tmp_path / name), made[0])
+
+
 def test_without_duckdb_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(ResourceError, match="duckdb is not installed") as caught:

@@ -22,6 +22,12 @@ class Scripted:
         self.arrivals = tuple(tuple(row) for row in arrivals_ns)
         self.started = started_ns
         self.asked: list[int] = []
+        self.read = 0
+
+    def clock(self) -> int:
+        """Before a request: when the script begins; after it: now, which is later than any script."""
+        self.read += 1
+        return self.started if self.read % 2 else time.monotonic_ns()
 
     def generate(self, prompts: Any, new_tokens: int, marker: StageMarker) -> Generated:
         self.asked.append(new_tokens)
@@ -30,7 +36,7 @@ class Scripted:
 
 
 def metered(engine: Scripted, new_tokens: int = 3) -> EngineMeter:
-    return EngineMeter(engine, None, len(engine.arrivals), new_tokens)
+    return EngineMeter(engine, None, len(engine.arrivals), new_tokens, clock=engine.clock)
 
 
 def test_a_stage_ends_when_the_last_sequence_has_its_token() -> None:
@@ -40,6 +46,24 @@ def test_a_stage_ends_when_the_last_sequence_has_its_token() -> None:
     assert iteration.total_ns == 300
     assert meter.tokens() == [[0, 1, 2], [100, 101, 102]]
     assert meter.inseparable == ""
+
+
+@pytest.mark.parametrize("early_ns", [1, 5 * 10**9, 10**12])
+def test_an_engine_that_began_before_it_was_asked_is_refused(early_ns: int) -> None:
+    engine = Scripted([1100, 1150, 1200], started_ns=1000)
+    meter = EngineMeter(engine, None, 1, 3, clock=lambda: 1000 + early_ns)
+    with pytest.raises(CaptureError, match="ms before it was asked"):
+        meter.iterate()
+
+
+def test_tokens_handed_over_at_once_have_no_gaps_of_their_own() -> None:
+    meter = metered(Scripted([1100, 1150, 1200], [1130, 1160, 1300]))
+    meter.iterate()
+    assert meter.unstepped == ""
+    meter = metered(Scripted([1100, 1200, 1200], [1130, 1210, 1300]))
+    iteration = meter.iterate()
+    assert (iteration.prefill_ns, iteration.decode_ns) == (130, 170)
+    assert "in 1 of 1 requests the engine handed over several tokens of a sequence at once" in meter.unstepped
 
 
 def test_one_token_is_prefill_alone() -> None:

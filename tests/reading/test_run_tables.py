@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from llm_perf_opt import analyse as analyse_module
@@ -47,6 +48,20 @@ def test_stages_and_steps_can_be_asked(run: RunFolder) -> None:
     budget = queries.ask("select stage, sum(ns) = max(wall_ns) from budget group by all order by 1").rows
     assert budget == [("decode", True), ("prefill", True)]
     assert queries.ask("select count(*) from samples").rows == [(0,)]
+
+
+@pytest.mark.parametrize("name", ["br[1]", "b?1", "wall_ns=5", "dur_ns=5"])
+def test_a_run_is_asked_by_its_own_tables_whatever_its_folder_is_called(run: RunFolder, tmp_path: Path, name: str) -> None:
+    reanalyse(run.path)
+    sql = "select sum(dur_ns), count(distinct dur_ns), (select sum(wall_ns) from budget) from kernels"
+    ((spent, different, budget),) = Queries(run.path).ask(sql).rows
+    assert different > 1
+    shutil.copytree(run.path, tmp_path / name / "run")
+    shutil.copytree(run.path, tmp_path / "br1" / "run")  # where the name leads, taken for a pattern: of everything one row
+    for file in (tmp_path / "br1").rglob("*.parquet"):
+        duckdb.sql(f"COPY (SELECT * FROM '{file}' LIMIT 1) TO '{file}.new' (FORMAT parquet)")
+        Path(f"{file}.new").replace(file)
+    assert Queries(tmp_path / name / "run").ask(sql).rows == [(spent, different, budget)]
 
 
 def test_findings_are_kept_for_other_programs(run: RunFolder) -> None:

@@ -104,6 +104,7 @@ def test_a_saved_folder_loads_with_the_same_weights(tmp_path: Path) -> None:
         ("config is not JSON", ResourceError, "cannot be loaded"),
         ("no weights", ResourceError, "safetensors"),
         ("pickled weights", ResourceError, "safetensors"),
+        ("cut weights", ResourceError, r"damaged weights: .*model\.safetensors"),
         ("own code", ConfigError, "brings Python code of its own"),
         ("unknown type", ResourceError, "cannot be loaded"),
     ],
@@ -123,6 +124,8 @@ def test_a_bad_folder_is_named(tmp_path: Path, damage: str, error: type[Exceptio
         (folder / "model.safetensors").unlink()
     elif damage == "pickled weights":
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    elif damage == "cut weights":
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5])
     elif damage in ("own code", "unknown type"):
         fields = json.loads(settings.read_text())
         fields["model_type"] = "not_a_model"

@@ -125,6 +125,8 @@ METRICS = (
 )  # fmt: skip
 
 
+NEED_STEPS = ("itl_p50", "itl_p90", "itl_p99")
+"""Figures that mean nothing where tokens were handed over several at once."""
 NEED_STAGES = ("tpot", "itl_p50", "itl_p90", "itl_p99", "prefill_rate", "decode_rate")
 """Figures that mean nothing where prefill and decode ran together."""
 
@@ -141,9 +143,21 @@ def inseparable(timings: CleanTimings) -> Missing | None:
     return Missing(runtime.inseparable) if runtime is not None and runtime.inseparable else None
 
 
+def unstepped(timings: CleanTimings) -> Missing | None:
+    """Why single steps of decode have no times, where they have none; also where the stages cannot be told apart."""
+    runtime = timings.runtime
+    if runtime is not None and not runtime.inseparable:
+        if runtime.unstepped:
+            return Missing(runtime.unstepped)
+        if any(0 in iteration.steps_ns for iteration in timings.iterations):
+            return Missing("the engine handed over several tokens at once: the gaps between those cannot be told")
+    return inseparable(timings)
+
+
 def value_of(definition: MetricDefinition, iteration: Iteration, timings: CleanTimings) -> Maybe[float]:
     """A figure of one iteration; missing where it needs stages that cannot be told apart."""
     mixed = inseparable(timings) if definition.key in NEED_STAGES else None
+    mixed = unstepped(timings) if definition.key in NEED_STEPS else mixed
     return mixed or definition.of(iteration, timings.workload)
 
 
@@ -174,7 +188,8 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
         return ()
     whole = percentile([iteration.total_ns for iteration in iterations], 0.5)
     rows = []
-    for stage in Stage if inseparable(timings) is None else (Stage.PROFILE,):
+    shown = [stage for stage in Stage if stage is not Stage.DECODE_STEP or unstepped(timings) is None]
+    for stage in shown if inseparable(timings) is None else (Stage.PROFILE,):
         per_iteration, values = stage_values(stage, iterations)
         if not per_iteration:
             continue
@@ -281,7 +296,7 @@ def substage_values(name: str, stage: Stage, iterations: Sequence[Iteration]) ->
 
 def context_drift(timings: CleanTimings) -> Maybe[Drift]:
     """How the decode step's time grows with the context."""
-    mixed = inseparable(timings)
+    mixed = unstepped(timings)
     if mixed is not None:
         return mixed
     return drift([iteration.steps_ns for iteration in timings.iterations], timings.workload.padded_tokens + 1)

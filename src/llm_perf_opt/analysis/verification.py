@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from llm_perf_opt.analysis.latency import unstepped
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import FindingLine
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
@@ -84,6 +85,8 @@ def _unit_times(finding: FindingLine, timings: CleanTimings) -> list[float]:
     if finding.stage == PREFILL:
         return [iteration.prefill_ns / share for iteration in timings.iterations]
     if finding.stage == DECODE:  # the steps that the prediction is of: later ones have a longer context, and the host its moods
+        if finding.counted and unstepped(timings) is not None:
+            return []
         taken = [one.steps_ns[: finding.counted or None] for one in timings.iterations if one.steps_ns]
         return [sum(steps) / len(steps) / share for steps in taken]
     return []

@@ -70,11 +70,12 @@ def check_dataset(folder: DatasetFolder, conf: Path, quick: bool = False, phases
 
 
 def unfinished(tree: DatasetTree) -> list[Difference]:
-    """What a killed `add` left behind."""
+    """What a killed `add` left behind, and datasets whose metadata are gone."""
     if not tree.root.is_dir():
         return []
     left = sorted(entry for entry in tree.root.iterdir() if entry.name.startswith(".") and is_part(entry))
-    return [Difference(entry.name, entry.name, _unfinished(entry)) for entry in left]
+    found = [Difference(entry.name, entry.name, _unfinished(entry)) for entry in left]
+    return found + [Difference(folder.name, folder.name, _bare(folder.metadata_file)) for folder in tree.without_metadata()]
 
 
 def _differences(folder: DatasetFolder, conf: Path, quick: bool, phases: Phases) -> Iterator[tuple[str, str]]:
@@ -86,6 +87,8 @@ def _differences(folder: DatasetFolder, conf: Path, quick: bool, phases: Phases)
         yield folder.name, error.fact
         return
     yield from ((folder.name, what) for what in _option_differences(folder, conf))
+    for bare in folder.without_metadata():
+        yield bare.name, _bare(bare.metadata_file)
     if dangling(folder.source):
         yield SOURCE, f"a dangling link: {folder.source.readlink()} is not there"
     elif not folder.source.exists():
@@ -106,6 +109,10 @@ def _differences(folder: DatasetFolder, conf: Path, quick: bool, phases: Phases)
             yield name, f"its parent {found.parent} is not there any more"
         elif hashes[found.parent] != found.parent_sha256:
             yield name, f"it was made from another state of {found.parent}"
+
+
+def _bare(metadata_file: Path) -> str:
+    return f"{metadata_file} is missing, and the data are there: restore it, or remove the folder and make it again"
 
 
 def _unfinished(entry: Path) -> str:

@@ -1,5 +1,6 @@
 """The transform `converted`: the same records in another format, file by file, so that splits stay what they are."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from llm_perf_opt.errors import ConfigError, ParseError
 
 TARGETS: tuple[Format, ...] = ("jsonl", "parquet", "txt")
 _SPILL = ".spill"
+_LINE_END = re.compile(r"\r?\n")
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,19 @@ def _write_objects(file: DataFile, out: BinaryIO, bad: BadRecords, advance: Adva
     return count
 
 
+def _one_line(text: str) -> str:
+    """The lines of a text joined by a space; a line ends where the reader of a .txt sees its end, and nowhere else."""
+    lines = _LINE_END.split(text)
+    return " ".join(lines if lines[-1] else lines[:-1]).rstrip("\r")
+
+
 def _to_txt(file: DataFile, target: Path, asked: Conversion, bad: BadRecords, advance: Advance) -> int:
     count = 0
     with target.open("wb") as out:
         for block in texts(file, asked.text_field, bad, advance):
             for text in block:
                 if asked.join_lines:
-                    text = " ".join(text.splitlines())
+                    text = _one_line(text)
                 elif "\n" in text or "\r" in text:
                     raise ConfigError(
                         f"{file.name}: record {count + 1} has several lines, and in a .txt a line is a record.",

@@ -100,6 +100,12 @@ class DatasetFolder:
         found = (VariantFolder(entry) for entry in sorted(self.path.iterdir()) if entry.name != SOURCE and entry.is_dir())
         return tuple(variant for variant in found if variant.metadata_file.is_file() and not variant.name.startswith("."))
 
+    def without_metadata(self) -> tuple[VariantFolder, ...]:
+        """Folders that hold a variant's data and do not say what they are."""
+        found = (VariantFolder(entry) for entry in sorted(self.path.iterdir()) if entry.name != SOURCE and entry.is_dir())
+        bare = (variant for variant in found if not variant.name.startswith(".") and not variant.metadata_file.is_file())
+        return tuple(variant for variant in bare if variant.data.is_dir())
+
     def variant(self, name: str) -> VariantFolder:
         """A variant that is there, or an error that lists those that are."""
         known = [variant.name for variant in self.variants()]
@@ -142,6 +148,12 @@ class DatasetTree:
             return ()
         found = (DatasetFolder(entry) for entry in sorted(self.root.iterdir()) if entry.is_dir())
         return tuple(folder for folder in found if not folder.name.startswith(".") and folder.metadata_file.exists())
+
+    def without_metadata(self) -> tuple[DatasetFolder, ...]:
+        """Folders that hold a dataset's source and do not say what they are."""
+        found = (DatasetFolder(entry) for entry in sorted(self.root.iterdir()) if entry.is_dir()) if self.root.is_dir() else ()
+        bare = (folder for folder in found if not folder.name.startswith(".") and not folder.metadata_file.exists())
+        return tuple(folder for folder in bare if folder.source.exists() or folder.source.is_symlink())
 
     def dataset(self, name: str) -> DatasetFolder:
         """A dataset that is there, or an error that lists those that are."""

@@ -153,7 +153,9 @@ def check_model(place: Path) -> ModelCheck:
     problems: list[str] = []
     notes: list[str] = []
     config = _config(place, problems)
+    told = len(problems)
     tensors, files = _tensors(place, problems)
+    partly = Missing("not all weights could be read") if tensors and len(problems) > told else None
     dtypes: Counter[str] = Counter()
     for tensor in tensors.values():
         dtypes[tensor.dtype] += tensor.bytes
@@ -166,10 +168,10 @@ def check_model(place: Path) -> ModelCheck:
         problems,
         notes,
         _model_type(config, problems),
-        dict(dtypes.most_common()),
+        {} if partly else dict(dtypes.most_common()),  # a part of the weights would be taken for all of them
         files,
-        sum(dtypes.values()) if tensors else Missing("no weights could be read"),
-        _parameters(config, tensors),
+        partly or (sum(dtypes.values()) if tensors else Missing("no weights could be read")),
+        partly or _parameters(config, tensors),
         tokenizer or Missing("there is none"),
     )
 

@@ -1,8 +1,9 @@
 """Parquet through DuckDB: one thread, so that the same rows give the same bytes, and a bounded memory."""
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from llm_perf_opt.data.inventory import Advance
 from llm_perf_opt.data.lines import MAX_LINE_BYTES
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, nearest
 from llm_perf_opt.host import available_memory_bytes
+from llm_perf_opt.sql_files import AS_WRITTEN, literal, parquet_rows, pattern_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -24,6 +26,8 @@ _SHARE_OF_FREE = 0.8
 """It is given no more than this part of the memory that is free: to be refused is better than to be killed."""
 ROWS_AT_ONCE = 1024
 _SCRATCH = ".duckdb"
+_PLACE = "file_row_number"
+"""DuckDB's own column of rows' places: it skips what is not asked for, and cannot be had where the file has such a column."""
 _FLOATS = ("double", "float")
 _POLL_S = 0.2
 _GROUP_BYTES = 32 * 1024 * 1024
@@ -45,6 +49,9 @@ def database(scratch: Path | None = None, held_bytes: float = 0) -> Iterator["du
     try:
         connection.execute("SET enable_progress_bar = true")  # so that it can be asked how far it is,
         connection.execute("SET enable_progress_bar_print = false")  # without writing into what this program prints
+        if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'async_threads'").fetchone():
+            # Files written beside the statement: in DuckDB 2.0 one that is interrupted, or fails, often waits for those for ever.
+            connection.execute("SET async_threads = 0")
         yield connection
     finally:
         connection.close()
@@ -53,14 +60,14 @@ def database(scratch: Path | None = None, held_bytes: float = 0) -> Iterator["du
 def columns_of(path: Path) -> dict[str, str]:
     """Names and types of the columns."""
     with database() as connection, _named(path):
-        rows = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", [str(path)]).fetchall()
+        rows = connection.execute(f"DESCRIBE SELECT * FROM {parquet_rows(path)}").fetchall()  # noqa: S608 - quoted
     return {str(row[0]): str(row[1]) for row in rows}
 
 
 def count_rows(path: Path) -> int:
     """Rows, as the footer tells."""
     with database() as connection, _named(path):
-        row = connection.execute("SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata(?)", [str(path)]).fetchone()
+        row = connection.execute("SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata(?)", [pattern_of(path)]).fetchone()
     return int(row[0]) if row and row[0] is not None else 0
 
 
@@ -68,7 +75,7 @@ def _held_bytes(path: Path) -> float:
     """What the rows that are worked on at a time take."""
     with database() as connection, _named(path):
         query = "SELECT sum(total_uncompressed_size)::BIGINT FROM parquet_metadata(?)"
-        row = connection.execute(query, [str(path)]).fetchone()
+        row = connection.execute(query, [pattern_of(path)]).fetchone()
     rows = count_rows(path)
     return min(rows, _ROWS_HELD) * float(row[0]) / rows if row and row[0] and rows else 0
 
@@ -98,14 +105,25 @@ def write_json(path: Path, out: Path, advance: Advance, rows: Sequence[int] | No
 
     JSON has no NaN and no infinity: they become null, inside lists and structs too.
     """
-    chosen = ", ".join(f"{_finite(quoted(name), kind, 0)} AS {quoted(name)}" for name, kind in _types_of(path))
-    sql = f"SELECT {chosen} FROM read_parquet(?)"  # noqa: S608 - names are quoted
-    values: list[Any] = [str(path)]
+    types = _types_of(path)
+    chosen = ", ".join(f"{_finite(quoted(name), kind, 0)} AS {quoted(name)}" for name, kind in types)
+    sql = f"SELECT {chosen} FROM {parquet_rows(path)}"  # noqa: S608 - names are quoted
+    values: list[Any] = []
     if rows is not None:
-        where = "file_row_number IN (SELECT unnest(?::BIGINT[]))"
-        sql = f"SELECT {chosen} FROM read_parquet(?, file_row_number=true) WHERE {where} ORDER BY file_row_number"  # noqa: S608
+        numbered, place = _numbered_rows(path, [name for name, _ in types])
+        where = f"{place} IN (SELECT unnest(?::BIGINT[]))"
+        sql = f"SELECT {chosen} FROM {numbered} WHERE {where} ORDER BY {place}"  # noqa: S608 - names are quoted
         values.append(list(rows))
     _copy(f"COPY ({sql}) TO {literal(str(out))} (FORMAT json)", values, path, out.parent, _held_bytes(path), advance)
+
+
+def _numbered_rows(path: Path, columns: Sequence[str]) -> tuple[str, str]:
+    """What stands after FROM for the rows with their places, and the column of those, which none of the file's is called."""
+    taken = {name.casefold() for name in columns}
+    if _PLACE not in taken:
+        return parquet_rows(path, f"{_PLACE}=true"), _PLACE
+    place = next(name for number in itertools.count() if (name := f"place_{number}") not in taken)
+    return f"(SELECT *, row_number() OVER () - 1 AS {place} FROM {parquet_rows(path)})", place  # noqa: S608 - quoted
 
 
 def write_parquet(lines: Path, columns: dict[str, str], rows: int, out: Path, advance: Advance) -> None:
@@ -113,10 +131,11 @@ def write_parquet(lines: Path, columns: dict[str, str], rows: int, out: Path, ad
     spelled = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in columns.items())
     row_bytes = lines.stat().st_size / max(1, rows)
     group = int(min(_MOST_GROUP_ROWS, max(_ROWS_HELD, _GROUP_BYTES / max(row_bytes, 1) // _ROWS_HELD * _ROWS_HELD)))
-    read = f"read_json(?, format='newline_delimited', columns={{{spelled}}}, maximum_object_size={_MOST_OBJECT_BYTES})"
+    taken = f"format='newline_delimited', columns={{{spelled}}}, maximum_object_size={_MOST_OBJECT_BYTES}"
+    read = f"read_json({literal(pattern_of(lines))}, {taken}, {AS_WRITTEN})"
     options = f"FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {group}"
     sql = f"COPY (SELECT * FROM {read}) TO {literal(str(out))} ({options})"  # noqa: S608 - names are quoted
-    _copy(sql, [str(lines)], lines, out.parent, row_bytes * min(rows, _ROWS_HELD), advance)
+    _copy(sql, [], lines, out.parent, row_bytes * min(rows, _ROWS_HELD), advance)
 
 
 def quoted(name: str) -> str:
@@ -124,15 +143,10 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def literal(text: str) -> str:
-    """A text in SQL."""
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _types_of(path: Path) -> list[tuple[str, Any]]:
     """Names of the columns with the database's own types, which can be looked into."""
     with database() as connection, _named(path):
-        found = connection.sql("SELECT * FROM read_parquet(?)", params=[str(path)])
+        found = connection.sql(f"SELECT * FROM {parquet_rows(path)}")  # noqa: S608 - quoted
         return list(zip(found.columns, found.types, strict=True))
 
 
@@ -166,7 +180,7 @@ def _holds_floats(kind: Any) -> bool:
 def _fetched(path: Path, what: str, advance: Advance) -> Iterator[list[tuple[Any, ...]]]:
     total, size, done, told = max(1, count_rows(path)), path.stat().st_size, 0, 0
     with database(held_bytes=_held_bytes(path)) as connection, _named(path):
-        result = connection.execute(f"SELECT {what} FROM read_parquet(?)", [str(path)])  # noqa: S608 - quoted above
+        result = connection.execute(f"SELECT {what} FROM {parquet_rows(path)}")  # noqa: S608 - quoted above
         while rows := result.fetchmany(ROWS_AT_ONCE):
             done += len(rows)
             advance(size * done // total - told)
@@ -176,7 +190,7 @@ def _fetched(path: Path, what: str, advance: Advance) -> Iterator[list[tuple[Any
 
 def _copy(sql: str, values: list[Any], path: Path, scratch: Path, held_bytes: float, advance: Advance) -> None:
     """Run one long statement beside this thread, which tells how far it is and lets an interrupt through."""
-    size, told, failure = path.stat().st_size, 0, []
+    size, told, failure, ended = path.stat().st_size, 0, [], threading.Event()
     with database(scratch / _SCRATCH, held_bytes) as connection:
 
         def work() -> None:
@@ -184,24 +198,34 @@ def _copy(sql: str, values: list[Any], path: Path, scratch: Path, held_bytes: fl
                 connection.execute(sql, values)
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
                 failure.append(error)
+            finally:
+                ended.set()
 
-        worker = threading.Thread(target=work, daemon=True)
-        worker.start()
+        threading.Thread(target=work, daemon=True).start()
         try:
-            while worker.is_alive():
-                worker.join(_POLL_S)
-                share = min(100.0, max(0.0, connection.query_progress())) / 100 if worker.is_alive() else 0
-                now = max(told, int(size * share))
+            while not ended.wait(_POLL_S):
+                now = max(told, int(size * min(100.0, max(0.0, connection.query_progress())) / 100))
                 advance(now - told)
                 told = now
         except BaseException:
-            connection.interrupt()
-            worker.join()
+            _end_statement(connection, ended)
             raise
         advance(size - told)
         if failure:
             with _named(path):
                 raise failure[0]
+
+
+def _end_statement(connection: "duckdb.DuckDBPyConnection", ended: threading.Event) -> None:
+    """Wait until the statement has stopped: a database closed under a thread that works on it brings the process down.
+
+    The event tells, not the thread: one whose `join` was interrupted counts as ended in Python 3.11 and earlier. A statement
+    that had not begun yet misses the interrupt, so that it is sent again; one more signal meanwhile changes nothing.
+    """
+    while not ended.is_set():
+        with suppress(BaseException):
+            connection.interrupt()
+            ended.wait(_POLL_S)
 
 
 @contextmanager
@@ -220,6 +244,11 @@ def _named(path: Path) -> Iterator[None]:
             raise OSError(28, "No space left on device") from error
         raise ParseError(f"{path} cannot be read: {_first_line(error)}", "The file is damaged or cut short.") from error
     except duckdb.Error as error:
+        if "duplicate key" in str(error):
+            raise ParseError(
+                f"{path} cannot be made Parquet: {_first_line(error)}",
+                "Give each field once: JSON allows it twice, a row does not. --skip-bad does not help.",
+            ) from error
         raise ParseError(
             f"{path} cannot be read: {_first_line(error)}", "The file is damaged, or holds what is not read."
         ) from error

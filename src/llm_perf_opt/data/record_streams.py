@@ -1,5 +1,6 @@
 """Records of any format as blocks that fit in memory, each record checked: objects, texts, or lines as they stand."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from llm_perf_opt.errors import ConfigError, ParseError, nearest
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
+_HALF = "it holds half of a surrogate pair, a \\uD800 to \\uDFFF by itself, which is no character"
 TEXT_FIELD = "text"
 """What a line of plain text becomes in a format with fields."""
 
@@ -109,7 +111,20 @@ def _judged(
             except UnicodeDecodeError as error:
                 bad.note(f"{file.name}, line {number}", f"not UTF-8 ({error.reason})")
             except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-                bad.note(f"{file.name}, line {number}", f"not a JSON object ({error})", "Write one object per line.")
+                why = _HALF if _half_character(line) else str(error)
+                bad.note(f"{file.name}, line {number}", f"not a JSON object ({why})", "Write one object per line.")
+
+
+def _half_character(line: bytes) -> bool:
+    """Whether the line is JSON but for half of a surrogate pair, which the fast reader calls cut short."""
+    try:
+        found = json.loads(line)
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 def _field(records: Iterator[tuple[str, dict[str, Any]]], field: str, bad: BadRecords) -> Iterator[str]:

@@ -41,19 +41,17 @@ def _sampled_lines(files: Sequence[DataFile], out: Path, size: int, seed: int, b
     spill_file = out.with_name(_SPILL)
     with spill_file.open("w+b") as spill:
         for file in files:
-            last = 0
             for block in checked_lines(file, bad, advance):
                 if not block:
                     continue
-                places = np.fromiter((base + number - 1 for number, _ in block), np.int64, len(block))
+                places = np.arange(base, base + len(block), dtype=np.int64)  # records, not lines: a blank line is none
+                base += len(block)
                 chosen = reservoir.candidates(places)
                 starts = np.empty(len(chosen), np.int64)
                 for index, candidate in enumerate(chosen.tolist()):
                     starts[index] = spill.tell()
                     spill.write(block[candidate][1] + b"\n")
                 reservoir.keep(places[chosen], starts)
-                last = block[-1][0]
-            base += last
         _check_enough(reservoir.offered, size)
         with out.open("wb") as kept:
             for start in reservoir.sample()[1].tolist():

@@ -1,6 +1,6 @@
 """The transform `tokenized`: token ids one after another in a .bin, and where each text begins in an .idx.
 
-NAME.bin  ids, uint16 where the vocabulary fits, else uint32, little-endian
+NAME.bin  ids, uint16 where the highest of the vocabulary fits, else uint32, little-endian
 NAME.idx  uint64, little-endian: text n is ids[idx[n]:idx[n + 1]]; one number more than there are texts
 """
 
@@ -33,6 +33,7 @@ class Tokenizer:
 
     name: str
     vocabulary: int
+    """One more than the highest id."""
     sha256: str | None
     _encoder: Any
 
@@ -76,7 +77,9 @@ def load_tokenizer(name: str) -> Tokenizer:
         ) from error
     encoder.no_truncation()  # what a model's folder says about batches has no meaning here
     encoder.no_padding()
-    return Tokenizer(str(path), encoder.get_vocab_size(with_added_tokens=True), file_entry(file).sha256, encoder)
+    # Ids may leave gaps: the number of entries says nothing about how far they reach.
+    highest = max(encoder.get_vocab(with_added_tokens=True).values(), default=-1)
+    return Tokenizer(str(path), highest + 1, file_entry(file).sha256, encoder)
 
 
 def write_tokenized(
@@ -109,6 +112,11 @@ def _write_split(
         for block in texts(file, field, bad, advance):
             for batch in _batches(block):
                 flat, lengths = tokenizer.encode(batch)
+                if len(flat) and int(flat.max()) > np.iinfo(kind).max:
+                    raise ParseError(
+                        f"The tokenizer gave the id {flat.max()}, and its vocabulary ends at {tokenizer.vocabulary - 1}.",
+                        "A token that its template adds is not in its vocabulary: put it there, and save the tokenizer again.",
+                    )
                 ids.write(flat.astype(kind).data)
                 index.write((np.cumsum(lengths) + end).astype("<u8").tobytes())
                 end += int(lengths.sum())

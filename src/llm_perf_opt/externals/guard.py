@@ -166,6 +166,12 @@ def _other_pin(entry: External, found: str) -> str:
 def _subtree_edits(git: Git, shown: str) -> list[Problem]:
     """The files whose change is being committed; the folder itself when the edit was committed earlier."""
     why = "differs from the pinned commit; reference code is read-only: `git restore --staged --worktree` it"
+    if git.text("diff-files", "--name-only", "-z", "--", f"{THIRD_PARTY}/{LOCK}", f"{THIRD_PARTY}/{LISTING}"):
+        # `update` commits the code and leaves list and lock to be added: to restore the code would undo it.
+        why = (
+            f"differs from the commit pinned in {LOCK} as staged, and {LISTING} or {LOCK} is changed and not staged: "
+            f"`git add {THIRD_PARTY}` if the pin was moved"
+        )
     if git.try_text("rev-parse", "--verify", "--quiet", "HEAD") is None:
         return [Problem(shown, why)]
     names = git.text("diff-index", "--cached", "--name-only", "-z", "HEAD", "--", shown).split("\0")

@@ -21,6 +21,7 @@ import numpy as np
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Columns, DeviceSamples, DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
 from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION, made_by
+from llm_perf_opt.sql_files import literal, parquet_rows
 
 if TYPE_CHECKING:
     import duckdb
@@ -109,8 +110,13 @@ def load_trace(connection: "duckdb.DuckDBPyConnection", trace: Trace, extra: Ext
         more = dict((extra or {}).get(table, {}))
         columns = {**_columns_of(trace, table).columns(), **{f"extra_{name}": column for name, column in more.items()}}
         connection.register(f"_{table}", columns)
-        added = "".join(f'extra_{name} as "{name}", ' for name in more)
+        added = "".join(f'extra_{name}{_cast(column)} as "{name}", ' for name, column in more.items())
         connection.execute(f"create temp view {table} as select {added}{made} from _{table}, _texts")  # noqa: S608 - own names
+
+
+def _cast(column: Any) -> str:
+    """DuckDB before 1.5 takes whole numbers with gaps for texts."""
+    return "::bigint" if isinstance(next((value for value in column if value is not None), None), int) else ""
 
 
 def _columns_of(trace: Trace, table: str) -> Columns:
@@ -176,9 +182,8 @@ def write_rows(file: Path, columns: str, rows: Sequence[Mapping[str, Any]]) -> N
 def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) -> None:
     import duckdb
 
-    quoted = str(file).replace("'", "''")
     try:
-        connection.execute(f"copy (select * from {table}) to '{quoted}' ({_FORMAT})")  # noqa: S608 - own names
+        connection.execute(f"copy (select * from {table}) to {literal(str(file))} ({_FORMAT})")  # noqa: S608 - own names
     except duckdb.IOException as error:
         raise OSError(str(error)) from error
 
@@ -227,8 +232,8 @@ def _check_files(folder: Path, meta: _Meta) -> None:
 def open_tables(connection: "duckdb.DuckDBPyConnection", folder: Path) -> None:
     """Make a view of each Parquet file in the folder."""
     for table in (*_TABLES, "names"):
-        quoted = str(folder / f"{table}.parquet").replace("'", "''")
-        connection.execute(f"create temp view {table} as select * from read_parquet('{quoted}')")  # noqa: S608 - quoted
+        rows = parquet_rows(folder / f"{table}.parquet")
+        connection.execute(f"create temp view {table} as select * from {rows}")  # noqa: S608 - quoted
 
 
 def read_tables(folder: Path) -> Trace:

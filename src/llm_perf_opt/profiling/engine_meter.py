@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,13 +11,15 @@ from llm_perf_opt.profiling.annotations import StageMarker, unmarked
 from llm_perf_opt.profiling.meter import RequestMeter
 from llm_perf_opt.records import Iteration
 
+_CLOCK = "The runner's clock must be time.monotonic_ns, read inside `generate`."
+
 
 @dataclass(frozen=True)
 class Generated:
     """What an engine gave back for one batch, and when."""
 
     started_ns: int
-    """Monotonic clock when the first sequence was handed over."""
+    """Monotonic clock, read inside `generate`, when the first sequence was handed over."""
     arrivals_ns: tuple[tuple[int, ...], ...]
     """Per sequence: monotonic clock when each of its new tokens was in the caller's hands."""
     tokens: tuple[tuple[int, ...], ...]
@@ -44,11 +46,21 @@ class EngineMeter(RequestMeter):
     Prefill ends when every sequence has its first token; step k ends when every sequence has token k + 1. That adds up to the
     whole request exactly. Where a sequence had its second token before another had its first, the engine ran prefill and decode
     together; where one ran ahead of another later, the engine held that one back, or put it out and computed it again. The
-    times stand, but they are times of neither stage, and `inseparable` says so.
+    times stand, but they are times of neither stage, and `inseparable` says so. Where a sequence had several tokens at once,
+    as with speculative decoding, the steps between them took no time that could be told, and `unstepped` says so.
     """
 
-    def __init__(self, engine: Generates, prompts: Any, sequences: int, new_tokens: int, marker: StageMarker = unmarked) -> None:
+    def __init__(
+        self,
+        engine: Generates,
+        prompts: Any,
+        sequences: int,
+        new_tokens: int,
+        marker: StageMarker = unmarked,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._engine = engine
+        self._clock = clock
         self._prompts = prompts
         self._sequences = sequences
         self._new_tokens = new_tokens
@@ -57,17 +69,20 @@ class EngineMeter(RequestMeter):
         self._requests = 0
         self._mixed = 0
         self._apart = 0
+        self._at_once = 0
 
     def iterate(self) -> Iteration:
         """One batch, from submission to the last token of the last sequence."""
+        asked = self._clock()
         generated = self._engine.generate(self._prompts, self._new_tokens, self._marker)
-        ended = time.monotonic_ns()
-        self._check(generated, ended)
+        ended = self._clock()
+        self._check(generated, asked, ended)
         self._tokens = [list(sequence) for sequence in generated.tokens]
         self._requests += 1
         mixed = is_mixed(generated)
         self._mixed += mixed
         self._apart += not mixed and is_out_of_step(generated)
+        self._at_once += any(len(set(arrivals)) < len(arrivals) for arrivals in generated.arrivals_ns)
         reached = [generated.started_ns, *(max(arrived) for arrived in zip(*generated.arrivals_ns, strict=True))]
         lengths = [later - earlier for earlier, later in itertools.pairwise(reached)]
         return Iteration(generated.started_ns, ended - generated.started_ns, lengths[0], tuple(lengths[1:]))
@@ -91,7 +106,17 @@ class EngineMeter(RequestMeter):
             )
         return "; ".join(found)
 
-    def _check(self, generated: Generated, ended_ns: int) -> None:
+    @property
+    def unstepped(self) -> str:
+        """Why single steps of decode have no times; empty where they have."""
+        if not self._at_once:
+            return ""
+        return (
+            f"in {self._at_once} of {self._requests} requests the engine handed over several tokens of a sequence at once, as "
+            "with speculative decoding: the gaps between those cannot be told"
+        )
+
+    def _check(self, generated: Generated, asked_ns: int, ended_ns: int) -> None:
         """An engine that drops sequences, ends early, or gives tokens out of order, would be timed as a faster one."""
         given, timed = len(generated.tokens), len(generated.arrivals_ns)
         if (given, timed) != (self._sequences, self._sequences):
@@ -106,15 +131,15 @@ class EngineMeter(RequestMeter):
                 f"The engine gave {', '.join(map(str, sorted(lengths)))} tokens per sequence; {self._new_tokens} were asked for.",
                 "Check the engine's limits on length (runtime.engine.*) and see the pass's log.txt.",
             )
+        if generated.started_ns < asked_ns:
+            raise CaptureError(
+                f"The engine says it began {(asked_ns - generated.started_ns) / 1e6:,.3f} ms before it was asked.", _CLOCK
+            )
         for arrivals in generated.arrivals_ns:
             if any(later < earlier for earlier, later in itertools.pairwise((generated.started_ns, *arrivals))):
-                raise CaptureError(
-                    "The engine's tokens arrived before they were asked for.", "The runner's clock must be time.monotonic_ns."
-                )
+                raise CaptureError("The engine's tokens arrived before they were asked for.", _CLOCK)
             if arrivals[-1] > ended_ns:
-                raise CaptureError(
-                    "The engine's tokens arrived after it had returned them.", "The runner's clock must be time.monotonic_ns."
-                )
+                raise CaptureError("The engine's tokens arrived after it had returned them.", _CLOCK)
 
 
 def is_mixed(generated: Generated) -> bool:

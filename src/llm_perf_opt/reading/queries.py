@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.sql_files import parquet_rows
 
 if TYPE_CHECKING:
     import duckdb
@@ -88,8 +89,7 @@ class Queries:
             else:
                 load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
             for table, file in self._derived.items():
-                quoted = str(file).replace("'", "''")
-                connection.execute(f"create temp view {table} as select * from read_parquet('{quoted}')")  # noqa: S608 - own
+                connection.execute(f"create temp view {table} as select * from {parquet_rows(file)}")  # noqa: S608 - quoted
             for table in tables:
                 connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
             for table in (*self._names, "names"):

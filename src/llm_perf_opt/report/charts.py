@@ -6,7 +6,7 @@ Plotly reads some tags in labels and hover texts, so names go through `label` an
 from collections.abc import Sequence
 from typing import Any
 
-from llm_perf_opt.analysis.latency import inseparable
+from llm_perf_opt.analysis.latency import inseparable, unstepped
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.telemetry import measured_window
 from llm_perf_opt.records import CleanTimings, CpuSample, GpuSample, Maybe, Missing, Telemetry
@@ -167,7 +167,7 @@ def _log_range(low: float, high: float) -> list[float]:
 
 def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
     """The median time of each decode step over the repeats, with the middle half, against the context it ran on."""
-    mixed = inseparable(timings)
+    mixed = unstepped(timings)
     if mixed is not None:
         return mixed
     steps = min((len(iteration.steps_ns) for iteration in timings.iterations), default=0)

@@ -147,7 +147,8 @@ def _stage_walls(iteration: Iteration) -> dict[str, int]:
     }
     if iteration.steps_ns:
         walls[Stage.DECODE.value] = iteration.decode_ns
-        walls[Stage.DECODE_STEP.value] = round(percentile(iteration.steps_ns, 0.5))
+        if min(iteration.steps_ns):  # tokens that an engine hands over at once have no steps between them
+            walls[Stage.DECODE_STEP.value] = round(percentile(iteration.steps_ns, 0.5))
     return walls
 
 
@@ -213,7 +214,11 @@ def _inputs(session: Session) -> dict[str, Any]:
 def _timings(session: Session, measured: Measured, meter: RequestMeter) -> CleanTimings:
     import torch
 
-    inseparable = meter.inseparable if isinstance(meter, EngineMeter) else ""
+    runtime = session.runner.runtime
+    if isinstance(meter, EngineMeter):
+        runtime = replace(
+            runtime, inseparable=meter.inseparable or runtime.inseparable, unstepped=meter.unstepped or runtime.unstepped
+        )
     return CleanTimings(
         model=session.runner.facts,
         workload=session.workload,
@@ -230,7 +235,7 @@ def _timings(session: Session, measured: Measured, meter: RequestMeter) -> Clean
         threads=torch.get_num_threads(),
         framework=_framework(session),
         device_untouched_until_ns=session.untouched_until_ns,
-        runtime=replace(session.runner.runtime, inseparable=inseparable or session.runner.runtime.inseparable),
+        runtime=runtime,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.config import HardwareConfig, ModelConfig, RuntimeConfig
 from llm_perf_opt.data.images import Picture
-from llm_perf_opt.data.model_tree import model_folder
+from llm_perf_opt.data.model_tree import check_model, model_folder
 from llm_perf_opt.data.prompts import Tokenize
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
@@ -187,6 +187,7 @@ def build_model(
 ) -> "PreTrainedModel":
     """The model on `device` in `dtype`, with no copy elsewhere before."""
     import torch
+    from safetensors import SafetensorError
 
     attention = runtime.attn_implementation
     if model.source == "random":
@@ -206,6 +207,8 @@ def build_model(
             device_map={"": device} if device.type == "cuda" else None,
             output_loading_info=True,
         )
+    except SafetensorError as error:
+        raise _damaged(model, error) from error
     except (ValueError, OSError, KeyError, ImportError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -282,6 +285,15 @@ def class_name(config: "PretrainedConfig") -> str:
     if found is None:
         raise ConfigError(f"transformers has no causal language model of the type {config.model_type}.", "Choose another model.")
     return str(found[0] if isinstance(found, (list, tuple)) else found)
+
+
+def _damaged(model: ModelConfig, error: Exception) -> ResourceError:
+    """The library does not say in which file it found it; the files' heads do."""
+    found = check_model(model_folder(model.path or "")).problems
+    return ResourceError(
+        f"{model.path} has damaged weights: {'; '.join(found[:_NAMED]) or _one_line(error)}",
+        "Obtain the file again. `llm-perf model check` looks at a linked model's files without running it.",
+    )
 
 
 def _load_error(model: ModelConfig, error: Exception) -> LlmPerfError:

@@ -45,7 +45,7 @@ from llm_perf_opt.analysis.comparison.statistics import (
     paired_effect,
 )
 from llm_perf_opt.analysis.comparison.traces import NOT_TRACED, TracedSteps, of_the_same_steps
-from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, tokens_needed, value_of
+from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, tokens_needed, unstepped, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
@@ -282,7 +282,8 @@ def _stages(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement
 
 def _stage_effect(stage: Stage, base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> Maybe[Effect]:
     """Steps are paired where the same step stands at the same context on both sides."""
-    mixed = next((why for run in (*base, *new) if (why := inseparable(run)) is not None), None)
+    lacking = unstepped if stage is Stage.DECODE_STEP else inseparable
+    mixed = next((why for run in (*base, *new) if (why := lacking(run)) is not None), None)
     if mixed is not None:
         return mixed
     if stage is Stage.DECODE_STEP and base[0].workload.padded_tokens == new[0].workload.padded_tokens:
@@ -330,6 +331,6 @@ def _cure(key: str, timings: Sequence[CleanTimings]) -> Maybe[str]:
     """What would make a figure that is missing: more new tokens, where decode was too short for it."""
     needed = tokens_needed(key)
     of_decode = key in (*_OF_DECODE, Stage.DECODE.value, Stage.DECODE_STEP.value)
-    if not of_decode or any(inseparable(run) for run in timings) or all(run.workload.new_tokens >= needed for run in timings):
+    if not of_decode or any(unstepped(run) for run in timings) or all(run.workload.new_tokens >= needed for run in timings):
         return NO_CURE
     return f"at least {needed} new tokens (runtime.num_new_tokens={needed})"

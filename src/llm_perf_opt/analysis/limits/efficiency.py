@@ -151,6 +151,9 @@ def stage_samples(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[list
         return Missing(timings.runtime.inseparable)
     if stage is not Stage.PREFILL and not 0 < steps <= timings.workload.decode_steps:
         return Missing(f"the unprofiled pass has {timings.workload.decode_steps} decode steps, not {steps}")
+    part = stage is not Stage.PREFILL and steps < timings.workload.decode_steps
+    if part and timings.runtime is not None and timings.runtime.unstepped:
+        return Missing(timings.runtime.unstepped)
     return [it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations]
 
 
