@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from llm_perf_opt.records import PassRecord
+from llm_perf_opt.report.text import milliseconds
 
 
 class QuietProgress:
@@ -132,8 +133,8 @@ def progress_for(quiet: bool) -> QuietProgress:
 
 
 def _estimate(message: dict[str, Any]) -> str:
-    each = float(message.get("estimate_ns", 0)) / 1e6
-    return f"{message.get('done')} of at most {message.get('at_most')}, {each:.4g} ms each"
+    each = milliseconds(float(message.get("estimate_ns", 0)))
+    return f"{message.get('done')} of at most {message.get('at_most')}, {each} each"
 
 
 def _phase(message: dict[str, Any]) -> str:
