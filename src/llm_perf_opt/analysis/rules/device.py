@@ -60,7 +60,7 @@ def wave_tail(evidence: Evidence) -> Finding | None:
 def small_batch(evidence: Evidence) -> Finding | None:
     """Decode reads all weights for a few tokens: more sequences cost little."""
     stage, facts = evidence.stage(DECODE), evidence.facts
-    if stage is None or isinstance(facts.timings, Missing) or isinstance(facts.hardware, Missing):
+    if stage is None or not stage.by_token or isinstance(facts.timings, Missing) or isinstance(facts.hardware, Missing):
         return None
     request = request_cost(facts.timings)
     if isinstance(request, Missing):

@@ -38,7 +38,8 @@ def cache_concatenation(evidence: Evidence) -> Finding | None:
         evidence,
         stage,
         "cache_concatenation",
-        f"Each token concatenates and copies: {_calls(rows, stage)}, {milliseconds(stage.per_unit(total))} per token. "
+        f"Each {stage.unit} concatenates and copies: {_calls(rows, stage)}, {milliseconds(stage.per_unit(total))} per "
+        f"{stage.unit}. "
         "A cache that grows is copied whole at every step.",
         rows,
         (0, total / 2, total),
@@ -134,7 +135,7 @@ def math_attention(evidence: Evidence) -> Finding | None:
         softmax = [row for row in stage.kernels if _SOFTMAX.search(row.name) and row.kind is not KernelClass.ATTENTION]
         fused = any(row.kind is KernelClass.ATTENTION for row in stage.kernels)
         calls = sum(row.calls for row in softmax)
-        if fused or calls < 2 * stage.units:  # one softmax per step may be that of sampling
+        if fused or calls < 2 * stage.units or stage.unit == DECODE:  # one softmax per step may be that of sampling
             continue
         total = sum(row.total_ns for row in softmax)
         finding = _kernel_finding(

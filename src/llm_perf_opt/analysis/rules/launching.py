@@ -53,16 +53,16 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
         kind=Kind.LATENCY,
         stage=stage.name,
         claim=(
-            f"Decode is launch-bound: {milliseconds(stage.wall_ns)} per token{known_within(stage)}{below(stage)}, of which the "
-            f"device works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). With a static cache "
-            f"and CUDA graphs about {milliseconds(stage.per_unit(middle))} per token is expected "
+            f"Decode is launch-bound: {milliseconds(stage.wall_ns)} per {stage.unit}{known_within(stage)}{below(stage)}, of which "
+            f"the device works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). With a static cache "
+            f"and CUDA graphs about {milliseconds(stage.per_unit(middle))} per {stage.unit} is expected "
             f"({milliseconds(stage.per_unit(low))} to {milliseconds(stage.per_unit(high))})."
         ),
         evidence=(
             *_launch_rows(stage),
             *_staying_rows(stage),
             f"stays: {stage.per_unit(fusion.kept_kernels):,.0f} kernels, {milliseconds(stage.per_unit(fusion.kept_ns))} per "
-            "token",
+            f"{stage.unit}",
             f"fuses: {stage.per_unit(fusion.fusable_kernels):,.0f} kernels, "
             f"{milliseconds(stage.per_unit(fusion.fusable_ns))}, into "
             f"{stage.per_unit(fusion.runs):,.0f} to {stage.per_unit(fusion.sizes):,.0f} kernels, "
@@ -126,7 +126,7 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
         stage=stage.name,
         claim=(
             f"Before, between and after the kernels of its steps, decode waits for the host for "
-            f"{milliseconds(stage.per_unit(host))} per token{below(stage)} ({host / stage.budget.wall_ns:.0%})."
+            f"{milliseconds(stage.per_unit(host))} per {stage.unit}{below(stage)} ({host / stage.budget.wall_ns:.0%})."
         ),
         evidence=(f"budget of decode: host {milliseconds(host)} of {milliseconds(stage.budget.wall_ns)}",),
         saving=saving_of(stage, 0, host / 2, host),
@@ -176,7 +176,7 @@ def request_units(evidence: Evidence, stage: StageEvidence) -> int:
     timings = evidence.facts.timings
     if isinstance(timings, Missing):
         return stage.units
-    return timings.workload.decode_steps if stage.name == DECODE else 1
+    return timings.workload.decode_steps if stage.by_token else 1
 
 
 def _asked_for_graphs(evidence: Evidence) -> bool:
