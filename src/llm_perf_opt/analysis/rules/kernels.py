@@ -7,12 +7,12 @@ from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.cost_model.cost import step_cost
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of, weightiest
+from llm_perf_opt.analysis.finding import Bounds, Finding, Kind, ToTry, gap_saving_of, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.limits.efficiency import request_cost
 from llm_perf_opt.analysis.limits.roofs import best_floor
 from llm_perf_opt.analysis.rules.launching import launches_one_by_one, lengthened, request_units
-from llm_perf_opt.analysis.rules.wall_clock import HOST_BOUND, Bounds, felt
+from llm_perf_opt.analysis.rules.wall_clock import HOST_BOUND, felt
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.records import Missing
@@ -79,7 +79,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
             claim
             + f" The step waits for launches, so it is the {gone:.0%} fewer launches that would save, not the faster kernels.",
             _rows(rows, stage),
-            saving_of(stage, 0, gaps / 2, gaps),
+            gap_saving_of(stage, 0, gaps / 2, gaps),
             request_units(evidence, stage),
             "low",
             f"what a launch of compiled code costs the host is not known; the middle is shown{lengthened(stage)}",
