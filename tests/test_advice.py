@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.verification import Trial, Verification, measured, un
 from llm_perf_opt.capture import capture
 from llm_perf_opt.commands.progress import QuietProgress
 from llm_perf_opt.composition import compose
-from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.advice import findings_section, trials_text, verification_json
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record
@@ -73,6 +73,27 @@ def test_predicted_against_measured_by_hand() -> None:
     assert "slower" in trials_text(Verification("base", "", (slower,)))
 
 
+def test_a_predicted_time_stands_however_the_base_moves() -> None:
+    """20 ms were to become 2.5; measured again the base is 17, and 2.6 is what was reached: 4 % off, not -80 %."""
+    told = {"before_ns": 20 * MS, "after_ns": 2_500_000, "after_low_ns": 2 * MS, "after_high_ns": 3 * MS}
+    predicted = finding(saving_ns=17_500_000, saving_low_ns=17 * MS, saving_high_ns=18 * MS, kept=0.0, **told)
+    base, tried = (clean_timings(in_a_row(10, 50 * MS, [step] * 3)) for step in (17 * MS, 2_600_000))
+    trial = measured(predicted, base, tried, "run")
+    assert (trial.before_ns, trial.predicted_ns, trial.predicted_saving_ns) == (17 * MS, 2_500_000, 14_500_000)
+    assert (trial.predicted_low_ns, trial.predicted_high_ns) == (14 * MS, 15 * MS)
+    assert trial.error == pytest.approx(2.5 / 2.6 - 1)
+    assert "holds" in trials_text(Verification("base", "", (trial,)))
+
+
+@pytest.mark.parametrize(("kept", "after"), [(1.0, 7 * MS), (0.5, 8_500_000), (0.0, 10 * MS)])
+def test_what_is_a_share_of_the_base_moves_with_it(kept: float, after: int) -> None:
+    """12 ms were to become 10; of the 3 ms that the base is shorter now, the share that is kept is missing after, too."""
+    told = {"before_ns": 12 * MS, "after_ns": 10 * MS, "after_low_ns": 9 * MS, "after_high_ns": 11 * MS}
+    base = clean_timings(in_a_row(10, 50 * MS, [9 * MS] * 3))
+    trial = measured(finding(saving_ns=2 * MS, saving_low_ns=MS, kept=kept, **told), base, base, "run")
+    assert (trial.predicted_ns, trial.predicted_saving_ns) == (after, 9 * MS - after)
+
+
 def test_throughput_counts_a_token_as_its_share_of_the_step() -> None:
     base = clean_timings(in_a_row(10, 50 * MS, [10 * MS] * 3))
     tried = replace(base, workload=replace(base.workload, batch_size=20))
@@ -126,6 +147,23 @@ def test_a_run_of_another_machine_is_measured_again(run: RunFolder, tmp_path: Pa
     assert "host differs" in found.remeasured
     assert found.base == "elsewhere-verify-base"
     assert found.trials[0].before_ns
+
+
+@pytest.mark.parametrize("here", ["n/a: NVML is not there", {"name": "NVIDIA L4"}])
+def test_a_run_on_a_gpu_is_not_tried_on_another_device(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: object
+) -> None:
+    copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "on_a_gpu")))
+    env = json.loads(copy.env_file.read_text())
+    copy.env_file.write_text(json.dumps({**env, "gpu": {"name": "NVIDIA H200"}}))
+    file = copy.path / "raw/clean/timings.json"
+    times = json.loads(file.read_text())
+    times["model"].update(device="cuda:0", device_name="NVIDIA H200")
+    file.write_text(json.dumps(times))
+    monkeypatch.setattr("llm_perf_opt.advice.environment", lambda _: {**env, "gpu": here})
+    with pytest.raises(ResourceError, match="NVIDIA H200, and this machine has"):
+        verify(copy, [finding()], ["llm-perf", "advise"], QuietProgress(), remeasure=True)
+    assert not list(tmp_path.glob("on_a_gpu-verify*"))
 
 
 def test_a_run_without_a_trace_has_nothing_to_find(run: RunFolder) -> None:

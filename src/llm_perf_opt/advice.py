@@ -15,7 +15,7 @@ from llm_perf_opt.capture import capture
 from llm_perf_opt.capturing.listener import Listener
 from llm_perf_opt.composition import Composed, compose, config_from_mapping
 from llm_perf_opt.config import RunConfig
-from llm_perf_opt.errors import ConfigError, Interrupted, LlmPerfError, ParseError
+from llm_perf_opt.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.provenance import environment
 from llm_perf_opt.records import CleanTimings, Missing
 from llm_perf_opt.run_folder import RunFolder, write_record
@@ -50,6 +50,7 @@ def verify(
 ) -> tuple[Verification, LlmPerfError | None]:
     """Try each finding alone; what was tried before an interruption is kept in verify.json and shown in the report."""
     values = _values(folder)
+    _refuse_another_device(folder, values)
     base, where, why = _base(folder, values, command, listener, remeasure)
     trials: list[Trial] = []
     interrupted: LlmPerfError | None = None
@@ -101,7 +102,7 @@ def _base(
     """The times to compare with, whose they are, and why they were taken again."""
     analysis = analyse(folder)
     timings = analysis.timings
-    why = "it was asked for" if remeasure else _other_machine(folder, analysis.env, values)
+    why = "it was asked for" if remeasure else _other_machine(analysis.env, values)
     if isinstance(timings, Missing) or not timings.iterations:
         why = why or "the run has no unprofiled times"
     elif not why:
@@ -115,10 +116,43 @@ def _base(
     return again, run.path.name, why
 
 
-def _other_machine(folder: RunFolder, env: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+def _refuse_another_device(folder: RunFolder, values: Mapping[str, Any]) -> None:
+    """A ResourceError where the run was on a GPU that is not here: what a finding says is of that device alone."""
+    analysis = analyse(folder, traces=False)
+    if not _on_a_gpu(analysis, values):
+        return
+    ran, gpu = analysis.env.get("gpu"), _here(values).get("gpu")
+    name = str(ran.get("name")) if isinstance(ran, Mapping) else "a GPU"
+    if not isinstance(gpu, Mapping):
+        raise ResourceError(
+            f"{folder.path.name} was run on {name}, and this machine has no GPU to try its findings on ({gpu}).",
+            "Verify on the machine of the run; without --verify the findings are listed anywhere.",
+        )
+    if isinstance(ran, Mapping) and gpu.get("name") != ran.get("name"):
+        raise ResourceError(
+            f"{folder.path.name} was run on {name}, and this machine has {gpu.get('name')}: what is predicted for the one "
+            "cannot be tried on the other.",
+            "Verify on a machine with that GPU, or run the configuration here and verify that run.",
+        )
+
+
+def _on_a_gpu(analysis: RunAnalysis, values: Mapping[str, Any]) -> bool:
+    """By what the run says of its device; where it left no times, by what it was asked for and what its machine had."""
+    if not isinstance(analysis.timings, Missing):
+        return not analysis.timings.model.device.startswith("cpu")
     hardware = values.get("hardware")
-    index = hardware.get("device_index", 0) if isinstance(hardware, Mapping) else 0
-    here = environment(index)
+    asked = hardware.get("device") if isinstance(hardware, Mapping) else None
+    return asked == "cuda" or (asked != "cpu" and isinstance(analysis.env.get("gpu"), Mapping))
+
+
+def _here(values: Mapping[str, Any]) -> dict[str, Any]:
+    """This machine, with the device that the run's configuration asks for."""
+    hardware = values.get("hardware")
+    return environment(hardware.get("device_index", 0) if isinstance(hardware, Mapping) else 0)
+
+
+def _other_machine(env: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    here = _here(values)
     for path in _MACHINE:
         if _fact(env, path) != _fact(here, path):
             return f"the run is of another machine: its {' '.join(path).replace('_', ' ')} differs"

@@ -297,8 +297,33 @@ def test_small_batch_names_the_batch_at_which_it_turns() -> None:
     assert "compute-bound at batch" in finding.claim
     assert finding.to_try.overrides == ("runtime.batch_size=16",)
     assert 0 <= saving.low_ns <= saving.expected_ns <= 5 * MS  # ten steps of 10 ms, two sequences
+    assert saving.counted == 10, "it is verified over the steps that it is told of"
+    assert saving.after is not None
+    assert (saving.after.before_ns, saving.after.kept) == (5 * MS, 2 / 16)
+    assert saving.after.before_ns - saving.after.expected_ns == saving.expected_ns
     many = replace(timings, workload=replace(timings.workload, batch_size=4096, prompt_tokens=(10,) * 4096))
     assert found("small_batch", evidence(stage_evidence(), timings=many, hardware=hardware_named("h200"))) is None
+
+
+def test_launches_predict_a_time_gaps_a_share_and_kernels_a_saving() -> None:
+    """What is verified when the base is measured again: the time after, what stays of the gaps, or the saving."""
+    few: dict[str, Any] = {"busy_ns": 20 * MS, "kernels": [("nvjet_a", 1000, 18 * MS)], "fusion": FUSABLE}
+    waiting = stage_evidence(idle={IdleCause.LAUNCH_BOUND: 80 * MS}, **few)
+    launches = known("launch_bound_decode", evidence(waiting))[1]
+    longer = stage_evidence(wall_ns=200 * MS, idle={IdleCause.LAUNCH_BOUND: 180 * MS}, **few)
+    again = known("launch_bound_decode", evidence(longer))[1]
+    assert launches.after is not None
+    assert again.after is not None
+    assert launches.after.kept == 0
+    assert (again.after.expected_ns, again.after.low_ns) == (launches.after.expected_ns, launches.after.low_ns)
+    gaps, more = (known("unfused_elementwise", evidence(one))[1] for one in (waiting, longer))
+    assert gaps.after is not None
+    assert more.after is not None
+    moved = gaps.after.expected_ns + gaps.after.kept * (more.after.before_ns - gaps.after.before_ns)
+    assert moved == pytest.approx(more.after.expected_ns, abs=1)
+    kernels = known("cache_concatenation", evidence(stage_evidence(busy_ns=95 * MS, kernels=[CAT])))[1]
+    assert kernels.after is not None
+    assert kernels.after.kept == 1
 
 
 # --- trust ------------------------------------------------------------------------------------------------------------

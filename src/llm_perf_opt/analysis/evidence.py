@@ -30,8 +30,9 @@ from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
 from llm_perf_opt.stages import Stage
 
 UNITS = {PREFILL: "prefill", DECODE: "token", MIXED_STEP: "step", STEP: "step"}
-"""Stage → what a saving is given per. A decode step makes one token of each sequence."""
+"""Stage → what a saving is given per. A decode step makes one token of each sequence; of a decode without steps, the decode."""
 _BARE = Missing("a trace alone does not tell")
+_NO_STEPS = Missing("the trace does not show the steps of decode, so not how many tokens it made")
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ class StageEvidence:
 
     name: str
     unit: str
+    """token, prefill or step; `decode` where its steps are not known."""
     units: int
-    """Decode steps, prefills or steps in the trace."""
+    """Decode steps, prefills, steps, or decodes in the trace."""
     time: StageTime
     budget: StageBudget
     kernels: tuple[KernelTotal, ...]
@@ -120,6 +122,11 @@ class StageEvidence:
         """Of the wall time in which the device had work."""
         return self.budget.busy_ns / self.budget.wall_ns if self.budget.wall_ns else 0.0
 
+    @property
+    def by_token(self) -> bool:
+        """Whether a unit is a decode step, which makes one token of each sequence."""
+        return self.unit == UNITS[DECODE]
+
     def per_unit(self, ns: float) -> float:
         """A sum over the trace, per token, prefill or step."""
         return ns / self.units
@@ -151,16 +158,17 @@ def _stage(
     trace: Trace, stages: TraceStages, account: Account, time: StageTime, classes: UInt8, facts: RunFacts
 ) -> StageEvidence:
     inner = DECODE_STEP if time.name == DECODE and DECODE_STEP in stages.names else time.name
+    unit = DECODE if inner == DECODE else UNITS[time.name]  # without its steps a decode is no token, however many it made
     group = stages.of_stage(inner)
     worked = different(group[group != NONE])
     units = len(worked) or 1
     time = _without_silence(time, stages, inner, worked)
     busiest = on_the_busiest(trace, group)
     devices = len(different(trace.work.device[group != NONE])) or 1
-    floor_ns, roof = _floor(time.name, units, facts, devices)
+    floor_ns, roof = _floor(time.name, unit, units, facts, devices)
     counters = _counters(time.name, facts)
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
-    wall_ns, wall_ends, source = _wall(time, units, facts)
+    wall_ns, wall_ends, source = _wall(time, unit, units, facts)
     unprofiled = wall_ns is not None
     compute_ns, kernels_ns = kernels_cover(trace, stages.of_stage(time.name), classes)
     budget = stage_budget(
@@ -182,7 +190,7 @@ def _stage(
     )
     return StageEvidence(
         name=time.name,
-        unit=UNITS[time.name],
+        unit=unit,
         units=units,
         time=time,
         budget=replace(budget, notes=(*budget.notes, *side_by_side_notes(trace, stages, inner, devices))),
@@ -197,7 +205,9 @@ def _stage(
         overlap=overlap_of(trace, stages.of_stage(time.name), busiest, devices, kernels_ns),
         collective_ns=kernels_ns - compute_ns,
         wall_ends_ns=wall_ends,
-        request_units=0 if time.name != DECODE or isinstance(facts.timings, Missing) else facts.timings.workload.decode_steps,
+        request_units=0
+        if time.name != DECODE or unit == DECODE or isinstance(facts.timings, Missing)
+        else facts.timings.workload.decode_steps,
     )
 
 
@@ -208,7 +218,7 @@ def _without_silence(time: StageTime, stages: TraceStages, inner: str, worked: I
     return replace(time, wall_ns=time.wall_ns - silent_ns) if silent_ns else time
 
 
-def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, tuple[float, float] | None, str]:
+def _wall(time: StageTime, unit: str, units: int, facts: RunFacts) -> tuple[int | None, tuple[float, float] | None, str]:
     """The unprofiled time of as many units, what it is known within, and where the wall time comes from."""
     timings = facts.timings
     profiled = "the trace, below the profiler"
@@ -216,6 +226,8 @@ def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, tup
         return None, None, profiled if timings is _BARE else f"{profiled}: {timings.why}"
     if time.name not in (PREFILL, DECODE) or not timings.iterations:
         return None, None, f"{profiled}: the unprofiled pass did not time this stage"
+    if unit == DECODE:
+        return None, None, f"{profiled}: {_NO_STEPS.why}"
     values = stage_samples(timings, Stage(time.name), units)
     if isinstance(values, Missing):
         return None, None, f"{profiled}: {values.why}"
@@ -225,7 +237,7 @@ def _wall(time: StageTime, units: int, facts: RunFacts) -> tuple[int | None, tup
     return round(found.median) * times, (low * times, high * times), f"the unprofiled pass, median of {found.n} repeats"
 
 
-def _floor(stage: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Roof]]:
+def _floor(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Roof]]:
     """Of as many units, on the limits of all devices that share the work; `devices` are those that the trace shows."""
     if (elsewhere := more_devices(devices, devices_of(facts.timings))) is not None:
         return elsewhere, elsewhere
@@ -235,6 +247,8 @@ def _floor(stage: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe
     if stage not in (PREFILL, DECODE):
         why = Missing("the cost model has no such stage")
         return why, why
+    if unit == DECODE:
+        return _NO_STEPS, _NO_STEPS
     request = request_cost(facts.timings)
     cost = request if isinstance(request, Missing) else request.stage(Stage(stage), units)
     least = cost if isinstance(cost, Missing) else best_floor(cost, facts.efficiency.roofs)

@@ -9,6 +9,8 @@ from llm_perf_opt.analysis.evidence import StageEvidence
 from llm_perf_opt.records import Maybe, Missing
 
 Confidence = Literal["high", "medium", "low"]
+Bounds = tuple[float, float, float]
+"""Least, expected and most, in ns over all units of the stage."""
 
 
 class Kind(str, Enum):
@@ -26,6 +28,20 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
+class After:
+    """The time per unit once the change is made, told from the time before. Where that turns out otherwise, `kept` tells on."""
+
+    expected_ns: int
+    low_ns: int
+    high_ns: int
+    before_ns: int
+    """The time it was told from."""
+    kept: float = 1.0
+    """The share of a difference of the time before that is one of the time after, too: all of it where a saving is predicted,
+    none where the time after is predicted by itself, a part where what goes, or stays, is a share of the time before."""
+
+
+@dataclass(frozen=True)
 class Saving:
     """Wall-clock time per unit of the stage."""
 
@@ -36,6 +52,8 @@ class Saving:
     """token, prefill or step."""
     counted: int = 0
     """Units in the trace that it is a mean over; 0: not known."""
+    after: After | None = None
+    """None: the time before less the saving, whatever that time is."""
 
     def __post_init__(self) -> None:
         if not self.low_ns <= self.expected_ns <= self.high_ns:
@@ -84,12 +102,31 @@ def weightiest(found: Sequence[Finding]) -> Finding | None:
     return max(reversed(found), key=lambda one: one.weight_ns, default=None)
 
 
-def saving_of(stage: StageEvidence, low: float, expected: float, high: float) -> Saving:
-    """Sums over the trace's units as a saving per unit; none is below zero or above the wall time."""
+def saving_of(
+    stage: StageEvidence, low: float, expected: float, high: float, *, after: Bounds | None = None, kept: float = 1.0
+) -> Saving:
+    """Sums over the trace's units as a saving per unit; none is below zero or above the wall time.
+
+    `after` is the least, expected and greatest time after the change, where that is what is predicted; else it is what the saving
+    leaves, and `kept` is as in `After`.
+    """
     most = stage.budget.wall_ns
     values = [min(max(value, 0.0), most) / stage.units for value in (low, expected, high)]
     rounded = sorted(round(value) for value in (values[0], values[2]))
-    return Saving(min(max(round(values[1]), rounded[0]), rounded[1]), rounded[0], rounded[1], stage.unit, stage.units)
+    middle = min(max(round(values[1]), rounded[0]), rounded[1])
+    before = round(stage.wall_ns)
+    if after is None:
+        then = After(before - middle, before - rounded[1], before - rounded[0], before, kept)
+    else:
+        least, told, longest = (round(stage.per_unit(ns)) for ns in after)
+        then = After(told, least, longest, before, kept=0.0)
+    return Saving(middle, rounded[0], rounded[1], stage.unit, stage.units, then)
+
+
+def gap_saving_of(stage: StageEvidence, low: float, expected: float, high: float) -> Saving:
+    """The same of a share of the idle time: with a longer or shorter wall time the gaps, and so the saving, are other ones."""
+    idle = stage.budget.idle_ns
+    return saving_of(stage, low, expected, high, kept=1.0 - min(max(expected, 0.0) / idle, 1.0) if idle > 0 else 1.0)
 
 
 def milliseconds(ns: float) -> str:

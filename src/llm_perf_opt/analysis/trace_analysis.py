@@ -188,6 +188,7 @@ def finding_lines(found: Sequence[Finding]) -> list[FindingLine]:
 def _finding(finding: Finding) -> FindingLine:
     saving = finding.saving
     known = None if isinstance(saving, Missing) else saving
+    after = known.after if known else None
     return FindingLine(
         id=finding.id,
         claim=finding.claim,
@@ -206,6 +207,11 @@ def _finding(finding: Finding) -> FindingLine:
         overrides=list(finding.to_try.overrides),
         change=finding.to_try.change,
         counted=known.counted if known else 0,
+        before_ns=after.before_ns if after else None,
+        after_ns=after.expected_ns if after else None,
+        after_low_ns=after.low_ns if after else None,
+        after_high_ns=after.high_ns if after else None,
+        kept=after.kept if after else 1.0,
     )
 
 

@@ -21,6 +21,7 @@ class Trial:
     why: str
     """Why there is no measurement; empty where there is one."""
     predicted_saving_ns: int | None
+    """From `before_ns`, whichever run that was measured in; with its bounds. Not measured: as the finding says."""
     predicted_low_ns: int | None
     predicted_high_ns: int | None
     before_ns: int | None = None
@@ -73,20 +74,32 @@ def measured(finding: FindingLine, base: CleanTimings, tried: CleanTimings, run:
     if not before or not after:
         return unmeasured(finding, f"{finding.stage} was not timed in both runs", run)
     spread = sum(percentile(values, 0.75) - percentile(values, 0.25) for values in (before, after)) / 2
+    before_ns = round(percentile(before, 0.5))
     return Trial(
-        finding.id, tuple(finding.overrides), finding.saving_per, run, "",
-        finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns,
-        before_ns=round(percentile(before, 0.5)), after_ns=round(percentile(after, 0.5)), spread_ns=round(spread),
+        finding.id, tuple(finding.overrides), finding.saving_per, run, "", *predicted_saving(finding, before_ns),
+        before_ns=before_ns, after_ns=round(percentile(after, 0.5)), spread_ns=round(spread),
     )  # fmt: skip
+
+
+def predicted_saving(finding: FindingLine, before_ns: int) -> tuple[int | None, int | None, int | None]:
+    """What the finding says is saved of a time before that may be another than its own: expected, least and most.
+
+    A finding that predicts the time after stands by it, however the base has moved; one that predicts a saving stands by that.
+    """
+    if finding.before_ns is None or finding.after_ns is None or finding.after_low_ns is None or finding.after_high_ns is None:
+        return finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns
+    unmoved = before_ns - round(finding.kept * (before_ns - finding.before_ns))
+    return unmoved - finding.after_ns, unmoved - finding.after_high_ns, unmoved - finding.after_low_ns
 
 
 def _unit_times(finding: FindingLine, timings: CleanTimings) -> list[float]:
     share = timings.workload.batch_size if finding.kind == "throughput" else 1
     if finding.stage == PREFILL:
         return [iteration.prefill_ns / share for iteration in timings.iterations]
-    if finding.stage == DECODE:  # the steps that the prediction is of: later ones have a longer context, and the host its moods
+    if finding.stage == DECODE and finding.saving_per != DECODE:
         if finding.counted and unstepped(timings) is not None:
             return []
+        # The steps that the prediction is of: later ones have a longer context, and the host its moods.
         taken = [one.steps_ns[: finding.counted or None] for one in timings.iterations if one.steps_ns]
         return [sum(steps) / len(steps) / share for steps in taken]
     return []

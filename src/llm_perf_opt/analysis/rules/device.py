@@ -6,7 +6,7 @@ from llm_perf_opt.analysis.cost_model.cost import step_cost
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Finding, Kind, Saving, ToTry, milliseconds, saving_of, weightiest
+from llm_perf_opt.analysis.finding import After, Bounds, Finding, Kind, Saving, ToTry, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.kernels.table import StageKernel
 from llm_perf_opt.analysis.limits.device_limits import devices_of
 from llm_perf_opt.analysis.limits.efficiency import RequestCost, request_cost
@@ -60,7 +60,7 @@ def wave_tail(evidence: Evidence) -> Finding | None:
 def small_batch(evidence: Evidence) -> Finding | None:
     """Decode reads all weights for a few tokens: more sequences cost little."""
     stage, facts = evidence.stage(DECODE), evidence.facts
-    if stage is None or isinstance(facts.timings, Missing) or isinstance(facts.hardware, Missing):
+    if stage is None or not stage.by_token or isinstance(facts.timings, Missing) or isinstance(facts.hardware, Missing):
         return None
     request = request_cost(facts.timings)
     if isinstance(request, Missing):
@@ -94,14 +94,21 @@ def small_batch(evidence: Evidence) -> Finding | None:
             f"a step of batch {larger} moves and computes {milliseconds(floors[1] - floors[0])} more: {milliseconds(then)} a "
             "token",
         ),
-        Saving(
-            max(round(now - then), 0), max(round(now - max(then, worst)), 0), max(round(now - min(then, best)), 0), stage.unit
-        ),
+        _batch_saving(stage, now, (min(then, best), then, max(then, worst)), kept=work.batch_size / larger),
         request_units(evidence, stage),
         "medium",
         "the larger step is taken for the present one and what more it must move; at worst all its kernels grow with the batch",
         ToTry((f"runtime.batch_size={larger}",), "Serve more sequences at once (continuous batching)."),
     )
+
+
+def _batch_saving(stage: StageEvidence, now: float, after: Bounds, kept: float) -> Saving:
+    """A token's share of the step, now and then. Of another step than the present one the larger batch shares that out, too."""
+    low, then, high = (round(ns) for ns in after)
+    before = round(now)
+    told = After(then, low, high, before, kept)
+    expected, least, most = (max(before - ns, 0) for ns in (then, high, low))
+    return Saving(expected, least, most, stage.unit, stage.units, told)
 
 
 def _step_floor_ns(request: RequestCost, hardware: Hardware, batch: int, context: int, devices: int) -> Maybe[float]:

@@ -2,7 +2,7 @@
 
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of
+from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, gap_saving_of, milliseconds, saving_of
 from llm_perf_opt.analysis.rules.launching import request_units
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, MIXED_STEP, STEP
 
@@ -33,7 +33,7 @@ def syncs_per_step(evidence: Evidence) -> Finding | None:
             f"{calls.syncs:,} synchronising calls, {milliseconds(calls.sync_ns)} below the profiler",
             f"budget of {stage.name}: sync {milliseconds(lost)} of {milliseconds(stage.budget.wall_ns)}",
         ),
-        saving_of(stage, 0, lost / 2, lost),
+        gap_saving_of(stage, 0, lost / 2, lost),
         request_units(evidence, stage),
         "medium",
         "without the wait the host still has to launch; the middle is shown",
@@ -63,7 +63,7 @@ def allocations_in_the_loop(evidence: Evidence) -> Finding | None:
         f"{milliseconds(stage.per_unit(calls.allocation_ns))} below the profiler: the framework's cache of memory is too "
         "small or off.",
         (f"{calls.allocations:,} calls such as cudaMalloc and cudaFree, {milliseconds(calls.allocation_ns)}",),
-        saving_of(stage, 0, most / 2, most),
+        gap_saving_of(stage, 0, most / 2, most),
         request_units(evidence, stage),
         "medium",
         "the calls' time is the profiler's, scaled as the idle time is; the middle is shown",

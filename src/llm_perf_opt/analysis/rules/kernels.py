@@ -7,12 +7,12 @@ from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.cost_model.cost import step_cost
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of, weightiest
+from llm_perf_opt.analysis.finding import Bounds, Finding, Kind, ToTry, gap_saving_of, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.limits.efficiency import request_cost
 from llm_perf_opt.analysis.limits.roofs import best_floor
 from llm_perf_opt.analysis.rules.launching import launches_one_by_one, lengthened, request_units
-from llm_perf_opt.analysis.rules.wall_clock import HOST_BOUND, Bounds, felt
+from llm_perf_opt.analysis.rules.wall_clock import HOST_BOUND, felt
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.records import Missing
@@ -38,7 +38,8 @@ def cache_concatenation(evidence: Evidence) -> Finding | None:
         evidence,
         stage,
         "cache_concatenation",
-        f"Each token concatenates and copies: {_calls(rows, stage)}, {milliseconds(stage.per_unit(total))} per token. "
+        f"Each {stage.unit} concatenates and copies: {_calls(rows, stage)}, {milliseconds(stage.per_unit(total))} per "
+        f"{stage.unit}. "
         "A cache that grows is copied whole at every step.",
         rows,
         (0, total / 2, total),
@@ -78,7 +79,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
             claim
             + f" The step waits for launches, so it is the {gone:.0%} fewer launches that would save, not the faster kernels.",
             _rows(rows, stage),
-            saving_of(stage, 0, gaps / 2, gaps),
+            gap_saving_of(stage, 0, gaps / 2, gaps),
             request_units(evidence, stage),
             "low",
             f"what a launch of compiled code costs the host is not known; the middle is shown{lengthened(stage)}",
@@ -134,7 +135,7 @@ def math_attention(evidence: Evidence) -> Finding | None:
         softmax = [row for row in stage.kernels if _SOFTMAX.search(row.name) and row.kind is not KernelClass.ATTENTION]
         fused = any(row.kind is KernelClass.ATTENTION for row in stage.kernels)
         calls = sum(row.calls for row in softmax)
-        if fused or calls < 2 * stage.units:  # one softmax per step may be that of sampling
+        if fused or calls < 2 * stage.units or stage.unit == DECODE:  # one softmax per step may be that of sampling
             continue
         total = sum(row.total_ns for row in softmax)
         finding = _kernel_finding(

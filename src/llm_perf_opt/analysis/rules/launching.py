@@ -2,7 +2,7 @@
 
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, milliseconds, saving_of
+from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, gap_saving_of, milliseconds, saving_of
 from llm_perf_opt.analysis.limits.ceiling_peaks import graph_interval_ns
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.records import Missing
@@ -45,7 +45,8 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
     high = most + gap * (fusion.kept_kernels + fusion.sizes) + stays
     middle = estimate + gap / 2 * fusion.kernels
     wall = stage.budget.wall_ns
-    saving = saving_of(stage, stage.least_wall_ns - high if stage.unprofiled else 0, wall - middle, wall - low)
+    least_saved = stage.least_wall_ns - high if stage.unprofiled else 0
+    saving = saving_of(stage, least_saved, wall - middle, wall - low, after=(low, middle, high))
     if saving.expected_ns <= 0:
         return None
     return Finding(
@@ -53,16 +54,16 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
         kind=Kind.LATENCY,
         stage=stage.name,
         claim=(
-            f"Decode is launch-bound: {milliseconds(stage.wall_ns)} per token{known_within(stage)}{below(stage)}, of which the "
-            f"device works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). With a static cache "
-            f"and CUDA graphs about {milliseconds(stage.per_unit(middle))} per token is expected "
+            f"Decode is launch-bound: {milliseconds(stage.wall_ns)} per {stage.unit}{known_within(stage)}{below(stage)}, of "
+            f"which the device works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). With "
+            f"a static cache and CUDA graphs about {milliseconds(stage.per_unit(middle))} per {stage.unit} is expected "
             f"({milliseconds(stage.per_unit(low))} to {milliseconds(stage.per_unit(high))})."
         ),
         evidence=(
             *_launch_rows(stage),
             *_staying_rows(stage),
             f"stays: {stage.per_unit(fusion.kept_kernels):,.0f} kernels, {milliseconds(stage.per_unit(fusion.kept_ns))} per "
-            "token",
+            f"{stage.unit}",
             f"fuses: {stage.per_unit(fusion.fusable_kernels):,.0f} kernels, "
             f"{milliseconds(stage.per_unit(fusion.fusable_ns))}, into "
             f"{stage.per_unit(fusion.runs):,.0f} to {stage.per_unit(fusion.sizes):,.0f} kernels, "
@@ -101,7 +102,7 @@ def launch_bound_prefill(evidence: Evidence) -> Finding | None:
             "long, or several prompts in a batch, would take hardly longer."
         ),
         evidence=_launch_rows(stage),
-        saving=saving_of(stage, 0, gaps / 2, gaps),
+        saving=gap_saving_of(stage, 0, gaps / 2, gaps),
         units=request_units(evidence, stage),
         confidence="low",
         because="how much of the gaps goes away depends on the shapes that a compiled prefill is made for; the middle is shown",
@@ -126,10 +127,10 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
         stage=stage.name,
         claim=(
             f"Before, between and after the kernels of its steps, decode waits for the host for "
-            f"{milliseconds(stage.per_unit(host))} per token{below(stage)} ({host / stage.budget.wall_ns:.0%})."
+            f"{milliseconds(stage.per_unit(host))} per {stage.unit}{below(stage)} ({host / stage.budget.wall_ns:.0%})."
         ),
         evidence=(f"budget of decode: host {milliseconds(host)} of {milliseconds(stage.budget.wall_ns)}",),
-        saving=saving_of(stage, 0, host / 2, host),
+        saving=gap_saving_of(stage, 0, host / 2, host),
         units=request_units(evidence, stage),
         confidence="low",
         because=f"part of it may be work that each step needs; the middle is shown{lengthened(stage)}",
@@ -176,7 +177,7 @@ def request_units(evidence: Evidence, stage: StageEvidence) -> int:
     timings = evidence.facts.timings
     if isinstance(timings, Missing):
         return stage.units
-    return timings.workload.decode_steps if stage.name == DECODE else 1
+    return timings.workload.decode_steps if stage.by_token else 1
 
 
 def _asked_for_graphs(evidence: Evidence) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.evidence import StageEvidence
+from llm_perf_opt.analysis.finding import Bounds
 
 HOST_BOUND = 0.5
 """Below this share of busy time a faster kernel only lengthens a gap."""
@@ -10,9 +11,6 @@ DEVICE_BOUND = 0.9
 """From this share of busy time on, less kernel time is less wall time. Between the two, as much of it as lies between them."""
 INFLATED = 3.0
 """A profiler that makes a stage this many times slower: the proportions of its gaps say little of the real ones."""
-
-Bounds = tuple[float, float, float]
-"""Least, expected and most, in ns over all units of the stage."""
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,14 @@ class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
     change: str
     counted: int = 0
     """Units that the budget it stands on holds: decode steps in the trace. 0: all there are."""
+    before_ns: int | None = None
+    """The time per unit that the saving is taken from, and below what it is predicted to become."""
+    after_ns: int | None = None
+    after_low_ns: int | None = None
+    after_high_ns: int | None = None
+    kept: float = 1.0
+    """Where the time before is measured otherwise, the share of the difference that the time after has, too: 0 where the time
+    after is predicted by itself, 1 where a saving is."""
 
 
 class TraceAnalysis(msgspec.Struct, frozen=True):

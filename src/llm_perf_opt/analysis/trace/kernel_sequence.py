@@ -83,10 +83,49 @@ def find_repetition(trace: Trace) -> Repetition | None:
     )
 
 
-def _busiest_stream(trace: Trace) -> tuple[Int64, int]:
+def find_steps(trace: Trace, rows: Int64) -> tuple[Int64, str] | None:
+    """Inside one decode, whose device work is `rows`: the first kernel of each step, and the evidence; None where unclear.
+
+    A decode that is a single step shows a rhythm too, that of its layers. So a step must choose a token, what lies outside the
+    steps must hold no matrix product (the head of a single step would), and be less than half a step: then their number is right.
+    """
+    kernels, _ = _busiest_stream(trace, rows)
+    if len(kernels) < LEAST_STEPS * LEAST_PERIOD:
+        return None
+    names = trace.work.name[kernels].astype(np.int64)
+    marker = _best_marker(trace, names)
+    if marker is None:
+        return None
+    first, last = (
+        int(marker.positions[0]),
+        int(marker.positions[-1]),
+    )  # a decode begins with its first step and ends with its last,
+    anchored = (first % marker.period, (last - len(names)) % marker.period)  # unless something is prepared before, or done after
+    for lead in (*anchored, _lead(marker, trace.work.start_ns[kernels], trace.work.end_ns[kernels])):
+        steps = [step for run in _runs(marker, lead, names) for step in run]
+        if steps and _are_steps(trace, names, steps, marker.period):
+            why = f"{len(steps)} periods of {marker.period} kernels, by '{trace.name_of(marker.name)[:60]}'"
+            return kernels[[low for low, _ in steps]], why
+    return None
+
+
+def _are_steps(trace: Trace, names: Int64, steps: list[tuple[int, int]], period: int) -> bool:
+    """Whether the periods make up the whole decode, each chooses a token, and the last holds no product that others do not."""
+    outside = np.ones(len(names), np.bool_)
+    for low, high in steps:
+        outside[low:high] = False
+    if 2 * np.count_nonzero(outside) >= period or _computes(trace, names[outside]):
+        return False
+    first, last = ([classify(trace.name_of(int(name))) for name in names[low:high]] for low, high in (steps[0], steps[-1]))
+    products = (KernelClass.GEMM, KernelClass.GEMV)
+    return KernelClass.SAMPLING in first and sum(kind in products for kind in last) <= sum(kind in products for kind in first)
+
+
+def _busiest_stream(trace: Trace, among: Int64 | None = None) -> tuple[Int64, int]:
     """The kernels of the stream with the most kernel time, in the order of their start, and its device."""
     work = trace.work
-    kernels = np.flatnonzero(work.kind == WorkKind.KERNEL)
+    every = np.arange(len(work)) if among is None else among
+    kernels = every[work.kind[every] == WorkKind.KERNEL]
     if not len(kernels):
         return kernels, 0
     number = lanes_of((work.device[kernels].astype(np.int64), work.stream[kernels]))[0]

@@ -38,7 +38,7 @@ class TraceStages:
     """What the stages of a trace are, and how that was found out."""
 
     method: str
-    """labels, vllm, sglang, tensorrt_llm, atom, profiler_step, kernel sequence or none."""
+    """labels, vllm, sglang, tensorrt_llm, atom, profiler_step, kernel sequence or none; or `labels, steps by kernel sequence`."""
     why: str
     """The evidence in a line."""
     names: tuple[str, ...]

@@ -1,13 +1,14 @@
 """The stages and steps of any trace: from labels where there are some, else from the repeating sequence of kernels.
 
-The dialects of `stage_labels` are tried in order; the first whose labels own device work is used. Without labels,
-`kernel_sequence` looks for the steps. The result names the method and how much of the device time it covers.
+The dialects of `stage_labels` are tried in order; the first whose labels own device work is used. Without labels, and inside a
+decode whose steps have none, `kernel_sequence` looks for the steps. The result names the method and how much of the device time
+it covers.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.kernel_sequence import Repetition, find_repetition
+from llm_perf_opt.analysis.trace.kernel_sequence import Repetition, find_repetition, find_steps
 from llm_perf_opt.analysis.trace.nesting import lanes_of, nest
 from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, through
 from llm_perf_opt.analysis.trace.row_numbers import distinct
@@ -28,6 +29,8 @@ from llm_perf_opt.stages import DOMAIN, STAGE_NAMES
 
 _ORDER = (*STAGE_NAMES, MIXED_STEP, STEP)
 """Stages as they are listed."""
+SEQUENCED_STEPS = "steps by kernel sequence"
+"""Behind the name of a dialect whose labels show a decode and not its steps."""
 
 
 def find_stages(trace: Trace, call_of_work: Int64 | None = None) -> TraceStages:
@@ -60,7 +63,55 @@ def _from_labels(trace: Trace, call_of_work: Int64, dialect: Dialect) -> TraceSt
     if DECODE_STEP in names and DECODE not in names:
         names, instances, of_work = _with_decodes(trace, names, instances, of_work)
     why = f"{len(rows)} labels such as '{trace.name_of(int(trace.ranges.name[rows[-1]]))}'"
-    return _stages(trace, dialect.name, why, names, instances, of_work)
+    method = dialect.name
+    if DECODE in names and DECODE_STEP not in names:
+        found = _with_steps(trace, call_of_work, names, instances, of_work)
+        if found is None:
+            why += "; decode has no labels of steps, and its kernels show none: it is not told by the token"
+        else:
+            names, instances, of_work, steps = found
+            method, why = f"{method}, {SEQUENCED_STEPS}", f"{why}; steps of decode by {steps}"
+    return _stages(trace, method, why, names, instances, of_work)
+
+
+def _with_steps(
+    trace: Trace, call_of_work: Int64, names: tuple[str, ...], instances: Instances, of_work: Int64
+) -> tuple[tuple[str, ...], Instances, Int64, str] | None:
+    """The same with the steps of every decode, by the sequence of its kernels; None where one of them shows none.
+
+    A step lasts from the launch of its first kernel to that of the next step's, and owns what was launched in between.
+    """
+    began = through(call_of_work, trace.calls.start_ns)
+    of_work = of_work.copy()
+    whys: list[str] = []
+    first: list[int] = []
+    last: list[int] = []
+    parent: list[int] = []
+    for decode in np.flatnonzero(instances.stage == names.index(DECODE)).tolist():
+        rows = np.flatnonzero(of_work == decode)
+        if not len(rows):
+            continue
+        found = find_steps(trace, rows)
+        if found is None or (np.diff(began[found[0]]) <= 0).any():
+            return None
+        starts, mine = began[found[0]], rows[began[rows] >= began[found[0][0]]]
+        of_work[mine] = len(instances) + len(parent) + np.searchsorted(starts, began[mine], side="right") - 1
+        whys.append(found[1])
+        first += starts.tolist()
+        last += [*starts[1:].tolist(), int(instances.end_ns[decode])]
+        parent += [decode] * len(starts)
+    if not parent:
+        return None
+    steps = Instances(
+        stage=np.full(len(parent), len(names), np.int32),
+        start_ns=np.array(first, np.int64),
+        end_ns=np.array(last, np.int64),
+        parent=np.array(parent, np.int64),
+        range=np.full(len(parent), NONE, np.int64),
+    )
+    joined, of_work = _sorted(_joined(instances, steps), of_work)
+    more = f", and so in {len(whys) - 1} more" if len(whys) > 1 else ""
+    return (*names, DECODE_STEP), joined, of_work, whys[0] + more
 
 
 def _in_our_domain(trace: Trace) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,104 @@
+"""A decode whose steps carry no label: told by the token where its kernels show the steps, else by the decode, never mixed up."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builders import clean_timings
+from llm_perf_opt.analysis.evidence import RunFacts, StageEvidence, gather
+from llm_perf_opt.analysis.findings import find
+from llm_perf_opt.analysis.trace.accounting import account
+from llm_perf_opt.analysis.trace.stages import find_stages
+from llm_perf_opt.events import Trace
+from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.records import Missing
+from traces import Builder
+
+REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
+STEPS = 8
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def labelled() -> Trace:
+    return read_torch_trace(REAL)
+
+
+def without(trace: Trace, label: str) -> Trace:
+    return replace(trace, ranges=trace.ranges.rows(np.flatnonzero(trace.ranges.name != trace.names.index(label))))
+
+
+def decode_of(trace: Trace, facts: RunFacts | None = None) -> StageEvidence:
+    stages = find_stages(trace)
+    found = gather(trace, stages, account(trace, stages), facts or RunFacts()).stage("decode")
+    assert found is not None
+    return found
+
+
+def test_steps_of_a_real_decode_are_found_by_its_kernels(labelled: Trace) -> None:
+    """Eight steps of 191 kernels: the same figures with the steps' labels and without them."""
+    bare = without(labelled, "decode_step")
+    stages = find_stages(bare)
+    assert stages.method == "labels, steps by kernel sequence"
+    assert "8 periods of 191 kernels" in stages.why
+    known, found = decode_of(labelled), decode_of(bare)
+    assert (found.unit, found.units, found.wall_ns) == ("token", STEPS, known.wall_ns)
+    assert (found.budget, found.kernels, found.fusion) == (known.budget, known.kernels, known.fusion)
+    ours, theirs = (find_stages(trace).of_stage("decode_step") for trace in (bare, labelled))
+    assert (np.diff(ours) != 0).tolist() == (np.diff(theirs) != 0).tolist()
+
+
+def test_a_label_around_every_step_is_no_decode_of_as_many_layers(labelled: Trace) -> None:
+    """`decode` set around each step: the layers' rhythm is not taken for steps, and nothing is called a token."""
+    outer = without(labelled, "decode")
+    names = tuple("decode" if name == "decode_step" else name for name in outer.names)
+    each = replace(outer, names=names)
+    stages = find_stages(each)
+    assert "decode_step" not in stages.names
+    assert "not told by the token" in stages.why
+    found = decode_of(each)
+    assert (found.unit, found.units) == ("decode", STEPS)
+    said = [one for one in find(gather(each, stages, account(each, stages), RunFacts())) if one.stage == "decode"]
+    assert said
+    for one in said:
+        assert "token" not in one.claim + " ".join(one.evidence)
+        assert isinstance(one.saving, Missing) or one.saving.unit == "decode"
+
+
+def looped(requests: int, steps: int, sampled: bool = True, before: int = 0) -> Trace:
+    """Decodes of some steps of six layers each, with a product and an attention that is not recognised as one, and a head."""
+    built = Builder()
+    at = 0
+    for _ in range(requests):
+        begin = at
+        step = [name for _ in range(LAYERS) for name in ("norm", "gemm_qkv", "softmax", "gemm_up", "mul")]
+        kernels = ["fill"] * before + (["embed", *step, "gemm_head", *(["ArgMaxOps"] if sampled else [])]) * steps
+        for name in kernels:
+            built.launch(at + 1, at + 50, at + 55, name)
+            at += 10
+        built.range(begin, at, "decode")
+        at += 100
+    return built.trace()
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_every_decode_is_cut_into_its_steps(before: int) -> None:
+    trace = looped(requests=3, steps=7, before=before)
+    found = find_stages(trace)
+    assert len(found.rows_of("decode_step")) == 21
+    steps = found.instances.rows(found.rows_of("decode_step"))
+    assert np.bincount(steps.parent)[found.rows_of("decode")].tolist() == [7, 7, 7]
+    assert decode_of(trace).units == 21
+
+
+@pytest.mark.parametrize(("steps", "sampled"), [(1, True), (1, False), (2, True), (7, False)])
+def test_where_no_token_is_seen_to_be_chosen_again_and_again_there_are_no_steps(steps: int, sampled: bool) -> None:
+    assert decode_of(looped(requests=2, steps=steps, sampled=sampled)).unit == "decode"
+
+
+def test_a_decode_of_unknown_steps_takes_no_time_or_floor_by_the_step() -> None:
+    found = decode_of(looped(requests=1, steps=1), RunFacts(timings=clean_timings()))
+    assert not found.unprofiled
+    assert "does not show the steps" in found.budget.wall_source
