@@ -13,9 +13,9 @@ from llm_perf_opt.analysis.trace.document import FindingLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.capture import capture
 from llm_perf_opt.capturing.listener import Listener
-from llm_perf_opt.composition import Composed, compose, config_from_mapping
+from llm_perf_opt.composition import Composed, compose, with_overrides
 from llm_perf_opt.config import RunConfig
-from llm_perf_opt.errors import ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.errors import Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.provenance import environment
 from llm_perf_opt.records import CleanTimings, Missing
 from llm_perf_opt.run_folder import RunFolder, write_record
@@ -68,22 +68,8 @@ def verify(
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
     """A run's configuration with some values replaced, unprofiled; a ConfigError where that means nothing."""
-    changed = _copied(values)
-    for text in overrides:
-        key, separator, value = text.partition("=")
-        *path, last = key.split(".")
-        place: Any = changed
-        for part in path:
-            place = place.get(part) if isinstance(place, dict) else None
-        if not separator or not isinstance(place, dict) or last not in place:
-            raise ConfigError(f"'{text}' sets nothing that the run's configuration has.", "It was made by another version.")
-        place[last] = yaml.safe_load(value)
-    config = config_from_mapping(changed)
+    config = with_overrides(values, overrides)
     return replace(config, profiling=compose(["profiling=none"]).config.profiling)
-
-
-def _copied(values: Any) -> Any:
-    return {key: _copied(value) for key, value in values.items()} if isinstance(values, Mapping) else values
 
 
 def _values(folder: RunFolder) -> dict[str, Any]:

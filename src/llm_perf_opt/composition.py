@@ -105,6 +105,25 @@ def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
     return check(_build(RunConfig, values, ""))
 
 
+def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
+    """The checked configuration of a run with some of its values replaced; a ConfigError where that means nothing."""
+    changed = _copied(values)
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        *path, last = key.split(".")
+        place: Any = changed
+        for part in path:
+            place = place.get(part) if isinstance(place, dict) else None
+        if not separator or not isinstance(place, dict) or last not in place:
+            raise ConfigError(f"'{text}' sets nothing that the run's configuration has.", "It was made by another version.")
+        place[last] = yaml.safe_load(value)
+    return config_from_mapping(changed)
+
+
+def _copied(values: Any) -> Any:
+    return {key: _copied(value) for key, value in values.items()} if isinstance(values, Mapping) else values
+
+
 def config_to_yaml(config: RunConfig) -> str:
     """The resolved configuration as YAML that `config_from_mapping` reads back."""
     values = dataclasses.asdict(config)

@@ -1,6 +1,6 @@
 """Every rule fires where it should and holds its tongue where it must not; savings are of the wall clock."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import hypothesis
@@ -303,6 +303,28 @@ def test_small_batch_names_the_batch_at_which_it_turns() -> None:
     assert saving.after.before_ns - saving.after.expected_ns == saving.expected_ns
     many = replace(timings, workload=replace(timings.workload, batch_size=4096, prompt_tokens=(10,) * 4096))
     assert found("small_batch", evidence(stage_evidence(), timings=many, hardware=hardware_named("h200"))) is None
+
+
+def test_what_the_runs_configuration_refuses_is_said_in_words() -> None:
+    """Sub-stages cannot be bracketed in a compiled step: the tool would refuse what it proposes."""
+    waiting = stage_evidence(busy_ns=10 * MS, idle=WAITING, fusion=FUSABLE)
+    plain = asdict(compose(["model=tiny"]).config)
+    bracketed = {**plain, "model": {**plain["model"], "substages": {"mlp": "model.layers.*.mlp"}}}
+    takes, refuses = (find(evidence(waiting, config=config))[0] for config in (plain, bracketed))
+    assert takes.id == refuses.id == "launch_bound_decode"
+    assert takes.to_try.overrides == ("runtime.cache=static", "runtime.compile=reduce-overhead")
+    assert refuses.to_try.overrides == ()
+    assert refuses.to_try.change.startswith(takes.to_try.change)
+    assert "substages" in refuses.to_try.change
+
+
+@pytest.mark.parametrize("method", ["vllm", "sglang", "tensorrt_llm", "atom"])
+def test_an_engines_trace_gets_no_settings_of_this_tool(method: str) -> None:
+    waiting = evidence(stage_evidence(busy_ns=10 * MS, idle=WAITING, fusion=FUSABLE))
+    assert find(waiting)[0].to_try.overrides
+    for finding in find(replace(waiting, method=method)):
+        assert finding.to_try.overrides == ()
+        assert finding.to_try.change
 
 
 def test_launches_predict_a_time_gaps_a_share_and_kernels_a_saving() -> None:

@@ -86,3 +86,17 @@ def test_what_is_missing_says_why() -> None:
     assert "n/a: no pass left a trace" in findings_section(none, None)
     assert finding_sentences(none) == []
     assert advice_text([]).startswith("Nothing found")
+
+
+def test_the_terminal_gives_the_change_in_words_beside_the_overrides() -> None:
+    """Whoever brought a trace of another program has no use for overrides of this one."""
+    found = Finding(
+        "launch_bound_decode", Kind.LATENCY, "decode", "It waits.", (), Missing("not known"), 1, "low", "a guess",
+        ToTry(("runtime.compile=default",), "Compile the step."),
+    )  # fmt: skip
+    text = advice_text(finding_lines([found]))
+    assert "try: runtime.compile=default" in text
+    assert "in other programs: Compile the step." in text
+    words = advice_text([replace(one, overrides=[], to_try=one.change) for one in finding_lines([found])])
+    assert "try: Compile the step." in words
+    assert "in other programs" not in words

@@ -138,6 +138,8 @@ class Evidence:
 
     stages: tuple[StageEvidence, ...]
     facts: RunFacts
+    method: str = ""
+    """How the stages were found: by whose labels."""
 
     def stage(self, name: str) -> StageEvidence | None:
         """The stage of this name, where the trace shows it."""
@@ -151,7 +153,7 @@ def gather(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts)
     for time in account.stages:
         if time.name in UNITS and time.span_ns:
             found.append(_stage(trace, stages, account, time, classes, facts))
-    return Evidence(tuple(found), facts)
+    return Evidence(tuple(found), facts, stages.method)
 
 
 def _stage(

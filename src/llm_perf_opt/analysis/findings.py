@@ -3,8 +3,9 @@
 Savings of different findings overlap: the same gap may be claimed by two. They are never added up.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from llm_perf_opt.analysis.evidence import Evidence
 from llm_perf_opt.analysis.finding import Confidence, Finding, Kind, Saving, ToTry
@@ -19,6 +20,8 @@ from llm_perf_opt.analysis.rules.kernels import (
 )
 from llm_perf_opt.analysis.rules.launching import host_between_steps, launch_bound_decode, launch_bound_prefill
 from llm_perf_opt.analysis.rules.trust import noisy_machine, passes_disagree, profiler_inflation, throttled
+from llm_perf_opt.analysis.trace.stage_labels import ENGINES
+from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import Missing
 
 __all__ = ["RULES", "Finding", "Kind", "Rule", "Saving", "ToTry", "find"]
@@ -60,11 +63,36 @@ def find(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def _fitting(finding: Finding, evidence: Evidence) -> Finding:
-    """Without overrides where the run's runtime does not know them: then the change in words is what to try."""
-    other = evidence.facts.setting("runtime.type") not in (None, _OWN_RUNTIME)
-    if other and any(override.startswith(_OF_OWN_RUNTIME) for override in finding.to_try.overrides):
-        return replace(finding, to_try=replace(finding.to_try, overrides=()))
-    return finding
+    """Without overrides that this program or this run does not take: then the change in words is what to try."""
+    overrides, config = finding.to_try.overrides, evidence.facts.config
+    if not overrides:
+        return finding
+    runtime = evidence.facts.setting("runtime.type")
+    if runtime is None and evidence.method in ENGINES:
+        return _in_words(finding)
+    if runtime not in (None, _OWN_RUNTIME) and any(override.startswith(_OF_OWN_RUNTIME) for override in overrides):
+        return _in_words(finding)
+    why = _refusal(config, overrides) if config else ""
+    return _in_words(finding, f" This run does not take {' '.join(overrides)}: {why}") if why else finding
+
+
+def _in_words(finding: Finding, why: str = "") -> Finding:
+    return replace(finding, to_try=ToTry(change=finding.to_try.change + why))
+
+
+def _refusal(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """Why the run's configuration does not take them; empty where it does, or would be refused without them, too."""
+    from llm_perf_opt.composition import with_overrides  # the trace of another program needs no configuration
+
+    try:
+        with_overrides(config, ())
+    except ConfigError:
+        return ""  # of another version, or a part of one: it cannot be asked
+    try:
+        with_overrides(config, overrides)
+    except ConfigError as error:
+        return error.fact
+    return ""
 
 
 _LOWER: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}

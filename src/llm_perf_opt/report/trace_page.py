@@ -225,6 +225,8 @@ def finding_lines(number: int, finding: FindingLine) -> list[str]:
     for row in finding.evidence:
         lines += _wrapped(f"   · {plain(row)}", "     ")
     lines += _wrapped(f"   try: {plain(finding.to_try)}", "        ")
+    if finding.overrides and finding.change:
+        lines += _wrapped(f"   in other programs: {plain(finding.change)}", "        ")
     return lines
 
 

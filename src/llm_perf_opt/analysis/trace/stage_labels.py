@@ -103,3 +103,6 @@ DIALECTS: Sequence[Dialect] = (
     Dialect("profiler_step", _profiler_step),
 )
 """In the order they are tried: the one that says most first."""
+
+ENGINES = frozenset(dialect.name for dialect in DIALECTS) - {"labels", "profiler_step"}
+"""Dialects of programs that serve: their settings are their own, none of this tool's."""
