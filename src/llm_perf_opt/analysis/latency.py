@@ -155,17 +155,22 @@ def unstepped(timings: CleanTimings) -> Missing | None:
 
 
 def value_of(definition: MetricDefinition, iteration: Iteration, timings: CleanTimings) -> Maybe[float]:
-    """A figure of one iteration; missing where it needs stages that cannot be told apart."""
-    mixed = inseparable(timings) if definition.key in NEED_STAGES else None
-    mixed = unstepped(timings) if definition.key in NEED_STEPS else mixed
-    return mixed or definition.of(iteration, timings.workload)
+    """A figure of one iteration; missing where it needs stages or steps that cannot be told apart."""
+    return _mixed(definition, timings) or definition.of(iteration, timings.workload)
+
+
+def _mixed(definition: MetricDefinition, timings: CleanTimings) -> Missing | None:
+    """Why a figure cannot be had, where it needs stages or steps that cannot be told apart."""
+    if definition.key in NEED_STEPS:
+        return unstepped(timings)
+    return inseparable(timings) if definition.key in NEED_STAGES else None
 
 
 def metrics(timings: CleanTimings) -> tuple[Metric, ...]:
     """Every figure over the repeats: one value per iteration, then its distribution."""
     found = []
     for definition in METRICS:
-        mixed = inseparable(timings) if definition.key in NEED_STAGES else None
+        mixed = _mixed(definition, timings)
         times = [mixed or definition.time(iteration) for iteration in timings.iterations]
         missing = next((time for time in times if isinstance(time, Missing)), None)
         present = [time for time in times if not isinstance(time, Missing)]
