@@ -8,7 +8,7 @@ smaller file; memory is measured with the byte tokenizer. Seconds do not include
 is not installed is left out and named.
 
 Fails (exit code 1) when a transform of ours takes more than 1.1 times the memory on a larger input than on the smallest. What it
-takes at all is Python and its packages, about 50 MB, and on top: for a subset a block of lines, for ids a block of texts and
+takes at all is Python and its packages, about 40 MB, and on top: for a subset a block of lines, for ids a block of texts and
 of their ids, for Parquet the database with its buffers for lines of up to 16 MiB.
 """
 

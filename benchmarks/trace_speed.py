@@ -29,7 +29,7 @@ from typing import Any
 
 TESTS = Path(__file__).parent.parent / "tests"
 COLD_S, COLD_MB, WARM_S, PEER_RATIO, TARGET_EVENTS = 3.0, 1000, 0.2, 15, 1_000_000
-WARM_TRIES = 5
+COLD_TRIES, WARM_TRIES = 3, 5
 PEER = """
 import os, resource, sys, time
 from hta.trace_analysis import TraceAnalysis
@@ -104,10 +104,10 @@ def _one(events: int, peer: str | None, same: bool) -> dict[str, Any]:
         path = Path(folder) / "trace.json"
         truth = write_trace(path, sized(events))
         time.sleep(0.2)  # a file so young is fingerprinted anew each time
-        colds = [_cold(path), _cold(path)]
+        colds = [_cold(path) for _ in range(COLD_TRIES)]
         asked = ["breakdowns", *(["same"] if same else [])]
         beside = {kind: found for kind in asked if peer and (found := _peer(peer, path, kind))}
-        colds.append(_cold(path))  # before and after the peer, for whatever the machine does meanwhile
+        colds += [_cold(path) for _ in range(COLD_TRIES)]  # before and after the peer, for whatever the machine does meanwhile
         warm = [_child(path) for _ in range(WARM_TRIES)]
         for found in (*colds, *warm):
             said = (found["kernels"], found["kernel_ns"], found["idle_ns"])
