@@ -35,7 +35,7 @@ FLOORS = [
 ]
 # The same inside analysis/, the largest room; modules that stand alone there belong to the floor named "".
 ANALYSIS_FLOORS = [{"comparison"}, {""}, {"regions"}, {"trace"}, {"kernels"}, {"limits"}, {"cost_model"}]
-ANALYSIS_GROUND = {"checks", "dtypes", "stats"}
+ANALYSIS_GROUND = {"checks", "dtypes", "separable", "stats"}
 HEAVY = {"torch", "transformers", "vllm", "tensorrt_llm", "pynvml", "nvtx", "accelerate", "safetensors"}
 LONGEST_MODULE = 450
 LONGEST_FUNCTION = 80

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence
-from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings, unstepped
+from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_of_device
 from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarise_telemetry
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification

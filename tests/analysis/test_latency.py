@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from builders import MS, clean_timings, in_a_row, iteration, torch_pass, workload
 from llm_perf_opt.analysis.latency import METRICS, NO_DECODE, compile_seconds, context_drift, metrics, stage_timings
+from llm_perf_opt.analysis.limits.efficiency import stage_samples
 from llm_perf_opt.records import CleanTimings, Distribution, Drift, Iteration, Missing, StageTiming, SubstageSpan
 from llm_perf_opt.runtime_records import RuntimeFacts
+from llm_perf_opt.stages import Stage
 
 NO_TORCH = Missing("the run was asked for without the torch pass")
 
@@ -303,6 +305,17 @@ def test_what_needs_single_steps_is_missing_where_tokens_came_at_once(told: str)
     assert figure(timings, "tpot").median == 3 * MS
     assert [row.name for row in stage_timings(timings, NO_TORCH)] == ["profile", "prefill", "decode"]
     assert isinstance(context_drift(timings), Missing)
+
+
+def test_a_torch_pass_of_fewer_steps_has_nothing_to_be_held_against_where_tokens_came_at_once() -> None:
+    repeats = in_a_row(10, steps_ns=(0, 0, 9 * MS))
+    timings = clean_timings(repeats, runtime=RuntimeFacts("vllm", "1", "by arrival", unstepped="they came at once"))
+    torch = torch_pass(decode_steps=2)
+    rows = {row.name: row for row in stage_timings(timings, torch)}
+    assert rows["decode"].inflation == rows["profile"].inflation == Missing("they came at once")
+    assert isinstance(rows["prefill"].inflation, float)
+    assert stage_samples(timings, Stage.DECODE, 2) == Missing("they came at once")
+    assert stage_samples(timings, Stage.DECODE, 3) == [9 * MS] * 10
 
 
 def test_an_engine_hands_its_tokens_over_on_the_host() -> None:

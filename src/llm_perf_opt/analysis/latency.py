@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from llm_perf_opt.analysis.separable import inseparable, unstepped
 from llm_perf_opt.analysis.stats import (
     PERCENTILE_METHOD,
     carried_percentile,
@@ -137,23 +138,6 @@ def tokens_needed(key: str) -> int:
     return 2 if tail is None else 1 + least_values(tail)
 
 
-def inseparable(timings: CleanTimings) -> Missing | None:
-    """Why prefill and decode cannot be told apart, where they cannot."""
-    runtime = timings.runtime
-    return Missing(runtime.inseparable) if runtime is not None and runtime.inseparable else None
-
-
-def unstepped(timings: CleanTimings) -> Missing | None:
-    """Why single steps of decode have no times, where they have none; also where the stages cannot be told apart."""
-    runtime = timings.runtime
-    if runtime is not None and not runtime.inseparable:
-        if runtime.unstepped:
-            return Missing(runtime.unstepped)
-        if any(0 in iteration.steps_ns for iteration in timings.iterations):
-            return Missing("the engine handed over several tokens at once: the gaps between those cannot be told")
-    return inseparable(timings)
-
-
 def value_of(definition: MetricDefinition, iteration: Iteration, timings: CleanTimings) -> Maybe[float]:
     """A figure of one iteration; missing where it needs stages or steps that cannot be told apart."""
     return _mixed(definition, timings) or definition.of(iteration, timings.workload)
@@ -200,7 +184,7 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
             continue
         profiled = _profiled(torch, stage)
         time = summarise(values)
-        inflation = profiled if isinstance(profiled, Missing) else profiled / _same_length(stage, iterations, torch)
+        inflation = _inflation(profiled, _same_length(stage, timings, torch))
         parent = PARENT[stage]
         share = _share(stage, iterations)
         above = parent.value if parent else ""
@@ -232,11 +216,21 @@ def stage_values(stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, li
     return steps, [percentile(iteration.steps_ns, 0.5) for iteration in iterations]
 
 
-def _same_length(stage: Stage, iterations: Sequence[Iteration], torch: Maybe[TorchPass]) -> float:
+def _same_length(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> Maybe[float]:
     """The unprofiled median over as many steps as the torch pass took."""
-    steps = len(iterations[0].steps_ns) if isinstance(torch, Missing) else torch.decode_steps
-    cut = [replace(iteration, steps_ns=iteration.steps_ns[:steps]) for iteration in iterations]
+    whole = timings.workload.decode_steps
+    steps = whole if isinstance(torch, Missing) else torch.decode_steps
+    untold = unstepped(timings) if stage is not Stage.PREFILL and steps < whole else None
+    if untold is not None:
+        return untold
+    cut = [replace(iteration, steps_ns=iteration.steps_ns[:steps]) for iteration in timings.iterations]
     return percentile(stage_values(stage, cut)[1], 0.5)
+
+
+def _inflation(profiled: Maybe[int], unprofiled: Maybe[float]) -> Maybe[float]:
+    if isinstance(profiled, Missing):
+        return profiled
+    return unprofiled if isinstance(unprofiled, Missing) else profiled / unprofiled
 
 
 def _profiled(torch: Maybe[TorchPass], stage: Stage) -> Maybe[int]:

@@ -208,6 +208,8 @@ def _standing(entry: SweepEntry, analysis: RunAnalysis) -> tuple[str, str, bool]
     """Status, reason, and whether its figures count: they are true, and the unprofiled pass, which they are of, is complete."""
     if analysis.impossible is not None:
         return IMPOSSIBLE, f"{analysis.impossible.fact} {analysis.impossible.remedy}", False
+    if analysis.damaged is not None:
+        return "damaged", analysis.damaged.fact, False
     if entry.status == "partial" and analysis.manifest.status == "partial":  # another of its passes failed
         clean = analysis.manifest.pass_named("clean")
         return entry.status, entry.why, clean is not None and clean.status == "complete"

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llm_perf_opt.analysis.latency import inseparable
 from llm_perf_opt.analysis.limits.device_limits import devices_of
+from llm_perf_opt.analysis.separable import inseparable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.records import (
     CleanTimings,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.latency import unstepped
+from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import FindingLine
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL

@@ -6,7 +6,7 @@ Plotly reads some tags in labels and hover texts, so names go through `label` an
 from collections.abc import Sequence
 from typing import Any
 
-from llm_perf_opt.analysis.latency import inseparable, unstepped
+from llm_perf_opt.analysis.separable import inseparable, unstepped
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.telemetry import measured_window
 from llm_perf_opt.records import CleanTimings, CpuSample, GpuSample, Maybe, Missing, Telemetry

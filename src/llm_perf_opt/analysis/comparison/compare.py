@@ -45,8 +45,9 @@ from llm_perf_opt.analysis.comparison.statistics import (
     paired_effect,
 )
 from llm_perf_opt.analysis.comparison.traces import NOT_TRACED, TracedSteps, of_the_same_steps
-from llm_perf_opt.analysis.latency import METRICS, inseparable, stage_values, substage_values, tokens_needed, unstepped, value_of
+from llm_perf_opt.analysis.latency import METRICS, stage_values, substage_values, tokens_needed, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.separable import inseparable, unstepped
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.stages import Stage

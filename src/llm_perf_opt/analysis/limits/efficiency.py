@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices,
 from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.limits.roofs import Roof, best_floor, least_time, roofs_of
+from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.stats import percentile, summarise
 from llm_perf_opt.errors import ConfigError, ImplausibleError
 from llm_perf_opt.records import Ceilings, CleanTimings, Distribution, Maybe, Missing, TorchPass
@@ -152,9 +153,8 @@ def stage_samples(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[list
     if stage is not Stage.PREFILL and not 0 < steps <= timings.workload.decode_steps:
         return Missing(f"the unprofiled pass has {timings.workload.decode_steps} decode steps, not {steps}")
     part = stage is not Stage.PREFILL and steps < timings.workload.decode_steps
-    if part and timings.runtime is not None and timings.runtime.unstepped:
-        return Missing(timings.runtime.unstepped)
-    return [it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations]
+    untold = unstepped(timings) if part else None
+    return untold or [it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations]
 
 
 def efficiency(
