@@ -68,7 +68,7 @@ def _fitting(finding: Finding, evidence: Evidence) -> Finding:
     if not overrides:
         return finding
     runtime = evidence.facts.setting("runtime.type")
-    if runtime is None and evidence.method in ENGINES:
+    if runtime is None and evidence.method.split(",")[0] in ENGINES:
         return _in_words(finding)
     if runtime not in (None, _OWN_RUNTIME) and any(override.startswith(_OF_OWN_RUNTIME) for override in overrides):
         return _in_words(finding)

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 5
 """Of the tables; raised when a reader of the old ones would misread the new, or miss something."""
 
 
-_DECIDES = ("*.py", "parsers/**/*.py", "analysis/**/*.py")
+_DECIDES = ("*.py", "parsers/**/*.py", "analysis/**/*.py", "reading/**/*.py")
 """The files of this program that decide what is said of a trace."""
 
 

@@ -117,6 +117,23 @@ def test_a_last_step_with_few_kernels_is_no_loss_where_calls_follow() -> None:
     assert fatal(made.trace()) == []
 
 
+@pytest.mark.parametrize(
+    ("silent", "until", "lost"), [((7,), 7890, False), ((7,), 7300, True), ((3,), 3890, True), ((6, 7), 7890, True)]
+)
+def test_a_last_step_that_only_waits_was_launched_a_step_ahead(silent: tuple[int, ...], until: int, lost: bool) -> None:
+    """As engines do that schedule while the device works: calls reach the end of a step in which nothing is launched."""
+    made = steps(8, without=silent)
+    made.call(1000 * silent[-1] + 10, until, "cudaEventSynchronize", correlation=999)
+    for expected in (None, OURS):
+        assert fatal(made.trace(), expected) == (["ranges_without_kernels"] if lost else [])
+    told = [problem.what for problem in trace_problems(made.trace()) if problem.id == "launched_ahead"]
+    assert told == (
+        []
+        if lost and silent != (6, 7)
+        else ["1 of 8 decode_step, the last, only waits: what it waits for was launched a step ahead"]
+    )
+
+
 def test_a_unit_without_work_is_in_no_figure_per_unit() -> None:
     """Neither among the tokens nor in the time that is shared out among them."""
 

@@ -23,6 +23,9 @@ _FEW_KERNELS = 0.5
 _LEAST_SIBLINGS = 2
 """Steps with work, beside the last, that say what a step holds."""
 _IDLE = "Work of the host alone, or a label that nothing was launched in: its figures are left out."
+_AHEAD = "Its figures are left out; each other step holds the launches of the one after."
+_WAITS_UNTIL = 0.9
+"""Of the last step's length: calls of a program that waits there reach so far; a recording that lost the step's work has none."""
 _ELSEWHERE = "Set the ranges on the thread that launches, or read the figures of the whole trace."
 
 
@@ -45,14 +48,33 @@ def _silent(
     trace: Trace, projection: Projection, silent: Int64, stage: Int64, holding: Bool, expected: Collection[str]
 ) -> Iterator[TraceProblem]:
     launched, elsewhere = _launched_meanwhile(trace, projection, silent)
-    without = silent[~launched & ~elsewhere]
+    waits = _only_waits(trace, silent, stage) & ~launched & ~elsewhere
+    without = silent[~launched & ~elsewhere & ~waits]
     if len(without):
         lost = _work_was_lost(trace, without, stage, holding, expected)
         fact = f"{_counts(without, stage)} hold no kernel and no launch"
         yield TraceProblem("ranges_without_kernels", fact, lost, CUT_SHORT if lost else _IDLE)
-    if len(without) < len(silent):
+    if waits.any():
+        fact = f"{_counts(silent[waits], stage)}, the last, only waits: what it waits for was launched a step ahead"
+        yield TraceProblem("launched_ahead", fact, fatal=False, remedy=_AHEAD)
+    if (launched | elsewhere).any():
         fact = f"{_counts(silent[launched | elsewhere], stage)} hold no kernel: another thread or process launched them"
         yield TraceProblem("launched_elsewhere", fact, fatal=False, remedy=_ELSEWHERE)
+
+
+def _only_waits(trace: Trace, rows: Int64, stage: Int64) -> Bool:
+    """Per range: whether it is the last decode step of its process, and calls were recorded in it almost to its end."""
+    steps = np.flatnonzero(stage == WORKING_STAGES.index(Stage.DECODE_STEP))
+    start, end, process = trace.ranges.start_ns, trace.ranges.end_ns, trace.ranges.process
+    found = np.zeros(len(rows), np.bool_)
+    for place, row in enumerate(rows.tolist()):
+        siblings = steps[process[steps] == process[row]]
+        if row not in siblings or start[row] < start[siblings].max():
+            continue
+        calls = (trace.calls.process == process[row]) & (trace.calls.start_ns >= start[row]) & (trace.calls.end_ns <= end[row])
+        until = start[row] + _WAITS_UNTIL * (end[row] - start[row])
+        found[place] = bool(calls.any()) and int(trace.calls.end_ns[calls].max()) >= until
+    return found
 
 
 def _counts(rows: Int64, stage: Int64) -> str:
