@@ -167,6 +167,9 @@ def test_a_pass_that_leaves_no_sound_result_has_failed(tmp_path: Path, body: str
     assert manifest["status"] != "complete"
     assert clean["status"] == "failed"
     assert why in clean["why"]
+    assert "damaged" not in (run / "report.md").read_text(), "it failed, and for the reason that run.json gives"
+    (row,) = json.loads(llm_perf("runs", "--json", str(tmp_path), cwd=tmp_path, site=site).stdout)
+    assert row["status"] == manifest["status"]
 
 
 @pytest.mark.parametrize("early_s", [5, 1000])

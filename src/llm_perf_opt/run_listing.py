@@ -155,8 +155,10 @@ def _whole(row: Listed) -> Listed:
     if row.kind == "sweep":
         return _whole_sweep(row)
     folder = RunFolder(Path(row.path))
-    damaged = damaged_timings(folder, folder.manifest())
-    if damaged or not folder.clean_file.exists():
+    manifest = folder.manifest()
+    damaged, clean = damaged_timings(folder, manifest), manifest.pass_named("clean")
+    failed = clean is not None and clean.status == "failed"
+    if damaged or failed or not folder.clean_file.exists():
         why = Missing("its times are damaged" if damaged else "the run has no times")
         row = replace(row, ttft_ns=why, tpot_ns=why)
         return replace(row, status="damaged", why=damaged.fact) if damaged else row

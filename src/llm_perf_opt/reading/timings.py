@@ -34,6 +34,8 @@ def read_timings(path: Path) -> CleanTimings:
 def damaged_timings(folder: RunFolder, manifest: Manifest) -> ParseError | None:
     """Why times that were measured cannot be read, or are gone; None where they can be, and where the run left none."""
     entry = manifest.pass_named("clean")
+    if entry is not None and entry.status == "failed":
+        return None  # what such a pass left was found unsound then, and run.json says why
     left = manifest.status != "failed" and entry is not None and entry.status == "complete"
     if not left and not folder.clean_file.exists():
         return None
