@@ -47,7 +47,7 @@ def disagreement_ns(run: Path) -> int:
 
 def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path: Path) -> None:
     found = []
-    for attempt in range(8):  # another program on the machine can come between the two readings of a clock: it only adds to them
+    for attempt in range(3):  # another program on the machine can come between the two readings of a clock
         run = tmp_path / f"run{attempt}"
         text = llm_perf("run", "--json", "-q", "profiling=nsys", "profiling.clean=false", *SMALL, f"hydra.run.dir={run}",
                         nsys=real_nsys, cwd=tmp_path)  # fmt: skip

@@ -61,8 +61,6 @@ class _Marker:
 def find_repetition(trace: Trace) -> Repetition | None:
     """The steps of the busiest stream, or None where nothing repeats."""
     rows, device = _busiest_stream(trace)
-    if len(rows) < LEAST_STEPS * LEAST_PERIOD:
-        return None
     names = trace.work.name[rows].astype(np.int64)
     marker = _best_marker(trace, names)
     if marker is None:
@@ -79,7 +77,7 @@ def find_repetition(trace: Trace) -> Repetition | None:
         period=marker.period,
         runs=tuple(tuple((int(moments[low]), int(moments[high])) for low, high in run) for run in runs),
         heads=tuple((int(moments[low]), int(moments[high])) for low, high in heads),
-        why=f"{sum(len(run) for run in runs)} periods of {marker.period} kernels, by '{trace.name_of(marker.name)[:60]}'",
+        why=_why(trace, marker, sum(len(run) for run in runs)),
     )
 
 
@@ -90,23 +88,22 @@ def find_steps(trace: Trace, rows: Int64) -> tuple[Int64, str] | None:
     steps must hold no matrix product (the head of a single step would), and be less than half a step: then their number is right.
     """
     kernels, _ = _busiest_stream(trace, rows)
-    if len(kernels) < LEAST_STEPS * LEAST_PERIOD:
-        return None
     names = trace.work.name[kernels].astype(np.int64)
     marker = _best_marker(trace, names)
     if marker is None:
         return None
-    first, last = (
-        int(marker.positions[0]),
-        int(marker.positions[-1]),
-    )  # a decode begins with its first step and ends with its last,
-    anchored = (first % marker.period, (last - len(names)) % marker.period)  # unless something is prepared before, or done after
+    first, last = int(marker.positions[0]), int(marker.positions[-1])
+    # A decode begins with its first step and ends with its last, unless something is prepared before, or done after.
+    anchored = (first % marker.period, (last - len(names)) % marker.period)
     for lead in (*anchored, _lead(marker, trace.work.start_ns[kernels], trace.work.end_ns[kernels])):
         steps = [step for run in _runs(marker, lead, names) for step in run]
         if steps and _are_steps(trace, names, steps, marker.period):
-            why = f"{len(steps)} periods of {marker.period} kernels, by '{trace.name_of(marker.name)[:60]}'"
-            return kernels[[low for low, _ in steps]], why
+            return kernels[[low for low, _ in steps]], _why(trace, marker, len(steps))
     return None
+
+
+def _why(trace: Trace, marker: _Marker, periods: int) -> str:
+    return f"{periods} periods of {marker.period} kernels, by '{trace.name_of(marker.name)[:60]}'"
 
 
 def _are_steps(trace: Trace, names: Int64, steps: list[tuple[int, int]], period: int) -> bool:
@@ -135,6 +132,9 @@ def _busiest_stream(trace: Trace, among: Int64 | None = None) -> tuple[Int64, in
 
 
 def _best_marker(trace: Trace, names: Int64) -> _Marker | None:
+    """The name that marks the beginning of periods best; None where none does, or there are too few kernels to tell."""
+    if len(names) < LEAST_STEPS * LEAST_PERIOD:
+        return None
     order = np.argsort(names, kind="stable")
     distinct, first = np.unique(names[order], return_index=True)
     found = []
