@@ -1,7 +1,7 @@
 """Torch traces whose truth is known: a small machine is played through, and what it did is added up while it is written.
 
 The arithmetic here is plain Python on integers and shares nothing with the package: sums while writing, and one sweep over sorted
-intervals for what was busy. The text is laid out as torch.profiler lays it out.
+intervals for what was busy. The text is laid out as torch.profiler lays it out, space for space.
 """
 
 import random
@@ -33,6 +33,8 @@ class Recipe:
     copies: bool = False
     """Each step begins with a host-to-device copy and a memset."""
     shapes: bool = True
+    line_a_value: bool = False
+    """As torch 2.13 writes it, not as 2.11 does."""
     seed: int = 0
 
 
@@ -154,16 +156,18 @@ class _Machine:
         self.truth.events += 1
 
     def span(self, category: str, name: str, process: int, thread: int, start: int, end: int, arguments: str) -> None:
+        part, last = (",\n    ", "\n    ") if self.recipe.line_a_value else (", ", "")
         self.write(
-            f'"ph": "X", "cat": "{category}", "name": "{name}", "pid": {process}, "tid": {thread},\n'
-            f'    "ts": {_us(start)}, "dur": {_us(end - start)},\n    "args": {{\n      {arguments}\n    }}'
+            f'"ph": "X"{part}"cat": "{category}"{part}"name": "{name}"{part}"pid": {process}{part}"tid": {thread},\n'
+            f'    "ts": {_us(start)}{part}"dur": {_us(end - start)}{last},\n    "args": {{\n      {arguments}\n    }}'
         )
 
     def flow(self, phase: str, thread: int, process: int, at: int) -> None:
+        part, last = (",\n    ", "\n    ") if self.recipe.line_a_value else (", ", "")
         binding = ', "bp": "e"' if phase == "f" else ""
         self.write(
-            f'"ph": "{phase}", "id": {self.correlation}, "pid": {process}, "tid": {thread}, "ts": {_us(at)},\n'
-            f'    "cat": "ac2g", "name": "ac2g"{binding}'
+            f'"ph": "{phase}"{part}"id": {self.correlation}{part}"pid": {process}{part}"tid": {thread}{part}"ts": {_us(at)},\n'
+            f'    "cat": "ac2g"{part}"name": "ac2g"{last}{binding}'
         )
 
     # --- what a host does -----------------------------------------------------------------------------------------
@@ -178,7 +182,7 @@ class _Machine:
         start = self.now
         end = self.passes(least, most)
         self.span("cuda_runtime", name, PROCESS, THREAD, start, end,
-                  f'"External id": {self.external}, "cbid": 211, "correlation": {self.correlation}')  # fmt: skip
+                  f'"External id": {self.external},      "cbid": 211, "correlation": {self.correlation}')  # fmt: skip
         self.flow("s", THREAD, PROCESS, start)
         self.truth.calls += 1
         return start, end
@@ -191,7 +195,7 @@ class _Machine:
                 f', "Concrete Inputs": ["", "", "-1"], "Input type": ["c10::BFloat16", "c10::BFloat16", "Scalar"], '
                 f'"Input Strides": [[1536, 1], [512, 1], []], "Input Dims": [[{1 + self.external % 7}, 1536], [1536, 512], []]'
             )
-        arguments = f'"External id": {self.external}, "Record function id": 0{shapes}, "Ev Idx": {self.external}'
+        arguments = f'"External id": {self.external},"Record function id": 0{shapes}, "Ev Idx": {self.external}'
         self.span("cpu_op", name, PROCESS, THREAD, start, end, arguments)
         self.truth.operators += 1
 
@@ -217,10 +221,10 @@ class _Machine:
         graph = f', "graph id": 5, "graph node id": {node}' if node else ""
         self.span(
             "kernel", name, device, 7 + stream, start, end,
-            f'"External id": {self.external}, "queued": 0, "device": {device}, "context": 1, "stream": {7 + stream}, '
-            f'"correlation": {self.correlation}, "registers per thread": 32, "shared memory": 0, "blocks per SM": 3.878788, '
-            f'"warps per SM": 23.272728, "grid": [{number + 1}, 2, 1], "block": [128, 1, 1], '
-            f'"est. achieved occupancy %": 36{graph}',
+            f'"External id": {self.external},      "queued": 0, "device": {device}, "context": 1,      "stream": {7 + stream}, '
+            f'"correlation": {self.correlation},      "registers per thread": 32,      "shared memory": 0,      '
+            f'"blocks per SM": 3.878788,      "warps per SM": 23.272728,      "grid": [{number + 1}, 2, 1],      '
+            f'"block": [128, 1, 1],      "est. achieved occupancy %": 36{graph}',
         )  # fmt: skip
         self.flow("f", 7 + stream, device, start)
         self.truth.kernels += 1
@@ -234,18 +238,18 @@ class _Machine:
     def transfer(self, stage: list[StageTruth]) -> None:
         """A copy from the host and a memset."""
         size = self.random.randrange(4, 1 << 20)
-        common = f'"External id": {self.external}, "device": 0, "context": 1, "stream": 7'
+        common = f'"External id": {self.external},      "device": 0, "context": 1,      "stream": 7, "correlation"'
         launched = self.call("cudaMemcpyAsync")
         start, end = self.device_work(stage, launched, 0, 900, 30_000)
         self.span("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 0, 7, start, end,
-                  f'{common}, "correlation": {self.correlation}, "bytes": {size}, "memory bandwidth (GB/s)": 1.5')  # fmt: skip
+                  f'{common}: {self.correlation},      "bytes": {size}, "memory bandwidth (GB/s)": 1.5')  # fmt: skip
         self.truth.copies += 1
         self.truth.copy_ns += end - start
         self.truth.copy_bytes += size
         launched = self.call("cudaMemsetAsync")
         start, end = self.device_work(stage, launched, 0, 400, 2_000)
         self.span("gpu_memset", "Memset (Device)", 0, 7, start, end,
-                  f'{common}, "correlation": {self.correlation}, "bytes": 4, "memory bandwidth (GB/s)": "N/A"')  # fmt: skip
+                  f'{common}: {self.correlation},      "bytes": 4, "memory bandwidth (GB/s)": "N/A"')  # fmt: skip
         self.truth.memsets += 1
         self.truth.memset_ns += end - start
         for one in stage:
@@ -281,7 +285,7 @@ class _Machine:
         self.external += 1
         end = self.passes(300, 900)
         self.span("user_annotation", name, PROCESS, THREAD, start, end,
-                  f'"External id": {self.external}, "Record function id": 0, "Ev Idx": {self.external}')  # fmt: skip
+                  f'"External id": {self.external},"Record function id": 0, "Ev Idx": {self.external}')  # fmt: skip
         return end - start
 
     def stage(self, name: str) -> StageTruth:
@@ -351,3 +355,4 @@ def kinds(seed: int) -> Iterator[Recipe]:
     yield Recipe(steps=60, kernels_per_step=24, streams=2, devices=2, seed=seed)
     yield Recipe(steps=100, kernels_per_step=24, streams=2, devices=3, graph=True, copies=True, seed=seed)
     yield Recipe(steps=110, kernels_per_step=40, streams=3, copies=True, graph=True, shapes=False, seed=seed)
+    yield Recipe(steps=35, kernels_per_step=40, streams=2, copies=True, line_a_value=True, seed=seed)

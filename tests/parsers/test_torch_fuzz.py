@@ -109,7 +109,7 @@ def test_mutated_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: i
     """Each base in chunks far smaller than it, so that the cutting is tried as well."""
     path = tmp_path / "trace.json"
     base = bytearray()
-    recipe = Recipe(steps=1, kernels_per_step=2, copies=part % 2 == 0, graph=part == 3, seed=part)
+    recipe = Recipe(steps=1, kernels_per_step=2, copies=part % 2 == 0, graph=part == 3, line_a_value=part in (1, 2), seed=part)
     write_trace(path, recipe)
     base[:] = path.read_bytes()
     monkeypatch.setattr(event_chunks, "CHUNK_BYTES", [300, 900, 5000, 1 << 20][part])

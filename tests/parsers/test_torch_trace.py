@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import NO_NAME, Trace, WorkKind
 from llm_perf_opt.parsers import event_chunks
-from llm_perf_opt.parsers.torch_columns import MODULE_DOMAIN, TorchColumns
+from llm_perf_opt.parsers.torch_codes import MODULE_DOMAIN
+from llm_perf_opt.parsers.torch_columns import TorchColumns
 from llm_perf_opt.parsers.torch_events import EXACT_BELOW_US, EventDecoder
 from llm_perf_opt.parsers.torch_trace import read_torch_trace
 from synthetic_traces import ORIGIN_NS, PROCESS, THREAD, Recipe, Truth, kinds, write_trace

@@ -8,77 +8,19 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.events import NO_NAME, Columns, DeviceWork, HostCalls, Int32, Int64, Operators, RangeKind, Ranges, WorkKind
+from llm_perf_opt.parsers.torch_codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
 from llm_perf_opt.parsers.torch_events import EXACT_BELOW_US, AnyEvent, Event, NeedsDigits, UsualEvent
 
-# Category → where it goes. The second spellings are those of torch < 1.12 and of other devices' profilers.
-_WORK = {
-    "kernel": WorkKind.KERNEL,
-    "Kernel": WorkKind.KERNEL,
-    "gpu_memcpy": WorkKind.MEMCPY,
-    "Memcpy": WorkKind.MEMCPY,
-    "gpu_memset": WorkKind.MEMSET,
-    "Memset": WorkKind.MEMSET,
-}
-_CALLS = (
-    "cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver",
-    "privateuse1_runtime", "privateuse1_driver", "mtia_runtime",
-)  # fmt: skip
-_OPERATORS = ("cpu_op", "Operator")
-_RANGES = ("user_annotation",)
-_PYTHON = "python_function"
-_MODULE = "nn.Module: "
-MODULE_DOMAIN = "nn.Module"
-"""The domain of ranges made of the profiler's module frames (with_modules and with_stack)."""
-_LARGEST_NS = 2**62
-
 Table = TypeVar("Table", bound=Columns)
-
-
-class _Codes(dict[str, int]):
-    """Name → its index, growing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __missing__(self, name: str) -> int:
-        self[name] = code = len(self.names)
-        self.names.append(name)
-        return code
-
-
-class _ShapeCodes(dict[bytes, int]):
-    """Shapes as the file spells them → the index of that text among the names."""
-
-    def __init__(self, names: _Codes) -> None:
-        super().__init__({b"": NO_NAME})
-        self._names = names
-
-    def __missing__(self, spelled: bytes) -> int:
-        self[spelled] = code = self._names[spelled.decode("utf-8", "replace")]
-        return code
-
-
-class _Identities(dict[int | str, int]):
-    """Process and thread numbers; those that are words get numbers below zero."""
-
-    def __missing__(self, identity: int | str) -> int:
-        if isinstance(identity, str):
-            identity_number = int(identity) if identity.isdecimal() and len(identity) < 19 else None
-        else:
-            identity_number = identity if abs(identity) < _LARGEST_NS else None
-        number = -len(self) - 2 if identity_number is None else identity_number
-        self[identity] = number
-        return number
 
 
 class _Buckets(dict[str, Callable[[AnyEvent], None]]):
     """Category → where its events are put; others are dropped, and their names kept to say what a foreign trace holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, codes: Codes) -> None:
         super().__init__()
         self.lists: dict[str, list[AnyEvent]] = {}
-        self.others: set[str] = set()
+        self._codes = codes
         self._dropped: list[AnyEvent] = []
 
     def want(self, category: str) -> None:
@@ -86,8 +28,7 @@ class _Buckets(dict[str, Callable[[AnyEvent], None]]):
         self[category] = self.lists[category].append
 
     def __missing__(self, category: str) -> Callable[[AnyEvent], None]:
-        if len(self.others) < 1000:
-            self.others.add(category)
+        if self._codes.pass_over(category):
             self[category] = self._dropped.append
         return self._dropped.append
 
@@ -101,11 +42,9 @@ class TorchColumns:
     """Takes chunks of events; gives columns at the end."""
 
     def __init__(self) -> None:
-        self._codes = _Codes()
-        self._shape_codes = _ShapeCodes(self._codes)
-        self._identities = _Identities()
-        self._buckets = _Buckets()
-        for category in (*_WORK, *_CALLS, *_OPERATORS, *_RANGES, _PYTHON):
+        self.codes = Codes()
+        self._buckets = _Buckets(self.codes)
+        for category in (*WORK, *CALLS, *OPERATORS, *RANGES, PYTHON):
             self._buckets.want(category)
         self._parts: dict[type[Columns], list[Columns]] = {DeviceWork: [], HostCalls: [], Operators: [], Ranges: []}
         self.unplaced_work = 0
@@ -116,12 +55,12 @@ class TorchColumns:
     @property
     def names(self) -> list[str]:
         """All names, in the order of their first use."""
-        return self._codes.names
+        return self.codes.name.names
 
     @property
     def other_categories(self) -> list[str]:
         """Categories that were passed over."""
-        return sorted(self._buckets.others - {""})
+        return sorted(self.codes.others - {""})
 
     def take(self, events: Sequence[AnyEvent]) -> None:
         """Add a chunk, all of it or, when this raises, none."""
@@ -139,6 +78,11 @@ class TorchColumns:
                 self.negative_work += negative
             else:
                 self.negative_host += negative
+
+    def add(self, parts: Iterable[Columns]) -> None:
+        """Add what was read in another way, with the numbers of the same codes."""
+        for part in parts:
+            self._parts[type(part)].append(part)
 
     def table(self, kind: type[Table]) -> Table:
         """All rows of a kind, in the order of their start, the outer first."""
@@ -165,31 +109,31 @@ class TorchColumns:
 
     def _columns(self, category: str, bucket: list[AnyEvent]) -> tuple[Columns, int, int]:
         events, unplaced = _placed(bucket)
-        if category == _PYTHON:
-            events = [event for event in events if event.name.startswith(_MODULE)]
+        if category == PYTHON:
+            events = [event for event in events if event.name.startswith(MODULE)]
         start = _nanoseconds([event.ts for event in events])
         duration = _nanoseconds([event.dur for event in events])
         negative = int((duration < 0).sum())
         end = start + np.maximum(duration, 0)
-        code = self._codes
+        code = self.codes.name
         name = _int32(map(code.__getitem__, [event.name for event in events]), len(events))
-        if category in _WORK:
-            return self._work(events, _WORK[category], start, end, name), unplaced, negative
+        if category in WORK:
+            return self._work(events, WORK[category], start, end, name), unplaced, negative
         process = self._numbers([event.pid for event in events])
         thread = self._numbers([event.tid for event in events])
-        if category in _CALLS:
+        if category in CALLS:
             correlation = _int64([event.args.correlation for event in events])
             return HostCalls(start, end, name, process, thread, correlation), 0, negative
-        if category in _OPERATORS:
+        if category in OPERATORS:
             spelled = _texts([event.args.shapes for event in events])
-            shapes = _int32(map(self._shape_codes.__getitem__, spelled), len(events))
+            shapes = _int32(map(self.codes.shapes.__getitem__, spelled), len(events))
             return Operators(start, end, name, process, thread, shapes), 0, negative
-        domain = np.full(len(events), code[MODULE_DOMAIN] if category == _PYTHON else NO_NAME, np.int32)
+        domain = np.full(len(events), code[MODULE_DOMAIN] if category == PYTHON else NO_NAME, np.int32)
         kind = np.full(len(events), RangeKind.PUSH_POP, np.uint8)
         return Ranges(start, end, name, domain, kind, process, thread), 0, negative
 
     def _numbers(self, identities: list[int | str]) -> Int64:
-        number = self._identities
+        number = self.codes.identity
         if identities and identities.count(identities[0]) == len(identities):  # the rule: one thread of one process does the work
             return np.full(len(identities), number[identities[0]], np.int64)
         return _int64([number[identity] for identity in identities])
@@ -205,7 +149,7 @@ class TorchColumns:
             size = _int64([one.bytes for one in given])
         device = _int64([one.device for one in given])
         stream = _int64([one.stream for one in given])
-        number = self._identities
+        number = self.codes.identity
         for row in np.flatnonzero(device < 0):  # older traces say it by process and thread alone
             device[row] = number[events[row].pid]
         for row in np.flatnonzero(stream < 0):
@@ -261,9 +205,9 @@ def _nanoseconds(microseconds: Sequence[Any]) -> Int64:
             raise NeedsDigits
         whole_us = np.floor(values)  # apart, or the product would be rounded once more than the file's digits bear
         return whole_us.astype(np.int64) * 1000 + np.rint((values - whole_us) * 1000.0).astype(np.int64)
-    if not all(value.is_finite() and -_LARGEST_NS < value < _LARGEST_NS for value in microseconds):
+    if not all(value.is_finite() and -LARGEST_NS < value < LARGEST_NS for value in microseconds):
         raise msgspec.ValidationError("no time of any clock")
     whole = [int((value * 1000).to_integral_value()) for value in microseconds]
-    if any(abs(value) >= _LARGEST_NS for value in whole):
+    if any(abs(value) >= LARGEST_NS for value in whole):
         raise msgspec.ValidationError("a time beyond all clocks")
     return np.array(whole, np.int64)

@@ -12,10 +12,11 @@ import numpy as np
 from llm_perf_opt.events import DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
 from llm_perf_opt.parsers import torch_problems
 from llm_perf_opt.parsers.checksum import Checksum
-from llm_perf_opt.parsers.event_chunks import EventChunks, Surroundings
+from llm_perf_opt.parsers.event_chunks import DECODE_FAILURES, EventChunks, Surroundings
 from llm_perf_opt.parsers.packed import PackedFile
 from llm_perf_opt.parsers.torch_columns import TorchColumns
 from llm_perf_opt.parsers.torch_events import EventDecoder, repaired
+from llm_perf_opt.parsers.torch_lines import TorchLines
 
 
 def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
@@ -27,12 +28,42 @@ def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
     """
     with _without_collector():
         columns = TorchColumns()
-        decoder = EventDecoder(columns.take)
+        decoder = _Decoder(columns)
         with PackedFile(path, checksum) as file:
             chunks = EventChunks(str(path), file.read_into, decoder, repaired)
             around = chunks.run()
             chunks.cut_short = chunks.cut_short or file.cut_short
     return _trace(columns, chunks.events, around, _file_problems(chunks, decoder.not_events, around))
+
+
+_WORTH_LINES = 2048
+"""Bytes. Events that come one by one, as from a damaged stretch, are decoded faster than their lines are found."""
+
+
+class _Decoder:
+    """Reads the lines that torch writes by their bytes, whatever else by decoding it."""
+
+    def __init__(self, columns: TorchColumns) -> None:
+        self._columns = columns
+        self._lines = TorchLines(columns.codes)
+        self._decoder = EventDecoder(columns.take)
+
+    @property
+    def not_events(self) -> int:
+        return self._decoder.not_events
+
+    def __call__(self, array: bytes | memoryview) -> int:
+        """Keep all events of an array, or none when this raises."""
+        lined = self._lines.read(array) if len(array) >= _WORTH_LINES else None
+        if lined is not None:
+            try:
+                others = self._decoder(lined.others)
+            except DECODE_FAILURES:  # lines are not what they seem
+                pass
+            else:
+                self._columns.add(lined.parts)
+                return lined.events + others
+        return self._decoder(array)
 
 
 def _trace(columns: TorchColumns, events: int, around: Surroundings, file_problems: list[TraceProblem]) -> Trace:
