@@ -215,7 +215,10 @@ def _stage(
 
 def _without_silence(time: StageTime, stages: TraceStages, inner: str, worked: Int64) -> StageTime:
     """The stage's wall time less that of units without device work: those are no units of it."""
-    idle = np.setdiff1d(stages.rows_of(inner), worked)
+    is_idle = np.zeros(len(stages.instances), np.bool_)
+    is_idle[stages.rows_of(inner)] = True
+    is_idle[worked] = False
+    idle = np.flatnonzero(is_idle)
     silent_ns = int((stages.instances.end_ns[idle] - stages.instances.start_ns[idle]).sum())
     return replace(time, wall_ns=time.wall_ns - silent_ns) if silent_ns else time
 

@@ -61,6 +61,17 @@ class KnownTexts:
         """The row of the text between each two places; they hold until the next are asked for."""
         if len(self._rows) > _MOST_TEXTS:
             self._forget()
+        rows, slots, new = self._found_again(text, start, end)
+        if len(new):
+            _, first = np.unique(slots[new], return_index=True)
+            self._learn(text, start[new[first]], end[new[first]], slots[new[first]])
+            rows[new], slots, others = self._found_again(text, start[new], end[new])
+            new = new[others]
+            rows[new] = self._learn(text, start[new], end[new], slots[others])  # of which the slot is another's
+        return rows
+
+    def _found_again(self, text: TextWords, start: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
+        """The rows of known texts, the slots of all, and which texts are new."""
         size = end - start
         blocks = list(_blocks(text, start, size))
         keys = size.astype(Word)
@@ -73,12 +84,12 @@ class KnownTexts:
             stored = np.minimum(self._firsts[known[places]] + nth, len(self._blocks) - 1)
             equal = self._blocks[stored].view("<u8").reshape(-1, _WORDS) == words
             same[places] &= equal.view("<u8")[:, 0] == _ALL_EQUAL
-        rows: Int64 = self._found[known]
-        new = np.flatnonzero(~same)
-        if len(new):
-            texts = text.between(start[new], end[new])
-            rows[new] = [self._row(one, slot) for one, slot in zip(texts, slots[new].tolist(), strict=True)]
-            self._freeze()
+        return self._found[known], slots, np.flatnonzero(~same)
+
+    def _learn(self, text: TextWords, start: Int64, end: Int64, slots: Int64) -> list[int]:
+        """Read these texts, if they are new; their rows."""
+        rows = [self._row(one, slot) for one, slot in zip(text.between(start, end), slots.tolist(), strict=True)]
+        self._freeze()
         return rows
 
     def _row(self, text: bytes, slot: int) -> int:
