@@ -19,6 +19,7 @@ from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.advice import findings_section, trials_text, verification_json
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.runtime_records import RuntimeFacts
 
 
 def finding(**changes: Any) -> FindingLine:
@@ -99,6 +100,15 @@ def test_throughput_counts_a_token_as_its_share_of_the_step() -> None:
     tried = replace(base, workload=replace(base.workload, batch_size=20))
     trial = measured(finding(kind="throughput"), base, tried, "run")
     assert (trial.before_ns, trial.after_ns) == (5 * MS, MS // 2)
+
+
+def test_steps_that_have_no_times_say_why() -> None:
+    base = clean_timings(in_a_row(10, 50 * MS, [10 * MS] * 3))
+    at_once = replace(base, runtime=RuntimeFacts("vllm", "1", "by its first token", unstepped="tokens came eight at a time"))
+    trial = measured(finding(counted=2), base, at_once, "run")
+    assert (trial.why, trial.after_ns) == ("with the change: tokens came eight at a time", None)
+    untimed = measured(finding(stage="warmup"), base, base, "run")
+    assert untimed.why == "before: warmup was not timed; with the change: warmup was not timed"
 
 
 def test_a_trial_that_failed_says_why_everywhere() -> None:

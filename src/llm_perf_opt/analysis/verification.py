@@ -6,7 +6,7 @@ from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import FindingLine
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
-from llm_perf_opt.records import CleanTimings
+from llm_perf_opt.records import CleanTimings, Missing
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,9 @@ def unmeasured(finding: FindingLine, why: str, run: str = "") -> Trial:
 def measured(finding: FindingLine, base: CleanTimings, tried: CleanTimings, run: str) -> Trial:
     """Compare the finding's stage in both runs. For throughput, a token's time is its share of the batch's step."""
     before, after = (_unit_times(finding, timings) for timings in (base, tried))
-    if not before or not after:
-        return unmeasured(finding, f"{finding.stage} was not timed in both runs", run)
+    if isinstance(before, Missing) or isinstance(after, Missing):
+        whys = {"before": before, "with the change": after}
+        return unmeasured(finding, "; ".join(f"{when}: {it.why}" for when, it in whys.items() if isinstance(it, Missing)), run)
     spread = sum(percentile(values, 0.75) - percentile(values, 0.25) for values in (before, after)) / 2
     before_ns = round(percentile(before, 0.5))
     return Trial(
@@ -92,14 +93,16 @@ def predicted_saving(finding: FindingLine, before_ns: int) -> tuple[int | None, 
     return unmoved - finding.after_ns, unmoved - finding.after_high_ns, unmoved - finding.after_low_ns
 
 
-def _unit_times(finding: FindingLine, timings: CleanTimings) -> list[float]:
+def _unit_times(finding: FindingLine, timings: CleanTimings) -> list[float] | Missing:
     share = timings.workload.batch_size if finding.kind == "throughput" else 1
+    found: list[float] = []
     if finding.stage == PREFILL:
-        return [iteration.prefill_ns / share for iteration in timings.iterations]
-    if finding.stage == DECODE and finding.saving_per != DECODE:
-        if finding.counted and unstepped(timings) is not None:
-            return []
+        found = [iteration.prefill_ns / share for iteration in timings.iterations]
+    elif finding.stage == DECODE and finding.saving_per != DECODE:
+        untold = unstepped(timings) if finding.counted else None
+        if untold is not None:
+            return untold
         # The steps that the prediction is of: later ones have a longer context, and the host its moods.
         taken = [one.steps_ns[: finding.counted or None] for one in timings.iterations if one.steps_ns]
-        return [sum(steps) / len(steps) / share for steps in taken]
-    return []
+        found = [sum(steps) / len(steps) / share for steps in taken]
+    return found or Missing(f"{finding.stage} was not timed")
