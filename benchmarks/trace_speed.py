@@ -61,7 +61,7 @@ def measure(path: Path) -> dict[str, Any]:
 
     import llm_perf_opt.reading.traces  # noqa: F401
     from llm_perf_opt.analyse_trace import analyse_source
-    from llm_perf_opt.parsers.torch_trace import read_torch_trace  # noqa: F401
+    from llm_perf_opt.parsers.torch_json.trace import read_torch_trace  # noqa: F401
     from llm_perf_opt.parsers.trace_mark import fresh_tables
 
     imported = _cpu()

@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.findings import find
 from llm_perf_opt.analysis.trace.accounting import account
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.events import Trace
-from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from llm_perf_opt.records import Missing
 from traces import Builder
 

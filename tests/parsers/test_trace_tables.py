@@ -11,7 +11,7 @@ import pytest
 
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import DeviceWork, HostCalls, Operators, RangeKind, Ranges, Trace, TraceProblem
-from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from llm_perf_opt.parsers.trace_mark import META_FILE
 from llm_perf_opt.parsers.trace_tables import TABLE_NAMES, connect, made_of, read_tables, write_tables
 from synthetic_traces import Recipe, Truth, write_trace

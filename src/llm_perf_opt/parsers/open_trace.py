@@ -22,7 +22,7 @@ def read_trace(path: Path, checksum: "Checksum | None" = None) -> Trace:
         from llm_perf_opt.parsers.nsys_sqlite import read_nsys
 
         return read_nsys(path)
-    from llm_perf_opt.parsers.torch_trace import read_torch_trace
+    from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 
     return read_torch_trace(path, checksum)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llm_perf_opt.analysis.trace.operators import operator_rows, stage_activity_of
-from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from llm_perf_opt.profiling.torch_profiler import Profiled
 from llm_perf_opt.records import Iteration, Missing
 

@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.events import Ranges, Trace, WorkKind
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
-from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from synthetic_traces import Recipe, write_trace
 from traces import Builder
 

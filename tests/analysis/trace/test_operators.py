@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from llm_perf_opt.analysis.trace.operators import operator_rows, stage_activity_of
 from llm_perf_opt.events import NO_NAME, Operators, Trace
-from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from llm_perf_opt.profiling.torch_profiler import operators
 from llm_perf_opt.records import Missing
 from synthetic_traces import Recipe, write_trace

@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.trace.health import Expected, examined, trace_problem
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
-from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from nsys_databases import DECODE, FIXTURES, altered
 from traces import Builder
 

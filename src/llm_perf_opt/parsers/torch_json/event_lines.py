@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.events import Int64
-from llm_perf_opt.parsers.known_texts import MARGIN
-from llm_perf_opt.parsers.text_words import (
+from llm_perf_opt.parsers.torch_json.known_texts import MARGIN
+from llm_perf_opt.parsers.torch_json.text_words import (
     Mask,
     TextWords,
     Word,

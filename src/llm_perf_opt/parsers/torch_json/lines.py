@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.events import NO_NAME, Columns, DeviceWork, HostCalls, Int32, Int64, Operators, RangeKind, Ranges, WorkKind
-from llm_perf_opt.parsers.event_chunks import DECODE_FAILURES
-from llm_perf_opt.parsers.event_lines import EventLines, Room
-from llm_perf_opt.parsers.known_texts import UNREADABLE, KnownTexts, Said
-from llm_perf_opt.parsers.text_words import Mask, TextWords, word
-from llm_perf_opt.parsers.torch_codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
-from llm_perf_opt.parsers.torch_events import NO_ARGUMENTS, Arguments
+from llm_perf_opt.parsers.torch_json.codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
+from llm_perf_opt.parsers.torch_json.event_chunks import DECODE_FAILURES
+from llm_perf_opt.parsers.torch_json.event_lines import EventLines, Room
+from llm_perf_opt.parsers.torch_json.events import NO_ARGUMENTS, Arguments
+from llm_perf_opt.parsers.torch_json.known_texts import UNREADABLE, KnownTexts, Said
+from llm_perf_opt.parsers.torch_json.text_words import Mask, TextWords, word
 
 _CORRELATION = b'"correlation": '
 _LEAST_SHARE = 0.5

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.events import Int64
-from llm_perf_opt.parsers.text_words import TextWords, Word, Words
+from llm_perf_opt.parsers.torch_json.text_words import TextWords, Word, Words
 
 MARGIN = 64
 """Bytes that must stand behind the last text."""

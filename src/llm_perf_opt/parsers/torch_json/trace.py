@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.events import DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
-from llm_perf_opt.parsers import torch_problems
 from llm_perf_opt.parsers.checksum import Checksum
-from llm_perf_opt.parsers.event_chunks import DECODE_FAILURES, EventChunks, Surroundings
 from llm_perf_opt.parsers.packed import PackedFile
-from llm_perf_opt.parsers.torch_columns import TorchColumns
-from llm_perf_opt.parsers.torch_events import EventDecoder, repaired
-from llm_perf_opt.parsers.torch_lines import TorchLines
+from llm_perf_opt.parsers.torch_json import problems
+from llm_perf_opt.parsers.torch_json.columns import TorchColumns
+from llm_perf_opt.parsers.torch_json.event_chunks import DECODE_FAILURES, EventChunks, Surroundings
+from llm_perf_opt.parsers.torch_json.events import EventDecoder, repaired
+from llm_perf_opt.parsers.torch_json.lines import TorchLines
 
 
 def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
@@ -71,8 +71,8 @@ def _trace(columns: TorchColumns, events: int, around: Surroundings, file_proble
     operators, ranges = columns.table(Operators), columns.table(Ranges)
     work = replace(work, process=_processes(work, calls))
     trace = Trace("torch", columns.names, work, calls, ranges, operators, facts=_facts(events, around))
-    problems = [*file_problems, *_content_problems(events, columns, trace), *torch_problems.notices(around.after)]
-    return replace(trace, problems=tuple(problems))
+    found = [*file_problems, *_content_problems(events, columns, trace), *problems.notices(around.after)]
+    return replace(trace, problems=tuple(found))
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def _processes(work: DeviceWork, calls: HostCalls) -> Any:
         return np.full(len(work), calls.process[0], np.int64)
     processes, counts = np.unique(calls.process, return_counts=True)
     most = processes[np.argmax(counts)]
-    rows = torch_problems.launch_rows(work, calls)
+    rows = problems.launch_rows(work, calls)
     return np.where(rows >= 0, calls.process[rows], most)
 
 
@@ -127,10 +127,10 @@ def _content_problems(events: int, columns: TorchColumns, trace: Trace) -> list[
         )
         return [TraceProblem("foreign", what, True, "Give a trace that torch.profiler exported.")]
     return [
-        *torch_problems.count_problems(columns.negative_work, columns.negative_host, columns.unplaced_work),
-        *torch_problems.work_problems(trace),
-        *torch_problems.process_problem(trace.calls.process),
-        *torch_problems.shape_problem(trace.operators),
+        *problems.count_problems(columns.negative_work, columns.negative_host, columns.unplaced_work),
+        *problems.work_problems(trace),
+        *problems.process_problem(trace.calls.process),
+        *problems.shape_problem(trace.operators),
     ]
 
 

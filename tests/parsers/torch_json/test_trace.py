@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import NO_NAME, Trace, WorkKind
-from llm_perf_opt.parsers import event_chunks
-from llm_perf_opt.parsers.torch_codes import MODULE_DOMAIN
-from llm_perf_opt.parsers.torch_columns import TorchColumns
-from llm_perf_opt.parsers.torch_events import EXACT_BELOW_US, EventDecoder
-from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.parsers.torch_json import event_chunks
+from llm_perf_opt.parsers.torch_json.codes import MODULE_DOMAIN
+from llm_perf_opt.parsers.torch_json.columns import TorchColumns
+from llm_perf_opt.parsers.torch_json.events import EXACT_BELOW_US, EventDecoder
+from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from synthetic_traces import ORIGIN_NS, PROCESS, THREAD, Recipe, Truth, kinds, write_trace
 
-REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
+REAL = Path(__file__).parents[2] / "fixtures" / "h200" / "torch_trace.json.gz"
 
 
 def kernel(ts: Any, dur: Any = 1.5, correlation: Any = 7, **more: Any) -> dict[str, Any]:

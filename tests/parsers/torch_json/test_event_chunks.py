@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.parsers import event_chunks
-from llm_perf_opt.parsers.event_chunks import EventChunks, ReadInto, Surroundings
-from llm_perf_opt.parsers.torch_events import repaired
+from llm_perf_opt.parsers.torch_json import event_chunks
+from llm_perf_opt.parsers.torch_json.event_chunks import EventChunks, ReadInto, Surroundings
+from llm_perf_opt.parsers.torch_json.events import repaired
 
 TEXT = st.text(alphabet='ab"\\{}[],: \n/é', max_size=12)
 VALUES = st.recursive(

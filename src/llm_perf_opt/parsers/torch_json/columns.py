@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.events import NO_NAME, Columns, DeviceWork, HostCalls, Int32, Int64, Operators, RangeKind, Ranges, WorkKind
-from llm_perf_opt.parsers.torch_codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
-from llm_perf_opt.parsers.torch_events import EXACT_BELOW_US, AnyEvent, Event, NeedsDigits, UsualEvent
+from llm_perf_opt.parsers.torch_json.codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
+from llm_perf_opt.parsers.torch_json.events import EXACT_BELOW_US, AnyEvent, Event, NeedsDigits, UsualEvent
 
 Table = TypeVar("Table", bound=Columns)
 

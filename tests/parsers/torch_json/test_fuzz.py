@@ -16,8 +16,8 @@ from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.trace.stage_columns import stage_columns
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
-from llm_perf_opt.parsers import event_chunks
-from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.parsers.torch_json import event_chunks
+from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from llm_perf_opt.reading.traces import document_of
 from synthetic_traces import Recipe, write_trace
 

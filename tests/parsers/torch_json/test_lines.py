@@ -12,13 +12,13 @@ import pytest
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Columns, Trace
-from llm_perf_opt.parsers import event_chunks
-from llm_perf_opt.parsers.torch_columns import TorchColumns
-from llm_perf_opt.parsers.torch_lines import Lined, TorchLines
-from llm_perf_opt.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.parsers.torch_json import event_chunks
+from llm_perf_opt.parsers.torch_json.columns import TorchColumns
+from llm_perf_opt.parsers.torch_json.lines import Lined, TorchLines
+from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from synthetic_traces import Recipe, kinds, write_trace
 
-REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
+REAL = Path(__file__).parents[2] / "fixtures" / "h200" / "torch_trace.json.gz"
 TRIES = int(os.environ.get("LLM_PERF_FUZZ", "2000")) // 4
 OLDER, NEWER = False, True
 """A line for several values, or for each."""

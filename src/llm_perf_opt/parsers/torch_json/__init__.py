@@ -1,0 +1,1 @@
+"""A trace of torch.profiler, as JSON, → the event model."""
