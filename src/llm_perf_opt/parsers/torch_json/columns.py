@@ -54,7 +54,7 @@ class TorchColumns:
 
     @property
     def names(self) -> list[str]:
-        """All names, in the order of their first use."""
+        """All names."""
         return self.codes.name.names
 
     @property

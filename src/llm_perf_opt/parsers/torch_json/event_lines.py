@@ -40,9 +40,9 @@ _PHASE = b'    "ph": "%s",'
 _TS = b'    "ts": '
 _AFTER_ARGUMENTS = word(b"\n    }\n ")
 _EXTERNAL = b'      "External id": '
+_DIGITS_OF = 16
+"""Events that are asked how many digits starts have."""
 _MOST_US = 2**62 // 1000
-_LONGEST_ARROW, _LONGEST_INSTANT, _LONGEST_REST = 220, 420, 270
-"""Bytes. What is not read must be no longer: in a longer one a second event might be hidden, whose bytes are spoilt."""
 _NEWLINE, _BRACE, _COMMA = b"\n{,"
 
 
@@ -58,16 +58,13 @@ class _Layout:
     arguments: int
     lines: int
     """Of an event with a length."""
+    before_id: bytes
+    """Behind an arrow's phase."""
     arrow_lines: int
-    instant_lines: int
 
 
-_LAYOUTS = (
-    _Layout(b' "', b', "dur": ', b',\n    "args": {\n', times=2, arguments=4, lines=7, arrow_lines=4, instant_lines=8),
-    _Layout(
-        b"\n ", b',\n    "dur": ', b'\n    ,\n    "args": {\n', times=6, arguments=10, lines=13, arrow_lines=10, instant_lines=14
-    ),
-)
+_OLDER = _Layout(b' "', b', "dur": ', b',\n    "args": {\n', 2, 4, 7, b' "id": ', 4)
+_NEWER = _Layout(b"\n ", b',\n    "dur": ', b'\n    ,\n    "args": {\n', 6, 10, 13, b'\n    "id": ', 10)
 
 
 class EventLines:
@@ -81,8 +78,7 @@ class EventLines:
         self._lines = first[1:] - first[:-1]
         begun, self._phase = text.words(newline[first[:-1] + 1] + 1, 2)
         self._begun: Mask = begun == word(_PHASE[:8])
-        older, newer = _LAYOUTS
-        self._layout = older if self._is(b"X", older).any() else newer
+        self._layout = _OLDER if self._is(b"X", _OLDER).sum() >= self._is(b"X", _NEWER).sum() else _NEWER
 
     def _is(self, phase: bytes, layout: _Layout) -> Mask:
         found: Mask = self._begun & (self._phase == word((_PHASE % phase + layout.after_phase)[8:]))
@@ -91,26 +87,40 @@ class EventLines:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def passed_over(self) -> Mask:
-        """Which are arrows and instants, of which nothing is kept, as long as such are."""
-        layout = self._layout
-        size = self._newline[self._first[1:]] - self._newline[self._first[:-1]]
-        arrows = (
-            (self._is(b"s", layout) | self._is(b"f", layout)) & (self._lines == layout.arrow_lines) & (size <= _LONGEST_ARROW)
-        )
-        instants = self._is(b"i", layout) & (self._lines == layout.instant_lines) & (size <= _LONGEST_INSTANT)
-        found: Mask = arrows | instants
-        return found
+    def arrows(self) -> tuple[Int64, tuple[Int64, Int64], tuple[Int64, Int64], Mask]:
+        """The rows of arrows; where the text between their two numbers lies, and that behind; and which have such numbers."""
+        layout, text = self._layout, self.text
+        is_arrow = (self._is(b"s", layout) | self._is(b"f", layout)) & (self._lines == layout.arrow_lines)
+        rows = np.flatnonzero(is_arrow)
+        before = len(_PHASE % b"s")
+        start = self._newline[self._first[rows] + 1] + 1
+        number = start + before + len(layout.before_id)
+        sound = _stands(text.words(start, _words_in(before + len(layout.before_id))), before, layout.before_id)
+        digits = text.digits_from(number)
+        comma = self._newline[self._first[rows] + layout.times] - 1
+        dot = comma - len(b".000")
+        _, count = text.number_before(dot)
+        ts = np.maximum(dot - count, number + digits)
+        _, decimals_sound = _decimals(text.word(dot))
+        sound &= decimals_sound & text.is_whole(number, digits) & text.is_whole(ts, dot - ts)
+        end = self._newline[self._first[rows] + (layout.arrow_lines - 1)]
+        return rows, (number + digits, ts), (comma, end), sound
 
     def with_length(self) -> Int64:
         """The rows of events that have a length, in as many lines as such an event has."""
         return np.flatnonzero(self._is(b"X", self._layout) & (self._lines == self._layout.lines))
 
-    def is_short(self, rows: Int64) -> Mask:
-        """Whether what follows the head is as long as it is where the arguments are numbers."""
-        found: Mask = (
-            self._newline[self._first[rows + 1]] - self._newline[self._first[rows] + self._layout.times] <= _LONGEST_REST
-        )
+    def spell(self, rows: Int64, texts: tuple[bytes, ...]) -> Mask:
+        """Whether the arguments are these texts, each with a number behind it."""
+        at, end = self._arguments(rows)
+        sound = np.ones(len(rows), np.bool_)
+        for text in texts:
+            sound &= _stands(self.text.words(at, _words_in(len(text))), 0, text)
+            at = np.minimum(at + len(text), end)
+            digits = self.text.digits_from(at)
+            sound &= self.text.is_whole(at, digits)
+            at = np.minimum(at + digits, end)
+        found: Mask = sound & (at == end)
         return found
 
     def heads(self, rows: Int64) -> tuple[Int64, Int64]:
@@ -124,7 +134,9 @@ class EventLines:
         if not len(rows):
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_)
         number = self._newline[self._first[rows] + self._layout.times] + 1 + len(_TS)
-        digits = int(self.text.digits_from(number[:1])[0])  # all have as many, as a rule
+        digits = int(
+            np.bincount(self.text.digits_from(number[:: len(number) // _DIGITS_OF + 1])).argmax()
+        )  # all have as many, as a rule
         start, sound = self._starts(number, digits)
         arguments, end = self._arguments(rows)
         duration, also = self._durations(number + (digits + len(b".000" + self._layout.between_times)), arguments)

@@ -15,8 +15,9 @@ UNREADABLE = 0
 
 _WORDS = MARGIN // 8
 _SLOT_BITS = 14
-_MOST_TEXTS = 20_000
+_MOST_TEXTS, _MOST_BYTES = 20_000, 8 << 20
 """Beyond so many, all are forgotten: they may not repeat, and memory must not grow with the file."""
+_NO_BLOCKS = np.zeros(1, f"V{MARGIN}")
 _LONGEST = 4096
 """Longer texts are compared as a whole."""
 _FACTORS = np.array(
@@ -33,6 +34,8 @@ class KnownTexts:
     """What texts of one sort say, as rows of a table."""
 
     def __init__(self, columns: int, read: Callable[[bytes], Said | None]) -> None:
+        self.read = 0
+        """How many texts were read so far."""
         self._read = read
         self._nothing = (0,) * columns
         self._forget()
@@ -40,7 +43,7 @@ class KnownTexts:
     def _forget(self) -> None:
         self._rows: dict[bytes, int] = {}
         self._said: list[Said] = [self._nothing]
-        self._stored: list[bytes] = []
+        self._stored = bytearray()
         self._known: list[tuple[int, int, int]] = [(-1, 0, UNREADABLE)]
         """Of each text that is found by comparing: its length, the first of its stored blocks, its row."""
         self._slots = np.zeros(1 << _SLOT_BITS, np.int64)
@@ -50,7 +53,7 @@ class KnownTexts:
     def _freeze(self) -> None:
         self._columns = np.array(self._said, np.int64).T.copy()
         self._sizes, self._firsts, self._found = np.array(self._known, np.int64).T.copy()
-        self._blocks = np.frombuffer(b"".join(self._stored) or bytes(MARGIN), f"V{MARGIN}")
+        self._blocks = np.frombuffer(self._stored, f"V{MARGIN}") if self._stored else _NO_BLOCKS
 
     def column(self, which: int) -> Int64:
         """What the rows say, one number of it."""
@@ -59,7 +62,7 @@ class KnownTexts:
 
     def rows(self, text: TextWords, start: Int64, end: Int64) -> Int64:
         """The row of the text between each two places; they hold until the next are asked for."""
-        if len(self._rows) > _MOST_TEXTS:
+        if len(self._rows) > _MOST_TEXTS or len(self._stored) > _MOST_BYTES:
             self._forget()
         rows, slots, new = self._found_again(text, start, end)
         if len(new):
@@ -88,6 +91,7 @@ class KnownTexts:
 
     def _learn(self, text: TextWords, start: Int64, end: Int64, slots: Int64) -> list[int]:
         """Read these texts, if they are new; their rows."""
+        self._blocks = _NO_BLOCKS  # what is looked at cannot grow
         rows = [self._row(one, slot) for one, slot in zip(text.between(start, end), slots.tolist(), strict=True)]
         self._freeze()
         return rows
@@ -96,14 +100,16 @@ class KnownTexts:
         row = self._rows.get(text)
         if row is not None:
             return row
+        self.read += 1
         said = self._read(text)
         self._rows[text] = row = UNREADABLE if said is None else len(self._said)
         if said is not None:
             self._said.append(said)
         if not self._slots[slot] and len(text) <= _LONGEST:
             self._slots[slot] = len(self._known)
-            self._known.append((len(text), len(self._stored), row))
-            self._stored += [text[at : at + MARGIN].ljust(MARGIN, b"\0") for at in _places(len(text))]
+            self._known.append((len(text), len(self._stored) // MARGIN, row))
+            for at in _places(len(text)):
+                self._stored += text[at : at + MARGIN].ljust(MARGIN, b"\0")
         return row
 
 

@@ -1,31 +1,40 @@
 """Events in the lines that torch writes them in → columns, all of a chunk at once.
 
-What differs from event to event are numbers; the text around them repeats, and each such text is decoded once. An event that is
-not written so, or of which a text that is needed does not decode, is handed on as it is. What is not needed is not looked at,
-as long as it is no longer than it should be.
+What differs from event to event are numbers; the texts between them repeat, and each is decoded once. An event counts as read
+only when each of its bytes belongs to such a text or is a digit of such a number; any other event is handed on as it is.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from math import prod
 
-import msgspec
 import numpy as np
 
 from llm_perf_opt.events import NO_NAME, Columns, DeviceWork, HostCalls, Int32, Int64, Operators, RangeKind, Ranges, WorkKind
-from llm_perf_opt.parsers.torch_json.codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
-from llm_perf_opt.parsers.torch_json.event_chunks import DECODE_FAILURES
+from llm_perf_opt.parsers.torch_json.codes import CALLS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
 from llm_perf_opt.parsers.torch_json.event_lines import EventLines, Room
-from llm_perf_opt.parsers.torch_json.events import NO_ARGUMENTS, Arguments
 from llm_perf_opt.parsers.torch_json.known_texts import UNREADABLE, KnownTexts, Said
+from llm_perf_opt.parsers.torch_json.line_texts import (
+    CORRELATION,
+    behind_in,
+    between_in,
+    call_in,
+    head_in,
+    launch_in,
+    place_in,
+    shapes_in,
+    sound_in,
+)
 from llm_perf_opt.parsers.torch_json.text_words import Mask, TextWords, word
 
-_CORRELATION = b'"correlation": '
 _LEAST_SHARE = 0.5
 """Where fewer events are in these lines, they are not worth looking for."""
+_MOST_NEW, _TRIED_EVERY = 0.25, 8
+"""Where more texts than this share of the events were new, they do not repeat: only one chunk in so many is tried further on."""
 _MOST_WIDTHS = 8
-_HEADS = [[("cat", str), ("name", str), ("pid", process), ("tid", thread)] for process in (int, str) for thread in (int, str)]
+_FRAME = (b'      "Python parent id": ', b', "Python id": ', b', "Ev Idx": ')
+_MODULE_FRAME = (*_FRAME[:2], b', "Python module id": ', *_FRAME[2:])
+"""The arguments of Python's frames, each text before a number."""
 
 
 class _Kind(IntEnum):
@@ -39,9 +48,10 @@ class _Kind(IntEnum):
     OPERATOR = 4
     RANGE = 5
     MODULE = 6
+    FRAME = 7
 
 
-_NO_HEAD = (int(_Kind.ANOTHER), 0, 0, 0)
+_UNKEPT = (_Kind.ANOTHER, _Kind.PASSED_OVER, _Kind.FRAME)
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,7 @@ class Lined:
     """Read or passed over."""
     others: bytes
     """The other events, as a JSON array."""
+    others_count: int
 
 
 @dataclass(frozen=True)
@@ -80,34 +91,38 @@ class TorchLines:
     def __init__(self, codes: Codes) -> None:
         self._codes = codes
         self._room = Room()
-        self._heads = KnownTexts(4, self._head_in)
-        self._shapes = KnownTexts(1, self._shapes_in)
-        self._calls = KnownTexts(0, _call_in)
-        self._places = KnownTexts(2, _place_in)
-        self._launches = KnownTexts(3, _launch_in)
+        self._heads = KnownTexts(4, self._head)
+        self._shapes = KnownTexts(1, self._shape_code)
+        self._calls = KnownTexts(0, call_in)
+        self._places = KnownTexts(2, place_in)
+        self._launches = KnownTexts(3, launch_in)
+        self._unwanted = KnownTexts(0, sound_in)
+        self._between, self._behind = KnownTexts(0, between_in), KnownTexts(0, behind_in)
         self._widths: list[int] = []
         """How long the text between the first number and the correlation is in the kernels seen."""
-        self._makers: dict[_Kind, Callable[[_Rows], tuple[_Rows, Columns]]] = {
+        self._not_tried = 0
+        """So many chunks yet."""
+        self._makers: dict[_Kind, Callable[[_Rows], tuple[_Rows, Columns | None]]] = {
+            _Kind.PASSED_OVER: self._passed_over,
             _Kind.KERNEL: self._kernels,
             _Kind.CALL: self._host_calls,
             _Kind.OPERATOR: self._operators,
-            _Kind.RANGE: lambda rows: self._ranges(rows, NO_NAME),
-            _Kind.MODULE: lambda rows: self._ranges(rows, codes.name[MODULE_DOMAIN]),
+            _Kind.RANGE: self._ranges,
+            _Kind.MODULE: self._modules,
+            _Kind.FRAME: self._frames,
         }
 
     def read(self, array: bytes | memoryview) -> Lined | None:
-        """The events of a JSON array, or None where they are not in these lines."""
-        lines = self._room.lines(array)
+        """The events of a JSON array, or None where they are not in these lines, or their texts do not repeat."""
+        lines = self._room.lines(array) if not self._not_tried else None
+        self._not_tried = max(self._not_tried - 1, 0)
         if lines is None:
             return None
-        done = lines.passed_over()
+        known = self._known()
+        done = self._arrows(lines)
         rows = lines.with_length()
         heads = self._heads.rows(lines.text, *lines.heads(rows))
         kinds = self._heads.column(0)[heads]
-        passed = rows[kinds == _Kind.PASSED_OVER]
-        done[passed] = lines.is_short(passed)
-        kept = kinds > _Kind.PASSED_OVER
-        rows, heads, kinds = rows[kept], heads[kept], kinds[kept]
         start, end, sound = lines.times(rows)
         parts = []
         for kind, make in self._makers.items():
@@ -115,40 +130,66 @@ class TorchLines:
             if len(which):
                 read, part = make(_Rows(lines, rows[which], start[which], end[which], heads[which]))
                 done[read.rows] = True
-                parts.append(part)
+                parts += [] if part is None else [part]
         count = int(done.sum())
+        if self._known() - known > _MOST_NEW * len(done):
+            self._not_tried = _TRIED_EVERY
         if count < _LEAST_SHARE * len(done):
             return None
-        return Lined(parts, count, lines.array_of(np.flatnonzero(~done)))
+        return Lined(parts, count, lines.array_of(np.flatnonzero(~done)), len(done) - count)
+
+    def _known(self) -> int:
+        return sum(texts.read for texts in (self._heads, self._shapes, self._calls, self._places, self._launches, self._unwanted))
+
+    def _arrows(self, lines: EventLines) -> Mask:
+        """Which events are arrows as they should be; nothing is kept of them."""
+        found = np.zeros(len(lines), np.bool_)
+        rows, middle, tail, sound = lines.arrows()
+        if len(rows):
+            sound &= self._between.rows(lines.text, *middle) != UNREADABLE
+            sound &= self._behind.rows(lines.text, *tail) != UNREADABLE
+            found[rows] = sound
+        return found
 
     # --- by kind: those that could be read, and their columns ------------------------------------------------------------------
 
-    def _ranges(self, rows: _Rows, domain: int) -> tuple[_Rows, Columns]:
-        rows = rows.only(rows.lines.is_short(rows.rows))
+    def _passed_over(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
+        return self._sound(rows), None
+
+    def _frames(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
+        return rows.only(rows.lines.spell(rows.rows, _FRAME)), None
+
+    def _modules(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
+        return self._labels(rows.only(rows.lines.spell(rows.rows, _MODULE_FRAME)), self._codes.name[MODULE_DOMAIN])
+
+    def _ranges(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
+        return self._labels(self._sound(rows), NO_NAME)
+
+    def _labels(self, rows: _Rows, domain: int) -> tuple[_Rows, Columns]:
         kind = np.full(len(rows), RangeKind.PUSH_POP, np.uint8)
         domains = np.full(len(rows), domain, np.int32)
         return rows, Ranges(rows.start_ns, rows.end_ns, self._name(rows), domains, kind, *self._thread(rows))
 
-    def _operators(self, rows: _Rows) -> tuple[_Rows, Columns]:
-        start, end = rows.lines.arguments(rows.rows)
-        text = rows.lines.text
-        _, count = text.number_before(end)
-        said = self._shapes.rows(text, start, np.maximum(end - count, start))
-        read = (said != UNREADABLE) & (text.is_whole(end - count, count) | ((count == 0) & (text.bytes[end - 1] != ord(" "))))
+    def _sound(self, rows: _Rows) -> _Rows:
+        """Those whose arguments are JSON; of them no more is wanted."""
+        start, end, read, _ = _without_numbers(rows)
+        return rows.only(read & (self._unwanted.rows(rows.lines.text, start, end) != UNREADABLE))
+
+    def _operators(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
+        start, end, read, _ = _without_numbers(rows)
+        said = self._shapes.rows(rows.lines.text, start, end)
+        read &= said != UNREADABLE
         rows = rows.only(read)
         shapes = self._shapes.column(0)[said[read]].astype(np.int32)
         return rows, Operators(rows.start_ns, rows.end_ns, self._name(rows), *self._thread(rows), shapes)
 
-    def _host_calls(self, rows: _Rows) -> tuple[_Rows, Columns]:
-        start, end = rows.lines.arguments(rows.rows)
-        text = rows.lines.text
-        correlation, count = text.number_before(end)
-        read = self._calls.rows(text, start, np.maximum(end - count, start)) != UNREADABLE
-        read &= text.is_whole(end - count, count)
+    def _host_calls(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
+        start, end, read, correlation = _without_numbers(rows)
+        read &= self._calls.rows(rows.lines.text, start, end) != UNREADABLE
         rows = rows.only(read)
         return rows, HostCalls(rows.start_ns, rows.end_ns, self._name(rows), *self._thread(rows), correlation[read])
 
-    def _kernels(self, rows: _Rows) -> tuple[_Rows, Columns]:
+    def _kernels(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
         lines = rows.lines
         start, end = lines.arguments(rows.rows)
         number = self._correlations(lines, start, end)
@@ -182,11 +223,11 @@ class TorchLines:
             sought = _found_at(lines.text, width, sought, start, end, number)
         while len(sought) and len(self._widths) < _MOST_WIDTHS:
             first = int(start[sought[0]])
-            place = lines.text.text.find(_CORRELATION, first, int(end[sought[0]]))
+            place = lines.text.text.find(CORRELATION, first, int(end[sought[0]]))
             if place < 0:
                 sought = sought[1:]
             else:
-                self._widths.append(place + len(_CORRELATION) - first)
+                self._widths.append(place + len(CORRELATION) - first)
                 sought = _found_at(lines.text, self._widths[-1], sought, start, end, number)
         return number
 
@@ -197,18 +238,13 @@ class TorchLines:
     def _thread(self, rows: _Rows) -> tuple[Int64, Int64]:
         return self._heads.column(2)[rows.head], self._heads.column(3)[rows.head]
 
-    # --- what texts say --------------------------------------------------------------------------------------------------------
+    # --- what first lines say --------------------------------------------------------------------------------------------------
 
-    def _head_in(self, text: bytes) -> Said:
+    def _head(self, text: bytes) -> Said:
         """Kind, name, process and thread."""
-        try:
-            said = msgspec.json.decode(b"{" + text.removesuffix(b",") + b"}")
-        except DECODE_FAILURES:
-            return _NO_HEAD
-        if not text.endswith(b",") or [(key, type(value)) for key, value in said.items()] not in _HEADS:
-            return _NO_HEAD
-        kind = self._kind(said["cat"], said["name"])
-        if kind in (_Kind.ANOTHER, _Kind.PASSED_OVER):
+        said = head_in(text)
+        kind = _Kind.ANOTHER if said is None else self._kind(said["cat"], said["name"])
+        if said is None or kind in _UNKEPT:
             return kind, 0, 0, 0
         codes = self._codes
         return kind, codes.name[said["name"]], codes.identity[said["pid"]], codes.identity[said["tid"]]
@@ -223,58 +259,30 @@ class TorchLines:
         if category in RANGES:
             return _Kind.RANGE
         if category == PYTHON:
-            return _Kind.MODULE if name.startswith(MODULE) else _Kind.PASSED_OVER
+            return _Kind.MODULE if name.startswith(MODULE) else _Kind.FRAME
         self._codes.pass_over(category)
         return _Kind.PASSED_OVER
 
-    def _shapes_in(self, text: bytes) -> Said | None:
-        said = _arguments(text)
-        return None if said is None else (self._codes.shapes[bytes(said.shapes)],)
+    def _shape_code(self, text: bytes) -> Said | None:
+        spelled = shapes_in(text)
+        return None if spelled is None else (self._codes.shapes[spelled],)
+
+
+def _without_numbers(rows: _Rows) -> tuple[Int64, Int64, Mask, Int64]:
+    """Where the arguments lie without their first and last number, whether those are such, and the last one."""
+    text = rows.lines.text
+    start, end = rows.lines.arguments(rows.rows)
+    number, count = text.number_before(end)
+    cut = np.maximum(end - count, start)
+    behind_key = (text.bytes[cut - 1] == ord(" ")) & (text.bytes[cut - 2] == ord(":"))
+    whole = np.where(cut < end, text.is_whole(cut, end - cut) & behind_key, text.bytes[end - 1] != ord(" "))
+    return start, cut, whole, number
 
 
 def _found_at(text: TextWords, width: int, sought: Int64, start: Int64, end: Int64, number: Int64) -> Int64:
     """Set the number's place where the correlation stands so far behind the start; returns those where it does not."""
     at = np.minimum(start[sought] + width, end[sought])
-    found = (text.word(at - 15) == word(_CORRELATION[:8])) & (text.word(at - 8) == word(_CORRELATION[7:]))
+    found = (text.word(at - 15) == word(CORRELATION[:8])) & (text.word(at - 8) == word(CORRELATION[7:]))
     number[sought[found]] = at[found]
     left: Int64 = sought[~found]
     return left
-
-
-_read_arguments = msgspec.json.Decoder(Arguments).decode
-
-
-def _arguments(text: bytes) -> Arguments | None:
-    """What a part of the arguments says, a number before it or at its end left out; None if that is no JSON, or of odd types."""
-    before = b'{"":0' if text.startswith(b",") else b"{"
-    behind = b"0}" if text.endswith(b": ") else b"}"
-    try:
-        return _read_arguments(before + text + behind)
-    except (*DECODE_FAILURES, OverflowError):
-        return None
-
-
-def _call_in(text: bytes) -> Said | None:
-    """Nothing, if the number that follows is the correlation."""
-    return () if text.endswith(_CORRELATION) and _arguments(text) is not None else None
-
-
-def _place_in(text: bytes) -> Said | None:
-    """The device and the stream, from what stands before the correlation."""
-    said = _arguments(text)
-    if said is None or said.device == -1 or said.stream == -1 or _launch(said) != _launch(NO_ARGUMENTS):
-        return None
-    return (said.device, said.stream) if abs(said.device) < 2**31 and abs(said.stream) < LARGEST_NS else None
-
-
-def _launch_in(text: bytes) -> Said | None:
-    """Blocks, threads in one and the node of the graph, from what stands behind the correlation."""
-    said = _arguments(text)
-    if said is None or (said.correlation, said.device, said.stream) != (0, -1, -1):
-        return None
-    launch = _launch(said)
-    return launch if all(abs(number) < LARGEST_NS for number in launch) else None
-
-
-def _launch(said: Arguments) -> tuple[int, int, int]:
-    return prod(said.grid), prod(said.block), said.graph_node
