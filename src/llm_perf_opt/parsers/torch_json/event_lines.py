@@ -40,8 +40,7 @@ _PHASE = b'    "ph": "%s",'
 _TS = b'    "ts": '
 _AFTER_ARGUMENTS = word(b"\n    }\n ")
 _EXTERNAL = b'      "External id": '
-_DIGITS_OF = 16
-"""Events that are asked how many digits starts have."""
+_FEW = 16
 _MOST_US = 2**62 // 1000
 _NEWLINE, _BRACE, _COMMA = b"\n{,"
 
@@ -87,24 +86,29 @@ class EventLines:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def arrows(self) -> tuple[Int64, tuple[Int64, Int64], tuple[Int64, Int64], Mask]:
-        """The rows of arrows; where the text between their two numbers lies, and that behind; and which have such numbers."""
+    def arrows(self) -> Int64:
+        """The rows of arrows, in as many lines as an arrow has."""
+        layout = self._layout
+        return np.flatnonzero((self._is(b"s", layout) | self._is(b"f", layout)) & (self._lines == layout.arrow_lines))
+
+    def arrow_texts(self, rows: Int64) -> tuple[Int64, Int64, Mask]:
+        """Where the texts between the two numbers of arrows lie, then those behind; and which arrows have such numbers."""
         layout, text = self._layout, self.text
-        is_arrow = (self._is(b"s", layout) | self._is(b"f", layout)) & (self._lines == layout.arrow_lines)
-        rows = np.flatnonzero(is_arrow)
-        before = len(_PHASE % b"s")
         start = self._newline[self._first[rows] + 1] + 1
-        number = start + before + len(layout.before_id)
-        sound = _stands(text.words(start, _words_in(before + len(layout.before_id))), before, layout.before_id)
-        digits = text.digits_from(number)
+        phase = len(_PHASE % b"s")
+        at = phase + len(layout.before_id)
+        words = text.words(start, _words_in(at + 8))
+        digits = self._digits(words, start, at)
+        sound = _stands(words, phase, layout.before_id) & text.is_whole(start + at, digits)
         comma = self._newline[self._first[rows] + layout.times] - 1
         dot = comma - len(b".000")
-        _, count = text.number_before(dot)
-        ts = np.maximum(dot - count, number + digits)
-        _, decimals_sound = _decimals(text.word(dot))
-        sound &= decimals_sound & text.is_whole(number, digits) & text.is_whole(ts, dot - ts)
+        usual = _usual(text.number_before(_some(dot))[1])
+        words = text.words(dot - 16, 3)
+        sound &= _end_in_digits(words[0], usual - 8) & _end_in_digits(words[1], usual) & _are_decimals(words[2])
+        sound &= text.is_whole(dot - usual, np.full(len(rows), usual))
+        behind = start + at + digits
         end = self._newline[self._first[rows] + (layout.arrow_lines - 1)]
-        return rows, (number + digits, ts), (comma, end), sound
+        return np.append(behind, comma), np.append(np.maximum(dot - usual, behind), end), sound
 
     def with_length(self) -> Int64:
         """The rows of events that have a length, in as many lines as such an event has."""
@@ -125,18 +129,15 @@ class EventLines:
 
     def heads(self, rows: Int64) -> tuple[Int64, Int64]:
         """Where the heads of events with a length lie, from their category to the comma before their times."""
-        return self._newline[self._first[rows] + 1] + 1 + len(_PHASE % b"X"), self._newline[
-            self._first[rows] + self._layout.times
-        ]
+        first = self._first[rows]
+        return self._newline[first + 1] + 1 + len(_PHASE % b"X"), self._newline[first + self._layout.times]
 
     def times(self, rows: Int64) -> tuple[Int64, Int64, Mask]:
         """Start and end in ns, and of which events they and the frame of the arguments stand as they should."""
         if not len(rows):
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_)
         number = self._newline[self._first[rows] + self._layout.times] + 1 + len(_TS)
-        digits = int(
-            np.bincount(self.text.digits_from(number[:: len(number) // _DIGITS_OF + 1])).argmax()
-        )  # all have as many, as a rule
+        digits = _usual(self.text.digits_from(_some(number)))
         start, sound = self._starts(number, digits)
         arguments, end = self._arguments(rows)
         duration, also = self._durations(number + (digits + len(b".000" + self._layout.between_times)), arguments)
@@ -147,14 +148,12 @@ class EventLines:
         """`"ts": 1234567890123.456, "dur": `, the number in thousandths, if it begins there and has so many digits."""
         between = self._layout.between_times
         words = self.text.words(number + (digits - 32), _words_in(32 + 4 + len(between)))
-        high, high_sound = _ending_digits(words[2], max(digits - 8, 0))
-        low, low_sound = _ending_digits(words[3], min(digits, 8))
-        decimals, decimals_sound = _decimals(words[4])
-        whole = high * 100_000_000 + low
-        sound = high_sound & low_sound & decimals_sound & (whole < _MOST_US)
+        whole = _ending_number(words[2], digits - 8) * 100_000_000 + _ending_number(words[3], digits)
+        sound = _end_in_digits(words[2], digits - 8) & _end_in_digits(words[3], digits) & _are_decimals(words[4])
+        sound &= whole < _MOST_US
         sound &= _stands(words, 32 - digits - len(_TS), _TS) & _stands(words, 36, between)
         sound &= self.text.is_whole(number, np.full(len(number), digits))
-        return whole * 1000 + decimals, sound
+        return whole * 1000 + _decimals(words[4]), sound
 
     def _durations(self, number: Int64, arguments: Int64) -> tuple[Int64, Mask]:
         """`12.345,` and a line `"args": {`, the number in thousandths, if it begins there."""
@@ -163,24 +162,29 @@ class EventLines:
         dot = 8 * count - len(behind) - 4
         words = self.text.words(arguments - 8 * count, count)
         whole, digits = trailing_number(_shifted(words, dot - 8))
-        decimals, sound = _decimals(_shifted(words, dot))
-        sound &= _stands(words, dot + 4, behind) & self.text.is_whole(number, digits)
+        decimals = _shifted(words, dot)
+        sound = _are_decimals(decimals) & _stands(words, dot + 4, behind) & self.text.is_whole(number, digits)
         sound &= number + digits == arguments - (8 * count - dot)
-        return whole * 1000 + decimals, sound
+        return whole * 1000 + _decimals(decimals), sound
 
     def arguments(self, rows: Int64) -> tuple[Int64, Int64]:
         """Where the arguments lie, without the number that they begin with, as a rule: that of the operator."""
         start, end = self._arguments(rows)
         number = start + len(_EXTERNAL)
-        words = self.text.words(start, 4)
-        digits = leading_digits(_shifted(words, len(_EXTERNAL)))
-        long = np.flatnonzero(digits == 8)
-        if len(long):
-            digits[long] = self.text.digits_from(number[long])
+        words = self.text.words(start, _words_in(len(_EXTERNAL) + 8))
+        digits = self._digits(words, start, len(_EXTERNAL))
         behind = number + digits
         numbered = _stands(words, 0, _EXTERNAL) & self.text.is_whole(number, digits)
         numbered &= (self.text.bytes[behind] == _COMMA) | (behind == end)
         return np.where(numbered, behind, start), end
+
+    def _digits(self, words: Words, start: Int64, at: int) -> Int64:
+        """How many digits stand so far behind each start, of which the first words are given."""
+        digits = leading_digits(_shifted(words, at))
+        long = np.flatnonzero(digits == 8)
+        if len(long):
+            digits[long] = self.text.digits_from(start[long] + at)
+        return digits
 
     def _arguments(self, rows: Int64) -> tuple[Int64, Int64]:
         before = self._first[rows] + self._layout.arguments
@@ -234,6 +238,17 @@ def _inside(array: bytes | memoryview) -> tuple[int, int]:
     return start, end
 
 
+def _some(places: Int64) -> Int64:
+    """A few of them."""
+    some: Int64 = places[:: len(places) // _FEW + 1]
+    return some
+
+
+def _usual(counts: Int64) -> int:
+    """The most frequent; starts have as many digits in all events of a chunk, as a rule."""
+    return int(np.bincount(counts).argmax())
+
+
 def _words_in(size: int) -> int:
     """How many words hold so many bytes."""
     return -(-size // 8)
@@ -258,14 +273,32 @@ def _stands(words: Words, at: int, text: bytes) -> Mask:
     return found
 
 
-def _ending_digits(words: Words, count: int) -> tuple[Int64, Mask]:
-    """The number that the last bytes spell, and whether they are digits."""
-    kept = word(bytes(8 - count) + b"\xff" * count)
-    return eight_digits(words & kept), (no_digits(words) & kept) == 0
+def _last_bytes(count: int) -> np.uint64:
+    """A mask of so many bytes, of all or none where there are not as many."""
+    kept = min(max(count, 0), 8)
+    return word(bytes(8 - kept) + b"\xff" * kept)
 
 
-def _decimals(words: Words) -> tuple[Int64, Mask]:
-    """`.345`: the number behind the dot, and whether words begin so."""
-    digits = word(b"\0\xff\xff\xff")
-    sound = ((words & word(b"\xff")) == word(b".")) & ((no_digits(words) & digits) == 0)
-    return eight_digits((words & digits) << Word(32)), sound
+def _end_in_digits(words: Words, count: int) -> Mask:
+    """Whether so many bytes at the end, or all, are digits."""
+    found: Mask = (no_digits(words) & _last_bytes(count)) == 0
+    return found
+
+
+def _ending_number(words: Words, count: int) -> Int64:
+    """The number that so many bytes at the end spell."""
+    return eight_digits(words & _last_bytes(count))
+
+
+_DECIMALS = word(b"\0\xff\xff\xff")
+
+
+def _are_decimals(words: Words) -> Mask:
+    """Whether words begin as `.345` does."""
+    found: Mask = ((words & word(b"\xff")) == word(b".")) & ((no_digits(words) & _DECIMALS) == 0)
+    return found
+
+
+def _decimals(words: Words) -> Int64:
+    """The number behind the dot that words begin with."""
+    return eight_digits((words & _DECIMALS) << Word(32))

@@ -60,14 +60,15 @@ def launch_in(text: bytes) -> Said | None:
     return launch if all(abs(number) < LARGEST_NS for number in launch) else None
 
 
-def between_in(text: bytes) -> Said | None:
-    """Nothing, if this is what stands between the two numbers of an arrow."""
-    return () if text.endswith(b": ") and _keys(text) == ["", "pid", "tid", "ts"] else None
+BETWEEN, BEHIND = 1, 2
 
 
-def behind_in(text: bytes) -> Said | None:
-    """Nothing, if this is what stands behind the second number of an arrow."""
-    return () if not text.endswith(b": ") and _keys(text) in (["", "cat", "name"], ["", "cat", "name", "bp"]) else None
+def arrow_in(text: bytes) -> Said | None:
+    """Whether this stands between the two numbers of an arrow, or behind the second."""
+    keys = _keys(text)
+    if text.endswith(b": "):
+        return (BETWEEN,) if keys == ["", "pid", "tid", "ts"] else None
+    return (BEHIND,) if keys in (["", "cat", "name"], ["", "cat", "name", "bp"]) else None
 
 
 def _closed(text: bytes) -> bytes:

@@ -15,9 +15,10 @@ from llm_perf_opt.parsers.torch_json.codes import CALLS, MODULE, MODULE_DOMAIN, 
 from llm_perf_opt.parsers.torch_json.event_lines import EventLines, Room
 from llm_perf_opt.parsers.torch_json.known_texts import UNREADABLE, KnownTexts, Said
 from llm_perf_opt.parsers.torch_json.line_texts import (
+    BEHIND,
+    BETWEEN,
     CORRELATION,
-    behind_in,
-    between_in,
+    arrow_in,
     call_in,
     head_in,
     launch_in,
@@ -29,6 +30,8 @@ from llm_perf_opt.parsers.torch_json.text_words import Mask, TextWords, word
 
 _LEAST_SHARE = 0.5
 """Where fewer events are in these lines, they are not worth looking for."""
+_FEWEST = 0.005
+"""Fewer events of a kind are decoded faster."""
 _MOST_NEW, _TRIED_EVERY = 0.25, 8
 """Where more texts than this share of the events were new, they do not repeat: only one chunk in so many is tried further on."""
 _MOST_WIDTHS = 8
@@ -97,7 +100,7 @@ class TorchLines:
         self._places = KnownTexts(2, place_in)
         self._launches = KnownTexts(3, launch_in)
         self._unwanted = KnownTexts(0, sound_in)
-        self._between, self._behind = KnownTexts(0, between_in), KnownTexts(0, behind_in)
+        self._arrow = KnownTexts(1, arrow_in)
         self._widths: list[int] = []
         """How long the text between the first number and the correlation is in the kernels seen."""
         self._not_tried = 0
@@ -127,7 +130,7 @@ class TorchLines:
         parts = []
         for kind, make in self._makers.items():
             which = np.flatnonzero(sound & (kinds == kind))
-            if len(which):
+            if len(which) > _FEWEST * len(done):
                 read, part = make(_Rows(lines, rows[which], start[which], end[which], heads[which]))
                 done[read.rows] = True
                 parts += [] if part is None else [part]
@@ -143,12 +146,13 @@ class TorchLines:
 
     def _arrows(self, lines: EventLines) -> Mask:
         """Which events are arrows as they should be; nothing is kept of them."""
-        found = np.zeros(len(lines), np.bool_)
-        rows, middle, tail, sound = lines.arrows()
+        found: Mask = np.zeros(len(lines), np.bool_)
+        rows = lines.arrows()
         if len(rows):
-            sound &= self._between.rows(lines.text, *middle) != UNREADABLE
-            sound &= self._behind.rows(lines.text, *tail) != UNREADABLE
-            found[rows] = sound
+            start, end, sound = lines.arrow_texts(rows)
+            said = self._arrow.rows(lines.text, start, end)
+            where = self._arrow.column(0)[said]
+            found[rows] = sound & (where[: len(rows)] == BETWEEN) & (where[len(rows) :] == BEHIND)
         return found
 
     # --- by kind: those that could be read, and their columns ------------------------------------------------------------------
