@@ -24,20 +24,13 @@ def head_in(text: bytes) -> dict[str, Any] | None:
     return said
 
 
-def shapes_in(text: bytes) -> bytes | None:
-    """The shapes of an operator's inputs, as they are spelled, from its arguments without their first and last number."""
+def plain_in(text: bytes) -> tuple[bytes | None, bool] | None:
+    """Of arguments without their first and last number: the shapes of an operator's inputs as they are spelled, if that number is
+    none of them; and whether it is the correlation."""
     said = _arguments(text)
-    return None if said is None or text.endswith(b'"Input Dims": ') else bytes(said.shapes)
-
-
-def sound_in(text: bytes) -> Said | None:
-    """Nothing, of arguments without their first and last number, if they are JSON."""
-    return None if _arguments(text) is None else ()
-
-
-def call_in(text: bytes) -> Said | None:
-    """Nothing, if the number behind these arguments is the correlation."""
-    return () if _arguments(text) is not None and _ends_in_correlation(text) else None
+    if said is None:
+        return None
+    return None if text.endswith(b'"Input Dims": ') else bytes(said.shapes), _ends_in_correlation(text)
 
 
 def place_in(text: bytes) -> Said | None:

@@ -19,12 +19,10 @@ from llm_perf_opt.parsers.torch_json.line_texts import (
     BETWEEN,
     CORRELATION,
     arrow_in,
-    call_in,
     head_in,
     launch_in,
     place_in,
-    shapes_in,
-    sound_in,
+    plain_in,
 )
 from llm_perf_opt.parsers.torch_json.text_words import Mask, TextWords, word
 
@@ -55,6 +53,9 @@ class _Kind(IntEnum):
 
 
 _UNKEPT = (_Kind.ANOTHER, _Kind.PASSED_OVER, _Kind.FRAME)
+_IS_PLAIN = np.isin(np.arange(len(_Kind)), (_Kind.PASSED_OVER, _Kind.CALL, _Kind.OPERATOR, _Kind.RANGE))
+_UNSPELLED = -2
+"""Shapes of which the last number was cut off."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ class _Rows:
     start_ns: Int64
     end_ns: Int64
     head: Int64
+    said: Int64
+    """The row of what the arguments say, and their last number; where they differ in no others."""
+    number: Int64
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -85,7 +89,8 @@ class _Rows:
     def only(self, which: Mask) -> "_Rows":
         if which.all():
             return self
-        return _Rows(self.lines, self.rows[which], self.start_ns[which], self.end_ns[which], self.head[which])
+        columns = (self.rows, self.start_ns, self.end_ns, self.head, self.said, self.number)
+        return _Rows(self.lines, *(column[which] for column in columns))
 
 
 class TorchLines:
@@ -95,11 +100,9 @@ class TorchLines:
         self._codes = codes
         self._room = Room()
         self._heads = KnownTexts(4, self._head)
-        self._shapes = KnownTexts(1, self._shape_code)
-        self._calls = KnownTexts(0, call_in)
+        self._arguments = KnownTexts(2, self._arguments_in)
         self._places = KnownTexts(2, place_in)
         self._launches = KnownTexts(3, launch_in)
-        self._unwanted = KnownTexts(0, sound_in)
         self._arrow = KnownTexts(1, arrow_in)
         self._widths: list[int] = []
         """How long the text between the first number and the correlation is in the kernels seen."""
@@ -127,11 +130,13 @@ class TorchLines:
         heads = self._heads.rows(lines.text, *lines.heads(rows))
         kinds = self._heads.column(0)[heads]
         start, end, sound = lines.times(rows)
+        said, number = self._plain(lines, rows, kinds, sound)
         parts = []
         for kind, make in self._makers.items():
             which = np.flatnonzero(sound & (kinds == kind))
             if len(which) > _FEWEST * len(done):
-                read, part = make(_Rows(lines, rows[which], start[which], end[which], heads[which]))
+                columns = (rows, start, end, heads, said, number)
+                read, part = make(_Rows(lines, *(column[which] for column in columns)))
                 done[read.rows] = True
                 parts += [] if part is None else [part]
         count = int(done.sum())
@@ -142,7 +147,7 @@ class TorchLines:
         return Lined(parts, count, lines.array_of(np.flatnonzero(~done)), len(done) - count)
 
     def _known(self) -> int:
-        return sum(texts.read for texts in (self._heads, self._shapes, self._calls, self._places, self._launches, self._unwanted))
+        return sum(texts.read for texts in (self._heads, self._arguments, self._places, self._launches))
 
     def _arrows(self, lines: EventLines) -> Mask:
         """Which events are arrows as they should be; nothing is kept of them."""
@@ -157,8 +162,21 @@ class TorchLines:
 
     # --- by kind: those that could be read, and their columns ------------------------------------------------------------------
 
+    def _plain(self, lines: EventLines, rows: Int64, kinds: Int64, sound: Mask) -> tuple[Int64, Int64]:
+        """Of events whose arguments differ in their first and last number alone: what the rest says, and the last number."""
+        said, number = np.full(len(rows), UNREADABLE), np.zeros(len(rows), np.int64)
+        which = np.flatnonzero(sound & _IS_PLAIN[kinds])
+        start, end = lines.arguments(rows[which])
+        number[which], count = lines.text.number_before(end)
+        cut = np.maximum(end - count, start)
+        bytes_ = lines.text.bytes
+        behind_key = (bytes_[cut - 1] == ord(" ")) & (bytes_[cut - 2] == ord(":"))
+        whole = np.where(cut < end, lines.text.is_whole(cut, end - cut) & behind_key, bytes_[end - 1] != ord(" "))
+        said[which] = np.where(whole, self._arguments.rows(lines.text, start, cut), UNREADABLE)
+        return said, number
+
     def _passed_over(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
-        return self._sound(rows), None
+        return rows.only(rows.said != UNREADABLE), None
 
     def _frames(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
         return rows.only(rows.lines.spell(rows.rows, _FRAME)), None
@@ -167,31 +185,23 @@ class TorchLines:
         return self._labels(rows.only(rows.lines.spell(rows.rows, _MODULE_FRAME)), self._codes.name[MODULE_DOMAIN])
 
     def _ranges(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
-        return self._labels(self._sound(rows), NO_NAME)
+        return self._labels(rows.only(rows.said != UNREADABLE), NO_NAME)
 
     def _labels(self, rows: _Rows, domain: int) -> tuple[_Rows, Columns]:
         kind = np.full(len(rows), RangeKind.PUSH_POP, np.uint8)
         domains = np.full(len(rows), domain, np.int32)
         return rows, Ranges(rows.start_ns, rows.end_ns, self._name(rows), domains, kind, *self._thread(rows))
 
-    def _sound(self, rows: _Rows) -> _Rows:
-        """Those whose arguments are JSON; of them no more is wanted."""
-        start, end, read, _ = _without_numbers(rows)
-        return rows.only(read & (self._unwanted.rows(rows.lines.text, start, end) != UNREADABLE))
-
     def _operators(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
-        start, end, read, _ = _without_numbers(rows)
-        said = self._shapes.rows(rows.lines.text, start, end)
-        read &= said != UNREADABLE
+        shapes = self._arguments.column(0)[rows.said]
+        read = (rows.said != UNREADABLE) & (shapes != _UNSPELLED)
         rows = rows.only(read)
-        shapes = self._shapes.column(0)[said[read]].astype(np.int32)
-        return rows, Operators(rows.start_ns, rows.end_ns, self._name(rows), *self._thread(rows), shapes)
+        columns = self._name(rows), *self._thread(rows), shapes[read].astype(np.int32)
+        return rows, Operators(rows.start_ns, rows.end_ns, *columns)
 
     def _host_calls(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
-        start, end, read, correlation = _without_numbers(rows)
-        read &= self._calls.rows(rows.lines.text, start, end) != UNREADABLE
-        rows = rows.only(read)
-        return rows, HostCalls(rows.start_ns, rows.end_ns, self._name(rows), *self._thread(rows), correlation[read])
+        rows = rows.only((rows.said != UNREADABLE) & (self._arguments.column(1)[rows.said] != 0))
+        return rows, HostCalls(rows.start_ns, rows.end_ns, self._name(rows), *self._thread(rows), rows.number)
 
     def _kernels(self, rows: _Rows) -> tuple[_Rows, Columns | None]:
         lines = rows.lines
@@ -267,20 +277,13 @@ class TorchLines:
         self._codes.pass_over(category)
         return _Kind.PASSED_OVER
 
-    def _shape_code(self, text: bytes) -> Said | None:
-        spelled = shapes_in(text)
-        return None if spelled is None else (self._codes.shapes[spelled],)
-
-
-def _without_numbers(rows: _Rows) -> tuple[Int64, Int64, Mask, Int64]:
-    """Where the arguments lie without their first and last number, whether those are such, and the last one."""
-    text = rows.lines.text
-    start, end = rows.lines.arguments(rows.rows)
-    number, count = text.number_before(end)
-    cut = np.maximum(end - count, start)
-    behind_key = (text.bytes[cut - 1] == ord(" ")) & (text.bytes[cut - 2] == ord(":"))
-    whole = np.where(cut < end, text.is_whole(cut, end - cut) & behind_key, text.bytes[end - 1] != ord(" "))
-    return start, cut, whole, number
+    def _arguments_in(self, text: bytes) -> Said | None:
+        """The shapes, and whether the correlation follows."""
+        said = plain_in(text)
+        if said is None:
+            return None
+        spelled, to_correlation = said
+        return _UNSPELLED if spelled is None else self._codes.shapes[spelled], int(to_correlation)
 
 
 def _found_at(text: TextWords, width: int, sought: Int64, start: Int64, end: Int64, number: Int64) -> Int64:
