@@ -246,6 +246,24 @@ def test_odd_events_are_read_as_decoding_reads_them(reader: Reader, odd: str, ne
 
 
 SPOILT = [
+    ('"id": ', '"id"; '),
+    ('"Ev Idx": 159', '"Ev Idx": 159x'),
+    ('"External id": ', '"External id"; '),
+    (', "Ev Idx": ', ""),
+    ('"External id": 41521,', ","),
+    ('"External id": 5,', ","),
+    ('"External id": 1,', ","),
+    ('"id": 454401,', '"id": 454401 "": 0,'),
+    (',\n    "cat": "ac2g"', '\n    "": 0, "cat": "ac2g"'),
+    ('"est. achieved occupancy %": 0', '"x": "?", "correlation": 7, "stream": 9'),
+    ('"Input Dims": [[2, 8], []], "Ev Idx": 4', '"Input Dims" : 17'),
+    ('"Input Dims": [[2, 8], []], "Ev Idx": 4', '"Input \\u0044ims": 17'),
+    ('"pid": 607', '"pid": null'),
+    ('"pid": 607', '"pid": 1.5'),
+    ('"pid": 607', '"pid": 9223372036854775807'),
+    ('"tid": 608', '"tid": "zebra"'),
+    ('"name": "a', '"name": null, "x": "a'),
+    ("[[2, 8], []]", "null"),
     ('"ph": "', '"ph" "'),
     ('"cat": "', '"cat": x"'),
     ('"name": "', '"name": '),
@@ -385,13 +403,55 @@ def test_bytes_lost_between_any_two_places_of_events(reader: Reader, monkeypatch
         reader.assert_same_or_refused()
 
 
-def test_events_inside_an_event_are_no_events(reader: Reader) -> None:
-    inner = "\n  },\n  {\n    ".join(usual(1, OLDER, 9))
+@pytest.mark.parametrize("newer", [OLDER, NEWER])
+def test_events_inside_an_event_are_no_events(reader: Reader, newer: bool) -> None:
+    inner = "\n  },\n  {\n    ".join(usual(1, newer, 9))
     outer = (
-        f'"ph": "X", "cat": "cpu_op", "name": "outer", "ts": 1.000, "dur": 1.000, "args": {{"x": [\n  {{\n    {inner}\n  }}\n]}}'
+        f'"ph": "X", "cat": "cpu_op", "name": "outer", "ts": 1.000, "dur": 1.000, "args": {{"x": [\n  {{\n    {inner}\n  }}]}}'
     )
-    write(reader.path, [*usual(2, OLDER), outer, *usual(2, OLDER, 3)])
+    write(reader.path, [*usual(2, newer), outer, *usual(2, newer, 3)])
     assert len(reader.assert_same().work) == 4
+    # As many pieces as events: one piece holds two of them, two pieces are one.
+    two = '"ph": "X", "cat": "cpu_op", "ts": 1.000, "dur": 1.000}, {"ph": "X", "cat": "cpu_op", "ts": 2.000, "dur": 1.000'
+    write(reader.path, [*usual(2, newer), two, outer, *usual(2, newer, 3)])
+    assert len(reader.assert_same().work) == 4
+
+
+@pytest.mark.parametrize("newer", [OLDER, NEWER])
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("[\n  {\n    ", "[\n  {"),
+        ("[\n  {\n    ", "[ \n \n  {\n    "),
+        ("\n    }\n  },", "\n    }},"),
+        ("\n  },\n  {", "\n  };\n  {"),
+        ("\n  },\n  {", "\n  }, {"),
+        ("\n  },\n  {\n", "\n  },\n  {}\n  ,\n  {\n"),
+        ("\n  },\n  {\n", "\n  },\n  ,\n  {\n"),
+        ("\n  },\n  {\n", "\n  },\n  [\n"),
+        ("\n  }\n  ]", "\n  },\n  ]"),
+        ("\n  }\n  ]", "}]"),
+    ],
+)
+def test_what_parts_events_is_looked_at(reader: Reader, good: str, bad: str, newer: bool) -> None:
+    write(reader.path, usual(3, newer))
+    whole = reader.path.read_text()
+    places = [found.start() for found in re.finditer(re.escape(good), whole)]
+    for place in {places[0], places[len(places) // 2], places[-1]}:
+        reader.path.write_text(whole[:place] + bad + whole[place + len(good) :])
+        reader.assert_same_or_refused()
+
+
+def test_times_beyond_all_clocks(reader: Reader) -> None:
+    write(reader.path, [in_lines({**one, "ts": "9999999999999999.999"}, OLDER) for one in USUAL * 2])
+    reader.assert_same_or_refused()
+
+
+def test_text_that_is_no_utf8_hides_no_key(reader: Reader) -> None:
+    hidden = in_lines(event("kernel", KERNEL + ', "x": "?", "correlation": 7, "stream": 9'), OLDER)
+    write(reader.path, [*usual(1, OLDER), hidden, *usual(1, OLDER, 2)])
+    reader.path.write_bytes(reader.path.read_bytes().replace(b'"?"', b'"\xff\xfe"'))
+    reader.assert_same()
 
 
 def test_texts_that_do_not_repeat_are_decoded(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ class ShapeCodes(dict[bytes, int]):
     """Shapes as the file spells them → the index of that text among the names."""
 
     def __init__(self, names: NameCodes) -> None:
-        super().__init__({b"": NO_NAME})
+        super().__init__({b"": NO_NAME, b"null": NO_NAME})
         self._names = names
 
     def __missing__(self, spelled: bytes) -> int:

@@ -168,15 +168,16 @@ class EventLines:
         return whole * 1000 + _decimals(decimals), sound
 
     def arguments(self, rows: Int64) -> tuple[Int64, Int64]:
-        """Where the arguments lie, without the number that they begin with, as a rule: that of the operator."""
+        """Where the arguments lie: behind the number that they begin with, as a rule, that of the operator; else from the newline
+        before them."""
         start, end = self._arguments(rows)
         number = start + len(_EXTERNAL)
         words = self.text.words(start, _words_in(len(_EXTERNAL) + 8))
         digits = self._digits(words, start, len(_EXTERNAL))
         behind = number + digits
         numbered = _stands(words, 0, _EXTERNAL) & self.text.is_whole(number, digits)
-        numbered &= (self.text.bytes[behind] == _COMMA) | (behind == end)
-        return np.where(numbered, behind, start), end
+        numbered &= self.text.bytes[behind] == _COMMA
+        return np.where(numbered, behind, start - 1), end
 
     def _digits(self, words: Words, start: Int64, at: int) -> Int64:
         """How many digits stand so far behind each start, of which the first words are given."""
@@ -190,10 +191,9 @@ class EventLines:
         before = self._first[rows] + self._layout.arguments
         return self._newline[before] + 1, self._newline[before + 1]
 
-    def array_of(self, rows: Int64) -> bytes:
-        """Some of the events, as a JSON array."""
-        start, end = self._newline[self._first[rows]] + 1, self._newline[self._first[rows + 1]] - 1
-        return b"[" + b",".join(self.text.between(start, end)) + b"]"
+    def events(self, rows: Int64) -> list[bytes]:
+        """Some of the events, as they stand there, from brace to brace."""
+        return self.text.between(self._newline[self._first[rows]] + 3, self._newline[self._first[rows + 1]] - 1)
 
 
 class Room:

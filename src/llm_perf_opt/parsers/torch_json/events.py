@@ -109,9 +109,6 @@ class NeedsDigits(Exception):  # noqa: N818 - a signal between decoder and colum
     """A time in this chunk has more digits than a float."""
 
 
-_NOT_AS_MANY = "other events than were expected"
-
-
 class EventDecoder:
     """Decodes arrays of events and hands them on; remembers which way of decoding the file needs."""
 
@@ -127,23 +124,17 @@ class EventDecoder:
         self.not_events = 0
         """Members of the array that were no objects."""
 
-    def __call__(self, text: bytes | memoryview, expected: int | None = None) -> int:
-        """Decode a whole array and keep its events; nothing is kept when this raises, as it does where they are not as many as
-        expected."""
+    def __call__(self, text: bytes | memoryview) -> int:
+        """Decode a whole array and keep its events; nothing is kept when this raises."""
         for way in range(self._way, len(self._ways)):
             self._way = way  # what one chunk needs, the next will need
             try:
-                return self._keep(self._ways[way].decode(text), expected)
+                return self._keep(self._ways[way].decode(text))
             except (NeedsDigits, msgspec.ValidationError, OverflowError):
                 continue
-        found = self._any.decode(text)
-        if expected is not None and len(found) != expected:
-            raise msgspec.DecodeError(_NOT_AS_MANY)
-        return self._keep(list(self._coerced(found)), None)
+        return self._keep(list(self._coerced(self._any.decode(text))))
 
-    def _keep(self, events: list[Any], expected: int | None) -> int:
-        if expected is not None and len(events) != expected:
-            raise msgspec.DecodeError(_NOT_AS_MANY)
+    def _keep(self, events: list[Any]) -> int:
         self._take(events)
         return len(events)
 

@@ -17,6 +17,8 @@ _WORDS = MARGIN // 8
 _SLOT_BITS = 14
 _MOST_TEXTS, _MOST_BYTES = 20_000, 8 << 20
 """Beyond so many, all are forgotten: they may not repeat, and memory must not grow with the file."""
+_MOST_LEARNT = 1000
+"""Of so many new texts at once, the others are not read: they do not repeat."""
 _NO_BLOCKS = np.zeros(1, f"V{MARGIN}")
 _LONGEST = 4096
 """Longer texts are compared as a whole."""
@@ -66,11 +68,12 @@ class KnownTexts:
             self._forget()
         rows, slots, new = self._found_again(text, start, end)
         if len(new):
-            _, first = np.unique(slots[new], return_index=True)
-            self._learn(text, start[new[first]], end[new[first]], slots[new[first]])
+            one_each = new[np.unique(slots[new], return_index=True)[1][:_MOST_LEARNT]]
+            self._learn(text, start[one_each], end[one_each], slots[one_each])
             rows[new], slots, others = self._found_again(text, start[new], end[new])
             new = new[others]
-            rows[new] = self._learn(text, start[new], end[new], slots[others])  # of which the slot is another's
+            few = len(one_each) < _MOST_LEARNT
+            rows[new] = self._learn(text, start[new], end[new], slots[others]) if few else UNREADABLE  # their slot is another's
         return rows
 
     def _found_again(self, text: TextWords, start: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:

@@ -13,15 +13,16 @@ from llm_perf_opt.parsers.torch_json.known_texts import Said
 
 CORRELATION = b'"correlation": '
 _READ_ARGUMENTS = msgspec.json.Decoder(Arguments).decode
-_HEADS = [[("cat", str), ("name", str), ("pid", process), ("tid", thread)] for process in (int, str) for thread in (int, str)]
+_HEAD = [("cat", str), ("name", str), ("pid", int), ("tid", int)]
 
 
 def head_in(text: bytes) -> dict[str, Any] | None:
-    """Category, name, process and thread, if these stand there and nothing else does."""
+    """Category, name, process and thread, if these stand there and nothing else does; the latter two as numbers: words get theirs
+    in the order of the file."""
     said = _decoded(b"{" + text.removesuffix(b",") + b"}")
-    if said is None or not text.endswith(b",") or [(key, type(value)) for key, value in said.items()] not in _HEADS:
+    if said is None or not text.endswith(b",") or [(key, type(value)) for key, value in said.items()] != _HEAD:
         return None
-    return said
+    return said if max(abs(said["pid"]), abs(said["tid"])) < LARGEST_NS else None
 
 
 def plain_in(text: bytes) -> tuple[bytes | None, bool] | None:
@@ -30,7 +31,8 @@ def plain_in(text: bytes) -> tuple[bytes | None, bool] | None:
     said = _arguments(text)
     if said is None:
         return None
-    return None if text.endswith(b'"Input Dims": ') else bytes(said.shapes), _ends_in_correlation(text)
+    cut_off = text.endswith(b": ") and bytes(said.shapes) == b"0"
+    return None if cut_off else bytes(said.shapes), _ends_in_correlation(text)
 
 
 def place_in(text: bytes) -> Said | None:
@@ -58,7 +60,7 @@ BETWEEN, BEHIND = 1, 2
 
 def arrow_in(text: bytes) -> Said | None:
     """Whether this stands between the two numbers of an arrow, or behind the second."""
-    keys = _keys(text)
+    keys = _keys(text) if text.startswith(b",") else []
     if text.endswith(b": "):
         return (BETWEEN,) if keys == ["", "pid", "tid", "ts"] else None
     return (BEHIND,) if keys in (["", "cat", "name"], ["", "cat", "name", "bp"]) else None
@@ -71,6 +73,8 @@ def _closed(text: bytes) -> bytes:
 
 
 def _arguments(text: bytes) -> Arguments | None:
+    if _decoded(_closed(text)) is None:  # also what is wrong in values that nobody reads
+        return None
     try:
         return _READ_ARGUMENTS(_closed(text))
     except (*DECODE_FAILURES, OverflowError):

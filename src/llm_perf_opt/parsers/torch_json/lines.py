@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import msgspec
 import numpy as np
 
 from llm_perf_opt.events import NO_NAME, Columns, DeviceWork, HostCalls, Int32, Int64, Operators, RangeKind, Ranges, WorkKind
 from llm_perf_opt.parsers.torch_json.codes import CALLS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
+from llm_perf_opt.parsers.torch_json.event_chunks import DECODE_FAILURES
 from llm_perf_opt.parsers.torch_json.event_lines import EventLines, Room
 from llm_perf_opt.parsers.torch_json.known_texts import UNREADABLE, KnownTexts, Said
 from llm_perf_opt.parsers.torch_json.line_texts import (
@@ -30,7 +32,7 @@ _LEAST_SHARE = 0.5
 """Where fewer events are in these lines, they are not worth looking for."""
 _FEWEST = 0.005
 """Fewer events of a kind are decoded faster."""
-_MOST_NEW, _TRIED_EVERY = 0.25, 8
+_MOST_NEW, _TRIED_EVERY = 0.1, 8
 """Where more texts than this share of the events were new, they do not repeat: only one chunk in so many is tried further on."""
 _MOST_WIDTHS = 8
 _FRAME = (b'      "Python parent id": ', b', "Python id": ', b', "Ev Idx": ')
@@ -67,7 +69,6 @@ class Lined:
     """Read or passed over."""
     others: bytes
     """The other events, as a JSON array."""
-    others_count: int
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ class TorchLines:
             self._not_tried = _TRIED_EVERY
         if count < _LEAST_SHARE * len(done):
             return None
-        return Lined(parts, count, lines.array_of(np.flatnonzero(~done)), len(done) - count)
+        others = _array(lines.events(np.flatnonzero(~done)))
+        return None if others is None else Lined(parts, count, others)
 
     def _known(self) -> int:
         return sum(texts.read for texts in (self._heads, self._arguments, self._places, self._launches))
@@ -286,10 +288,23 @@ class TorchLines:
         return _UNSPELLED if spelled is None else self._codes.shapes[spelled], int(to_correlation)
 
 
+_PIECES = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _array(events: list[bytes]) -> bytes | None:
+    """A JSON array of these, or None where one of them is not one JSON value: lines are then not what they seem."""
+    array = b"[" + b",".join(events) + b"]"
+    try:
+        pieces = _PIECES.decode(array)
+    except DECODE_FAILURES:
+        return None
+    return array if [len(bytes(piece)) for piece in pieces] == [len(event) for event in events] else None
+
+
 def _found_at(text: TextWords, width: int, sought: Int64, start: Int64, end: Int64, number: Int64) -> Int64:
     """Set the number's place where the correlation stands so far behind the start; returns those where it does not."""
     at = np.minimum(start[sought] + width, end[sought])
-    found = (text.word(at - 15) == word(CORRELATION[:8])) & (text.word(at - 8) == word(CORRELATION[7:]))
+    found = text.word(at - 8) == word(CORRELATION[-8:])
     number[sought[found]] = at[found]
     left: Int64 = sought[~found]
     return left

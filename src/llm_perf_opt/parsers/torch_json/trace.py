@@ -57,7 +57,7 @@ class _Decoder:
         lined = self._lines.read(array) if len(array) >= _WORTH_LINES else None
         if lined is not None:
             try:
-                others = self._decoder(lined.others, lined.others_count)
+                others = self._decoder(lined.others)
             except DECODE_FAILURES:  # lines are not what they seem
                 pass
             else:
