@@ -57,13 +57,10 @@ class _Layout:
     arguments: int
     lines: int
     """Of an event with a length."""
-    before_id: bytes
-    """Behind an arrow's phase."""
-    arrow_lines: int
 
 
-_OLDER = _Layout(b' "', b', "dur": ', b',\n    "args": {\n', 2, 4, 7, b' "id": ', 4)
-_NEWER = _Layout(b"\n ", b',\n    "dur": ', b'\n    ,\n    "args": {\n', 6, 10, 13, b'\n    "id": ', 10)
+_OLDER = _Layout(b' "', b', "dur": ', b',\n    "args": {\n', 2, 4, 7)
+_NEWER = _Layout(b"\n ", b',\n    "dur": ', b'\n    ,\n    "args": {\n', 6, 10, 13)
 
 
 class EventLines:
@@ -87,28 +84,8 @@ class EventLines:
         return len(self._lines)
 
     def arrows(self) -> Int64:
-        """The rows of arrows, in as many lines as an arrow has."""
-        layout = self._layout
-        return np.flatnonzero((self._is(b"s", layout) | self._is(b"f", layout)) & (self._lines == layout.arrow_lines))
-
-    def arrow_texts(self, rows: Int64) -> tuple[Int64, Int64, Mask]:
-        """Where the texts between the two numbers of arrows lie, then those behind; and which arrows have such numbers."""
-        layout, text = self._layout, self.text
-        start = self._newline[self._first[rows] + 1] + 1
-        phase = len(_PHASE % b"s")
-        at = phase + len(layout.before_id)
-        words = text.words(start, _words_in(at + 8))
-        digits = self._digits(words, start, at)
-        sound = _stands(words, phase, layout.before_id) & text.is_whole(start + at, digits)
-        comma = self._newline[self._first[rows] + layout.times] - 1
-        dot = comma - len(b".000")
-        usual = _usual(text.number_before(_some(dot))[1])
-        words = text.words(dot - 16, 3)
-        sound &= _end_in_digits(words[0], usual - 8) & _end_in_digits(words[1], usual) & _are_decimals(words[2])
-        sound &= text.is_whole(dot - usual, np.full(len(rows), usual))
-        behind = start + at + digits
-        end = self._newline[self._first[rows] + (layout.arrow_lines - 1)]
-        return np.append(behind, comma), np.append(np.maximum(dot - usual, behind), end), sound
+        """The rows of arrows."""
+        return np.flatnonzero(self._is(b"s", self._layout) | self._is(b"f", self._layout))
 
     def with_length(self) -> Int64:
         """The rows of events that have a length, in as many lines as such an event has."""
@@ -191,9 +168,9 @@ class EventLines:
         before = self._first[rows] + self._layout.arguments
         return self._newline[before] + 1, self._newline[before + 1]
 
-    def events(self, rows: Int64) -> list[bytes]:
-        """Some of the events, as they stand there, from brace to brace."""
-        return self.text.between(self._newline[self._first[rows]] + 3, self._newline[self._first[rows + 1]] - 1)
+    def events(self, rows: Int64) -> tuple[Int64, Int64]:
+        """Where events lie, from brace to brace."""
+        return self._newline[self._first[rows]] + 3, self._newline[self._first[rows + 1]] - 1
 
 
 class Room:

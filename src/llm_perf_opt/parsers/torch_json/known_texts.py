@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.events import Int64
-from llm_perf_opt.parsers.torch_json.text_words import TextWords, Word, Words
+from llm_perf_opt.parsers.torch_json.text_words import ALL_EQUAL, TextWords, Word, Words
 
 MARGIN = 64
 """Bytes that must stand behind the last text."""
@@ -27,7 +27,6 @@ _FACTORS = np.array(
 )
 _MASKS = np.array([[(1 << 8 * min(max(size - at, 0), 8)) - 1 for at in range(0, MARGIN, 8)] for size in range(MARGIN)], Word)
 """Bytes of a block that count → masks of its words."""
-_ALL_EQUAL = Word(int("01" * 8, 16))
 
 Said = tuple[int, ...]
 
@@ -89,7 +88,7 @@ class KnownTexts:
         for nth, places, words in blocks:
             stored = np.minimum(self._firsts[known[places]] + nth, len(self._blocks) - 1)
             equal = self._blocks[stored].view("<u8").reshape(-1, _WORDS) == words
-            same[places] &= equal.view("<u8")[:, 0] == _ALL_EQUAL
+            same[places] &= equal.view("<u8")[:, 0] == ALL_EQUAL
         return self._found[known], slots, np.flatnonzero(~same)
 
     def _learn(self, text: TextWords, start: Int64, end: Int64, slots: Int64) -> list[int]:

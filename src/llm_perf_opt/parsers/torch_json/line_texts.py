@@ -55,17 +55,6 @@ def launch_in(text: bytes) -> Said | None:
     return launch if all(abs(number) < LARGEST_NS for number in launch) else None
 
 
-BETWEEN, BEHIND = 1, 2
-
-
-def arrow_in(text: bytes) -> Said | None:
-    """Whether this stands between the two numbers of an arrow, or behind the second."""
-    keys = _keys(text) if text.startswith(b",") else []
-    if text.endswith(b": "):
-        return (BETWEEN,) if keys == ["", "pid", "tid", "ts"] else None
-    return (BEHIND,) if keys in (["", "cat", "name"], ["", "cat", "name", "bp"]) else None
-
-
 def _closed(text: bytes) -> bytes:
     """An object of it, with a number where one was cut off before it and behind it."""
     before = b'{"":0' if text.startswith(b",") else b"{"

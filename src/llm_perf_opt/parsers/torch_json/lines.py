@@ -12,15 +12,13 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.events import NO_NAME, Columns, DeviceWork, HostCalls, Int32, Int64, Operators, RangeKind, Ranges, WorkKind
+from llm_perf_opt.parsers.torch_json.arrows import Arrows
 from llm_perf_opt.parsers.torch_json.codes import CALLS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
 from llm_perf_opt.parsers.torch_json.event_chunks import DECODE_FAILURES
 from llm_perf_opt.parsers.torch_json.event_lines import EventLines, Room
 from llm_perf_opt.parsers.torch_json.known_texts import UNREADABLE, KnownTexts, Said
 from llm_perf_opt.parsers.torch_json.line_texts import (
-    BEHIND,
-    BETWEEN,
     CORRELATION,
-    arrow_in,
     head_in,
     launch_in,
     place_in,
@@ -104,7 +102,7 @@ class TorchLines:
         self._arguments = KnownTexts(2, self._arguments_in)
         self._places = KnownTexts(2, place_in)
         self._launches = KnownTexts(3, launch_in)
-        self._arrow = KnownTexts(1, arrow_in)
+        self._arrows = Arrows()
         self._widths: list[int] = []
         """How long the text between the first number and the correlation is in the kernels seen."""
         self._not_tried = 0
@@ -126,7 +124,9 @@ class TorchLines:
         if lines is None:
             return None
         known = self._known()
-        done = self._arrows(lines)
+        done = np.zeros(len(lines), np.bool_)
+        arrows = lines.arrows()
+        done[arrows] = self._arrows.known(lines.text, *lines.events(arrows))
         rows = lines.with_length()
         heads = self._heads.rows(lines.text, *lines.heads(rows))
         kinds = self._heads.column(0)[heads]
@@ -145,22 +145,11 @@ class TorchLines:
             self._not_tried = _TRIED_EVERY
         if count < _LEAST_SHARE * len(done):
             return None
-        others = _array(lines.events(np.flatnonzero(~done)))
+        others = _array(lines.text.between(*lines.events(np.flatnonzero(~done))))
         return None if others is None else Lined(parts, count, others)
 
     def _known(self) -> int:
         return sum(texts.read for texts in (self._heads, self._arguments, self._places, self._launches))
-
-    def _arrows(self, lines: EventLines) -> Mask:
-        """Which events are arrows as they should be; nothing is kept of them."""
-        found: Mask = np.zeros(len(lines), np.bool_)
-        rows = lines.arrows()
-        if len(rows):
-            start, end, sound = lines.arrow_texts(rows)
-            said = self._arrow.rows(lines.text, start, end)
-            where = self._arrow.column(0)[said]
-            found[rows] = sound & (where[: len(rows)] == BETWEEN) & (where[len(rows) :] == BEHIND)
-        return found
 
     # --- by kind: those that could be read, and their columns ------------------------------------------------------------------
 

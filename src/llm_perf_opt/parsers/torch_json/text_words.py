@@ -9,6 +9,8 @@ Word = np.uint64
 Mask = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
+ALL_EQUAL = Word(int("01" * 8, 16))
+"""Eight comparisons, all of them true, as a word."""
 _ZEROS, _ONES, _LOW, _HIGH = (Word(int(byte * 8, 16)) for byte in ("30", "01", "7f", "80"))
 _TO_HIGH = Word(int("76" * 8, 16))  # ten and this have the high bit
 _FOURTHS = Word(0x000000FF000000FF)
