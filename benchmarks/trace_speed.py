@@ -4,7 +4,8 @@
 
 Cold: parse, write the tables, and the whole analysis with its findings. Warm: the same from what is kept. Both as wall time,
 which is what one waits for, and as CPU seconds of all threads and child processes; after imports, which stand apart. Memory is
-the most that the process held, plus the most that a child did.
+the most that the process held, plus the most that a child did. All are medians over processes, of six readings and of three by
+the peer, in turn.
 
 HolisticTraceAnalysis, where PYTHON (this one by default) has it installed (`pip install traceinsight`), is asked twice. For
 *breakdowns*: loading, time and kernels broken down, idle time by cause, launch delays; what it tells soonest. For *the same*:
@@ -29,7 +30,7 @@ from typing import Any
 
 TESTS = Path(__file__).parent.parent / "tests"
 COLD_S, COLD_MB, WARM_S, PEER_RATIO, TARGET_EVENTS = 3.0, 1000, 0.2, 15, 1_000_000
-COLD_TRIES, WARM_TRIES = 3, 5
+COLD_TRIES, WARM_TRIES, PEER_TRIES = 2, 5, 3
 PEER = """
 import os, resource, sys, time
 from hta.trace_analysis import TraceAnalysis
@@ -104,10 +105,13 @@ def _one(events: int, peer: str | None, same: bool) -> dict[str, Any]:
         path = Path(folder) / "trace.json"
         truth = write_trace(path, sized(events))
         time.sleep(0.2)  # a file so young is fingerprinted anew each time
-        colds = [_cold(path) for _ in range(COLD_TRIES)]
-        asked = ["breakdowns", *(["same"] if same else [])]
-        beside = {kind: found for kind in asked if peer and (found := _peer(peer, path, kind))}
-        colds += [_cold(path) for _ in range(COLD_TRIES)]  # before and after the peer, for whatever the machine does meanwhile
+        asked = ["breakdowns", *(["same"] if same else [])] if peer else []
+        colds: list[dict[str, Any]] = []
+        beside: dict[str, list[dict[str, Any]]] = {kind: [] for kind in asked}
+        for _ in range(PEER_TRIES):  # in turn: whatever the machine does meanwhile, it does to both
+            colds += [_cold(path) for _ in range(COLD_TRIES)]
+            for kind in asked:
+                beside[kind] += [found] if peer and (found := _peer(peer, path, kind)) else []
         warm = [_child(path) for _ in range(WARM_TRIES)]
         for found in (*colds, *warm):
             said = (found["kernels"], found["kernel_ns"], found["idle_ns"])
@@ -115,7 +119,8 @@ def _one(events: int, peer: str | None, same: bool) -> dict[str, Any]:
         assert all(found["parsed"] for found in colds)
         assert not any(found["parsed"] for found in warm)
         size = path.stat().st_size / 1e6
-        return {"events": truth.events, "megabytes": size, "cold": _median(colds), "warm": _median(warm), "peers": beside}
+        peers = {kind: _median(runs) for kind, runs in beside.items() if runs}
+        return {"events": truth.events, "megabytes": size, "cold": _median(colds), "warm": _median(warm), "peers": peers}
 
 
 def _is_about(events: int, target: int) -> bool:
