@@ -54,6 +54,12 @@ def test_what_varies_too_much_is_left_to_others() -> None:
     assert sum(known(arrows, events)) == sum(known(arrows, events)) == 40
 
 
+def test_what_is_no_arrow_is_not_tried_for_ever() -> None:
+    bad = ARROW.replace('"id"', '"ie"')
+    assert known(Arrows(), [bad] * 7 + [ARROW]) == [False] * 7 + [True]
+    assert known(Arrows(), [bad] * 8 + [ARROW]) == [False] * 9
+
+
 def test_digits_of_an_escape_are_none() -> None:
     assert known(Arrows(), [ARROW.replace('"name": "ac2g"', '"name": "\\u0031"')]) == [False]
 

@@ -80,6 +80,16 @@ def test_texts_that_never_repeat_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
     _check(known, read, [b"%0100d" % number for number in range(40)])  # read anew, to the same
 
 
+@pytest.mark.parametrize("size", [100, 5000])
+def test_long_texts_take_little_memory(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(known_texts, "_MOST_BYTES", 10 * size)
+    read = _Counting()
+    known = KnownTexts(2, read)
+    for first in range(0, 200, 5):
+        _check(known, read, [b"%d" % number * size for number in range(first, first + 5)])
+        assert sum(map(len, known._rows)) <= (10 + 5) * 3 * size
+
+
 def test_no_texts_have_no_rows() -> None:
     known = KnownTexts(2, _Counting())
     assert known.rows(*_laid_out([])).tolist() == []

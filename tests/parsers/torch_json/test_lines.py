@@ -30,9 +30,10 @@ def rows_of(trace: Trace) -> dict[str, list[tuple[Any, ...]]]:
 
     def spelled(table: Columns) -> list[tuple[Any, ...]]:
         columns = table.columns()
-        for name in ("name", "shapes", "domain"):
-            if name in columns:  # without spaces: where one event of a chunk is odd, decoding spells the shapes of all anew
-                columns[name] = [trace.name_of(code).replace(" ", "") if code >= 0 else "" for code in columns[name]]
+        for name in {"name", "shapes", "domain"} & columns.keys():
+            columns[name] = [trace.name_of(code) if code >= 0 else "" for code in columns[name]]
+        if "shapes" in columns:  # where one event of a chunk is odd, decoding spells the shapes of all anew
+            columns["shapes"] = [shapes.replace(" ", "") for shapes in columns["shapes"]]
         return sorted(zip(*columns.values(), strict=True))
 
     return {name: spelled(getattr(trace, name)) for name in ("work", "calls", "operators", "ranges")}

@@ -13,6 +13,8 @@ from llm_perf_opt.parsers.torch_json.text_words import ALL_EQUAL, Mask, TextWord
 
 _BLOCK = 64
 _MOST_MODELS = 40
+_MOST_REFUSED = 8
+"""Where so many are no arrows as torch writes them, the others are not tried."""
 _KEYS = ["ph", "id", "pid", "tid", "ts", "cat", "name"]
 _DIGITS = re.compile(rb"[0-9]+")
 
@@ -46,8 +48,10 @@ class Arrows:
             (used if len(alike) else unused).append(model)
             left = left[~found[left]] if len(alike) else left
         self._models = used + unused  # the next chunk's will be like these
-        while len(left) and len(self._models) < _MOST_MODELS:
+        refused = 0
+        while len(left) and len(self._models) < _MOST_MODELS and refused < _MOST_REFUSED:
             new = _model_of(text.between(start[left[:1]], end[left[:1]])[0])
+            refused += new is None
             if new is not None:
                 self._models.insert(0, new)
                 found[left[_alike(new, text, start[left], end[left])]] = True

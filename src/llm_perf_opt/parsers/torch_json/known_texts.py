@@ -43,6 +43,8 @@ class KnownTexts:
 
     def _forget(self) -> None:
         self._rows: dict[bytes, int] = {}
+        self._size = 0
+        """Bytes of all texts."""
         self._said: list[Said] = [self._nothing]
         self._stored = bytearray()
         self._known: list[tuple[int, int, int]] = [(-1, 0, UNREADABLE)]
@@ -63,7 +65,7 @@ class KnownTexts:
 
     def rows(self, text: TextWords, start: Int64, end: Int64) -> Int64:
         """The row of the text between each two places; they hold until the next are asked for."""
-        if len(self._rows) > _MOST_TEXTS or len(self._stored) > _MOST_BYTES:
+        if len(self._rows) > _MOST_TEXTS or self._size > _MOST_BYTES:
             self._forget()
         rows, slots, new = self._found_again(text, start, end)
         if len(new):
@@ -103,6 +105,7 @@ class KnownTexts:
         if row is not None:
             return row
         self.read += 1
+        self._size += len(text)
         said = self._read(text)
         self._rows[text] = row = UNREADABLE if said is None else len(self._said)
         if said is not None:
