@@ -90,6 +90,18 @@ def test_long_texts_take_little_memory(monkeypatch: pytest.MonkeyPatch, size: in
         assert sum(map(len, known._rows)) <= (10 + 5) * 3 * size
 
 
+def test_of_many_new_texts_only_some_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_texts, "_MOST_LEARNT", 10)
+    read = _Counting()
+    known = KnownTexts(2, read)
+    texts = [b"%0100d" % number for number in range(100)]
+    rows = known.rows(*_laid_out(texts))
+    assert (len(read.texts), int((rows != UNREADABLE).sum()), known.new) == (10, 10, 100)
+    assert [read.texts[number] for number in known.column(0)[rows[rows != UNREADABLE]]] == [
+        text for text, row in zip(texts, rows, strict=True) if row != UNREADABLE
+    ]
+
+
 def test_no_texts_have_no_rows() -> None:
     known = KnownTexts(2, _Counting())
     assert known.rows(*_laid_out([])).tolist() == []

@@ -35,8 +35,8 @@ class KnownTexts:
     """What texts of one sort say, as rows of a table."""
 
     def __init__(self, columns: int, read: Callable[[bytes], Said | None]) -> None:
-        self.read = 0
-        """How many texts were read so far."""
+        self.new = 0
+        """How many texts were new so far."""
         self._read = read
         self._nothing = (0,) * columns
         self._forget()
@@ -73,8 +73,11 @@ class KnownTexts:
             self._learn(text, start[one_each], end[one_each], slots[one_each])
             rows[new], slots, others = self._found_again(text, start[new], end[new])
             new = new[others]
-            few = len(one_each) < _MOST_LEARNT
-            rows[new] = self._learn(text, start[new], end[new], slots[others]) if few else UNREADABLE  # their slot is another's
+            if len(one_each) < _MOST_LEARNT:
+                rows[new] = self._learn(text, start[new], end[new], slots[others])  # their slot is another's
+            else:
+                rows[new] = UNREADABLE
+                self.new += len(new)
         return rows
 
     def _found_again(self, text: TextWords, start: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
@@ -104,7 +107,7 @@ class KnownTexts:
         row = self._rows.get(text)
         if row is not None:
             return row
-        self.read += 1
+        self.new += 1
         self._size += len(text)
         said = self._read(text)
         self._rows[text] = row = UNREADABLE if said is None else len(self._said)

@@ -149,7 +149,7 @@ class TorchLines:
         return None if others is None else Lined(parts, count, others)
 
     def _known(self) -> int:
-        return sum(texts.read for texts in (self._heads, self._arguments, self._places, self._launches))
+        return sum(texts.new for texts in (self._heads, self._arguments, self._places, self._launches))
 
     # --- by kind: those that could be read, and their columns ------------------------------------------------------------------
 
