@@ -34,17 +34,22 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
 NO_ARGUMENTS = Arguments()
 
 
-class Event(msgspec.Struct, gc=False):
-    """An event whose times a float holds exactly. Freed by reference counts alone: it refers to nothing that refers back."""
+class _AnyPhase(msgspec.Struct, gc=False):
+    """What events of all phases and categories say. Freed by reference counts alone: it refers to nothing that refers back."""
 
     ph: str = ""
     cat: str = ""
     name: str = ""
     pid: int | str = 0
     tid: int | str = 0
+    args: Arguments = NO_ARGUMENTS
+
+
+class Event(_AnyPhase, gc=False):
+    """An event whose times a float holds exactly."""
+
     ts: float = NO_TIME
     dur: float = 0.0
-    args: Arguments = NO_ARGUMENTS
 
 
 Category = Literal[
@@ -88,17 +93,11 @@ class _Instant(PassedOver, gc=False, tag="i"):
     pass
 
 
-class ExactEvent(msgspec.Struct, gc=False):
+class ExactEvent(_AnyPhase, gc=False):
     """The same with times read from their decimal text, as numbers or as strings; an eighth as fast."""
 
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
     ts: Decimal | None = None
     dur: Decimal = Decimal(0)
-    args: Arguments = NO_ARGUMENTS
 
 
 AnyEvent = UsualEvent | Event | ExactEvent
