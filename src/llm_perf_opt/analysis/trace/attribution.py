@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.nesting import Nesting, lanes_of, nest
+from llm_perf_opt.analysis.trace.nesting import MOST_DEPTH, Nesting, depth_error, lanes_of, nest
 from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, through
 from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages, coverage_of
@@ -103,7 +103,7 @@ def operators_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow,
     """Operators by the device time they own, the largest first."""
     names = trace.operators.name.astype(np.int64)
     found = _by_owner(trace, attribution.operator, attribution.operator_parent, names, len(trace.names))
-    return tuple(_sorted([_row(trace.name_of(name), *figures, trace) for name, figures in found.items()]))
+    return _rows(trace, [(trace.name_of(name), figures) for name, figures in found.items()])
 
 
 def modules_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, ...]:
@@ -113,7 +113,7 @@ def modules_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, .
     picked = trace.ranges.rows(rows)
     nesting = nest(picked.start_ns, picked.end_ns, lanes_of((picked.process, picked.thread))[0])
     found = _by_owner(trace, owner, nesting.parent, of_range[rows], len(attribution.modules))
-    return tuple(_sorted([_row(attribution.modules[name], *figures, trace) for name, figures in found.items()]))
+    return _rows(trace, [(attribution.modules[name], figures) for name, figures in found.items()])
 
 
 def _owner(trace: Trace, call: Int64, table: Ranges | Operators, rows: Int64) -> tuple[Int64, Nesting]:
@@ -170,7 +170,11 @@ def outermost_of_its_name(parent: Int64, name: Int64, rows: Int64) -> npt.NDArra
     """Per row: whether nothing around it has its name. Asked for the given rows and all above them."""
     chain = rows
     asked = np.zeros(len(parent), np.bool_)
+    depth = 0
     while len(chain):
+        depth += 1
+        if depth > MOST_DEPTH:
+            raise depth_error("operators or modules")
         asked[chain] = True
         chain = distinct(parent[chain], len(parent))
         chain = chain[~asked[chain]]
@@ -186,10 +190,10 @@ def outermost_of_its_name(parent: Int64, name: Int64, rows: Int64) -> npt.NDArra
     return outermost
 
 
-def _row(name: str, calls: int, kernels: int, self_ns: int, total_ns: int, trace: Trace) -> OwnerRow:
+def _rows(trace: Trace, found: list[tuple[str, Figures]]) -> tuple[OwnerRow, ...]:
     everything = int((trace.work.end_ns - trace.work.start_ns).sum())
-    return OwnerRow(name, calls, kernels, self_ns, total_ns, self_ns / everything if everything else 0.0)
-
-
-def _sorted(rows: list[OwnerRow]) -> list[OwnerRow]:
-    return sorted(rows, key=lambda row: (-row.self_ns, -row.total_ns, row.name))
+    rows = [
+        OwnerRow(name, calls, kernels, self_ns, total_ns, self_ns / everything if everything else 0.0)
+        for name, (calls, kernels, self_ns, total_ns) in found
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.self_ns, -row.total_ns, row.name)))

@@ -46,8 +46,12 @@ def on_the_busiest(trace: Trace, group: Int64) -> Bool:
     instances, instance = np.unique(group[mine], return_inverse=True)
     device, instance = device.reshape(-1), instance.reshape(-1)
     duration = (trace.work.end_ns - trace.work.start_ns)[mine]
-    time = sums(instance * len(numbers) + device, duration, len(instances) * len(numbers))
-    found[mine] = device == time.reshape(len(instances), len(numbers)).argmax(axis=1)[instance]
+    pairs, pair = np.unique(instance * len(numbers) + device, return_inverse=True)
+    time = sums(pair.reshape(-1), duration, len(pairs))
+    order = np.lexsort((pairs, -time, pairs // len(numbers)))
+    of_instance = pairs[order] // len(numbers)
+    first = np.append(True, of_instance[1:] != of_instance[:-1])
+    found[mine] = device == (pairs[order][first] % len(numbers))[instance]
     return found
 
 

@@ -34,9 +34,10 @@ def _labelled(trace: Trace, stages: TraceStages, name: str) -> Instances:
     every = stages.instances
     rows = stages.rows_of(name)
     label = every.range.copy()
-    for row in rows[every.range[rows] == NONE].tolist():
-        inner = np.flatnonzero((every.parent == row) & (every.range != NONE))
-        label[row] = every.range[inner[0]] if len(inner) else NONE
+    inner = np.flatnonzero((every.parent != NONE) & (every.range != NONE))[::-1]
+    first = np.full(len(every), NONE, np.int64)
+    first[every.parent[inner]] = every.range[inner]  # written last, and so kept: the first of one parent
+    label[rows] = np.where(label[rows] == NONE, first[rows], label[rows])
     return Instances(**{**every.columns(), "range": label}).rows(rows[label[rows] != NONE])
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
-from llm_perf_opt.analysis.trace.nesting import lanes_of
+from llm_perf_opt.analysis.trace.nesting import lanes_of, numbered
+from llm_perf_opt.analysis.trace.row_numbers import sums
 from llm_perf_opt.events import Int64, Trace, WorkKind, different
 
 LEAST_STEPS = 3
@@ -125,8 +126,8 @@ def _busiest_stream(trace: Trace, among: Int64 | None = None) -> tuple[Int64, in
     kernels = every[work.kind[every] == WorkKind.KERNEL]
     if not len(kernels):
         return kernels, 0
-    number = lanes_of((work.device[kernels].astype(np.int64), work.stream[kernels]))[0]
-    time = np.bincount(number, weights=(work.end_ns - work.start_ns)[kernels])
+    number = numbered(lanes_of((work.device[kernels].astype(np.int64), work.stream[kernels]))[0])
+    time = sums(number, (work.end_ns - work.start_ns)[kernels], int(number.max()) + 1)
     rows = kernels[number == int(time.argmax())]
     return rows[np.argsort(work.start_ns[rows], kind="stable")], int(work.device[rows[0]])
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.analysis.trace.nesting import NONE as NONE
-from llm_perf_opt.analysis.trace.nesting import lanes_of, nest, numbered
+from llm_perf_opt.analysis.trace.nesting import MOST_DEPTH, depth_error, lanes_of, nest, numbered
 from llm_perf_opt.events import NO_NAME, HostCalls, Int32, Int64, RangeKind, Ranges, Trace
 from llm_perf_opt.stages import DOMAIN, Stage
 
@@ -53,6 +53,8 @@ def project(trace: Trace) -> Projection:
     call_of_work = launching_calls(trace)
     parent, range_of_call = _nesting(trace.ranges, trace.calls)
     depth = _depths(parent)
+    if depth.max(initial=0) >= MOST_DEPTH:
+        raise depth_error("ranges")
     path, path_parent, path_label = _paths(trace, parent, depth)
     return Projection(
         call_of_work, range_of_call, through(call_of_work, range_of_call), parent, depth, path, path_parent, path_label
