@@ -9,15 +9,17 @@ import numpy as np
 from llm_perf_opt.analysis.kernels.class_rules import RULES, KernelClass
 from llm_perf_opt.events import Trace, UInt8, WorkKind
 
-__all__ = ["CLASSES", "ClassShare", "KernelClass", "class_of_work", "class_shares", "classify"]
+__all__ = ["CLASSES", "MOST_NAMES", "ClassShare", "KernelClass", "class_of_work", "class_shares", "classify"]
 
 CLASSES = tuple(KernelClass)
 """A class's number in columns is its place here."""
 
+MOST_NAMES = 100_000
+"""Different names of kernels in a trace; a model's run has some hundreds. Of more, no class is told."""
 _COMPILED = [(re.compile(pattern, re.IGNORECASE), kind) for pattern, kind, _ in RULES]
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=2 * MOST_NAMES)
 def classify(name: str) -> KernelClass:
     """What a kernel of this name computes; `other` where no rule knows it."""
     return next((kind for pattern, kind in _COMPILED if pattern.search(name)), KernelClass.OTHER)
@@ -37,6 +39,8 @@ class ClassShare:
 def class_of_work(trace: Trace) -> UInt8:
     """Per row of device work: the place of its class in CLASSES. Copies and memsets are copies whatever they are called."""
     names, number = np.unique(trace.work.name, return_inverse=True)
+    if len(names) > MOST_NAMES:
+        return np.full(len(trace.work), CLASSES.index(KernelClass.OTHER), np.uint8)
     of_name = np.array([CLASSES.index(classify(trace.name_of(int(name)))) for name in names], np.uint8)
     found = of_name[number.reshape(-1)] if len(names) else np.empty(0, np.uint8)
     found[trace.work.kind != WorkKind.KERNEL] = CLASSES.index(KernelClass.COPY)
