@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernels.classes import MOST_NAMES
+from llm_perf_opt.analysis.kernels.classes import within_reason
 from llm_perf_opt.analysis.trace.launches import graph_launches, kernel_launches, while_capturing
 from llm_perf_opt.analysis.trace.projection import NONE, Bool, Projection, own_stage, packed_keys, project
 from llm_perf_opt.analysis.trace.silent_stages import CUT_SHORT, WORKING_STAGES, silent_stages
@@ -18,6 +18,8 @@ TOLERATED_SHARE = 0.01
 """Of launches without kernels: a few are cut off where recording ends; more means that kernels were lost."""
 MOST_DEVICES, MOST_PROCESSES, MOST_THREADS = 1024, 1024, 4096
 """What one trace may hold, many times what a machine has. Work that is done for each of them ends soon up to these."""
+
+_ORIGINAL = "Give a trace as the profiler wrote it."
 
 
 @dataclass(frozen=True)
@@ -73,18 +75,22 @@ def trace_problems(
 def _beyond_reason(trace: Trace) -> Iterator[TraceProblem]:
     """More devices, processes, threads or names of kernels than any program has: nothing else is looked at."""
     work, calls, ranges, operators = trace.work, trace.calls, trace.ranges, trace.operators
-    named = np.zeros(len(trace.names) + 1, np.bool_)  # the last entry stands for NO_NAME
-    named[work.name[_kernels(trace)]] = True
+    named = np.zeros(len(trace.names), np.bool_)
+    named[work.name[work.name >= 0]] = True
+    names = np.flatnonzero(named)
+    if not within_reason(trace, names):
+        size = sum(len(trace.name_of(name)) for name in names.tolist())
+        fact = f"its kernels have {len(names):,} different names of {size:,} characters in all; no program's have"
+        yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
     counts = (
         ("devices", MOST_DEVICES, _different(MOST_DEVICES, work.device)),
-        ("kernel names", MOST_NAMES, int(named.sum())),
         ("processes", MOST_PROCESSES, max(_different(MOST_PROCESSES, one.process) for one in (work, calls, ranges, operators))),
         ("threads", MOST_THREADS, max(_different(MOST_THREADS, one.process, one.thread) for one in (calls, ranges, operators))),
     )
     for what, most, count in counts:
         if count > most:
             fact = f"the trace has {count:,} {what}; no program has more than {most:,}"
-            yield TraceProblem("beyond_reason", fact, fatal=True, remedy="Give a trace as the profiler wrote it.")
+            yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
 
 
 def _different(most: int, *columns: Int64 | Int32) -> int:

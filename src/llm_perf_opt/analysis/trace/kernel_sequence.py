@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernels.classes import MOST_NAMES, KernelClass, classify
+from llm_perf_opt.analysis.kernels.classes import KernelClass, classify, within_reason
 from llm_perf_opt.analysis.trace.nesting import lanes_of, numbered
 from llm_perf_opt.analysis.trace.row_numbers import sums
 from llm_perf_opt.events import Int64, Trace, WorkKind, different
@@ -122,7 +122,7 @@ def _busiest_stream(trace: Trace, among: Int64 | None = None) -> tuple[Int64, in
     if not len(kernels):
         return kernels, 0
     number = numbered(lanes_of((work.device[kernels].astype(np.int64), work.stream[kernels]))[0])
-    time = sums(number, (work.end_ns - work.start_ns)[kernels], int(number.max()) + 1)
+    time = sums(number, work.end_ns[kernels] - work.start_ns[kernels], int(number.max()) + 1)
     rows = kernels[number == int(time.argmax())]
     return rows[np.argsort(work.start_ns[rows], kind="stable")], int(work.device[rows[0]])
 
@@ -132,7 +132,7 @@ def _best_marker(trace: Trace, names: Int64) -> _Marker | None:
     if len(names) < LEAST_STEPS * LEAST_PERIOD:
         return None
     distinct = different(names)
-    if len(distinct) > MOST_NAMES:
+    if not within_reason(trace, distinct):
         return None
     place = np.argsort(names, kind="stable")
     name = np.searchsorted(distinct, names[place])

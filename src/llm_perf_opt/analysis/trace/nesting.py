@@ -95,6 +95,17 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = Fal
     return Nesting(parent, order, lanes, np.append(first, len(order)), start, end, jump)
 
 
+def depths(parent: Int64) -> Int64:
+    """Per row: how many rows it lies in. Each round doubles the distance looked across."""
+    depth: Int64 = (parent != NONE).astype(np.int64)
+    pointer = parent.copy()
+    while True:
+        climbing = np.flatnonzero(pointer != NONE)
+        if not len(climbing):
+            return depth
+        depth[climbing], pointer[climbing] = depth[climbing] + depth[pointer[climbing]], pointer[pointer[climbing]]
+
+
 def depth_error(what: str) -> ParseError:
     """For stretches that lie deeper in each other than MOST_DEPTH."""
     return ParseError(

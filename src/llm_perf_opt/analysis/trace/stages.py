@@ -31,6 +31,8 @@ _ORDER = (*STAGE_NAMES, MIXED_STEP, STEP)
 """Stages as they are listed."""
 SEQUENCED_STEPS = "steps by kernel sequence"
 """Behind the name of a dialect whose labels show a decode and not its steps."""
+MOST_DECODES = 1000
+"""Steps are looked for in so many decodes, which takes a millisecond each; where there are more, in none."""
 
 
 def find_stages(trace: Trace, call_of_work: Int64 | None = None) -> TraceStages:
@@ -89,7 +91,8 @@ def _with_steps(
     first: list[int] = []
     last: list[int] = []
     parent: list[int] = []
-    for decode in np.flatnonzero(instances.stage == names.index(DECODE)).tolist():
+    decodes = np.flatnonzero(instances.stage == names.index(DECODE)).tolist()
+    for decode in decodes if len(decodes) <= MOST_DECODES else []:
         rows = by_owner[bounds[decode] : bounds[decode + 1]]
         if not len(rows):
             continue
