@@ -19,6 +19,7 @@ from llm_perf_opt.errors import Interrupted, LlmPerfError, ParseError, ResourceE
 from llm_perf_opt.provenance import environment
 from llm_perf_opt.records import CleanTimings, Missing
 from llm_perf_opt.run_folder import RunFolder, write_record
+from llm_perf_opt.user_files import read_text
 
 _MACHINE = (("host",), ("cpu", "name"), ("gpu", "name"), ("gpu_driver",))
 """What tells one machine from another in env.json."""
@@ -74,7 +75,7 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig
 
 def _values(folder: RunFolder) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))
+        values = yaml.safe_load(read_text(folder.config_file))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ParseError(f"{folder.config_file} cannot be read: {error}", "The run cannot be repeated without it.") from error
     if not isinstance(values, dict):

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from llm_perf_opt.config import PROJECT_CONF, RunConfig, check
 from llm_perf_opt.errors import ConfigError, nearest
 from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes, listed
+from llm_perf_opt.user_files import check_folder
 
 CONF_MODULE = "llm_perf_opt.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
@@ -49,6 +50,8 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
             f"--config-dir {config_dir}: no such folder.",
             "It should hold folders named like the groups: model/, runtime/ …",
         )
+    for folder in _searched(config_dir):
+        check_folder(folder)
     options = _group_options(config_dir)
     checked = [_checked_override(text, options) for text in _brought_runtimes(overrides, options["runtime"])]
     if searched := _searched(config_dir):

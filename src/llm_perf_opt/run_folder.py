@@ -13,6 +13,7 @@ import msgspec
 
 from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.records import SCHEMA, Manifest, PassRecord
+from llm_perf_opt.user_files import check_folder, read_bytes, read_text
 
 R = TypeVar("R")
 
@@ -58,6 +59,7 @@ class RunFolder:
         """An existing run, or a ParseError that says what is missing."""
         if not path.is_dir():
             raise ParseError(f"{path} is not a folder.", "Give the folder that `llm-perf run` printed.")
+        check_folder(path)
         if not (path / "run.json").is_file():
             raise ParseError(f"{path} is not a run: it has no run.json.", "Give the folder that `llm-perf run` printed.")
         folder = cls(path.resolve())
@@ -282,7 +284,7 @@ def write_record(path: Path, record: Any) -> None:
 def read_record(path: Path, kind: type[R]) -> R:
     """A JSON file as `kind`, or a ParseError naming the file and the place in it."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
         if _LONG_NUMBER.search(content) and _beyond_64_bits(msgspec.json.decode(content)):
             raise msgspec.ValidationError("it holds a number beyond 64 bits, which nothing measures")
         return msgspec.json.decode(content, type=kind)
@@ -319,7 +321,7 @@ def read_values(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ParseError(f"{path} cannot be read as YAML: {error}") from error
     return values if isinstance(values, dict) else {}

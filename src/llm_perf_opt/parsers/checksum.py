@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.user_files import open_ordinary
 
 _READ_BYTES = 1 << 20
 
@@ -30,8 +31,8 @@ def checksum_of(path: Path) -> Checksum:
     checksum = Checksum()
     with memoryview(bytearray(_READ_BYTES)) as room:
         try:
-            with path.open("rb", buffering=0) as file:
-                while count := file.readinto(room):
+            with open_ordinary(path, buffering=0) as file:
+                while count := file.readinto(room):  # type: ignore[attr-defined]
                     checksum.add(room[:count])
         except OSError as error:
             raise ParseError(f"{path} cannot be read: {error.strerror or error}.", "Give a trace file.") from error

@@ -1,7 +1,7 @@
 """A trace file's bytes, plain, gzipped or in a zip, unpacked piece by piece. What the file is, its first bytes say, not its name.
 
-A small file that unpacks to something enormous is refused: by ratio, and by a size that `LLM_PERF_MAX_TRACE_GB` raises. Whatever a
-file holds, no more is unpacked at once than was asked for.
+A small file that unpacks to something enormous is refused: by ratio, and by a size that `LLM_PERF_MAX_TRACE_GB` raises. No more is
+unpacked at once than was asked for, whatever the file holds.
 """
 
 import os
@@ -13,6 +13,7 @@ from typing import BinaryIO
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.parsers.checksum import Checksum
 from llm_perf_opt.parsers.zip_member import ZipMember
+from llm_perf_opt.user_files import open_ordinary
 
 LIMIT_VARIABLE = "LLM_PERF_MAX_TRACE_GB"
 DEFAULT_LIMIT_GB = 32.0
@@ -41,7 +42,7 @@ class PackedFile:
         """Bytes unpacked so far, and the packed ones of a gzip file that were read for them."""
         self._limit = _limit_bytes()
         try:
-            self._file = path.open("rb")
+            self._file = open_ordinary(path)
             magic = self._file.read(4)
             self._file.seek(0)
         except OSError as error:
@@ -171,7 +172,7 @@ class PackedFile:
 
 def is_gzip(path: Path) -> bool:
     """Whether a file begins as gzip does, whatever it is called."""
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
         return file.read(len(_GZIP)) == _GZIP
 
 

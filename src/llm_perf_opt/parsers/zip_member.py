@@ -26,7 +26,7 @@ class _Unpacker(Protocol):
 
 
 class ZipMember:
-    """The file's bytes, read once, from the front. Whatever is wrong with it is a BadZipFile or one of `zipfile`'s other errors."""
+    """The file's bytes, read once, from the front. What is wrong with it is a BadZipFile or another of `zipfile`'s errors."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.consumed = 0
@@ -90,7 +90,9 @@ class ZipMember:
         if size != _LZMA.size - 4 or coding >= 9 * 5 * 5:
             raise zipfile.BadZipFile("its LZMA properties are wrong")
         if dictionary > LARGEST_DICTIONARY:
-            raise zipfile.BadZipFile(f"LZMA would need {dictionary >> 20:,} MiB of memory, and may have {LARGEST_DICTIONARY >> 20}")
+            raise zipfile.BadZipFile(
+                f"LZMA would need {dictionary >> 20:,} MiB of memory, and may have {LARGEST_DICTIONARY >> 20}"
+            )
         literals, positions = coding % 9, coding // 9
         properties = {"lc": literals, "lp": positions % 5, "pb": positions // 5, "dict_size": dictionary}
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.run_folder import RunFolder
 from llm_perf_opt.sql_files import parquet_rows
+from llm_perf_opt.user_files import check_ordinary
 
 if TYPE_CHECKING:
     import duckdb
@@ -120,6 +121,7 @@ def open_source(source: Path) -> "CachedTrace":
     if not source.exists():
         raise ParseError(f"{source} does not exist.", "Give a run folder, a torch trace or an nsys SQLite export.")
     if not source.is_dir():
+        check_ordinary(source)
         return cached_trace(source)
     run = RunFolder.open(source)
     for name, file in run.trace_files().items():

@@ -8,6 +8,7 @@ from llm_perf_opt.errors import ParseError
 from llm_perf_opt.reading.timings import read_timings
 from llm_perf_opt.records import SCHEMA
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.user_files import check_folder
 
 PointStatus = Literal["pending", "complete", "partial", "failed"]
 
@@ -51,6 +52,7 @@ class SweepFolder:
     @classmethod
     def open(cls, path: Path) -> "SweepFolder":
         """An existing sweep, or a ParseError."""
+        check_folder(path)
         if not is_sweep(path):
             raise ParseError(f"{path} is not a sweep: it has no sweep.json.", "Give the folder that `llm-perf run -m` printed.")
         return cls(path.resolve())

@@ -19,7 +19,7 @@ import numpy as np
 from llm_perf_opt.analysis.trace.idle import HostSide, IdleCause, IdleGaps, Occupation, host_side, occupation
 from llm_perf_opt.analysis.trace.intervals import Blocks, union_blocks, union_ns
 from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
-from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered, sums
+from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum, renumbered, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.events import Int64, Trace, WorkKind, different
 
@@ -231,7 +231,7 @@ def _stage_time(
     return StageTime(
         name=name,
         count=len(instances),
-        wall_ns=int((instances.end_ns - instances.start_ns).sum()),
+        wall_ns=exact_sum(instances.end_ns - instances.start_ns),
         span_ns=busy_ns + idle_ns,
         busy_ns=busy_ns,
         idle_ns=idle_ns,

@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.kernels.classes import within_reason
 from llm_perf_opt.analysis.trace.launches import graph_launches, kernel_launches, while_capturing
 from llm_perf_opt.analysis.trace.projection import NONE, Bool, Projection, own_stage, packed_keys, project
 from llm_perf_opt.analysis.trace.silent_stages import CUT_SHORT, WORKING_STAGES, silent_stages
-from llm_perf_opt.events import Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
+from llm_perf_opt.events import MOST_NS, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
 
 TOLERATED_SHARE = 0.01
 """Of launches without kernels: a few are cut off where recording ends; more means that kernels were lost."""
@@ -87,6 +87,10 @@ def _beyond_reason(trace: Trace) -> Iterator[TraceProblem]:
         ("processes", MOST_PROCESSES, max(_different(MOST_PROCESSES, one.process) for one in (work, calls, ranges, operators))),
         ("threads", MOST_THREADS, max(_different(MOST_THREADS, one.process, one.thread) for one in (calls, ranges, operators))),
     )
+    for what, table in (("device work", work), ("calls", calls), ("ranges", ranges), ("operators", operators)):
+        if abs(float((table.end_ns - table.start_ns).sum(dtype=np.float64))) >= MOST_NS:
+            fact = f"the {what} of the trace lasts more than {MOST_NS / 3.15576e16:,.0f} years in all"
+            yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
     for what, most, count in counts:
         if count > most:
             fact = f"the trace has {count:,} {what}; no program has more than {most:,}"

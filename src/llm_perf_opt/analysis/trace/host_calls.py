@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.trace.idle import synchronising_calls
 from llm_perf_opt.analysis.trace.intervals import covered_of_group, union_blocks
 from llm_perf_opt.analysis.trace.nesting import lanes_of
 from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
-from llm_perf_opt.analysis.trace.row_numbers import distinct
+from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.events import Int32, Int64, Trace, WorkKind, different_pairs
 
@@ -65,7 +65,7 @@ def host_calls(trace: Trace, stages: TraceStages, stage: str) -> HostCallCounts:
         allocation_ns=int((calls.end_ns - calls.start_ns)[asks].sum()),
         to_device=int(to_device.sum()),
         to_host=int(to_host.sum()),
-        copied_bytes=int(trace.work.size_bytes[known].sum()),
+        copied_bytes=exact_sum(trace.work.size_bytes[known]),
     )
 
 

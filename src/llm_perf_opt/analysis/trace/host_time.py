@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.trace.document import HostOperatorLine, HostStageLine
 from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, union_blocks
 from llm_perf_opt.analysis.trace.nesting import NONE, Nesting, lanes_of, nest
 from llm_perf_opt.analysis.trace.operators import doubled
-from llm_perf_opt.analysis.trace.row_numbers import sums
+from llm_perf_opt.analysis.trace.row_numbers import exact_sum, sums
 from llm_perf_opt.analysis.trace.stage_instances import Instances, TraceStages
 from llm_perf_opt.events import Int64, Trace, different
 
@@ -53,13 +53,13 @@ def _stage(trace: Trace, name: str, instances: Instances, label_lane: Int64, lan
         mine[on_lane] = begins > 0
         open_ = union_blocks(table.start_ns[on_lane], table.end_ns[on_lane])
         inside_ns += _shared(open_, instances.start_ns[of_lane], instances.end_ns[of_lane])
-    wall_ns = int((instances.end_ns - instances.start_ns).sum())
+    wall_ns = exact_sum(instances.end_ns - instances.start_ns)
     return HostStageLine(name, wall_ns, inside_ns, wall_ns - inside_ns, _operators(trace, nesting, np.flatnonzero(mine)))
 
 
 def _shared(blocks: Blocks, start_ns: Int64, end_ns: Int64) -> int:
     """How much of the windows the blocks cover; windows that overlap count each for itself, as in the wall time."""
-    return int((covered_before(blocks, end_ns) - covered_before(blocks, start_ns)).sum())
+    return exact_sum(covered_before(blocks, end_ns) - covered_before(blocks, start_ns))
 
 
 def _operators(trace: Trace, nesting: Nesting, rows: Int64) -> list[HostOperatorLine]:

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, covered_of_group, union_blocks
 from llm_perf_opt.analysis.trace.nesting import lanes_of
 from llm_perf_opt.analysis.trace.projection import NONE, through
-from llm_perf_opt.analysis.trace.row_numbers import distinct
+from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum
 from llm_perf_opt.events import Columns, Int64, Trace, UInt8, WorkKind
 
 Bool = npt.NDArray[np.bool_]
@@ -90,7 +90,7 @@ class IdleGaps(Columns):
     def by_cause(self) -> dict[IdleCause, int]:
         """Nanoseconds per cause, every cause named."""
         length = self.end_ns - self.start_ns
-        return {cause: int(length[self.cause == cause].sum()) for cause in IdleCause}
+        return {cause: exact_sum(length[self.cause == cause]) for cause in IdleCause}
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def occupation(
     if around is not None:
         filled = covered_before(around, end) - covered_before(around, start)
         cause[2 * filled >= end - start] = IdleCause.OTHER_WORK
-    busy_ns = int((blocks.end_ns - blocks.start_ns).sum())
+    busy_ns = exact_sum(blocks.end_ns - blocks.start_ns)
     return Occupation(busy_ns, IdleGaps(start, end, cause, before, after, blocks.group[inner]))
 
 

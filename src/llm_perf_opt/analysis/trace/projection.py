@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.nesting import NONE as NONE
 from llm_perf_opt.analysis.trace.nesting import MOST_DEPTH, depth_error, depths, lanes_of, nest, numbered
+from llm_perf_opt.analysis.trace.nesting import NONE as NONE
 from llm_perf_opt.events import NO_NAME, HostCalls, Int32, Int64, RangeKind, Ranges, Trace
 from llm_perf_opt.stages import DOMAIN, Stage
 
