@@ -7,8 +7,8 @@ size that is not its own, and some of it waits, too. Each is refused before it i
 import os
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from llm_perf_opt.errors import ConfigError, ParseError
 
@@ -31,7 +31,7 @@ def check_ordinary(path: Path) -> None:
     """Raise a SpecialFileError where something else than an ordinary file or a folder lies there. Nothing there is no fault."""
     try:
         mode = path.stat().st_mode
-    except OSError:
+    except (OSError, ValueError):
         return
     _check(path, mode)
 
@@ -49,9 +49,9 @@ def check_folder(folder: Path) -> None:
                 _check(path, mode)
 
 
-def open_ordinary(path: Path, *, buffering: int = -1) -> BinaryIO:
+def open_ordinary(path: Path) -> BufferedReader:
     """Open an ordinary file to read its bytes. Raises a SpecialFileError, or OSError as `open` does."""
-    return open(path, "rb", buffering=buffering, opener=_opened)  # type: ignore[return-value]
+    return open(path, "rb", opener=_opened)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -31,8 +31,8 @@ def checksum_of(path: Path) -> Checksum:
     checksum = Checksum()
     with memoryview(bytearray(_READ_BYTES)) as room:
         try:
-            with open_ordinary(path, buffering=0) as file:
-                while count := file.readinto(room):  # type: ignore[attr-defined]
+            with open_ordinary(path) as file:
+                while count := file.readinto(room):
                     checksum.add(room[:count])
         except OSError as error:
             raise ParseError(f"{path} cannot be read: {error.strerror or error}.", "Give a trace file.") from error

@@ -32,7 +32,7 @@ class ZipMember:
         self.consumed = 0
         """Packed bytes that were read so far."""
         self._file = file
-        archive = zipfile.ZipFile(_Contents(file))  # type: ignore[arg-type]
+        archive = zipfile.ZipFile(_Contents(file))
         files = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
         if len(files) != 1:
             raise zipfile.BadZipFile(f"it holds {len(files):,} files; one trace was expected")

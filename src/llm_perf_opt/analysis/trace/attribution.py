@@ -162,8 +162,8 @@ def _by_owner(trace: Trace, owner: Int64, parent: Int64, name: Int64, names: int
             count, duration = _with_inner(parent, np.bincount(at, minlength=len(name)), sums(at, duration, len(name)))
             at = np.flatnonzero(count)
             reached[at] = True
-            counted = at[outer[at]]
-            total_ns += sums(name[counted], duration[counted], names)
+            tops = at[outer[at]]
+            total_ns += sums(name[tops], duration[tops], names)
             break
         reached[at] = True
         counted = outer[at]
