@@ -4,7 +4,6 @@ import gzip
 import json
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from command import llm_perf
 from llm_perf_opt.analyse_trace import ANALYSIS_FILE, analyse_source
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.parsers.trace_mark import fresh_tables
@@ -22,8 +22,7 @@ H200 = Path(__file__).parent / "fixtures" / "h200"
 
 
 def analyze(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llm_perf_opt", "analyze", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return llm_perf("analyze", *words)
 
 
 def as_json(source: Path, *words: str) -> dict[str, Any]:

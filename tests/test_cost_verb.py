@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command import llm_perf
 from llm_perf_opt.report.definitions import metrics_page
 
 ROOT = Path(__file__).parent.parent
@@ -18,8 +18,7 @@ LLAMA = {
 
 
 def cost(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "llm_perf_opt", "cost", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return llm_perf("cost", *words)
 
 
 def cost_json(*words: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from command import llm_perf
 from dataset_builders import RECORDS, small_source, write_jsonl
 
 SMALL = (
@@ -20,11 +21,6 @@ SMALL = (
     "runtime.min_repeats=6",
     "profiling=none",
 )
-
-
-def llm_perf(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "llm_perf_opt", *words]
-    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
 
 
 def answer(*words: str, cwd: Path) -> Any:
@@ -149,11 +145,27 @@ def test_a_damaged_dataset_does_not_hide_the_others(project: Path) -> None:
     assert [(entry["name"], entry["records"]) for entry in found] == [("mine", None), ("other", 50)]
 
 
+WAITS = """
+import time
+from llm_perf_opt.commands import watching
+from llm_perf_opt.cli import main
+
+def advance(phase, count, plain=watching._Phase.advance):
+    plain(phase, count)
+    if count and "converted" in phase._phase:
+        time.sleep(900)  # until the signal comes
+
+watching._Phase.advance = advance
+main()
+"""
+"""The command, which stops in the middle of its work and waits."""
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_a_prepare_leaves_nothing_half_made(project: Path, sent: signal.Signals) -> None:
-    write_jsonl(project.parent / "big" / "a.jsonl", RECORDS * 20_000)
+    write_jsonl(project.parent / "big" / "a.jsonl", RECORDS * 200)
     assert llm_perf("dataset", "add", "big", "--source", "../big", cwd=project).returncode == 0
-    argv = [sys.executable, "-m", "llm_perf_opt", "dataset", "prepare", "big", "--variant", "p", "--to", "parquet"]
+    argv = [sys.executable, "-c", WAITS, "dataset", "prepare", "big", "--variant", "p", "--to", "parquet"]
     process = subprocess.Popen(argv, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:

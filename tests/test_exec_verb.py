@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import command
+
 SCRIPT = """
 import sys, time, nvtx
 with nvtx.annotate("outer", domain="mine"):
@@ -21,12 +23,7 @@ print("said", sys.argv[1:])
 
 
 def llm_perf(cwd: Path, *argv: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    import os
-
-    return subprocess.run(
-        [sys.executable, "-m", "llm_perf_opt", *argv], cwd=cwd, capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, **environment},
-    )  # fmt: skip
+    return command.llm_perf(*argv, cwd=cwd, env=environment)
 
 
 def only_run(folder: Path) -> tuple[Path, dict[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt
+from command import llm_perf
 from git_repositories import Upstream, entry, git, listing, new_project
 from hub_stand_in import Hub, running_hub
 from llm_perf_opt.externals.listing import read_listing, template
@@ -28,7 +29,7 @@ def run(words: list[str], folder: Path, **environment: str) -> subprocess.Comple
 
 
 def externals(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-m", "llm_perf_opt", "externals", *words], folder, **environment)
+    return llm_perf("externals", *words, cwd=folder, env=environment)
 
 
 def test_status_says_it_in_rows_and_in_its_code(tmp_path: Path) -> None:
@@ -131,8 +132,11 @@ def test_every_command_of_the_page(tmp_path: Path) -> None:
         }
         for command in commands:
             words = shlex.split(command.replace(NEW, upstream.second))
-            start = {"llm-perf": [sys.executable, "-m", "llm_perf_opt"], "python": [sys.executable], "git": ["git"]}[words[0]]
-            done = run([*start, *words[1:]], project.root, HF_ENDPOINT=hub.url, **identity)
+            if words[0] == "llm-perf":
+                done = llm_perf(*words[1:], cwd=project.root, env={"HF_ENDPOINT": hub.url, **identity})
+            else:
+                start = {"python": [sys.executable], "git": ["git"]}[words[0]]
+                done = run([*start, *words[1:]], project.root, HF_ENDPOINT=hub.url, **identity)
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             if "--template" in command:
                 listing(project, project.listing_file.read_text() + yaml.replace(PLACEHOLDER, upstream.first))

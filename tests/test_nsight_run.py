@@ -1,27 +1,23 @@
 """Whole runs below NVIDIA's real nsys, and what is refused before it is started."""
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command import llm_perf
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
-from llm_perf_opt.profiling.vendor.launch import ask
 
 MS = 1_000_000
 SMALL = ["runtime.num_new_tokens=5", "runtime.prompt_tokens=32", "profiling.nvml.enable=false", "profiling.ceilings=false"]
 
 
-def llm_perf(*argv: str, nsys: Path, cwd: Path) -> str:
-    """Run the command as a user would, with this nsys; its standard output."""
-    code = f"import os; os.environ['NSYS'] = {str(nsys)!r}; os.chdir({str(cwd)!r}); from llm_perf_opt.cli import main; main()"
-    return ask([sys.executable, "-c", code, *argv], timeout_s=600, whatever_code=True) or ""
+def below_nsys(*argv: str, nsys: Path, cwd: Path) -> str:
+    """Run the command with this nsys; its standard output."""
+    return llm_perf(*argv, cwd=cwd, env={"NSYS": str(nsys)}).stdout
 
 
 def durations_ns(trace: Trace, name: str) -> list[int]:
@@ -49,7 +45,7 @@ def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path
     found = []
     for attempt in range(3):  # another program on the machine can come between the two readings of a clock
         run = tmp_path / f"run{attempt}"
-        text = llm_perf("run", "--json", "-q", "profiling=nsys", "profiling.clean=false", *SMALL, f"hydra.run.dir={run}",
+        text = below_nsys("run", "--json", "-q", "profiling=nsys", "profiling.clean=false", *SMALL, f"hydra.run.dir={run}",
                         nsys=real_nsys, cwd=tmp_path)  # fmt: skip
         assert json.loads(text)["status"] == "complete", (run / "run.json").read_text()
         found.append(disagreement_ns(run))
@@ -66,7 +62,7 @@ def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path
 
 def test_stage2_on_a_machine_without_gpu_keeps_the_timeline_and_says_what_is_missing(real_nsys: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    text = llm_perf("run", "--json", "-q", "profiling=stage2", *SMALL, f"hydra.run.dir={run}", nsys=real_nsys, cwd=tmp_path)
+    text = below_nsys("run", "--json", "-q", "profiling=stage2", *SMALL, f"hydra.run.dir={run}", nsys=real_nsys, cwd=tmp_path)
     manifest = json.loads((run / "run.json").read_text())
     statuses = {entry["name"]: entry["status"] for entry in manifest["passes"]}
     if statuses["ncu_selftest"] == "complete":
@@ -85,8 +81,7 @@ def test_stage2_on_a_machine_without_gpu_keeps_the_timeline_and_says_what_is_mis
 )
 def test_unknown_counters_are_refused_before_anything_starts(tmp_path: Path, asked: str, said: str) -> None:
     run = tmp_path / "run"
-    argv = [sys.executable, "-m", "llm_perf_opt", "run", "profiling=full", asked, f"hydra.run.dir={run}"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "NSYS": "/none"})
+    done = llm_perf("run", "profiling=full", asked, f"hydra.run.dir={run}", env={"NSYS": "/none"})
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert not run.exists()
@@ -94,8 +89,8 @@ def test_unknown_counters_are_refused_before_anything_starts(tmp_path: Path, ask
 
 def test_a_sweep_has_a_report_of_its_own_for_each_point(real_nsys: Path, tmp_path: Path) -> None:
     """One tool around the whole sweep would gate on the first point alone."""
-    llm_perf("run", "-m", "-q", "profiling=nsys", "profiling.clean=false", "runtime.prompt_tokens=16,24", *SMALL[:1], *SMALL[2:],
-             nsys=real_nsys, cwd=tmp_path)  # fmt: skip
+    words = ["profiling=nsys", "profiling.clean=false", "runtime.prompt_tokens=16,24", *SMALL[:1], *SMALL[2:]]
+    below_nsys("run", "-m", "-q", *words, nsys=real_nsys, cwd=tmp_path)
     reports = sorted(tmp_path.rglob("run.nsys-rep"))
     assert len(reports) == 2
     for report in reports:

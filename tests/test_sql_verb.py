@@ -5,11 +5,11 @@ import io
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from command import llm_perf
 from llm_perf_opt.run_folder import RunFolder
 
 REAL = Path(__file__).parent / "fixtures" / "h200" / "torch_trace.json.gz"
@@ -17,8 +17,7 @@ TOP = "select name, count(*) as calls, sum(dur_ns) as ns from kernels group by a
 
 
 def sql(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llm_perf_opt", "sql", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return llm_perf("sql", *words)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fuzzing import SEED, TRIES
 from fuzzing_text import mutated
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.kernel_records import CountedKernel, CounterReport
@@ -320,14 +321,15 @@ def test_too_many_values_or_columns_are_refused(tmp_path: Path, monkeypatch: pyt
         read(tmp_path, text)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_thousand_damaged_tables_end_in_a_report_or_a_parse_error(tmp_path: Path, seed: int) -> None:
-    source = random.Random(seed)
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_tables_end_in_a_report_or_a_parse_error(tmp_path: Path, seed: int) -> None:
+    source = random.Random(SEED + seed)
     wide = GEMM.read_text().split('"ID"')[0].encode() + written(small_table()).encode()
     long = b"\n".join(gzip.decompress((H200 / "ncu_decode_details_three_kernels.csv.gz").read_bytes()).split(b"\n")[:16])
     file = tmp_path / "damaged.csv"
     ends: Counter[str] = Counter()
-    for number in range(1000):
+    for number in range(TRIES // 4):
         base, reader = (long, read_ncu_details) if number % 4 == 3 else (wide, read_ncu)
         file.write_bytes(mutated(source, base))
         try:
@@ -338,7 +340,7 @@ def test_a_thousand_damaged_tables_end_in_a_report_or_a_parse_error(tmp_path: Pa
             assert all(_sound(kernel) for kernel in report.kernels)
             assert report.kernels or not report.complete
             ends["read"] += 1
-    assert min(ends["read"], ends["refused"]) > 50  # the damage is neither harmless nor total
+    assert min(ends["read"], ends["refused"]) > TRIES / 80  # the damage is neither harmless nor total
 
 
 def _sound(kernel: CountedKernel) -> bool:

@@ -29,7 +29,7 @@ from llm_perf_opt.profiling.engine_trace import profile_engine
 from llm_perf_opt.profiling.meter import Effort, Measured, Meter, Progress, RequestMeter
 from llm_perf_opt.profiling.torch_profiler import Profiled
 from llm_perf_opt.profiling.vendor.child import framework_error, last_words
-from llm_perf_opt.profiling.vendor.launch import die_with_parent, send
+from llm_perf_opt.profiling.vendor.launch import die_with_parent, heed_interrupts, send
 from llm_perf_opt.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, WrappedPass
 from llm_perf_opt.run_folder import write_record
 from llm_perf_opt.runners.session import Session, is_steppable, open_session
@@ -322,6 +322,7 @@ def main() -> None:
             raise ConfigError("--config is a resolved configuration; overrides have no place beside it.")
         if arguments.config:
             die_with_parent()
+            heed_interrupts()
         config = _read_config(arguments.config) if arguments.config else compose(arguments.overrides).config
         finished = run_pass(config, arguments.which, arguments.out, arguments.decode_steps)
         sys.exit(0 if finished else 130)

@@ -261,7 +261,7 @@ def test_nsys_is_started_once_where_nothing_else_is_asked(tmp_path: Path) -> Non
 
 
 def test_nsys_is_not_started_again_when_its_time_was_over(tmp_path: Path) -> None:
-    argv = stand_in(tmp_path / "nsys", f"echo '{LOST[0]}'; exec sleep 60")
+    argv = stand_in(tmp_path / "nsys", f"echo '{LOST[0]}'; exec sleep 600")
     assert run_stand_in(argv, tmp_path, timeout_s=1, starts=3).starts == 1
 
 

@@ -21,8 +21,8 @@ from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mar
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
 from llm_perf_opt.run_folder import disk_error
 
-GRACE_S = (10.0, 5.0, 5.0)
-"""How long a child may take to end after SIGINT, SIGTERM and SIGKILL."""
+GRACE_S = (30.0, 5.0, 5.0)
+"""How long a child may take to end after SIGINT, SIGTERM and SIGKILL. A second Ctrl-C goes on to the next signal at once."""
 REPORT_GRACE_S = (120.0, 20.0, 5.0)
 """The same for a tool that writes its report when it is interrupted."""
 SETTLE_S = 3.0
@@ -378,6 +378,11 @@ def build_work_argv(config_file: Path, which: str, out: Path, decode_steps: int 
     module = "llm_perf_opt.runners.llm_profile_runner"
     argv = [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
     return argv if decode_steps is None else [*argv, "--decode-steps", str(decode_steps)]
+
+
+def heed_interrupts() -> None:
+    """Called by a child: be interruptible, even if a script started llm-perf in the background, where shells ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def die_with_parent() -> None:
