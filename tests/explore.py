@@ -39,18 +39,8 @@ def main() -> int:
 
 def _run(seed: int, mutants: int, more: list[str]) -> int:
     environment = {**os.environ, "LLM_PERF_EXPLORE": str(seed), "LLM_PERF_FUZZ": str(mutants)}
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "logical",
-        "--maxprocesses=8",
-        "-m",
-        SELECTED,
-        f"--hypothesis-seed={seed}",
-    ]
+    workers = ["-n", "logical", "--maxprocesses=8", "--dist=loadgroup"]
+    argv = [sys.executable, "-m", "pytest", "-q", *workers, "-m", SELECTED, f"--hypothesis-seed={seed}"]
     return subprocess.run([*argv, *more], cwd=ROOT, env=environment, check=False).returncode
 
 

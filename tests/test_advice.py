@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from builders import MS, clean_timings, default_config, in_a_row
+from command import measured_here
 from llm_perf_opt.advice import findings_of, overridden, to_try, verify
 from llm_perf_opt.analysis.trace.document import FindingLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
@@ -116,6 +118,12 @@ def test_a_trial_that_failed_says_why_everywhere() -> None:
     assert "n/a: the <b>pass</b>" in trials_text(found)
     assert verification_json(found)["trials"][0]["saving_ns"] is None
     assert findings_section(Missing("no trace"), found).endswith("n/a: no trace\n")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _here() -> Iterator[None]:
+    with measured_here():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,9 @@ def statuses(run: Path) -> dict[str, str]:
     return {entry["name"]: entry["status"] for entry in manifest(run)["passes"]}
 
 
+pytestmark = pytest.mark.xdist_group("cli")  # one worker makes the whole run, and few real processes run at once
+
+
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """One complete run, with sub-stages and prompts of different lengths, that several tests look at."""

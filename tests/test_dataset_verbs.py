@@ -172,7 +172,7 @@ def test_stopping_a_prepare_leaves_nothing_half_made(project: Path, sent: signal
         if "prepare: converted" in line:
             break
     process.send_signal(sent)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=900)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     names = sorted(path.name for path in (project / "datasets" / "big").iterdir())

@@ -161,7 +161,7 @@ def test_sigterm_ends_a_program_in_order(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=900)
     assert process.returncode == 143
     assert "error: Ended by SIGTERM." in errors
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()

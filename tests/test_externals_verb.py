@@ -25,7 +25,7 @@ PLACEHOLDER, NEW = "0123456789abcdef0123456789abcdef01234567", "89abcdef01234567
 
 def run(words: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": SOURCE, "HF_HUB_DISABLE_TELEMETRY": "1", **environment}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 
 def externals(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

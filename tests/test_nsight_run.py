@@ -1,9 +1,7 @@
 """Whole runs below NVIDIA's real nsys, and what is refused before it is started."""
 
 import json
-import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,38 +23,25 @@ def durations_ns(trace: Trace, name: str) -> list[int]:
     return [int(trace.ranges.end_ns[row] - trace.ranges.start_ns[row]) for row in rows]
 
 
-def disagreement_ns(run: Path) -> int:
-    """The largest difference between a stage's time in the report and by the runner's own clock."""
-    own: dict[str, Any] = json.loads((run / "raw/nsys/stages.json").read_text())
+def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["profiling=nsys", "profiling.clean=false", *SMALL, "runtime.num_new_tokens=33", f"hydra.run.dir={run}"]
+    text = below_nsys("run", "--json", "-q", *words, nsys=real_nsys, cwd=tmp_path)
+    assert json.loads(text)["status"] == "complete", (run / "run.json").read_text()
+    own = json.loads((run / "raw/nsys/stages.json").read_text())
     trace = read_nsys(run / "raw/nsys/run.sqlite")
     assert trace.complete
-    steps = durations_ns(trace, "decode_step")
-    assert len(steps) == 4
-    assert len(durations_ns(trace, "prefill")) == len(durations_ns(trace, "decode")) == 1
-    seen = {
-        "prefill": durations_ns(trace, "prefill")[0],
-        "decode": durations_ns(trace, "decode")[0],
-        "decode_step": statistics.median(steps),
-    }
-    return max(abs(int(seen[name]) - int(own["stage_wall_ns"][name])) for name in seen)
-
-
-def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path: Path) -> None:
-    found = []
-    for attempt in range(3):  # another program on the machine can come between the two readings of a clock
-        run = tmp_path / f"run{attempt}"
-        text = below_nsys("run", "--json", "-q", "profiling=nsys", "profiling.clean=false", *SMALL, f"hydra.run.dir={run}",
-                        nsys=real_nsys, cwd=tmp_path)  # fmt: skip
-        assert json.loads(text)["status"] == "complete", (run / "run.json").read_text()
-        found.append(disagreement_ns(run))
-        if found[-1] < 2 * MS:
-            break
-    assert min(found) < 2 * MS, found
+    theirs = [*durations_ns(trace, "prefill"), *durations_ns(trace, "decode"), *durations_ns(trace, "decode_step")]
+    ours = [own["stage_wall_ns"]["prefill"], own["stage_wall_ns"]["decode"], *own["steps_ns"]]
+    assert len(theirs) == len(ours) == 34
+    apart = [abs(one - other) for one, other in zip(theirs, ours, strict=True)]
+    # Another program on the machine can come between the two readings of a clock, though not often.
+    assert sum(difference < 2 * MS for difference in apart) >= 30, apart
     manifest = json.loads((run / "run.json").read_text())
     (entry,) = manifest["passes"]
     assert entry["tool_version"].startswith("nsys 20")
     assert "--nvtx-capture=profile@LLM" in entry["argv"]
-    assert "| profile/decode/decode_step | 4 |" in (run / "regions.md").read_text()
+    assert "| profile/decode/decode_step | 32 |" in (run / "regions.md").read_text()
     assert "n/a" in (run / "kernels.md").read_text(), "a CPU has no kernels, and the page says so"
 
 

@@ -91,7 +91,7 @@ def test_processes_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
         assert child.stdin is not None
         child.stdin.write("go\n")
         child.stdin.flush()
-    paths = [path for child in children for path in child.communicate(timeout=30)[0].split()]
+    paths = [path for child in children for path in child.communicate(timeout=900)[0].split()]
     assert [child.returncode for child in children] == [0, 0, 0]
     assert len(set(paths)) == 3 * 20
     assert sorted(paths) == sorted(str(path) for path in (tmp_path / "deep").iterdir())
@@ -305,7 +305,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
             seen.add(path.read_bytes())
         stop.set()
         for writer in writers:
-            writer.result(timeout=30)
+            writer.result(timeout=900)
     assert seen <= set(contents)
     assert everything_under(tmp_path) == ["x"]
 
