@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -37,10 +38,12 @@ LONG_FIXTURES = {"real_nsys", "real_ncu", "chromium", "vllm_python"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need a real tool as slow, before the marks decide what is run."""
+    """Mark the tests that need a real tool as slow, before the marks decide what is run. A seed shuffles the order."""
     for item in items:
         if LONG_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
+    if order := os.environ.get("LLM_PERF_TEST_ORDER"):
+        random.Random(order).shuffle(items)
 
 
 def pytest_unconfigure() -> None:

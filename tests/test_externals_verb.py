@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import llm_perf_opt
-from command import llm_perf
+from command import llm_perf, llm_perf_process
 from git_repositories import Upstream, entry, git, listing, new_project
 from hub_stand_in import Hub, running_hub
 from llm_perf_opt.externals.listing import read_listing, template
@@ -29,7 +29,8 @@ def run(words: list[str], folder: Path, **environment: str) -> subprocess.Comple
 
 
 def externals(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return llm_perf("externals", *words, cwd=folder, env=environment)
+    start = llm_perf_process if environment else llm_perf  # the Hub's library reads its variables when it is imported
+    return start("externals", *words, cwd=folder, env=environment)
 
 
 def test_status_says_it_in_rows_and_in_its_code(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_every_command_of_the_page(tmp_path: Path) -> None:
         for command in commands:
             words = shlex.split(command.replace(NEW, upstream.second))
             if words[0] == "llm-perf":
-                done = llm_perf(*words[1:], cwd=project.root, env={"HF_ENDPOINT": hub.url, **identity})
+                done = llm_perf_process(*words[1:], cwd=project.root, env={"HF_ENDPOINT": hub.url, **identity})
             else:
                 start = {"python": [sys.executable], "git": ["git"]}[words[0]]
                 done = run([*start, *words[1:]], project.root, HF_ENDPOINT=hub.url, **identity)

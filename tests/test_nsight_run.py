@@ -25,7 +25,7 @@ def durations_ns(trace: Trace, name: str) -> list[int]:
 
 def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = ["profiling=nsys", "profiling.clean=false", *SMALL, "runtime.num_new_tokens=33", f"hydra.run.dir={run}"]
+    words = ["profiling=nsys", "profiling.clean=false", *SMALL, "runtime.num_new_tokens=17", f"hydra.run.dir={run}"]
     text = below_nsys("run", "--json", "-q", *words, nsys=real_nsys, cwd=tmp_path)
     assert json.loads(text)["status"] == "complete", (run / "run.json").read_text()
     own = json.loads((run / "raw/nsys/stages.json").read_text())
@@ -33,15 +33,15 @@ def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path
     assert trace.complete
     theirs = [*durations_ns(trace, "prefill"), *durations_ns(trace, "decode"), *durations_ns(trace, "decode_step")]
     ours = [own["stage_wall_ns"]["prefill"], own["stage_wall_ns"]["decode"], *own["steps_ns"]]
-    assert len(theirs) == len(ours) == 34
+    assert len(theirs) == len(ours) == 18
     apart = [abs(one - other) for one, other in zip(theirs, ours, strict=True)]
     # Another program on the machine can come between the two readings of a clock, though not often.
-    assert sum(difference < 2 * MS for difference in apart) >= 30, apart
+    assert sum(difference < 2 * MS for difference in apart) >= 14, apart
     manifest = json.loads((run / "run.json").read_text())
     (entry,) = manifest["passes"]
     assert entry["tool_version"].startswith("nsys 20")
     assert "--nvtx-capture=profile@LLM" in entry["argv"]
-    assert "| profile/decode/decode_step | 32 |" in (run / "regions.md").read_text()
+    assert "| profile/decode/decode_step | 16 |" in (run / "regions.md").read_text()
     assert "n/a" in (run / "kernels.md").read_text(), "a CPU has no kernels, and the page says so"
 
 
