@@ -30,7 +30,18 @@ FLOORS = [
     {"parsers", "analysis", "data", "counters"},
     {"composition", "stored_ceilings", "baselines", "run_folder"},
     {"config"},
-    {"runtimes", "host", "stages", "events", "launch_calls", "kernel_records", "runtime_records", "records", "sql_files"},
+    {
+        "runtimes",
+        "host",
+        "stages",
+        "events",
+        "launch_calls",
+        "kernel_records",
+        "runtime_records",
+        "records",
+        "sql_files",
+        "units",
+    },
     {"errors"},
 ]
 # The same inside analysis/, the largest room; modules that stand alone there belong to the floor named "".

@@ -393,12 +393,18 @@ class Drift:
     """How the step time moves as the context grows."""
 
     ns_per_token: float
-    ci_low: float
-    ci_high: float
+    ci_low: Maybe[float]
+    """Lower end of the 95 % interval of the slope."""
+    ci_high: Maybe[float]
     first_context: int
     last_context: int
     share: float
     """Change from the first step to the last over the median step."""
+
+    @property
+    def grows(self) -> Maybe[bool]:
+        """Whether steps surely take longer as the context grows."""
+        return self.ci_low if isinstance(self.ci_low, Missing) else min(self.ci_low, self.ns_per_token) > 0
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_a_saving_is_no_surer_than_the_time_it_is_taken_from() -> None:
     assert saving.expected_ns == plain.expected_ns
     assert saving.low_ns == plain.low_ns - 2 * MS
     assert saving.high_ns == plain.high_ns, "of the time shown, no more than what does not stay"
-    assert "10 ms per token (8 ms to 13 ms) over the first 10 of 127 steps, of which" in finding.claim
+    assert "10.0 ms per token (8.00 ms to 13.0 ms) over the first 10 of 127 steps, of which" in finding.claim
     assert "over the first" not in known("launch_bound_decode", host_bound(request_units=10))[0].claim
     short = known("launch_bound_decode", host_bound(wall_ends_ns=(1.0 * MS, 130.0 * MS)))[1]
     assert short.low_ns == 0

@@ -16,6 +16,7 @@ from llm_perf_opt.report.text import (
     escape,
     gibibytes,
     interval,
+    known_within,
     milliseconds,
     percent,
     reason,
@@ -194,7 +195,7 @@ def test_figures_in_their_units() -> None:
     assert percent(0.1234) == "12.3 %"
     assert percent(0.1234, 0) == "12 %"
     ten = summarise([value * 1_000_000 for value in range(1, 11)])
-    assert interval(ten, "ns") == "2.000 – 9.000", "second and ninth of ten, in ms"
+    assert interval(ten, "ns") == "2.000 – 9.000 ms", "second and ninth of ten"
     assert spread(ten, "ns") == "4.500 ms"  # 7.75 − 3.25
     assert interval(summarise(range(1, 11)), "tokens/s") == "2.000 – 9.000"
 
@@ -212,3 +213,17 @@ def test_figures_in_their_units() -> None:
 )
 def test_bytes_are_said_in_the_unit_they_fill(number: int, shown: str) -> None:
     assert byte_count(number) == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([5_000_000], "one value"),
+        ([5_000_000, 4_000_000], "range of 2 values: 4.000 – 5.000 ms"),
+        ([float(value) * 1_000_000 for value in range(1, 6)], "range of 5 values: 1.000 – 5.000 ms"),
+        ([float(value) * 1_000_000 for value in range(1, 7)], "95 %: 1.000 – 6.000 ms, n = 6"),
+    ],
+)
+def test_few_values_have_a_range_and_no_interval(values: list[float], shown: str) -> None:
+    assert known_within(summarise(values), "ns") == shown
+    assert ("95 %" in shown) is (len(values) >= 6)

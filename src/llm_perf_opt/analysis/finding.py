@@ -7,6 +7,7 @@ from typing import Literal
 
 from llm_perf_opt.analysis.evidence import StageEvidence
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.units import duration
 
 Confidence = Literal["high", "medium", "low"]
 Bounds = tuple[float, float, float]
@@ -131,4 +132,4 @@ def gap_saving_of(stage: StageEvidence, low: float, expected: float, high: float
 
 def milliseconds(ns: float) -> str:
     """A time as claims spell it."""
-    return f"{ns / 1e6:,.3g} ms" if abs(ns) < 1e9 else f"{ns / 1e6:,.0f} ms"
+    return duration(ns, 3)

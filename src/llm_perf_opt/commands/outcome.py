@@ -36,13 +36,13 @@ def _stage_key(stage: "StageTiming") -> str:
 def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
     """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
     from llm_perf_opt.records import Distribution, Missing
-    from llm_perf_opt.report.text import interval, with_unit
+    from llm_perf_opt.report.text import known_within, with_unit
 
     if analysis is not None:
         for metric in analysis.metrics:
             if isinstance(metric.value, Distribution) and metric.key in ("ttft", "tpot", "e2e", "decode_rate"):
                 value = metric.value
-                shown = f"{with_unit(value.median, metric.unit)}  (95 %: {interval(value, metric.unit)}, n={value.n})"
+                shown = f"{with_unit(value.median, metric.unit)}  ({known_within(value, metric.unit)})"
                 print(f"{metric.label:<32} {shown}")
         for warning in analysis.warnings:
             print(f"warning: {warning}")

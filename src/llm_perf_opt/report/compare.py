@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, Effe
 from llm_perf_opt.analysis.comparison.traces import Both, unlike
 from llm_perf_opt.analysis.kernels.names import short_name, short_names
 from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, table, with_unit
+from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, signed, table, with_unit
 from llm_perf_opt.stages import Stage
 
 TOP = 15
@@ -288,7 +288,7 @@ def _operators(rows: Maybe[tuple[OperatorChange, ...]], unseen: str) -> str:
             escape(row.name),
             "appeared" if row.base_ns is None else milliseconds(row.base_ns),
             "vanished" if row.new_ns is None else milliseconds(row.new_ns),
-            f"{((row.new_ns or 0) - (row.base_ns or 0)) / 1e6:+.3f} ms",
+            signed((row.new_ns or 0) - (row.base_ns or 0)),
             f"{row.base_calls:,} / {row.new_calls:,}",
         ]
         for row in rows[:TOP]
@@ -333,7 +333,7 @@ def _kernels(match: Maybe[KernelMatch], traced: str) -> str:
             escape(pair_words(pair)),
             milliseconds(pair.base_ns),
             milliseconds(pair.new_ns),
-            f"{(pair.new_ns - pair.base_ns) / 1e6:+.3f} ms",
+            signed(pair.new_ns - pair.base_ns),
             f"{calls_words(pair.base_calls)} / {calls_words(pair.new_calls)}",
         ]
         for pair in match.pairs[:TOP]

@@ -35,7 +35,7 @@ from llm_perf_opt.report.run_tables import (
     telemetry_table,
 )
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.report.text import interval, with_unit
+from llm_perf_opt.report.text import known_within, with_unit
 from llm_perf_opt.report.what_ran import what_ran
 
 TOP_FINDINGS = 3
@@ -115,8 +115,7 @@ def _card(analysis: RunAnalysis, key: str) -> Card | None:
     value = metric.value
     if isinstance(value, Missing):
         return Card(metric.label, "n/a", value.why)
-    bounds = value.ci_low if isinstance(value.ci_low, Missing) else f"95 %: {interval(value, metric.unit)}, n = {value.n}"
-    return Card(metric.label, with_unit(value.median, metric.unit), str(bounds))
+    return Card(metric.label, with_unit(value.median, metric.unit), known_within(value, metric.unit))
 
 
 def _verdicts(analysis: RunAnalysis) -> list[Block]:

@@ -20,6 +20,7 @@ from llm_perf_opt.report.substages import substage_notes
 from llm_perf_opt.report.text import (
     escape,
     gibibytes,
+    growth,
     interval,
     milliseconds,
     percent,
@@ -157,18 +158,12 @@ def _percentiles(analysis: RunAnalysis) -> str:
 
 def _other_figures(analysis: RunAnalysis, timings: CleanTimings) -> str:
     drift = analysis.drift
-    if isinstance(drift, Missing):
-        growth = reason(drift)
-    else:
-        growth = (
-            f"{drift.ns_per_token:+.1f} ns per cached token (95 % interval {drift.ci_low:+.1f} to {drift.ci_high:+.1f}), "
-            f"{drift.share:+.1%} from context {drift.first_context} to {drift.last_context}"
-        )
+    grown = reason(drift) if isinstance(drift, Missing) else escape(growth(drift))
     extra = compile_seconds(timings)
     first = milliseconds(timings.warmup[0].wall_ns) if timings.warmup else "n/a: no warm-up"
     memory = timings.memory
     rows = [
-        ["Decode step's growth with context", growth],
+        ["Decode step's growth with context", grown],
         ["Warm-up", f"{len(timings.warmup)} iterations, the first {first}"],
         [
             "Warm-up beyond settled times (compiling, allocating, noise)",
@@ -354,12 +349,7 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
     shares = {stage.name: stage.share for stage in (prefill, decode) if stage}
     sentences += finding_sentences(analysis.trace, shares)
     if not isinstance(analysis.drift, Missing):
-        moved = analysis.drift
-        certain = moved.ci_low > 0 or moved.ci_high < 0
-        sentences.append(
-            f"A decode step changes by {moved.share:+.1%} from the first to the last token"
-            + ("." if certain else ", which the measurement cannot tell from none.")
-        )
+        sentences.append(f"A decode step's growth with the context: {escape(growth(analysis.drift))}.")
     if not isinstance(analysis.torch, Missing) and analysis.torch.operators:
         rows = analysis.torch.operators
         whole = sum(_self_ns(row) for row in rows) or 1

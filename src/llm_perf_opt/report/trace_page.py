@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.trace.document import (
 )
 from llm_perf_opt.report.device_tables import DEVICE_HEADER, STAGE_HEADER, device_rows, device_stage_rows
 from llm_perf_opt.report.gpu_metrics import metric_header, metric_rows
-from llm_perf_opt.report.text import columns, significant
+from llm_perf_opt.report.text import columns, milliseconds
 
 WIDTH = 100
 _NAME = 52
@@ -161,7 +161,7 @@ def _kernels(found: TraceAnalysis, top: int) -> str:
     if not found.kernels:
         return ""
     rows = [
-        [short(row.name), row.kind, f"{row.calls:,}", ms(row.total_ns), us(row.mean_ns), f"{row.share:.1%}"]
+        [short(row.name), row.kind, f"{row.calls:,}", ms(row.total_ns), ms(row.mean_ns), f"{row.share:.1%}"]
         for row in found.kernels[:top]
     ]
     head = f"Kernels: the longest {len(rows)} of {len(found.kernels)}"
@@ -241,13 +241,8 @@ def saving_words(finding: FindingLine) -> str:
 
 
 def ms(ns: float) -> str:
-    """Nanoseconds as milliseconds."""
-    return f"{significant(ns / 1e6)} ms"
-
-
-def us(ns: float) -> str:
-    """Nanoseconds as microseconds."""
-    return f"{significant(ns / 1e3, 3)} µs"
+    """Nanoseconds in the unit that suits them."""
+    return milliseconds(ns)
 
 
 def plain(text: str) -> str:

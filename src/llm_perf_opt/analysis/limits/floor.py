@@ -5,7 +5,7 @@ part computing and moving overlap perfectly. The cache's bytes overlap with the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from llm_perf_opt.analysis.checks import positive_number, whole_number
@@ -71,6 +71,11 @@ class Floor:
     def bound(self) -> Bound:
         """Which of all FLOPs and all bytes takes longer."""
         return "compute" if self.compute_s >= self.memory_s else "memory"
+
+
+def computing_alone(stage: StageCost, peak_flops_per_s: float) -> Floor:
+    """The floor of a stage whose bytes take no time: they stay in a cache."""
+    return Floor(tuple(replace(part, memory_s=0.0) for part in floor(stage, peak_flops_per_s, 1.0).parts))
 
 
 def floor(stage: StageCost, peak_flops_per_s: float, bandwidth_bytes_per_s: float) -> Floor:
