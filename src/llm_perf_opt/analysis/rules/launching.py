@@ -35,7 +35,8 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
     if stage is None or not is_launch_bound(stage) or stage.fusion.kept_kernels + stage.fusion.fusable_kernels == 0:
         return None
     fusion = stage.fusion
-    exposed = max(stage.budget.ns(BudgetKey.EXPOSED) - stage.collective_ns, 0)  # collectives are among the kernels that stay
+    # Collectives are among the kernels that stay, and copies within the device among what fuses.
+    exposed = max(stage.budget.ns(BudgetKey.EXPOSED) - stage.collective_ns - stage.inner_copy_ns, 0)
     gap, source = _graph_gap(evidence, stage)
     stays = stage.budget.ns(BudgetKey.SYNC) + stage.budget.ns(BudgetKey.HOST)  # at worst: graphs launch faster, no more
     least, estimate, most = (
