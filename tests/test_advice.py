@@ -12,14 +12,14 @@ import pytest
 from builders import MS, clean_timings, default_config, in_a_row
 from command import measured_here
 from llm_perf_opt.advice import findings_of, overridden, to_try, verify
-from llm_perf_opt.analysis.trace.document import FindingLine
+from llm_perf_opt.analysis.trace.document import FindingLine, ThroughputLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.capture import capture
 from llm_perf_opt.commands.progress import QuietProgress
 from llm_perf_opt.composition import compose
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.records import Missing
-from llm_perf_opt.report.advice import findings_section, trials_text, verification_json
+from llm_perf_opt.report.advice import findings_section, trial_words, trials_text, verification_json
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record
 from llm_perf_opt.runtime_records import RuntimeFacts
 
@@ -49,9 +49,37 @@ def test_what_sets_nothing_is_refused(text: str) -> None:
         overridden(asdict(default_config()), [text])
 
 
+MORE = ThroughputLine(1, 8, 10 * MS, 16 * MS, 10 * MS, 40 * MS, 100.0, 500.0, 200.0, 800.0)
+"""A step of 10 ms at batch 1; at batch 8 one of 16 ms is predicted."""
+
+
+def throughput(**changes: Any) -> FindingLine:
+    """A finding that makes no request faster."""
+    shares = {"before_ns": 10 * MS, "after_ns": 2 * MS, "after_low_ns": MS, "after_high_ns": 5 * MS, "kept": 1 / 8}
+    none = {"saving_ns": None, "saving_low_ns": None, "saving_high_ns": None, "saving_why": "a single request is no faster"}
+    return finding(**{"kind": "throughput", "throughput": MORE, **shares, **none, **changes})
+
+
 def test_only_plain_configuration_that_promises_something_is_tried() -> None:
     good, code, nothing = finding(), finding(id="code", overrides=[]), finding(id="none", saving_high_ns=0)
     assert to_try([code, nothing, good, finding(id="second")], 1) == [good]
+    assert to_try([nothing, throughput()], 1) == [throughput()]
+
+
+def test_a_trial_of_throughput_is_told_in_tokens_per_second() -> None:
+    """One token in 10 ms becomes eight in 20: 400 tokens/s where 500 were predicted, and no time is saved."""
+    base = clean_timings(in_a_row(10, 50 * MS, [10 * MS] * 3))
+    base = replace(base, workload=replace(base.workload, batch_size=1))
+    tried = clean_timings(in_a_row(10, 50 * MS, [20 * MS] * 3))
+    tried = replace(tried, workload=replace(tried.workload, batch_size=8))
+    trial = measured(throughput(), base, tried, "run")
+    assert (trial.kind, trial.predicted_ns, trial.after_ns) == ("throughput", 2 * MS, 2_500_000)
+    text = trials_text(Verification("base", "", (trial,)))
+    assert all(words in text for words in ("100.0 tokens/s", "500.0 tokens/s", "400.0 tokens/s", "no time", "tokens/s +25%"))
+    assert " ms" not in text
+    assert trial_words(trial).startswith("runtime.batch_size=2: 100.0 tokens/s became 400.0 tokens/s where 500.0 tokens/s was")
+    fewer = measured(throughput(), tried, replace(base, workload=tried.workload), "run")
+    assert "slower" not in trials_text(Verification("base", "", (fewer,)))
 
 
 def test_decode_is_compared_over_the_steps_that_the_prediction_is_of() -> None:

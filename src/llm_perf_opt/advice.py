@@ -37,7 +37,7 @@ def findings_of(path: Path) -> tuple[RunFolder, RunAnalysis, list[FindingLine]]:
 
 def to_try(findings: Sequence[FindingLine], top: int) -> list[FindingLine]:
     """The first findings that are plain configuration and promise something."""
-    return [finding for finding in findings if finding.overrides and finding.saving_high_ns][:top]
+    return [finding for finding in findings if finding.overrides and (finding.saving_high_ns or finding.throughput)][:top]
 
 
 def verify(

@@ -244,9 +244,19 @@ def test_the_interval_of_a_noisy_slope_holds_the_truth_and_tells_growth_from_non
     draw = random.Random(5)
     noisy = [[value + round(draw.gauss(0, 40)) for value in growing(40, slope=10)] for _ in range(30)]
     found = of(drift(noisy, first_context=1))
+    assert not isinstance(found.ci_low, Missing)
+    assert not isinstance(found.ci_high, Missing)
     assert found.ci_low <= 10 <= found.ci_high
-    assert found.ci_low > 0
+    assert found.grows
     assert found == drift(noisy, first_context=1), "the same data give the same interval"
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 5])
+def test_few_repeats_carry_no_interval_of_a_slope(repeats: int) -> None:
+    found = of(drift([growing(20)] * repeats, first_context=1))
+    assert isinstance(found.ci_low, Missing)
+    assert found.ci_high == found.grows == found.ci_low
+    assert found.ns_per_token == 7
 
 
 @settings(deadline=None, max_examples=30)

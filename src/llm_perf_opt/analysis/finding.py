@@ -62,6 +62,29 @@ class Saving:
 
 
 @dataclass(frozen=True)
+class Throughput:
+    """Tokens per second at the present batch and at a larger one. A token takes as long as its step: no request is faster."""
+
+    batch: int
+    larger: int
+    step_ns: int
+    """Of the present batch."""
+    then_ns: int
+    """Of the larger batch, with what it may be at least and at most."""
+    least_ns: int
+    most_ns: int
+    unit: str
+    counted: int
+    """Steps in the trace that it is a mean over."""
+
+    @property
+    def after(self) -> After:
+        """A token's share of the step, by which a trial is compared. A step that turns out otherwise is shared out, too."""
+        then, least, most = (round(ns / self.larger) for ns in (self.then_ns, self.least_ns, self.most_ns))
+        return After(then, least, most, round(self.step_ns / self.batch), kept=self.batch / self.larger)
+
+
+@dataclass(frozen=True)
 class ToTry:
     """What to change."""
 
@@ -91,6 +114,8 @@ class Finding:
     because: str
     """Why not more, or less, confident."""
     to_try: ToTry
+    throughput: Throughput | None = None
+    """What the change is for where it saves no time."""
 
     @property
     def weight_ns(self) -> int:

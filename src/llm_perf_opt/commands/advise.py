@@ -36,7 +36,12 @@ def advise(
     for note in analysis.warnings:
         print(f"note: {note}", file=sys.stderr)
     if not verify:
-        print_json({"run": str(folder.path), "findings": findings}) if as_json else sys.stdout.write(advice_text(findings))
+        tried = analysis.verified
+        if as_json:
+            verification = None if tried is None else verification_json(tried)
+            print_json({"run": str(folder.path), "findings": findings, "verification": verification})
+        else:
+            sys.stdout.write(advice_text(findings) + (trials_text(tried) if tried and tried.trials else ""))
         return
     chosen = to_try(findings, top)
     if not as_json:

@@ -33,6 +33,7 @@ from llm_perf_opt.report.run_tables import (
     roofs_table,
     stages_table,
     telemetry_table,
+    trials_table,
 )
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
 from llm_perf_opt.report.text import known_within, with_unit
@@ -166,7 +167,10 @@ def _all_findings(analysis: RunAnalysis) -> Section:
     if isinstance(found, Missing):
         return Section("findings", "Findings", [Absent("Findings:", found.why)])
     items = [(finding.claim, f"{finding.detail} — {finding.grounds}") for finding in found]
-    return Section("findings", "Findings", [Items(items, "findings") if items else Words("No rule found anything worth naming.")])
+    blocks: list[Block] = [Items(items, "findings") if items else Words("No rule found anything worth naming.")]
+    if analysis.verified is not None and analysis.verified.trials:
+        blocks.append(Table(trials_table(analysis.verified)))
+    return Section("findings", "Findings", blocks)
 
 
 # --- below it ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.latency import compile_seconds
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.records import CleanTimings, Distribution, Missing, OperatorRow, StageTiming
-from llm_perf_opt.report.advice import budget_section, finding_sentences, findings_section
+from llm_perf_opt.report.advice import budget_section, finding_sentences, findings_section, trial_sentences
 from llm_perf_opt.report.device_tables import devices_section
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
 from llm_perf_opt.report.environment import environment_rows
@@ -348,6 +348,7 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
     sentences += efficiency_sentences(analysis.efficiency)
     shares = {stage.name: stage.share for stage in (prefill, decode) if stage}
     sentences += finding_sentences(analysis.trace, shares)
+    sentences += trial_sentences(analysis.verified)
     if not isinstance(analysis.drift, Missing):
         sentences.append(f"A decode step's growth with the context: {escape(growth(analysis.drift))}.")
     if not isinstance(analysis.torch, Missing) and analysis.torch.operators:

@@ -10,7 +10,9 @@ from llm_perf_opt.analysis.latency import compile_seconds
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass
+from llm_perf_opt.report.advice import TRIAL_HEADER, trial_cells
 from llm_perf_opt.report.efficiency import bound_words
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, name_cell, numbers
 from llm_perf_opt.report.kernel_remarks import differs_mark, half_mark
@@ -127,6 +129,16 @@ def stages_table(analysis: RunAnalysis) -> HtmlTable:
             _ms(stage.profiled_ns),
             _number(stage.inflation, 1, 3),
         )
+    return table
+
+
+def trials_table(found: Verification) -> HtmlTable:
+    """What became of findings that were tried."""
+    columns = [Column("finding"), *numbers(*TRIAL_HEADER[1:-1]), Column("verdict")]
+    table = HtmlTable("trials", f"Tried, each alone, against {found.base}", columns)
+    for trial in found.trials:
+        table.add(*trial_cells(trial))
+    table.foot = f"The base was measured again: {found.remeasured}." if found.remeasured else ""
     return table
 
 

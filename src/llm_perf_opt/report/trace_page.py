@@ -12,11 +12,12 @@ from llm_perf_opt.analysis.trace.document import (
     HostTable,
     OwnerLine,
     StageLine,
+    ThroughputLine,
     TraceAnalysis,
 )
 from llm_perf_opt.report.device_tables import DEVICE_HEADER, STAGE_HEADER, device_rows, device_stage_rows
 from llm_perf_opt.report.gpu_metrics import metric_header, metric_rows
-from llm_perf_opt.report.text import columns, milliseconds
+from llm_perf_opt.report.text import columns, milliseconds, significant
 
 WIDTH = 100
 _NAME = 52
@@ -219,9 +220,8 @@ def _findings(found: TraceAnalysis) -> str:
 def finding_lines(number: int, finding: FindingLine) -> list[str]:
     """One finding with its saving, its evidence and what to try."""
     lines = _wrapped(f"{number}. [{finding.id}] {plain(finding.claim)}", "   ")
-    lines += _wrapped(
-        f"   saves: {saving_words(finding)} ({finding.confidence} confidence: {plain(finding.because)})", "          "
-    )
+    effect = f"throughput: {throughput_words(finding.throughput)}" if finding.throughput else f"saves: {saving_words(finding)}"
+    lines += _wrapped(f"   {effect} ({finding.confidence} confidence: {plain(finding.because)})", "          ")
     for row in finding.evidence:
         lines += _wrapped(f"   · {plain(row)}", "     ")
     lines += _wrapped(f"   try: {plain(finding.to_try)}", "        ")
@@ -238,6 +238,17 @@ def saving_words(finding: FindingLine) -> str:
         return "nothing on the wall clock"
     low, high = ms(finding.saving_low_ns), ms(finding.saving_high_ns)
     return f"about {ms(finding.saving_ns)} per {finding.saving_per} ({low} to {high})"
+
+
+def throughput_words(found: ThroughputLine) -> str:
+    """Tokens per second now and at the larger batch, and how long a token takes then. Nothing of it is a saving."""
+    low, high = significant(found.tokens_per_s_after_low), significant(found.tokens_per_s_after_high)
+    longest = f", {ms(found.step_after_high_ns)} at worst" if found.step_after_high_ns > found.step_after_ns else ""
+    return (
+        f"{significant(found.tokens_per_s)} tokens/s at batch {found.batch:,}, about {significant(found.tokens_per_s_after)} "
+        f"({low} to {high}) at batch {found.batch_after:,}, where a token takes about {ms(found.step_after_ns)}{longest}, not "
+        f"{ms(found.step_ns)}"
+    )
 
 
 def ms(ns: float) -> str:

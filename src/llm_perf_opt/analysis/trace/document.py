@@ -201,6 +201,21 @@ class BudgetTable(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
+class ThroughputLine(msgspec.Struct, frozen=True):
+    """Tokens per second now and at a larger batch, and how long a token takes then: as long as a step."""
+
+    batch: int
+    batch_after: int
+    step_ns: int
+    step_after_ns: int
+    step_after_low_ns: int
+    step_after_high_ns: int
+    tokens_per_s: float
+    tokens_per_s_after: float
+    tokens_per_s_after_low: float
+    tokens_per_s_after_high: float
+
+
 class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
     """One finding; savings are of wall time per `saving_per`."""
 
@@ -232,6 +247,9 @@ class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
     kept: float = 1.0
     """Where the time before is measured otherwise, the share of the difference that the time after has, too: 0 where the time
     after is predicted by itself, 1 where a saving is."""
+    throughput: ThroughputLine | None = None
+    """Of a change that makes no request faster: then nothing is saved, and `before_ns` and `after_ns` are a token's share of the
+    batch's step."""
 
 
 class TraceAnalysis(msgspec.Struct, frozen=True):
