@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from builders import MS, clean_timings, default_config, in_a_row
+from builders import MS, clean_timings, default_config, in_a_row, run_analysis
 from command import measured_here
 from llm_perf_opt.advice import findings_of, overridden, to_try, verify
 from llm_perf_opt.analysis.trace.document import FindingLine, ThroughputLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.capture import capture
+from llm_perf_opt.cli import app
 from llm_perf_opt.commands.progress import QuietProgress
 from llm_perf_opt.composition import compose
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
@@ -221,3 +223,17 @@ def test_trials_read_back_as_they_were_kept(run: RunFolder) -> None:
     made = Verification("base", "", (Trial("a", ("b=c",), "token", "run", "", 1, 0, 2, 10, 9, 1),))
     write_record(run.path / "copy.json", made)
     assert read_record(run.path / "copy.json", Verification) == made
+
+
+@pytest.mark.parametrize("tried", [True, False])
+def test_advise_alone_shows_what_was_tried_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: bool) -> None:
+    trial = Trial("some_change", ("b=c",), "token", "run", "", 8 * MS, 0, 9 * MS, 10 * MS, 3 * MS, 1)
+    analysis = run_analysis(verified=Verification("the-base", "", (trial,)) if tried else None)
+    monkeypatch.setattr("llm_perf_opt.advice.findings_of", lambda _: (RunFolder(tmp_path), analysis, [finding()]))
+    text = CliRunner().invoke(app, ["advise", str(tmp_path)]).stdout
+    assert ("Tried, each alone, against the-base" in text) is tried
+    assert ("3.000 ms" in text) is tried
+    data = json.loads(CliRunner().invoke(app, ["advise", str(tmp_path), "--json"]).stdout)
+    assert [one["id"] for one in data["findings"]] == ["some_change"]
+    found = data["verification"]
+    assert (found["trials"][0]["after_ns"] if tried else found) == (3 * MS if tried else None)
