@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_of_device
-from llm_perf_opt.analysis.overhead import overheads
+from llm_perf_opt.analysis.overhead import overheads, without_profiler_events
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.separable import unstepped
@@ -57,7 +57,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
     """Everything that can be said of a run, from what its passes left; without its `traces` a good deal faster."""
     manifest = folder.manifest()
     timings: Maybe[CleanTimings] = _pass_record(manifest, "clean", folder.clean_file, read_timings)
-    torch: Maybe[TorchPass] = _pass_record(manifest, "torch", folder.torch_file, lambda path: read_record(path, TorchPass))
+    torch: Maybe[TorchPass] = _pass_record(manifest, "torch", folder.torch_file, _torch_pass)
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
     untimed = timings if isinstance(timings, Missing) else Missing("no iteration was measured")
     telemetry = _telemetry(folder, manifest)
@@ -228,6 +228,10 @@ def _wrapped(folder: RunFolder, manifest: Manifest) -> dict[str, WrappedPass]:
             except ParseError:  # damaged: its overhead is not told, its pass's own record still stands
                 continue
     return found
+
+
+def _torch_pass(path: Path) -> TorchPass:
+    return without_profiler_events(read_record(path, TorchPass))
 
 
 def _verified(folder: RunFolder) -> Verification | None:

@@ -206,6 +206,8 @@ class TorchPass:
     operators: tuple[OperatorRow, ...]
     trace_file: str
     trace_bytes: int
+    overhead: tuple[OperatorRow, ...] = ()
+    """The profiler's own work, no operators."""
 
 
 @dataclass(frozen=True)

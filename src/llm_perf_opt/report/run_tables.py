@@ -404,4 +404,5 @@ def passes_table(analysis: RunAnalysis) -> HtmlTable:
             _number(decode, 1, 3),
             f"{entry.why} {entry.remedy}".strip(),
         )
+    table.foot = " ".join(entry.own_words for entry in analysis.overheads if entry.own)
     return table

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from llm_perf_opt.analysis.overhead import without_profiler_events
 from llm_perf_opt.composition import compose, config_from_mapping
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
@@ -88,7 +89,7 @@ def torch_pass(session: Session, out: Path) -> None:
         trace_file=trace.name,
         trace_bytes=trace.stat().st_size,
     )
-    write_record(out / "operators.json", record)
+    write_record(out / "operators.json", without_profiler_events(record))
 
 
 def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profiled:

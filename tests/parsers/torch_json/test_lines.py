@@ -138,6 +138,16 @@ def usual(times: int, newer: bool, first: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize("newer", [OLDER, NEWER])
+def test_the_profilers_own_work_is_no_operator(reader: Reader, newer: bool) -> None:
+    """By either way of reading."""
+    own = in_lines(event("overhead", '"External id": 1', "Command Buffer Full", ts="3904425330000.000"), newer)
+    write(reader.path, [own, *usual(3, newer)])
+    trace = reader.assert_same()
+    assert [trace.name_of(name) for name in trace.operators.name] == ["aten::mm"] * 3
+    assert "Command Buffer Full" not in {trace.name_of(int(name)) for name in trace.ranges.name}
+
+
+@pytest.mark.parametrize("newer", [OLDER, NEWER])
 def test_generated_traces_are_read_by_their_lines(reader: Reader, newer: bool) -> None:
     for recipe in (*kinds(3), Recipe(steps=40, kernels_per_step=30, line_a_value=newer)):
         reader.by_line = 0
