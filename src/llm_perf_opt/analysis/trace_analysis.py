@@ -28,6 +28,7 @@ from llm_perf_opt.analysis.trace.document import (
 from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace.host_time import host_table
 from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.trace.labels import label_lines
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.events import Trace, different
 from llm_perf_opt.records import Missing
@@ -90,6 +91,7 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
         operators=operators,
         devices=device_lines(trace, stages, account),
         gpu_metrics=gpu_metric_lines(trace, stages) if len(trace.samples) else [],
+        labels=label_lines(trace, stages),
     )
 
 
@@ -131,6 +133,7 @@ def _of_the_host_alone(trace: Trace, stages: TraceStages, evidence: Evidence, so
         steps=_host_steps(stages),
         modules=[],
         host=host_table(trace, stages) if len(trace.operators) else None,
+        labels=label_lines(trace, stages),
     )
 
 

@@ -18,6 +18,7 @@ from llm_perf_opt.report.environment import environment_rows
 from llm_perf_opt.report.gpu_metrics import metric_html_tables
 from llm_perf_opt.report.html_tables import Column, HtmlTable
 from llm_perf_opt.report.kernel_remarks import stage_remarks
+from llm_perf_opt.report.labels import label_html_tables
 from llm_perf_opt.report.page import Absent, Block, Card, Cards, Chart, Code, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.run_budget import FindingView, budget_of, findings_of
 from llm_perf_opt.report.run_tables import (
@@ -186,7 +187,7 @@ def _timings(analysis: RunAnalysis) -> Section:
         blocks.append(Absent("Decode steps over the context:", chart.why))
     else:
         blocks.append(Chart("steps", "Decode steps as the context grows, unprofiled", chart))
-    blocks += [Table(made) for made in device_html_tables(analysis.trace)]
+    blocks += [Table(made) for made in (*device_html_tables(analysis.trace), *label_html_tables(analysis.trace))]
     blocks.append(Table(other_figures_table(analysis, timings)))
     return Section("timings", "Stages and steps", blocks)
 

@@ -15,6 +15,7 @@ from llm_perf_opt.report.environment import environment_rows
 from llm_perf_opt.report.gpu_metrics import metrics_section
 from llm_perf_opt.report.image_links import images
 from llm_perf_opt.report.kernel_evidence import kernels_section
+from llm_perf_opt.report.labels import labels_section
 from llm_perf_opt.report.passes import passes_section
 from llm_perf_opt.report.substages import substage_notes
 from llm_perf_opt.report.text import (
@@ -45,6 +46,7 @@ def report(analysis: RunAnalysis) -> str:
         _aggregates(analysis),
         _stages(analysis),
         devices_section(analysis.trace),
+        labels_section(analysis.trace),
         budget_section(analysis.trace),
         findings_section(analysis.trace, analysis.verified),
         efficiency_section(analysis.efficiency, () if isinstance(analysis.kernels, Missing) else analysis.kernels.hfus),

@@ -17,6 +17,7 @@ from llm_perf_opt.analysis.trace.document import (
 )
 from llm_perf_opt.report.device_tables import DEVICE_HEADER, STAGE_HEADER, device_rows, device_stage_rows
 from llm_perf_opt.report.gpu_metrics import metric_header, metric_rows
+from llm_perf_opt.report.labels import LABEL_HEADER, label_rows
 from llm_perf_opt.report.text import columns, milliseconds, significant
 
 WIDTH = 100
@@ -29,7 +30,7 @@ def trace_text(found: TraceAnalysis, top: int = 15) -> str:
     """The whole page."""
     parts = [_head(found)]
     if found.complete:
-        parts += [_gpu(found), _devices(found), _stages(found), _host_operators(found.host, top)]
+        parts += [_gpu(found), _devices(found), _stages(found), _labels(found, top), _host_operators(found.host, top)]
         parts += [*[_budget(budget) for budget in found.budgets], _idle(found)]
         parts += [_kernels(found, top), _owners("Modules", found.modules, top), _owners("Operators", found.operators, top)]
         parts += [_borrowed(found, top), _metrics(found, top), _findings(found)]
@@ -95,6 +96,15 @@ def _stages(found: TraceAnalysis) -> str:
     ]
     header = ["stage", "count", "wall, profiled", "GPU busy", "GPU idle", "GPU span", "kernels", "launches"]
     return "\n".join([*head, columns(header, rows, "lrrrrrrr")]) + "\n"
+
+
+def _labels(found: TraceAnalysis, top: int) -> str:
+    """What the program marked that is no stage."""
+    if not found.labels:
+        return ""
+    rows = [[short(row[0]), *row[1:]] for row in label_rows(found.labels[:top])]
+    head = f"Labels that mark no stage: the first {len(rows)} of {len(found.labels)}; kernels launched within them"
+    return head + "\n" + columns(LABEL_HEADER, rows, "lrrrr") + "\n"
 
 
 def _host_stages(stages: Sequence[StageLine], host: HostTable | None) -> str:

@@ -129,6 +129,19 @@ class HostTable(msgspec.Struct, frozen=True):
     stages: list[HostStageLine]
 
 
+class LabelLine(msgspec.Struct, frozen=True):
+    """All ranges of one label that marks neither a stage nor a module."""
+
+    name: str
+    """As `DOMAIN@name` where it has a domain."""
+    calls: int
+    wall_ns: int
+    """Of the label, under the profiler; one inside another of its name counts once."""
+    kernels: int | None
+    """Launched while it was open, inner labels included; None where that is not told."""
+    kernel_ns: int | None
+
+
 class OwnerLine(msgspec.Struct, frozen=True):
     """The device time of one operator or module."""
 
@@ -287,3 +300,5 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     """Sampled by nsys, where it was told to; of a run, from its nsys pass, whichever trace the rest is from."""
     host: HostTable | None = None
     """Of a trace without device work that records operators."""
+    labels: list[LabelLine] = msgspec.field(default_factory=list)
+    """What the program marked that is neither a stage nor a module."""
