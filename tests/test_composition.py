@@ -129,6 +129,30 @@ def test_the_last_of_two_overrides_counts() -> None:
     assert compose(["runtime.batch_size=4", "runtime.batch_size=8"]).config.runtime.batch_size == 8
 
 
+@pytest.mark.parametrize("runtime", ["pytorch", "vllm", "tensorrtllm", "engine runtime.type=x"])
+def test_the_fewest_repeats_follow_the_most_down(runtime: str) -> None:
+    chosen = f"runtime={runtime}".split()
+    for most, fewest in ((3, 3), (10, 10), (60, 10)):
+        found = compose([*chosen, f"runtime.max_repeats={most}"]).config.runtime
+        assert (found.min_repeats, found.max_repeats) == (fewest, most)
+
+
+def test_the_fewest_repeats_follow_a_file_of_ones_own_too(tmp_path: Path) -> None:
+    text = "defaults:\n  - pytorch\n  - _self_\nmax_repeats: 4\n"
+    folder = own(tmp_path, text, "runtime/quick.yaml")
+    assert compose(["runtime=quick"], folder).config.runtime.min_repeats == 4
+    (folder / "runtime" / "quick.yaml").write_text(text + "min_repeats: 5\n")
+    assert "runtime.min_repeats=5" in refusal("runtime=quick", config_dir=folder).fact
+
+
+def test_repeats_that_contradict_each_other_are_refused_where_both_are_given() -> None:
+    error = refusal("runtime.min_repeats=10", "runtime.max_repeats=3")
+    assert "runtime.min_repeats=10" in error.fact
+    assert "runtime.max_repeats=3" in error.fact
+    assert refusal("runtime.max_repeats=0").fact.startswith("runtime.max_repeats=0")
+    assert refusal("runtime.max_repeats=many").fact.startswith("runtime.max_repeats")
+
+
 def test_nothing_of_hydra_is_left_behind() -> None:
     compose([])
     assert not GlobalHydra.instance().is_initialized()

@@ -319,10 +319,16 @@ def _first_sentence(error: BaseException) -> str:
 def _register_resolvers() -> None:
     if not OmegaConf.has_resolver("folder_name"):
         OmegaConf.register_new_resolver("folder_name", lambda path: Path(str(path)).name or "model")
+        OmegaConf.register_new_resolver("at_most", _at_most)
     if not OmegaConf.has_resolver("now"):
         from hydra.core.utils import setup_globals
 
         setup_globals()
+
+
+def _at_most(usual: int, limit: Any) -> int:
+    """A default that follows another setting down; that the other one is a sound number is checked elsewhere."""
+    return min(usual, limit) if isinstance(limit, int) else usual
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:

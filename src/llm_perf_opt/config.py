@@ -76,6 +76,7 @@ class RuntimeConfig:
     max_warmup: int
     """The most iterations spent waiting for the times to settle."""
     min_repeats: int
+    """10, or max_repeats where that is less and this is not given."""
     max_repeats: int
     ci_target: float
     """Repeat until half the 95 % interval of the median is within this share of the median."""
@@ -209,8 +210,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "runtime.prompt_tokens": (1, 100_000_000),
     "runtime.num_new_tokens": (1, 100_000_000),
     "runtime.max_warmup": (1, 10_000),
+    "runtime.max_repeats": (1, 1_000_000),  # before the least number, which follows it down
     "runtime.min_repeats": (1, 1_000_000),
-    "runtime.max_repeats": (1, 1_000_000),
     "runtime.ci_target": (0.0001, 1.0),
     "runtime.time_limit_s": (0.001, 1_000_000),
     "hardware.device_index": (0, 1023),
