@@ -129,6 +129,23 @@ def test_the_last_of_two_overrides_counts() -> None:
     assert compose(["runtime.batch_size=4", "runtime.batch_size=8"]).config.runtime.batch_size == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "spellings"),
+    [
+        ("fp32", ["fp32", "FP32", "float32", "torch.float32", "float"]),
+        ("bf16", ["bf16", "BF16", "bfloat16", "torch.bfloat16"]),
+        ("fp16", ["fp16", "float16", "half", "torch.float16", "torch.half"]),
+    ],
+)
+def test_a_dtype_is_one_thing_in_every_spelling(name: str, spellings: list[str]) -> None:
+    for spelling in spellings:
+        composed = compose([f"model.dtype={spelling}"])
+        assert composed.config.model.dtype == name
+        assert yaml.safe_load(config_to_yaml(composed.config))["model"]["dtype"] == name
+    error = refusal("model.dtype=float64")
+    assert error.remedy == "Known: auto, bf16, fp16, fp32."
+
+
 @pytest.mark.parametrize("runtime", ["pytorch", "vllm", "tensorrtllm", "engine runtime.type=x"])
 def test_the_fewest_repeats_follow_the_most_down(runtime: str) -> None:
     chosen = f"runtime={runtime}".split()

@@ -15,7 +15,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llm_perf_opt.config import PROJECT_CONF, RunConfig, check
+from llm_perf_opt.config import PROJECT_CONF, Dtype, RunConfig, canonical_dtype, check
 from llm_perf_opt.errors import ConfigError, nearest
 from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes, listed
 
@@ -359,6 +359,8 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if value is None and type(None) in arguments:
             return None
         return _build(next(argument for argument in arguments if argument is not type(None)), value, where)
+    if kind == Dtype and isinstance(value, str):
+        value = canonical_dtype(value)
     if origin is typing.Literal:
         if value not in arguments or not isinstance(value, str):
             raise ConfigError(

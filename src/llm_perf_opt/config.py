@@ -9,10 +9,33 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.stages import STAGE_NAMES
 
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
+_DTYPE_SPELLINGS = {
+    "float32": "fp32",
+    "float": "fp32",
+    "f32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "f16": "fp16",
+    "float8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "f8_e4m3": "fp8",
+    "f8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
 CacheKind = Literal["dynamic", "static"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 TorchPreset = Literal["minimal", "default", "max"]
 NsysCapture = Literal["nvtx", "cudaProfilerApi"]
+
+
+def canonical_dtype(name: str) -> str:
+    """`bf16` for `bfloat16`, `torch.bfloat16` or `BF16`; a name that is not known comes back in lower case."""
+    word = name.strip().lower().removeprefix("torch.")
+    return _DTYPE_SPELLINGS.get(word, word)
+
 
 PYTORCH = "pytorch"
 ENGINES = ("vllm", "tensorrtllm")
@@ -30,7 +53,7 @@ class ModelConfig:
     path: str | None
     """A local Hugging Face folder."""
     dtype: Dtype
-    """auto: bf16 where the device has it natively, else fp32."""
+    """auto: bf16 where the device has it natively, else fp32. Given in any usual spelling, kept in this one."""
     seed: int
     trust_remote_code: bool
     """Lets Python code inside `path` run. Off unless asked."""

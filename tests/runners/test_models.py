@@ -71,6 +71,11 @@ def test_weights_are_made_in_the_dtype_asked_for() -> None:
         assert {tensor.dtype for tensor in built.parameters()} == {dtype}
 
 
+@pytest.mark.parametrize("spelling", ["fp32", "float32", "torch.float32"])
+def test_a_dtype_in_the_architecture_is_read_in_every_spelling(spelling: str) -> None:
+    assert models.load_config(config(f"++model.architecture.dtype={spelling}").model).dtype is torch.float32
+
+
 def test_random_weights_repeat_with_the_seed_and_are_not_zero() -> None:
     run = config()
 

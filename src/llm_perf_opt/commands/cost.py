@@ -15,7 +15,7 @@ def cost(
     prompt: Annotated[str, typer.Option(help="Prompt tokens of the prefill.")] = "2048",
     context: Annotated[str, typer.Option(help="Cached tokens of the decode step; with --hardware several.")] = "2048",
     dtype: Annotated[
-        str, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4; with --hardware several.")
+        str, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4, fp4; with --hardware several.")
     ] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help="Of the cache.")] = "bf16",
     mla: Annotated[str | None, typer.Option(help="How latent attention runs: expand_once, reexpand, absorb.")] = None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.config import HardwareConfig, ModelConfig, RuntimeConfig
+from llm_perf_opt.config import HardwareConfig, ModelConfig, RuntimeConfig, canonical_dtype
 from llm_perf_opt.data.images import Picture
 from llm_perf_opt.data.model_tree import check_model, model_folder
 from llm_perf_opt.data.prompts import Tokenize
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NAMED = 3
 """So many tensors that are not there are named; the rest are counted."""
-SHORT_DTYPES = {long: short for short, long in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,8 @@ def load_config(model: ModelConfig) -> "PretrainedConfig":
     if model.source == "random":
         fields = dict(model.architecture)
         model_type = str(fields.pop("model_type"))
+        for name in {"dtype", "torch_dtype"} & fields.keys():  # transformers knows only torch's own names
+            fields[name] = _DTYPES.get(canonical_dtype(str(fields[name])), fields[name])
         try:
             made: PretrainedConfig = AutoConfig.for_model(model_type, **fields)
             _check_fields(made, fields)
