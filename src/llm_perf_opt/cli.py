@@ -25,11 +25,12 @@ from llm_perf_opt.commands import (
     runs,
     sql,
 )
-from llm_perf_opt.commands.shared import debugging
+from llm_perf_opt.commands.shared import WholeHelp, debugging
 from llm_perf_opt.errors import LlmPerfError
 
 app = typer.Typer(
     name="llm-perf",
+    cls=WholeHelp,
     help="Profile an LLM's inference: where every millisecond goes, how far it is from the limit, what to change first.",
     no_args_is_help=True,
     add_completion=False,

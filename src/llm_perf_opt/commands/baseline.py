@@ -6,9 +6,15 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.commands.compare import RunsDir
-from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.commands.shared import Debug, Json, WholeHelp, note_debug, print_json
 
-app = typer.Typer(name="baseline", help="Names for runs: `compare NAME NEW` holds a run against them.", no_args_is_help=True)
+app = typer.Typer(
+    name="baseline",
+    cls=WholeHelp,
+    help="Names for runs: `compare NAME NEW` holds a run against them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @app.command("set")

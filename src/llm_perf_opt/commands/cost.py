@@ -9,7 +9,9 @@ from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 
 
 def cost(
-    overrides: Annotated[list[str] | None, typer.Argument(help="model=NAME, and model.architecture.FIELD=VALUE.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="model=NAME, and model.architecture.FIELD=VALUE.")
+    ] = None,
     model_config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json, in place of model=.")] = None,
     batch: Annotated[str, typer.Option(help="Sequences; with --hardware several, as in 1,8,64.")] = "1",
     prompt: Annotated[str, typer.Option(help="Prompt tokens of the prefill.")] = "2048",

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.commands.shared import Debug, Json, WholeHelp, note_debug, print_json
 
 if TYPE_CHECKING:
     from llm_perf_opt.externals.verbs import Done, Row
 
 app = typer.Typer(
     name="externals",
+    cls=WholeHelp,
     help="Reference code under third_party/, listed in third_party/externals.yaml and pinned to commits.",
     no_args_is_help=True,
     rich_markup_mode=None,

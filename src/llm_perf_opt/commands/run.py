@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def run(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="GROUP=OPTION or KEY=VALUE, as in model=qwen2_5_1_5b runtime.batch_size=4."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="GROUP=OPTION or KEY=VALUE, as in model=qwen2_5_1_5b runtime.batch_size=4."
+        ),
     ] = None,
     config_dir: Annotated[
         Path | None, typer.Option(help="A folder with options of your own: model/mine.yaml, runtime/mine.yaml …")

@@ -4,6 +4,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from llm_perf_opt.errors import LlmPerfError
 
@@ -11,6 +12,18 @@ Json = Annotated[bool, typer.Option("--json", help="Data on standard output as J
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 _debug = False
+
+
+class WholeHelp(TyperGroup):
+    """A group of verbs whose help shows each verb's first sentence whole: wrapped, not cut off with three dots."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of verbs."""
+        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, verb.get_short_help_str(limit=10_000)) for name, verb in verbs if verb is not None and not verb.hidden]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
 
 def note_debug(debug: bool) -> None:
