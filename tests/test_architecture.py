@@ -28,7 +28,7 @@ FLOORS = [
     {"profiling"},
     {"report"},
     {"parsers", "analysis", "data", "counters"},
-    {"composition", "stored_ceilings", "baselines", "run_folder"},
+    {"composition", "choices", "stored_ceilings", "baselines", "run_folder"},
     {"config"},
     {
         "runtimes",

@@ -21,15 +21,8 @@ from hypothesis import strategies as st
 
 from builders import default_config, with_value
 from llm_perf_opt import config as config_module
-from llm_perf_opt.composition import (
-    CONF_MODULE,
-    GROUPS,
-    Composed,
-    compose,
-    config_from_mapping,
-    config_to_yaml,
-    group_options,
-)
+from llm_perf_opt.choices import CONF_MODULE, GROUPS, group_options
+from llm_perf_opt.composition import Composed, compose, config_from_mapping, config_to_yaml
 from llm_perf_opt.config import ModelConfig, RunConfig
 from llm_perf_opt.errors import ConfigError
 
@@ -215,7 +208,17 @@ def test_hostile_names_are_refused(key: str, name: str) -> None:
     [
         # a key
         ("runtime.batchsize=4", "no key 'runtime.batchsize'", "batch_size", "prompt_tokens"),
-        ("runtim.batch_size=4", "'runtim' is not known at the top", "runtime", "profiling"),
+        ("runtim.batch_size=4", "'runtim' is not known at the top", "runtime.batch_size=4", "profiling"),
+        ("batch_size=4", "no key 'batch_size'", "runtime.batch_size=4", "runtime"),
+        ("batchsize=4", "no key 'batchsize'", "runtime.batch_size=4", "runtime"),
+        ("model.batch_size=4", "no key 'model.batch_size'", "runtime.batch_size=4", "dtype"),
+        ("runtime.dtype=bf16", "no key 'runtime.dtype'", "model.dtype=bf16", "batch_size"),
+        # no key at all
+        ("tiny", "'tiny' is not an override", "model=tiny", "KEY=VALUE"),
+        ("full", "'full' is not an override", "profiling=full", "KEY=VALUE"),
+        ("qwen2.5-1.5b", "'qwen2.5-1.5b' is not an override", "model=qwen2_5_1_5b", "KEY=VALUE"),
+        ("Qwen/Qwen2.5-1.5B", "is not an override", "model=qwen2_5_1_5b", "KEY=VALUE"),
+        ("batch_size", "'batch_size' is not an override", "runtime.batch_size=VALUE", "KEY=VALUE"),
         ("experimnt=x", "'experimnt' is not known at the top", "experiment", "model"),
         ("+runtime.batchsize=4", "no key 'runtime.batchsize'", "batch_size", "prompt_tokens"),
         ("++runtime.batchsize=4", "no key 'runtime.batchsize'", "batch_size", "prompt_tokens"),
@@ -224,7 +227,9 @@ def test_hostile_names_are_refused(key: str, name: str) -> None:
         # a group's option
         ("model=quen2_5_7b", "model=quen2_5_7b is not known", "qwen2_5_7b", "llama3_8b"),
         ("profiling=minimum", "profiling=minimum is not known", "minimal", "full"),
-        ("hardware=gpu", "hardware=gpu is not known", "", "auto"),
+        ("hardware=gpu", "hardware=gpu is not known", "single_gpu", "auto"),
+        ("hardware=cuda", "hardware=cuda is not known", "single_gpu", "auto"),
+        ("model=qwen2.5-1.5b", "model=qwen2.5-1.5b is not known", "qwen2_5_1_5b", "tiny"),
         ("runtime=vlm", "runtime=vlm is not known", "vllm", "pytorch"),
         ("model=null", "is not known", "", "tiny"),
         ("model=3", "model=3 is not known", "", "tiny"),
@@ -243,6 +248,18 @@ def test_a_wrong_word_is_answered_with_the_fact_the_choices_and_the_nearest(
     assert choices in error.remedy
     if meant:
         assert f"Did you mean '{meant}'?" in error.fact
+
+
+def test_a_name_on_the_hub_is_answered_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    remedy = refusal("model=Qwen/Qwen2.5-1.5B").remedy
+    assert "hf download Qwen/Qwen2.5-1.5B" in remedy
+    assert "model=qwen2_5_1_5b" in remedy
+    assert "tiny" in refusal("model=nobody/zzzzzz").remedy, "nothing is like it: all are named"
+    assert "model=hf" in refusal("model.path=Qwen/Qwen2.5-7B").remedy
+    (tmp_path / "weights" / "mine").mkdir(parents=True)
+    assert "model=hf model.path=weights/mine" in refusal("model=weights/mine").remedy
+    assert "model=hf model.path=/data/mine" in refusal("model=/data/mine").remedy
 
 
 def test_an_unknown_runtime_is_answered_with_what_there_is_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

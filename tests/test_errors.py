@@ -16,6 +16,8 @@ from llm_perf_opt.errors import (
     ParseError,
     ResourceError,
     Terminated,
+    close_names,
+    did_you_mean,
     error_from,
     nearest,
 )
@@ -83,7 +85,31 @@ def test_nothing_near_is_not_guessed_at(word: str) -> None:
 @given(st.text(max_size=50), st.lists(st.text(max_size=50)))
 def test_only_a_real_choice_is_ever_offered(word: str, choices: list[str]) -> None:
     answer = nearest(word, choices)
-    assert answer == "" or answer in {f" Did you mean '{choice}'?" for choice in choices}
+    offered = close_names(word, choices)
+    assert set(offered) <= set(choices)
+    assert answer == did_you_mean(offered)
+    assert bool(answer) == bool(offered)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("h100", ["h100_sxm", "h100_pcie"]),
+        ("H100", ["h100_sxm", "h100_pcie"]),
+        ("gpu", ["single_gpu"]),
+        ("qwen2.5-1.5b", ["qwen2_5_1_5b"]),
+        ("Qwen2.5-1.5B", ["qwen2_5_1_5b"]),
+        ("h200", ["h200"]),
+        ("h10", ["h100_sxm"]),
+    ],
+)
+def test_a_part_of_a_name_and_another_spelling_find_it(word: str, meant: list[str]) -> None:
+    names = ("h200", "h100_sxm", "h100_pcie", "cpu", "single_gpu", "qwen2_5_1_5b", "qwen2_5_7b")
+    assert close_names(word, names) == meant
+
+
+def test_several_names_are_offered_in_a_sentence() -> None:
+    assert nearest("h100", ["h100_sxm", "h100_nvl", "h100_pcie"]) == " Did you mean 'h100_sxm', 'h100_nvl' or 'h100_pcie'?"
 
 
 @settings(deadline=None)

@@ -15,7 +15,8 @@ import pytest
 import command
 from docs_commands import commands
 from llm_perf_opt import runtimes
-from llm_perf_opt.composition import compose, group_options
+from llm_perf_opt.choices import group_options
+from llm_perf_opt.composition import compose
 from llm_perf_opt.errors import ConfigError, ResourceError
 from llm_perf_opt.runtimes import known_runtimes, runtime_named
 

@@ -15,13 +15,21 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from llm_perf_opt.choices import (
+    CONF_MODULE,
+    HIDDEN_OPTIONS,
+    MEANT,
+    all_options,
+    assignments,
+    keys_like,
+    model_remedy,
+    packaged_options,
+    searched_folders,
+)
 from llm_perf_opt.config import PROJECT_CONF, Dtype, RunConfig, canonical_dtype, check
-from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.errors import ConfigError, close_names, did_you_mean, nearest
 from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes, listed
 
-CONF_MODULE = "llm_perf_opt.conf"
-GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
-_HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base"), ("runtime", OWN_OPTION)}
 _LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
 """What Hydra raises, besides its own errors, over a file that is no sound YAML or has no sound defaults list."""
 MOST_POINTS = 1000
@@ -49,9 +57,9 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
             f"--config-dir {config_dir}: no such folder.",
             "It should hold folders named like the groups: model/, runtime/ …",
         )
-    options = _group_options(config_dir)
+    options = all_options(config_dir)
     checked = [_checked_override(text, options) for text in _brought_runtimes(overrides, options["runtime"])]
-    if searched := _searched(config_dir):
+    if searched := searched_folders(config_dir):
         places = ",".join(_quoted(f"file://{folder.resolve()}") for folder in searched)
         checked.append(f"hydra.searchpath=[{places}]")
     _register_resolvers()
@@ -147,33 +155,7 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow them
 
 
-def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
-    """Every group with the options a user may choose."""
-    brought = tuple(runtime.name for runtime in known_runtimes() if runtime.brought_by)
-    return {
-        group: tuple(option for option in options if (group, option) not in _HIDDEN_OPTIONS)
-        + (brought if group == "runtime" else ())
-        for group, options in _group_options(config_dir).items()
-        if group != "hydra"
-    }
-
-
 # --- overrides --------------------------------------------------------------------------------------------------------
-
-
-def packaged_options(group: str) -> frozenset[str]:
-    """The options of a group that come with the package."""
-    from importlib.resources import files
-
-    return frozenset(item.name[:-5] for item in files(CONF_MODULE).joinpath(group).iterdir() if item.name.endswith(".yaml"))
-
-
-def _searched(config_dir: Path | None) -> list[Path]:
-    """Where options of one's own may lie: the folder given, then the project's own."""
-    found = [config_dir] if config_dir is not None else []
-    if PROJECT_CONF.is_dir() and not (config_dir is not None and config_dir.resolve() == PROJECT_CONF.resolve()):
-        found.append(PROJECT_CONF)
-    return found
 
 
 def _root_of_option(root: str, option: str, searched: Sequence[Path]) -> str:
@@ -181,23 +163,6 @@ def _root_of_option(root: str, option: str, searched: Sequence[Path]) -> str:
         if (folder / "dataset" / f"{option}.yaml").is_file():
             return str(option_root(folder, root))
     return root
-
-
-def _group_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for group in GROUPS:
-        packaged = names = packaged_options(group)
-        for folder in _searched(config_dir):
-            own = frozenset(path.stem for path in (folder / group).glob("*.yaml"))
-            # ./conf may belong to another program: its options of our names are ours. A folder given by name is meant for us.
-            for name in sorted(own & packaged) if folder is config_dir else ():
-                raise ConfigError(
-                    f"{folder / group / name}.yaml has the name of an option of the package.",
-                    "Rename it; the packaged one would be taken in its place.",
-                )
-            names |= own
-        found[group] = tuple(sorted(names))
-    return found
 
 
 def _refuse_shadowed(group: str, option: str) -> None:
@@ -226,8 +191,9 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
     try:
         override = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError) as error:
+        why = _first_sentence(error) if "=" in text else f"it has no '='.{did_you_mean(assignments(text, options))}"
         raise ConfigError(
-            f"'{text}' is not an override: {_first_sentence(error)}",
+            f"'{text}' is not an override: {why}",
             "Write KEY=VALUE, as in runtime.batch_size=4; quote a value with spaces or special characters: 'key=\"a b\"'.",
         ) from error
     key = override.key_or_group.split("@")[0]
@@ -246,25 +212,27 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
         if key != "hydra.run.dir":
             raise ConfigError(f"{key} has no meaning here.", "Of Hydra's own settings only hydra.run.dir is used.")
         return text
-    open_mapping = _check_key(key, options)
+    open_mapping = _check_key(key, text.partition("=")[2])
     return f"++{text.lstrip('+')}" if open_mapping and not override.is_delete() else text
 
 
 def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
-    shown = [name for name in options if (group, name) not in _HIDDEN_OPTIONS]
+    shown = [name for name in options if (group, name) not in HIDDEN_OPTIONS]
     known = ", ".join(shown)
     if group == "runtime":
         runtimes = known_runtimes()
         names = [runtime.name for runtime in runtimes]
         known = ", ".join([listed(runtimes), *(name for name in shown if name not in names)])
         shown += [name for name in names if name not in shown]
+    if group == "model" and "/" in choice:
+        return ConfigError(f"model={choice} is not known: a model is chosen by the name of an option.", model_remedy(choice))
     return ConfigError(
-        f"{group}={choice} is not known.{nearest(choice, shown)}",
+        f"{group}={choice} is not known.{nearest(MEANT.get((group, choice), choice), shown)}",
         f"Known: {known}. Looked in the package's own conf/{group}, in --config-dir and in ./{PROJECT_CONF}.",
     )
 
 
-def _check_key(key: str, groups: Mapping[str, Any]) -> bool:
+def _check_key(key: str, value: str) -> bool:
     """Walk `key` through the dataclasses; True when it lies inside a free mapping such as model.substages."""
     kind: Any = RunConfig
     seen = ""
@@ -273,8 +241,10 @@ def _check_key(key: str, groups: Mapping[str, Any]) -> bool:
         if part not in hints:
             where = f"in {seen}" if seen else "at the top"
             known = list(hints)
+            elsewhere = keys_like(key, exactly=bool(close_names(part, known)))
+            meant = [f"{found}={value}" if value else found for found in elsewhere]
             raise ConfigError(
-                f"There is no key '{key}': '{part}' is not known {where}.{nearest(part, known)}",
+                f"There is no key '{key}': '{part}' is not known {where}.{did_you_mean(meant) or nearest(part, known)}",
                 f"Known {where}: {', '.join(known)}.",
             )
         seen = f"{seen}.{part}" if seen else part

@@ -293,7 +293,8 @@ def _check_effect(config: RunConfig) -> None:
     model, dataset = config.model, config.dataset
     if model.source == "random" and model.path:
         raise ConfigError(
-            f"model.path={model.path} has no effect on model={model.name}, which has random weights.", "Add model=hf."
+            f"model.path={model.path} has no effect on model={model.name}, which has random weights.",
+            "Add model=hf; model.path is then a local folder, and nothing is downloaded.",
         )
     if model.source == "pretrained" and model.architecture:
         raise ConfigError(

@@ -107,7 +107,7 @@ def _architecture_fields(asked: Asked) -> Any:
             raise ConfigError(f"--model-config and '{asked.overrides[0]}' both name a model.", "Give one of them.")
         return _read_json(asked.model_config)
     for word in asked.overrides:
-        if not word.lstrip("+~").startswith("model"):
+        if "=" in word and not word.lstrip("+~").startswith("model"):
             raise ConfigError(
                 f"'{word}' does not change what a model costs.", "cost takes model=NAME and model.architecture.FIELD=VALUE."
             )

@@ -16,6 +16,11 @@
 import difflib
 from collections.abc import Iterable
 
+_LEAST_PART = 3
+"""So many letters of a name are no accident."""
+_MOST_NAMED = 5
+"""So many names are an answer; more are a list."""
+
 
 class LlmPerfError(Exception):
     """What went wrong (`fact`) and what the user can do about it (`remedy`)."""
@@ -85,6 +90,37 @@ def error_from(kind: str, fact: str, remedy: str) -> LlmPerfError:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for the closest choice, or an empty string when none is close."""
-    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    """` Did you mean 'x'?` for the closest choice, or all that `word` may stand for; empty when none is close."""
+    return did_you_mean(close_names(word, choices))
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """` Did you mean 'x' or 'y'?`; empty where there is no name."""
+    quoted = [f"'{name}'" for name in names]
+    return f" Did you mean {' or '.join(filter(None, (', '.join(quoted[:-1]), quoted[-1])))}?" if quoted else ""
+
+
+def close_names(word: str, choices: Iterable[str]) -> list[str]:
+    """What `word` may stand for: itself, the same in another spelling, names it is a part of (`h100`), else the most alike."""
+    known = list(dict.fromkeys(choices))
+    if word in known:
+        return [word]
+    letters = _letters(word)
+    if not letters:
+        return []
+    spelled = {_letters(name): name for name in reversed(known)}
+    if letters in spelled:
+        return [spelled[letters]]
+    within = [name for name in known if f"_{_parts(word)}_" in f"_{_parts(name)}_"]
+    if len(letters) >= _LEAST_PART and 0 < len(within) <= _MOST_NAMED:
+        return within
+    return [spelled[found] for found in difflib.get_close_matches(letters, spelled, n=1, cutoff=0.5)]
+
+
+def _letters(name: str) -> str:
+    return "".join(char for char in name.casefold() if char.isalnum())
+
+
+def _parts(name: str) -> str:
+    """The name with one sign between its parts, whatever they are."""
+    return "_".join("".join(char if char.isalnum() else " " for char in name.casefold()).split())

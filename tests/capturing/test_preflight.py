@@ -80,6 +80,15 @@ def test_a_model_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "config.json" in caught.value.remedy or "model link" in caught.value.remedy
 
 
+def test_a_model_on_the_hub_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        refuse_early([compose(["model=hf", "model.path=Qwen/Qwen2.5-7B"]).config])
+    assert "no such folder" in caught.value.fact
+    assert "hf download Qwen/Qwen2.5-7B" in caught.value.remedy
+    assert "model=qwen2_5_7b" in caught.value.remedy
+
+
 def test_a_sweep_is_refused_whole_and_looks_at_what_points_share_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[DatasetConfig] = []
     monkeypatch.setattr(preflight, "check_first_text", looked.append)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from llm_perf_opt.composition import packaged_options, root_for_option
+from llm_perf_opt.choices import packaged_options
+from llm_perf_opt.composition import root_for_option
 from llm_perf_opt.data.formats import DataFile, data_files
 from llm_perf_opt.data.inventory import content_sha256, files_below, inventory, total_bytes
 from llm_perf_opt.data.layout import DatasetFolder, DatasetTree, option_file, refuse_existing

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from llm_perf_opt.choices import HUB_NAME, model_remedy
 from llm_perf_opt.data.layout import checked_name, dangling, dangling_error, refuse_existing
 from llm_perf_opt.data.making import write_error
 from llm_perf_opt.data.safetensors_header import StoredTensor, read_header
@@ -87,6 +88,8 @@ def model_folder(path: str) -> Path:
         )
     try:
         if not folder.is_dir():
+            if HUB_NAME.fullmatch(path) and not folder.parent.exists():
+                raise ConfigError(f"model.path={path}: no such folder. It looks like a name on the Hub.", model_remedy(path))
             what = "is a file, not a folder" if folder.exists() else "no such folder"
             raise ConfigError(f"model.path={path}: {what}.{_beside(folder)}", _GIVE_A_FOLDER)
         if dangling(folder / _CONFIG):
