@@ -256,7 +256,8 @@ def test_a_name_on_the_hub_is_answered_with_what_to_type(tmp_path: Path, monkeyp
     assert "hf download Qwen/Qwen2.5-1.5B" in remedy
     assert "model=qwen2_5_1_5b" in remedy
     assert "tiny" in refusal("model=nobody/zzzzzz").remedy, "nothing is like it: all are named"
-    assert "model=hf" in refusal("model.path=Qwen/Qwen2.5-7B").remedy
+    assert "model=qwen2_5_7b" in refusal("model.path=Qwen/Qwen2.5-7B").remedy
+    assert "model=hf" in refusal("model.path=/data/mine").remedy
     (tmp_path / "weights" / "mine").mkdir(parents=True)
     assert "model=hf model.path=weights/mine" in refusal("model=weights/mine").remedy
     assert "model=hf model.path=/data/mine" in refusal("model=/data/mine").remedy

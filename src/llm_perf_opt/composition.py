@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from llm_perf_opt.choices import (
     CONF_MODULE,
     HIDDEN_OPTIONS,
+    HUB_NAME,
     MEANT,
     all_options,
     assignments,
@@ -79,6 +80,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     own_root = any(text.lstrip("+").startswith("dataset.root=") for text in checked)
     if not own_root and isinstance(root := (plain.get("dataset") or {}).get("root"), str):
         plain["dataset"]["root"] = _root_of_option(root, str(composed.hydra.runtime.choices.dataset), searched)
+    _refuse_hub_name(plain.get("model"))
     return Composed(config_from_mapping(plain), _run_dir(composed))
 
 
@@ -216,6 +218,12 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
     return f"++{text.lstrip('+')}" if open_mapping and not override.is_delete() else text
 
 
+def _refuse_hub_name(model: Any) -> None:
+    """A name on the Hub given to a model that reads no folder: whoever typed it expects a download."""
+    if isinstance(model, Mapping) and model.get("source") == "random" and HUB_NAME.fullmatch(str(model.get("path"))):
+        raise ConfigError(f"model.path={model['path']} is a name on the Hub, not a folder.", model_remedy(model["path"]))
+
+
 def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
     shown = [name for name in options if (group, name) not in HIDDEN_OPTIONS]
     known = ", ".join(shown)
@@ -242,7 +250,8 @@ def _check_key(key: str, value: str) -> bool:
             where = f"in {seen}" if seen else "at the top"
             known = list(hints)
             elsewhere = keys_like(key, exactly=bool(close_names(part, known)))
-            meant = [f"{found}={value}" if value else found for found in elsewhere]
+            here = any(found.rpartition(".")[0] == seen for found in elsewhere)
+            meant = [] if here else [f"{found}={value}" if value else found for found in elsewhere]
             raise ConfigError(
                 f"There is no key '{key}': '{part}' is not known {where}.{did_you_mean(meant) or nearest(part, known)}",
                 f"Known {where}: {', '.join(known)}.",
