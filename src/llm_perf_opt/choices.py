@@ -16,6 +16,8 @@ GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
 HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base"), ("runtime", OWN_OPTION)}
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """OWNER/NAME, as the Hugging Face Hub calls models."""
+_DEFAULTS = {"model": "random", "dataset": "synthetic", "runtime": "pytorch", "hardware": "auto", "profiling": "base"}
+"""The files that say what a group's keys are where nothing is chosen."""
 MEANT = {("hardware", "cuda"): "single_gpu"}
 """What an option is called elsewhere."""
 
@@ -99,9 +101,25 @@ def keys_like(key: str, *, exactly: bool = False) -> list[str]:
     return [known for known, name in names.items() if name in wanted]
 
 
-def all_keys(kind: Any = RunConfig, prefix: str = "") -> list[str]:
-    """Every key that takes a value; a free mapping is one."""
-    found: list[str] = []
+def all_keys(kind: Any = RunConfig, prefix: str = "") -> dict[str, Any]:
+    """Every key that takes a value, with its type; a free mapping is one."""
+    found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(kind).items():
-        found += all_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [f"{prefix}{name}"]
+        found |= all_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else {f"{prefix}{name}": hint}
     return found
+
+
+def default_of(key: str) -> str | None:
+    """What a key is where nothing is chosen, as it is typed; None where that follows from other settings."""
+    from importlib.resources import files
+
+    import yaml
+
+    group, _, rest = key.partition(".")
+    if group not in _DEFAULTS:
+        return None
+    value: Any = yaml.safe_load(files(CONF_MODULE).joinpath(group).joinpath(f"{_DEFAULTS[group]}.yaml").read_text("utf-8"))
+    for part in rest.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return None if text.startswith("${") or isinstance(value, (dict, list)) else text

@@ -33,7 +33,6 @@ app = typer.Typer(
     cls=WholeHelp,
     help="Profile an LLM's inference: where every millisecond goes, how far it is from the limit, what to change first.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

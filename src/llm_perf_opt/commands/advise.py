@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, print_json, raise_if
 
 
 def advise(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", autocompletion=complete_run)],
     verify: Annotated[
         bool, typer.Option("--verify", help="Try the findings that are plain configuration, one at a time, on this machine.")
     ] = False,

@@ -6,13 +6,19 @@ from typing import Annotated
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json, raise_if
 from llm_perf_opt.commands.watching import stopped_alike
 
 
 def analyze(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN|TRACE", help="A run folder, a torch trace, an nsys report or its SQLite export.")
+        Path,
+        typer.Argument(
+            metavar="RUN|TRACE",
+            help="A run folder, a torch trace, an nsys report or its SQLite export.",
+            autocompletion=complete_run,
+        ),
     ],
     top: Annotated[int, typer.Option(min=1, help="Kernels to list in the terminal.")] = 15,
     modules_from: Annotated[

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.commands.compare import RunsDir
+from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, WholeHelp, note_debug, print_json
 
 app = typer.Typer(
@@ -20,7 +21,12 @@ app = typer.Typer(
 @app.command("set")
 def set_baseline(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '.', '_' and '-'.")],
-    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run folder, or several repeats of one configuration.")],
+    run: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="A run folder, or several repeats of one configuration.", autocompletion=complete_run
+        ),
+    ],
     runs_dir: RunsDir = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_side
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.errors import ConfigError
 
@@ -17,9 +18,14 @@ RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds
 
 def compare(
     base: Annotated[
-        str | None, typer.Argument(metavar="BASE", help="A run, a baseline's name, a pattern, or several with commas between.")
+        str | None,
+        typer.Argument(
+            metavar="BASE",
+            help="A run, a baseline's name, a pattern, or several with commas between.",
+            autocompletion=complete_side,
+        ),
     ] = None,
-    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Likewise.")] = None,
+    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Likewise.", autocompletion=complete_side)] = None,
     more_base: Annotated[list[str] | None, typer.Option("--base", help="A run of the base side; may be repeated.")] = None,
     more_new: Annotated[list[str] | None, typer.Option("--new", help="A run of the new side; may be repeated.")] = None,
     gate: Annotated[

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_override
 from llm_perf_opt.commands.outcome import outcome, print_outcome
 from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, print_json, raise_if
 from llm_perf_opt.commands.watching import ended_in_order
@@ -23,7 +24,9 @@ def run(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="GROUP=OPTION or KEY=VALUE, as in model=qwen2_5_1_5b runtime.batch_size=4."
+            metavar="[KEY=VALUE]...",
+            help="GROUP=OPTION or KEY=VALUE, as in model=qwen2_5_1_5b runtime.batch_size=4.",
+            autocompletion=complete_override,
         ),
     ] = None,
     config_dir: Annotated[

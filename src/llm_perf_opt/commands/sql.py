@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.errors import ConfigError
 
@@ -17,7 +18,12 @@ _WIDEST_CELL = 72
 
 
 def sql(
-    source: Annotated[Path, typer.Argument(metavar="RUN|TRACE", help="A run folder, a torch trace or an nsys SQLite export.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|TRACE", help="A run folder, a torch trace or an nsys SQLite export.", autocompletion=complete_run
+        ),
+    ],
     query: Annotated[str | None, typer.Argument(metavar="SQL", help="One SELECT; without it the tables are listed.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Rows as CSV.")] = False,
     limit: Annotated[
