@@ -58,9 +58,11 @@ def run(
 
 
 def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet: bool, as_json: bool) -> None:
+    from llm_perf_opt.capturing.preflight import refuse_early
     from llm_perf_opt.composition import compose
 
     composed = compose(overrides, config_dir)
+    refuse_early([composed.config])  # before what captures is loaded: an answer that is known is given at once
     if dry_run:
         _print_plan(composed, as_json)
         return
@@ -156,10 +158,8 @@ def _print_plan(composed: "Composed", as_json: bool) -> None:
 
     from llm_perf_opt.capture import planned_passes
     from llm_perf_opt.capturing.asked_metrics import settled
-    from llm_perf_opt.capturing.preflight import refuse_early
     from llm_perf_opt.composition import config_to_yaml
 
-    refuse_early([composed.config])
     config = settled(composed.config)
     passes = planned_passes(config)
     if as_json:

@@ -38,12 +38,15 @@ class MemoryNeed:
         return self.weight_bytes + self.cache_bytes + self.logits_bytes
 
 
+def device_request(hardware: HardwareConfig) -> DeviceRequest:
+    """The device asked for, in the words of a run's configuration."""
+    index = f"hardware.device_index={hardware.device_index}"
+    return DeviceRequest(hardware.device, hardware.device_index, f"hardware.device={hardware.device}", index, "hardware=cpu")
+
+
 def choose_device(hardware: HardwareConfig) -> "torch.device":
     """The device asked for, or a ResourceError that says which are here."""
-    index = f"hardware.device_index={hardware.device_index}"
-    return pick_device(
-        DeviceRequest(hardware.device, hardware.device_index, f"hardware.device={hardware.device}", index, "hardware=cpu")
-    )
+    return pick_device(device_request(hardware))
 
 
 def choose_dtype(wanted: str, device: "torch.device") -> "torch.dtype":
@@ -172,8 +175,11 @@ def picture_of(config: "PretrainedConfig") -> Picture | None:
 
 def check_positions(config: "PretrainedConfig", longest_prompt: int, new_tokens: int) -> None:
     """Refuse a request that runs past the model's positions."""
-    text = config.get_text_config(decoder=True)
-    positions = getattr(text, "max_position_embeddings", None)
+    refuse_positions(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None), longest_prompt, new_tokens)
+
+
+def refuse_positions(positions: object, longest_prompt: int, new_tokens: int) -> None:
+    """A ConfigError where a model of so many positions, if it says how many, cannot take such a request."""
     fed = longest_prompt + new_tokens - 1  # the last token comes out and is not fed again
     if isinstance(positions, int) and fed > positions:
         raise ConfigError(
