@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
-from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, LineReader, OnMessage, pidfd
+from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, TICK, TICK_S, LineReader, OnMessage, pidfd
 from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
 from llm_perf_opt.run_folder import disk_error
@@ -85,7 +85,8 @@ def run_child(
     watch: DiskWatch | None = None,
     grace_s: tuple[float, float, float] | None = None,
 ) -> Finished:
-    """Run a child to its end, sleeping meanwhile: everything it prints goes to `log`, its messages to `on_message`.
+    """Run a child to its end, sleeping meanwhile: everything it prints goes to `log`, its messages and a TICK a second to
+    `on_message`.
 
     It is ended when its time is over or when `watch` says so, with `grace_s` after each signal; so is everything it started
     and left behind, whatever session that went to.
@@ -106,7 +107,8 @@ def run_child(
             raise CaptureError(
                 f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and may be run."
             ) from error
-        running = _Running(child, Descendants(child.pid, mark), LineReader(file, on_message), grace_s or GRACE_S)
+        reader = LineReader(file, on_message)
+        running = _Running(child, Descendants(child.pid, mark), reader, grace_s or GRACE_S, lambda: on_message(TICK))
         stopped: LlmPerfError | None = None
         try:
             on_start(child.pid)
@@ -241,25 +243,33 @@ class _Running:
         descendants: Descendants,
         reader: LineReader,
         grace_s: tuple[float, float, float],
+        on_tick: Callable[[], None],
     ) -> None:
         self._child = child
         self._descendants = descendants
         self._reader = reader
         self._grace_s = grace_s
+        self._on_tick = on_tick
 
     def follow(self, deadline: float, watch: DiskWatch | None = None) -> Literal["ended", "late"] | LlmPerfError:
         """Copy output until the child ends, time runs out or the watch finds a problem. Sleeps in the kernel, never spins."""
         assert self._child.stdout is not None  # noqa: S101 - opened with PIPE
         pipe = self._child.stdout.fileno()
+        tick_at = time.monotonic() + TICK_S
         with selectors.DefaultSelector() as selector, pidfd(self._child.pid) as ended:
             selector.register(pipe, selectors.EVENT_READ)
             if ended is not None:
                 selector.register(ended, selectors.EVENT_READ)
             while True:
-                left = deadline - time.monotonic()
+                now = time.monotonic()
+                left = deadline - now
                 if left <= 0:
                     return "late"
-                ready = {key.fd for key, _ in selector.select(min(left, watch.interval_s) if watch else left)}
+                if now >= tick_at:
+                    self._on_tick()
+                    tick_at = now + TICK_S
+                waits = (left, tick_at - now, watch.interval_s if watch else left)
+                ready = {key.fd for key, _ in selector.select(min(waits))}
                 if pipe in ready:
                     chunk = os.read(pipe, 65536)
                     self._reader.feed(chunk)
