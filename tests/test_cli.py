@@ -248,15 +248,16 @@ def test_interrupt_keeps_what_was_measured(running: tuple[subprocess.Popen[str],
     assert "report:" in out
 
 
-def test_sigterm_ends_a_run_as_an_interrupt_does(running: tuple[subprocess.Popen[str], Path]) -> None:
-    """As a scheduler ends it."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)])
+def test_a_signal_ends_a_run_as_an_interrupt_does(running: tuple[subprocess.Popen[str], Path], number: int, code: int) -> None:
+    """As a scheduler ends it, or a terminal that is closed."""
     process, run = running
     pid = measured_pid(run)
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
+    process.send_signal(number)
     out, err = process.communicate(timeout=HANG_S)
-    assert process.returncode == 143
-    assert "error: Ended by SIGTERM." in err
+    assert process.returncode == code
+    assert f"error: Ended by {signal.Signals(number).name}" in err
     assert gone(pid)
     assert manifest(run)["status"] == "partial"
     assert statuses(run) == {"nvml": "complete", "clean": "failed", "ceilings": "skipped", "torch": "skipped"}

@@ -11,6 +11,7 @@ from llm_perf_opt import errors
 from llm_perf_opt.errors import (
     CaptureError,
     ConfigError,
+    HungUp,
     Interrupted,
     LlmPerfError,
     ParseError,
@@ -41,7 +42,9 @@ def test_the_codes_scripts_rely_on() -> None:
     assert (ConfigError.exit_code, ResourceError.exit_code, CaptureError.exit_code, ParseError.exit_code) == (2, 3, 4, 5)
     assert Interrupted.exit_code == 128 + 2, "as a shell counts SIGINT"
     assert Terminated.exit_code == 128 + 15, "as a shell counts SIGTERM"
+    assert HungUp.exit_code == 128 + 1, "as a shell counts SIGHUP"
     assert issubclass(Terminated, Interrupted)
+    assert issubclass(HungUp, Interrupted)
 
 
 @pytest.mark.parametrize("kind", FAMILY)

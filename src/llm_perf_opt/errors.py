@@ -9,6 +9,7 @@
 | 4 | a pass failed while it ran; what was captured before it is kept |
 | 5 | a file could not be read as what it should be |
 | 6 | a figure came out impossible, such as a utilisation above 100 % |
+| 129 | ended by SIGHUP, as a closed terminal does, with the same care |
 | 130 | interrupted |
 | 143 | ended by SIGTERM, as schedulers do, with the same care |
 """
@@ -78,9 +79,25 @@ class Terminated(Interrupted):
     exit_code = 143
 
 
+class HungUp(Interrupted):
+    """The terminal was closed."""
+
+    exit_code = 129
+
+
 _KINDS = {
     kind.__name__: kind
-    for kind in (LlmPerfError, ConfigError, ResourceError, CaptureError, ParseError, ImplausibleError, Interrupted, Terminated)
+    for kind in (
+        LlmPerfError,
+        ConfigError,
+        ResourceError,
+        CaptureError,
+        ParseError,
+        ImplausibleError,
+        Interrupted,
+        Terminated,
+        HungUp,
+    )
 }
 
 

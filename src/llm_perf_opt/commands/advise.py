@@ -8,6 +8,7 @@ import typer
 
 from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.commands.watching import ended_in_order
 
 
 def advise(
@@ -51,10 +52,11 @@ def advise(
         print("note: no finding is plain configuration that promises a saving: nothing to try", file=sys.stderr)
         print_json({"run": str(folder.path), "findings": findings, "verification": None}) if as_json else None
         return
-    with progress_for(quiet) as progress:
-        found, interrupted = try_findings(folder, chosen, command_line(), progress, remeasure=remeasure)
-    if as_json:
-        print_json({"run": str(folder.path), "findings": findings, "verification": verification_json(found)})
-    else:
-        sys.stdout.write(trials_text(found))
-    raise_if(interrupted)
+    with ended_in_order():
+        with progress_for(quiet) as progress:
+            found, interrupted = try_findings(folder, chosen, command_line(), progress, remeasure=remeasure)
+        if as_json:
+            print_json({"run": str(folder.path), "findings": findings, "verification": verification_json(found)})
+        else:
+            sys.stdout.write(trials_text(found))
+        raise_if(interrupted)

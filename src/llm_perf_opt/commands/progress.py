@@ -3,10 +3,10 @@
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, TextIO, cast
 
+from llm_perf_opt.commands.lasting_file import LastingFile
 from llm_perf_opt.profiling.vendor.child_output import TICK
 from llm_perf_opt.records import PassRecord
 from llm_perf_opt.report.text import milliseconds
@@ -36,27 +36,6 @@ PLAIN_EVERY_S = 10.0
 DRAW_EVERY_S = 1.0
 """A redraw of three bars takes the parent 2.6 ms of processor time (rich 15, one core of an aarch64 server), 0.3 % of a core at
 this rate. Between redraws it sleeps on the child's pipe: a parent that polls slows what is measured beside it."""
-
-
-class _Lasting:
-    """A file to write to that may go away, as a terminal does when it is closed: then nothing is shown, and the run goes on."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def write(self, text: str) -> int:
-        """Written where it can be."""
-        with suppress(OSError):
-            self._file.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Likewise."""
-        with suppress(OSError):
-            self._file.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 class PlainProgress(QuietProgress):
@@ -92,7 +71,7 @@ class PlainProgress(QuietProgress):
 
     def _say(self, text: str) -> None:
         self._said_at = self._clock()
-        print(text, file=_Lasting(sys.stderr), flush=True)
+        print(text, file=LastingFile(sys.stderr, may_break=True), flush=True)
 
 
 class BarProgress(QuietProgress):
@@ -102,12 +81,13 @@ class BarProgress(QuietProgress):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+        file = LastingFile(terminal or sys.stderr, may_break=True)
         self._progress = Progress(
             TextColumn("{task.fields[pass_name]:<8}"),
             BarColumn(bar_width=24),
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
-            console=Console(file=cast("TextIO", _Lasting(terminal or sys.stderr)), force_terminal=terminal is not None or None),
+            console=Console(file=cast("TextIO", file), force_terminal=terminal is not None or None),
             auto_refresh=False,
             get_time=clock,
         )
