@@ -1,5 +1,6 @@
 """llm-perf exec, as a user types it."""
 
+import io
 import json
 import signal
 import subprocess
@@ -9,6 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from llm_perf_opt.analyse_program import analyse_program
+from llm_perf_opt.cli import app
+from llm_perf_opt.commands.exec import run_name
+from llm_perf_opt.commands.outcome import print_program
+from llm_perf_opt.errors import LlmPerfError
+from llm_perf_opt.profiling.vendor import probe
+from llm_perf_opt.run_folder import RunFolder
 
 import command
 
@@ -168,3 +178,97 @@ def test_sigterm_ends_a_program_in_order(tmp_path: Path) -> None:
     _, manifest = only_run(tmp_path)
     assert (manifest["status"], manifest["passes"][0]["status"]) == ("failed", "failed")
     assert "not ended" not in manifest["why"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["python", "my_script.py", "--data", "other.py"], "my_script"),
+        (["/usr/bin/python3.11", "-u", "jobs/train.py"], "train"),
+        (["python", "-m", "package.module", "x.py"], "package.module"),
+        (["python", "-c", "import x.py"], "python"),
+        (["torchrun", "--nproc_per_node", "2", "train.py"], "train"),
+        (["uv", "run", "bench.py"], "bench"),
+        (["bash", "job.sh"], "job"),
+        (["./bench", "notes.py"], "bench"),
+        (["python"], "python"),
+        (["python", "../.hidden.py"], "hidden"),
+        (["python", "a b;$.py"], "a_b__"),
+        (["..."], "program"),
+        (["x" * 300], "x" * 100),
+    ],
+)
+def test_a_run_is_named_after_the_script(argv: list[str], name: str) -> None:
+    assert run_name(argv) == name
+
+
+@pytest.fixture
+def without_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(probe, "_on_path_or_installed", lambda name: None)
+    for name in ("NSYS", "NCU"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "job.py").write_text(
+        "import sys\nprint('\\x1b[31mlast words')\nprint('loud', file=sys.stderr)\nsys.exit(len(sys.argv) - 1)"
+    )
+    return tmp_path
+
+
+def test_tools_that_are_not_here_are_left_out_and_named(without_tools: Path) -> None:
+    done = CliRunner().invoke(app, ["exec", "--json", "--quiet", "--", sys.executable, "job.py"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["status"] == "complete"
+    assert Path(found["output"]).read_text().splitlines()[-1] == "loud"
+    run, manifest = only_run(without_tools)
+    assert run.parent.name == "job"
+    assert {entry["name"]: entry["status"] for entry in manifest["passes"]} == {
+        "program": "complete", "nsys": "skipped", "ncu": "skipped",
+    }  # fmt: skip
+    for entry in manifest["passes"][1:]:
+        assert f"there is no {entry['name']}" in entry["why"]
+        assert "Install it" in entry["remedy"]
+    page = (run / "report.md").read_text()
+    assert "raw/program/log.txt" in page
+    assert "last words\nloud\n" in page
+    assert "\x1b" not in page
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--passes", "program,nsys"], 3), (["--passes", "nsys"], 3)])
+def test_a_pass_that_is_asked_for_by_name_must_run(without_tools: Path, words: list[str], code: int) -> None:
+    done = CliRunner().invoke(app, ["exec", "--quiet", *words, "--", sys.executable, "job.py"])
+    assert isinstance(done.exception, LlmPerfError)
+    assert done.exception.exit_code == code
+    assert "was asked for" in done.exception.fact
+
+
+def test_a_program_that_fails_is_an_error_whatever_tools_are_here(without_tools: Path) -> None:
+    done = CliRunner().invoke(app, ["exec", "--quiet", "--", sys.executable, "job.py", "x"])
+    assert isinstance(done.exception, LlmPerfError)
+    assert done.exception.exit_code == 4
+    assert "output: " in done.stdout, "where to look is said all the same"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_page_is_laid_out_on_a_terminal_and_markdown_elsewhere(without_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CliRunner().invoke(app, ["exec", "--quiet", "--", sys.executable, "job.py"])
+    folder = RunFolder.open(only_run(without_tools)[0])
+    shown: list[str] = []
+    monkeypatch.setenv("COLUMNS", "100")
+    for screen in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stdout", screen)
+        print_program(folder, analyse_program(folder), as_json=False)
+        shown.append(screen.getvalue())
+    laid_out, markdown = shown
+    assert "|---" in markdown
+    assert "## Output" in markdown
+    assert "|" not in laid_out
+    assert "##" not in laid_out
+    assert "```" not in laid_out
+    for text in shown:
+        assert "last words" in text
+        assert str(folder.log_file("program")) in text

@@ -74,6 +74,12 @@ class Asked:
     timeout_s: float = 3600.0
     max_trace_gb: float = 2.0
     device_index: int = 0
+    as_available: bool = False
+    """Nobody named the passes: one whose tool is not here, or that has nothing to count, is left out and no error."""
+
+
+class NothingToCountError(CaptureError):
+    """No kernel was recorded for Nsight Compute to count."""
 
 
 def check_asked(asked: Asked) -> None:
@@ -114,10 +120,18 @@ def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], lis
             first = Interrupted("Interrupted.", "What was captured so far is kept.")
             break
         except LlmPerfError as error:
+            if asked.as_available and _left_out(folder, name, error):
+                continue
             first = first or error
             if name == "program":  # it fails by itself: below a tool it would fail as well
                 break
     return _close(folder, first)
+
+
+def _left_out(folder: RunFolder, name: str, error: LlmPerfError) -> bool:
+    """Whether a pass was not begun for want of what this machine or this program does not have."""
+    entry = folder.manifest().pass_named(name)
+    return entry is not None and entry.status == "skipped" and isinstance(error, (ResourceError, NothingToCountError))
 
 
 def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None:
@@ -142,7 +156,7 @@ def _run_program(asked: Asked, folder: RunFolder, listener: Listener) -> None:
 
 def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     try:
-        nsys = find_or_refuse("nsys", LABELS["nsys"], "leave it out with --passes program")
+        nsys = find_or_refuse("nsys", LABELS["nsys"], "leave it out with --passes program", asked=not asked.as_available)
         probe = probe_nsys(nsys)
         if isinstance(probe, Missing):
             raise ResourceError(f"{probe.why}.", "Install Nsight Systems anew, or name another in the variable NSYS.")
@@ -165,12 +179,12 @@ def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
 
 def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     try:
-        ncu = find_or_refuse("ncu", LABELS["ncu"], "leave it out with --passes program,nsys")
+        ncu = find_or_refuse("ncu", LABELS["ncu"], "leave it out with --passes program,nsys", asked=not asked.as_available)
         readable_counters(on_gpu(), "Leave it out: --passes program,nsys.")
         metrics = _metrics(asked, ncu)
         chosen = _choose(asked, folder, metrics)
         if isinstance(chosen, str):
-            raise CaptureError(f"No launch was chosen: {chosen}.", "The nsys pass must record kernels first.")
+            raise NothingToCountError(f"No launch was chosen: {chosen}.", "The nsys pass must record kernels first.")
         version = f"ncu {tool_version(ncu) or ''}".strip()
         tested = Tested(ncu, version, metrics.chip, asked.device_index, asked.timeout_s, asked.max_trace_gb)
         run_selftest(folder, listener, tested)

@@ -1,5 +1,6 @@
 """What a run came to, as `run` and `report` end with it."""
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.commands.shared import print_json
@@ -58,9 +59,24 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
 def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
     """What a user's own program came to, as `exec` and `report` end with it."""
     from llm_perf_opt.analyse_program import program_page
+    from llm_perf_opt.records import Missing
 
+    output = found.output if isinstance(found.output, Missing) else str(folder.path / found.output.file)
     if as_json:
-        print_json({"run": str(folder.path), "status": found.manifest.status, "kernels": found.kernels, "regions": found.regions})
+        values = {"passes": found.manifest.passes, "kernels": found.kernels, "regions": found.regions, "output": output}
+        print_json({"run": str(folder.path), "status": found.manifest.status, **values})
         return
-    print(program_page(found))
+    _print_page(program_page(found))
+    print(f"output: {output}")
     print(f"report: {folder.report_file}")
+
+
+def _print_page(markdown: str) -> None:
+    """A page as it is read: laid out on a terminal, as Markdown for another program."""
+    if not sys.stdout.isatty():
+        print(markdown)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(markdown, hyperlinks=False))
