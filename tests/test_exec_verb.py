@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import command
 from llm_perf_opt.analyse_program import analyse_program
 from llm_perf_opt.cli import app
 from llm_perf_opt.commands.exec import run_name
@@ -19,8 +20,6 @@ from llm_perf_opt.commands.outcome import print_program
 from llm_perf_opt.errors import LlmPerfError
 from llm_perf_opt.profiling.vendor import probe
 from llm_perf_opt.run_folder import RunFolder
-
-import command
 
 SCRIPT = """
 import sys, time, nvtx
