@@ -1,6 +1,9 @@
 """Shared by all tests."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
 
 # Each worker gets one thread: two workers with two threads each would fight over two processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nothing is kept in the cache of whoever runs the tests, nor taken from it; workers share that of the process that starts them.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="llm-perf-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 # No browser is started for the images of every run; the test that draws them says so.
 os.environ["LLM_PERF_CHROMIUM"] = "none"
 

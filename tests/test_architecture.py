@@ -31,7 +31,7 @@ FLOORS = [
     {"composition", "stored_ceilings", "baselines", "run_folder"},
     {"config"},
     {"runtimes", "host", "stages", "events", "launch_calls", "kernel_records", "runtime_records", "records", "sql_files"},
-    {"errors"},
+    {"errors", "terminal"},
 ]
 # The same inside analysis/, the largest room; modules that stand alone there belong to the floor named "".
 ANALYSIS_FLOORS = [{"comparison"}, {""}, {"regions"}, {"trace"}, {"kernels"}, {"limits"}, {"cost_model"}]

@@ -7,6 +7,7 @@ from typing import Any
 
 from llm_perf_opt.records import PassRecord
 from llm_perf_opt.report.text import milliseconds
+from llm_perf_opt.terminal import one_line, raw_stream
 
 
 class QuietProgress:
@@ -77,8 +78,10 @@ class BarProgress(QuietProgress):
             BarColumn(bar_width=24),
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=Console(file=raw_stream(sys.stderr)),  # it draws: what it is given is cleaned instead
             auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self._tasks: dict[str, Any] = {}
 
@@ -91,36 +94,30 @@ class BarProgress(QuietProgress):
 
     def pass_started(self, name: str, label: str) -> None:
         """A new bar."""
-        from rich.markup import escape
-
-        self._tasks[name] = self._progress.add_task(escape(label), total=None, pass_name=name)
+        self._tasks[name] = self._progress.add_task(_plain(label), total=None, pass_name=_plain(name))
         self._progress.refresh()
 
     def pass_message(self, name: str, message: dict[str, Any]) -> None:
         """Move the bar."""
-        from rich.markup import escape
-
         task = self._tasks.get(name)
         phase = _phase(message)
         if task is None or not phase:
             return
         if message.get("event") == "progress":
             words = f"{phase} {message.get('text') or _estimate(message)}"
-            self._progress.update(task, total=message.get("at_most"), completed=message.get("done"), description=escape(words))
+            self._progress.update(task, total=message.get("at_most"), completed=message.get("done"), description=_plain(words))
         else:
-            self._progress.update(task, description=escape(phase))
+            self._progress.update(task, description=_plain(phase))
         self._progress.refresh()
 
     def pass_ended(self, entry: PassRecord) -> None:
         """Fill the bar, or say why not."""
-        from rich.markup import escape
-
         task = self._tasks.get(entry.name)
         if task is None:
             return
         words = entry.status if not entry.why else f"{entry.status}: {entry.why}"
         good = entry.status == "complete"
-        self._progress.update(task, total=1, completed=1 if good else 0, description=escape(words))
+        self._progress.update(task, total=1, completed=1 if good else 0, description=_plain(words))
         self._progress.stop_task(task)
         self._progress.refresh()
 
@@ -130,6 +127,13 @@ def progress_for(quiet: bool) -> QuietProgress:
     if quiet:
         return QuietProgress()
     return BarProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+def _plain(text: str) -> str:
+    """A text that is neither markup to the display nor a command to the terminal."""
+    from rich.markup import escape
+
+    return escape(one_line(text))
 
 
 def _estimate(message: dict[str, Any]) -> str:

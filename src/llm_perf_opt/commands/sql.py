@@ -8,6 +8,7 @@ import typer
 
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.terminal import one_line
 
 if TYPE_CHECKING:
     from llm_perf_opt.reading.queries import Answer, TableInfo
@@ -107,5 +108,5 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return significant(value, 6) if abs(value) < float("inf") else str(value)
-    text = "".join(char if char.isprintable() else " " for char in str(value))
+    text = one_line(str(value))
     return text if len(text) <= _WIDEST_CELL else text[: _WIDEST_CELL - 1] + "…"

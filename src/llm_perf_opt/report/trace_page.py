@@ -17,6 +17,7 @@ from llm_perf_opt.analysis.trace.document import (
 from llm_perf_opt.report.device_tables import DEVICE_HEADER, STAGE_HEADER, device_rows, device_stage_rows
 from llm_perf_opt.report.gpu_metrics import metric_header, metric_rows
 from llm_perf_opt.report.text import columns, significant
+from llm_perf_opt.terminal import one_line
 
 WIDTH = 100
 _NAME = 52
@@ -36,7 +37,7 @@ def trace_text(found: TraceAnalysis, top: int = 15) -> str:
 
 
 def _head(found: TraceAnalysis) -> str:
-    lines = [plain(found.source), f"trace     {found.profiler}{', ' + plain(found.device) if found.device else ''}"]
+    lines = [one_line(found.source), f"trace     {found.profiler}{', ' + one_line(found.device) if found.device else ''}"]
     state = "complete" if found.complete else "INCOMPLETE: no number of it can be believed"
     lines.append(f"health    {state}{'' if found.problems else ', no problems'}")
     for problem in found.problems:
@@ -75,8 +76,8 @@ def _devices(found: TraceAnalysis) -> str:
 def _stages(found: TraceAnalysis) -> str:
     covered = "" if found.stage_coverage is None else f", {found.stage_coverage:.1%} of the device time"
     if not found.stages:
-        return f"Stages: none found ({plain(found.stage_why)})\n"
-    head = _wrapped(f"Stages, by {found.stage_method} ({plain(found.stage_why)}{covered})", "")
+        return f"Stages: none found ({one_line(found.stage_why)})\n"
+    head = _wrapped(f"Stages, by {found.stage_method} ({one_line(found.stage_why)}{covered})", "")
     if all(one.gpu_busy_ns is None for one in found.stages):
         return "\n".join([*head, _host_stages(found.stages, found.host)]) + "\n"
     rows = [
@@ -140,12 +141,12 @@ _TELLING_STAGES = ("prefill", "decode", "mixed_step", "step")
 def _budget(budget: BudgetTable) -> str:
     per = f", {ms(budget.wall_ns / budget.units)} per {budget.unit}" if budget.units > 1 else ""
     many = f"{budget.units} {budget.unit}s" if budget.units > 1 else f"one {budget.unit}"
-    lines = _wrapped(f"Where {budget.stage} goes: {ms(budget.wall_ns)} for {many}{per}; from {plain(budget.wall_source)}", "")
+    lines = _wrapped(f"Where {budget.stage} goes: {ms(budget.wall_ns)} for {many}{per}; from {one_line(budget.wall_source)}", "")
     rows = [[row.label, ms(row.ns), ms(row.ns / budget.units), f"{row.share:.1%}"] for row in budget.rows]
     rows.append(["sum", ms(budget.wall_ns), ms(budget.wall_ns / budget.units), "100.0%"])
     lines.append(columns(["", "time", f"per {budget.unit}", "share"], rows, "lrrr"))
     for text in (*[f"PROBLEM: {problem}" for problem in budget.problems], *budget.notes):
-        lines += _wrapped(f"- {plain(text)}", "  ")
+        lines += _wrapped(f"- {one_line(text)}", "  ")
     return "\n".join(lines) + "\n"
 
 
@@ -189,7 +190,7 @@ def _borrowed(found: TraceAnalysis, top: int) -> str:
     if table is None:
         return ""
     shares = ", ".join(f"{rule} {share:.1%}" for rule, share in table.coverage.items() if share)
-    lines = _wrapped(f"Modules by the eager trace {plain(table.source)}; of the kernel time, by rule: {shares}", "")
+    lines = _wrapped(f"Modules by the eager trace {one_line(table.source)}; of the kernel time, by rule: {shares}", "")
     rows = [[short(row.name), f"{row.kernels:,}", ms(row.self_ns), f"{row.share:.1%}"] for row in table.rows[: min(top, _OWNERS)]]
     return "\n".join([*lines, columns(["module", "kernels", "own", "share"], rows, "lrrr")]) + "\n"
 
@@ -218,15 +219,15 @@ def _findings(found: TraceAnalysis) -> str:
 
 def finding_lines(number: int, finding: FindingLine) -> list[str]:
     """One finding with its saving, its evidence and what to try."""
-    lines = _wrapped(f"{number}. [{finding.id}] {plain(finding.claim)}", "   ")
+    lines = _wrapped(f"{number}. [{finding.id}] {one_line(finding.claim)}", "   ")
     lines += _wrapped(
-        f"   saves: {saving_words(finding)} ({finding.confidence} confidence: {plain(finding.because)})", "          "
+        f"   saves: {saving_words(finding)} ({finding.confidence} confidence: {one_line(finding.because)})", "          "
     )
     for row in finding.evidence:
-        lines += _wrapped(f"   · {plain(row)}", "     ")
-    lines += _wrapped(f"   try: {plain(finding.to_try)}", "        ")
+        lines += _wrapped(f"   · {one_line(row)}", "     ")
+    lines += _wrapped(f"   try: {one_line(finding.to_try)}", "        ")
     if finding.overrides and finding.change:
-        lines += _wrapped(f"   in other programs: {plain(finding.change)}", "        ")
+        lines += _wrapped(f"   in other programs: {one_line(finding.change)}", "        ")
     return lines
 
 
@@ -250,14 +251,9 @@ def us(ns: float) -> str:
     return f"{significant(ns / 1e3, 3)} µs"
 
 
-def plain(text: str) -> str:
-    """A text from a trace on one line, without anything a terminal obeys."""
-    return "".join(char if char.isprintable() else " " for char in text)
-
-
 def short(name: str, most: int = _NAME) -> str:
     """A kernel's name, cut in the middle: both ends tell kernels apart."""
-    text = plain(name)
+    text = one_line(name)
     tail = min(15, most // 3)
     return text if len(text) <= most else f"{text[: most - tail - 1]}…{text[-tail:]}"
 
