@@ -9,7 +9,7 @@ import msgspec
 
 from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.parsers.trace_mark import fresh_tables, made_by
-from llm_perf_opt.run_folder import write_whole
+from llm_perf_opt.run_folder import encoded, there, write_whole
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.trace.document import TraceAnalysis
@@ -31,9 +31,7 @@ class Analysed:
 
 def analyse_source(source: Path, *, use_cache: bool = True) -> Analysed:
     """A run folder, a torch trace, or an nsys export or report."""
-    if not source.exists():
-        raise ParseError(f"{source} does not exist.", "Give a run folder, a torch trace, or an nsys report or SQLite export.")
-    if source.is_dir():
+    if there(source, "Give a run folder, a torch trace, or an nsys report or SQLite export.").is_dir():
         return _of_run(source)
     notes: tuple[str, ...] = ()
     file = source
@@ -112,7 +110,7 @@ def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, t
     notes: tuple[str, ...] = (opened.note,) if opened.note else ()
     if opened.tables is not None:
         try:
-            write_whole(opened.tables / ANALYSIS_FILE, msgspec.json.encode({"version": made_by(), "document": made[0]}))
+            write_whole(opened.tables / ANALYSIS_FILE, encoded({"version": made_by(), "document": made[0]}))
         except ResourceError as error:
             notes += (f"the analysis was not kept: {error.fact}",)
     return made[0], notes

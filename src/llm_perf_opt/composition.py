@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llm_perf_opt.config import PROJECT_CONF, RunConfig, check
-from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.errors import ConfigError, nearest, words_of
 from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes, listed
 
 CONF_MODULE = "llm_perf_opt.conf"
@@ -44,11 +44,6 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError(
-            f"--config-dir {config_dir}: no such folder.",
-            "It should hold folders named like the groups: model/, runtime/ …",
-        )
     options = _group_options(config_dir)
     checked = [_checked_override(text, options) for text in _brought_runtimes(overrides, options["runtime"])]
     if searched := _searched(config_dir):
@@ -184,6 +179,11 @@ def _root_of_option(root: str, option: str, searched: Sequence[Path]) -> str:
 
 
 def _group_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
+    if config_dir is not None and not os.path.isdir(config_dir):  # noqa: PTH112 - False where the name is too long, too
+        raise ConfigError(
+            f"--config-dir {config_dir}: no such folder.",
+            "It should hold folders named like the groups: model/, runtime/ …",
+        )
     found: dict[str, tuple[str, ...]] = {}
     for group in GROUPS:
         packaged = names = packaged_options(group)
@@ -311,7 +311,7 @@ def _first_sentence(error: BaseException) -> str:
     """The fact in an error of Hydra, OmegaConf or YAML: its first line, with the file or the cause where it has one."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in words_of(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     return f"{first}: {_first_sentence(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else first
 
