@@ -126,6 +126,7 @@ def _zones_as_text(connection: "duckdb.DuckDBPyConnection", sql: str) -> str:
     except duckdb.Error:  # no query that a view can be of; what is wrong with it is told where it is run
         return sql
     if not any(_ZONED in kind for _, kind, *_ in columns):
+        connection.execute(f"drop view {_VIEW}")
         return sql
     shown = [
         f"#{number}{'::varchar' if _ZONED in kind else ''} as {quoted(name)}"
