@@ -19,7 +19,7 @@ def analyze(
         Path | None,
         typer.Option(metavar="RUN|TRACE", help="An eager trace of the same model: its modules for kernels of CUDA graphs."),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the trace itself; keep nothing beside it.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the trace itself; keep nothing of it.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
