@@ -196,3 +196,11 @@ def test_an_export_of_nsight_systems_is_asked_the_same_way(tmp_path: Path) -> No
         ("LLM", "decode", 1),
         ("LLM", "decode_step", 8),
     ]
+
+
+def test_tables_that_are_gone_meanwhile_are_asked_of_the_trace_itself(generated: tuple[Path, Truth]) -> None:
+    queries = Queries(generated[0])
+    assert queries.opened.tables is not None
+    before = queries.ask("select count(*) from kernels").rows
+    shutil.rmtree(queries.opened.tables)
+    assert queries.ask("select count(*) from kernels").rows == before

@@ -83,13 +83,14 @@ class Queries:
     def closed_off(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
         """A database that holds these tables in memory, from which nothing else can be reached."""
         from llm_perf_opt.analysis.trace.stage_columns import stage_columns
-        from llm_perf_opt.parsers.trace_tables import META_FILE, connect, load_trace, open_tables
+        from llm_perf_opt.parsers.trace_mark import META_FILE
+        from llm_perf_opt.parsers.trace_tables import connect, load_trace, open_tables
 
         connection = connect()
         try:
-            tables = self.opened.tables
-            if tables is not None and (tables / META_FILE).is_file():  # another process may have made room in the cache
-                open_tables(connection, tables)
+            kept = self.opened.tables
+            if kept is not None and (kept / META_FILE).is_file():  # another process may have made room in the cache
+                open_tables(connection, kept)
             else:
                 load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
             for table, file in self._derived.items():
