@@ -29,10 +29,10 @@ HANG_S = 900
 
 
 def llm_perf(
-    *words: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, encoding: str = "utf-8"
 ) -> "subprocess.CompletedProcess[str]":
-    """Run the command; `env` adds to the environment."""
-    out, err = _stream(), _stream()
+    """Run the command; `env` adds to the environment, `encoding` is the terminal's."""
+    out, err = _stream(encoding), _stream(encoding)
     argv = ["llm-perf", *map(str, words)]
     with _place(cwd, env or {}), _arguments(argv), measured_here(), redirect_stdout(out), redirect_stderr(err):
         code = _exit_code(main)
@@ -46,6 +46,11 @@ def llm_perf_process(
     argv = [sys.executable, "-m", "llm_perf_opt", *map(str, words)]
     environment = {**os.environ, **(env or {})}
     return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
+
+
+def clean_end(done: "subprocess.CompletedProcess[str]", codes: Sequence[int] = (0, 2, 3, 4, 5, 6)) -> bool:
+    """Whether it ended well or with an error of its own, and not with one of Python's."""
+    return done.returncode in codes and "defect of llm-perf" not in done.stderr and "Traceback" not in done.stderr
 
 
 @contextmanager
@@ -104,14 +109,14 @@ def _exit_code(program: Callable[[], None]) -> int:
     return 0
 
 
-def _stream() -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+def _stream(encoding: str = "utf-8") -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(), encoding, newline="\n", write_through=True)
 
 
 def _text(stream: io.TextIOWrapper) -> str:
     buffer = stream.buffer
     assert isinstance(buffer, io.BytesIO)
-    return buffer.getvalue().decode()
+    return buffer.getvalue().decode(stream.encoding)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ FLOORS = [
         "sql_files",
         "units",
     },
-    {"errors"},
+    {"errors", "terminal"},
 ]
 # The same inside analysis/, the largest room; modules that stand alone there belong to the floor named "".
 ANALYSIS_FLOORS = [{"comparison"}, {""}, {"regions"}, {"trace"}, {"kernels"}, {"limits"}, {"cost_model"}]

@@ -16,6 +16,7 @@ from llm_perf_opt.cli import app
 from llm_perf_opt.errors import CaptureError, ConfigError, ParseError
 from llm_perf_opt.images import CHROMIUM_VARIABLE, draw_images
 from llm_perf_opt.records import SCHEMA, CleanTimings, Missing
+from llm_perf_opt.report.page import _environment
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
 from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, SweepPoint
 
@@ -116,6 +117,7 @@ def test_no_image_is_named_that_is_not_there(tmp_path: Path) -> None:
 def test_without_its_packages_the_markdown_pages_are_still_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = a_run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "jinja2", None)
+    _environment.cache_clear()
     assert f"report: {folder.report_file}" in report(str(folder.path))
     assert "No report.html: The package jinja2 is not installed" in folder.report_file.read_text()
 
@@ -158,7 +160,7 @@ def test_a_sweep_is_one_page_with_its_failed_points(tmp_path: Path) -> None:
     assert "is failed and not ranked:</strong> No &lt;memory&gt;." in page
     assert 'href="./000/report.md"' in page, "it leads to what is there"
     assert "/002/" not in page.replace(str(folder.path), ""), "and to nothing that is not"
-    assert f"is damaged and not ranked:</strong> {folder.path / '002'} is not a folder" in page, (
+    assert f"is damaged and not ranked:</strong> {folder.path / '002'}: No such file" in page, (
         "a point whose run was removed says so"
     )
     report(str(folder.path / "000"))

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import clean_timings, manifest, torch_pass
-from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.records import SCHEMA, CleanTimings, Manifest, PassRecord, TorchPass
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
 
@@ -157,11 +157,12 @@ def test_what_is_no_run_is_said_so(tmp_path: Path, what: str) -> None:
         path.touch()
     elif what != "nothing":
         (path / "run.json" if "folder" in what else path).mkdir(parents=True)
-    with pytest.raises(ParseError) as caught:
+    with pytest.raises(ConfigError if what == "nothing" else ParseError) as caught:
         RunFolder.open(path)
-    assert caught.value.exit_code == 5
+    assert caught.value.exit_code == (2 if what == "nothing" else 5)
     assert str(path) in caught.value.fact
-    assert "no run.json" in caught.value.fact if path.is_dir() else "not a folder" in caught.value.fact
+    said = {"nothing": "No such file", "file": "not a folder"}.get(what, "no run.json")
+    assert said in caught.value.fact
     assert "llm-perf run" in caught.value.remedy
 
 

@@ -34,7 +34,7 @@ from llm_perf_opt.report.kernel_evidence import kernels_md
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.run_folder import RunFolder, read_record, read_values, write_record, write_whole
+from llm_perf_opt.run_folder import RunFolder, check_plain, read_record, read_values, write_record, write_whole
 from llm_perf_opt.stored_ceilings import read_ceilings
 
 R = TypeVar("R")
@@ -46,6 +46,8 @@ SEPARATE = {
 """What to do where a runtime ran prefill and decode together."""
 GROUPS_OF_EVERY_RUN = ("model", "runtime")
 """Groups of settings without which nothing runs."""
+GROUPS_OF_ENV = ("cpu", "memory", "packages", "tool", "variables", "working_folder")
+"""What is a mapping in env.json."""
 SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""
 LARGE_INFLATION = 1.5
@@ -68,6 +70,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
     config = _settings(folder)
+    env, odd_env = _env(folder)
     costs = overheads(measured, torch, _wrapped(folder, manifest))
     ceilings = _ceilings(folder, manifest)[0]
     facts = RunFacts(
@@ -86,7 +89,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         run="/".join(part for part in folder.path.parts[-3:] if part != folder.path.anchor),
         manifest=manifest,
         config=config,
-        env=_env(folder),
+        env=env,
         timings=timings,
         metrics=metrics(measured) if measured else (),
         stages=stages,
@@ -98,6 +101,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         overheads=costs,
         warnings=(
             *_warnings(manifest, timings, stages, summary),
+            *odd_env,
             *limit_warnings,
             *_counter_warnings(kernels, impossible_count),
             *_no_samples(manifest, trace),
@@ -300,13 +304,19 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
     return values if all(isinstance(values.get(group), dict) for group in GROUPS_OF_EVERY_RUN) else {}
 
 
-def _env(folder: RunFolder) -> dict[str, Any]:
+def _env(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
+    """The machine and the software, and what of it cannot be used: a group that is no group is left out."""
     if not folder.env_file.exists():
-        return {}
+        return {}, []
     try:
-        return read_record(folder.env_file, dict[str, Any])
-    except ParseError:
-        return {}
+        found = read_record(folder.env_file, dict[str, Any])
+        check_plain(found)
+    except (ParseError, ValueError) as error:
+        why = error.fact if isinstance(error, ParseError) else f"{folder.env_file} cannot be right: {error}."
+        return {}, [f"The environment is not known: {why}"]
+    odd = [name for name in GROUPS_OF_ENV if not isinstance(found.get(name, {}), dict)]
+    why = f"{folder.env_file.name} cannot be right and is used in part: {', '.join(odd)} should hold names and values."
+    return {name: value for name, value in found.items() if name not in odd}, [why] if odd else []
 
 
 def _warnings(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.errors import ConfigError, ParseError, nearest
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -41,7 +41,10 @@ class Baselines:
         """Every name; none where nothing was set yet. A damaged file is a ParseError."""
         if not self.file.exists():
             return {}
-        return read_record(self.file, _File).baselines
+        found = read_record(self.file, _File).baselines
+        if any("\0" in text for one in found.values() for text in one.runs):
+            raise ParseError(f"{self.file} names a path that there cannot be.", "Remove the file, and set the baselines anew.")
+        return found
 
     def set(self, name: str, runs: list[Path]) -> Baseline:
         """Give a name to runs; an earlier meaning of the name is replaced."""

@@ -1,6 +1,7 @@
 """What can be chosen: groups, their options, keys; and what a wrong word was meant to be. Loads nothing heavy."""
 
 import dataclasses
+import os
 import re
 import typing
 from collections.abc import Mapping
@@ -50,6 +51,11 @@ def searched_folders(config_dir: Path | None) -> list[Path]:
 
 def all_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
     """Every group with its options, those that only others start from among them."""
+    if config_dir is not None and not os.path.isdir(config_dir):  # noqa: PTH112 - False where the name is too long, too
+        raise ConfigError(
+            f"--config-dir {config_dir}: no such folder.",
+            "It should hold folders named like the groups: model/, runtime/ …",
+        )
     found: dict[str, tuple[str, ...]] = {}
     for group in GROUPS:
         packaged = names = packaged_options(group)

@@ -28,7 +28,7 @@ from llm_perf_opt.choices import (
     searched_folders,
 )
 from llm_perf_opt.config import PROJECT_CONF, Dtype, RunConfig, canonical_dtype, check
-from llm_perf_opt.errors import ConfigError, close_names, did_you_mean, nearest
+from llm_perf_opt.errors import ConfigError, close_names, did_you_mean, nearest, words_of
 from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes, listed
 
 _LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
@@ -53,11 +53,6 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError(
-            f"--config-dir {config_dir}: no such folder.",
-            "It should hold folders named like the groups: model/, runtime/ …",
-        )
     options = all_options(config_dir)
     checked = [_checked_override(text, options) for text in _brought_runtimes(overrides, options["runtime"])]
     if searched := searched_folders(config_dir):
@@ -290,7 +285,7 @@ def _first_sentence(error: BaseException) -> str:
     """The fact in an error of Hydra, OmegaConf or YAML: its first line, with the file or the cause where it has one."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in words_of(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     return f"{first}: {_first_sentence(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else first
 

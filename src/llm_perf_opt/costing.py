@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf, turn
 from llm_perf_opt.analysis.limits.hardware import Hardware, hardware_named
 from llm_perf_opt.composition import compose
 from llm_perf_opt.data.model_tree import model_folder
-from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.errors import ConfigError, words_of
 from llm_perf_opt.records import Maybe, Missing
 
 _LARGEST_CONFIG = 16 * 1024 * 1024
@@ -123,9 +123,9 @@ def _read_json(path: Path) -> Any:
             raise ConfigError(f"{path} is too large to be a model's config.json.")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ResourceError(f"{path}: no such file.", "Give a Hugging Face config.json.") from None
+        raise ConfigError(f"{path}: no such file.", "Give a Hugging Face config.json.") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}", "Give a Hugging Face config.json.") from error
+        raise ConfigError(f"{path} cannot be read as JSON: {words_of(error)}", "Give a Hugging Face config.json.") from error
 
 
 def _formats(dtype: str, asked: Asked) -> Formats:

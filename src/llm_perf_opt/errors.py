@@ -15,12 +15,20 @@
 """
 
 import difflib
+import errno
+import re
 from collections.abc import Iterable
 
 _LEAST_PART = 3
 """So many letters of a name are no accident."""
 _MOST_NAMED = 5
 """So many names are an answer; more are a list."""
+_LONG_WORD = re.compile(r"\S{500,}")
+"""Errors quote what they were given: a number of thousands of digits, a path that no system takes."""
+
+
+def _cut(word: re.Match[str]) -> str:
+    return f"{word[0][:200]}… ({len(word[0]):,} characters)"
 
 
 class LlmPerfError(Exception):
@@ -30,8 +38,8 @@ class LlmPerfError(Exception):
 
     def __init__(self, fact: str, remedy: str = "") -> None:
         super().__init__(fact, remedy)
-        self.fact = fact
-        self.remedy = remedy
+        self.fact = _LONG_WORD.sub(_cut, fact)
+        self.remedy = _LONG_WORD.sub(_cut, remedy)
 
     def __str__(self) -> str:
         return f"{self.fact}\n{self.remedy}" if self.remedy else self.fact
@@ -104,6 +112,25 @@ _KINDS = {
 def error_from(kind: str, fact: str, remedy: str) -> LlmPerfError:
     """Rebuild an error that a child process reported by class name."""
     return _KINDS.get(kind, CaptureError)(fact, remedy)
+
+
+def words_of(error: BaseException) -> str:
+    """What an error says, without its advice to programmers."""
+    return _DIGITS.sub(r"a number has more than \1 digits", str(error))
+
+
+_DIGITS = re.compile(r"Exceeds the limit \((\d+) digits\) for integer string conversion.*", re.DOTALL)
+_NAMED_WRONG = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
+"""What the system says of a path that cannot be meant; anything else is the state of the machine."""
+
+
+def file_error(error: OSError, remedy: str = "Check the path.") -> LlmPerfError:
+    """What a file's error means to the user: a path that is wrong, or a machine that does not let it be read."""
+    name = f"{error.filename}: " if error.filename else ""
+    fact = f"{name}{error.strerror or error}."
+    if error.errno in _NAMED_WRONG:
+        return ConfigError(fact, remedy)
+    return ResourceError(fact, "Check the permissions, the free disk space and the limits of this machine.")
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

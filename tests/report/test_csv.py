@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from builders import HOSTILE_NAMES, cpu_sample, gpu_sample, operator, telemetry
 from llm_perf_opt.records import CpuSample, GpuSample, Missing, OperatorRow
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
+from llm_perf_opt.terminal import one_line
 
 
 def read(text: str) -> list[dict[str, str]]:
@@ -69,7 +70,7 @@ def test_any_names_are_read_back_on_their_rows(names: list[str]) -> None:
     rows = read(text)
     assert len(rows) == len(names)
     for row, name in zip(rows, names, strict=True):
-        shown = "".join(char if char.isprintable() else " " for char in name)
+        shown = one_line(name)
         assert row["name"] in (shown, f"'{shown}")
 
 

@@ -30,6 +30,7 @@ from llm_perf_opt.analysis.telemetry import summarise_telemetry
 from llm_perf_opt.records import CleanTimings, Maybe, Missing, PassRecord, SubstageSpan, TorchPass
 from llm_perf_opt.report.markdown import TOP_OPERATORS, operators_page, report, stakeholder_summary
 from llm_perf_opt.report.run_tables import other_figures_table
+from llm_perf_opt.terminal import one_line
 from markdown_reader import Page, read, uneven_tables
 
 SECTIONS = [
@@ -325,7 +326,7 @@ def called(name: str) -> RunAnalysis:
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_names_stay_names(name: str) -> None:
     page, _, operators = read_all(called(name))
-    shown = " ".join("".join(char if char.isprintable() else " " for char in name).split())
+    shown = " ".join(one_line(name).split())
     assert sections(page) == SECTIONS
     plain = read(report(called("plain")))
     assert page.headings[1:] == plain.headings[1:], "no name became a heading"

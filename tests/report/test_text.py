@@ -25,14 +25,11 @@ from llm_perf_opt.report.text import (
     table,
     with_unit,
 )
+from llm_perf_opt.terminal import one_line
 from markdown_reader import inline_text, read, uneven_tables
 
 WHY = Missing("the driver | said <b>no</b>\nand # more")
 WHY_SHOWN = "n/a: the driver | said <b>no</b> and # more"
-
-
-def one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 # --- names are data ---------------------------------------------------------------------------------------------------

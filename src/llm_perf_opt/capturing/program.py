@@ -4,6 +4,7 @@ The program is run once per pass, so it must do the same each time. It is given 
 """
 
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -86,6 +87,10 @@ def check_asked(asked: Asked) -> None:
     """Refuse what cannot work before anything is started."""
     if not asked.argv:
         raise ConfigError("There is no program to run.", "Write it behind two dashes: llm-perf exec -- python my_script.py")
+    if shutil.which(asked.argv[0]) is None:
+        raise ConfigError(
+            f"There is no program {asked.argv[0]!r} that can be run.", "Check its name, its path, and that it may be executed."
+        )
     if not asked.passes:
         raise ConfigError("No pass is asked for.", f"Known: {', '.join(PASSES)}.")
     for name in asked.passes:

@@ -25,14 +25,17 @@ def analyze(
         Path | None,
         typer.Option(metavar="RUN|TRACE", help="An eager trace of the same model: its modules for kernels of CUDA graphs."),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the trace itself; keep nothing beside it.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the trace itself; keep nothing of it.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Account for a trace: health, stages, budget, idle causes, kernels, operators, and findings with what each would save."""
     note_debug(debug)
     from llm_perf_opt.analyse_trace import analyse_source, with_borrowed_modules
+    from llm_perf_opt.run_folder import there
 
+    if modules_from is not None:
+        there(modules_from, "Give a run folder or a torch trace of the same model.")
     with stopped_alike():
         found = analyse_source(source, use_cache=not no_cache)
         if modules_from is not None:

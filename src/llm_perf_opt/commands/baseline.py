@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from llm_perf_opt.commands.compare import RunsDir
+from llm_perf_opt.commands.compare import RUNS_DIR, RunsDir
 from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, WholeHelp, note_debug, print_json
 
@@ -27,7 +27,7 @@ def set_baseline(
             metavar="RUN...", help="A run folder, or several repeats of one configuration.", autocompletion=complete_run
         ),
     ],
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS_DIR,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -46,12 +46,13 @@ def set_baseline(
 
 
 @app.command("list")
-def list_baselines(runs_dir: RunsDir = Path("runs"), as_json: Json = False, debug: Debug = False) -> None:
+def list_baselines(runs_dir: RunsDir = RUNS_DIR, as_json: Json = False, debug: Debug = False) -> None:
     """Every name and the runs behind it; one whose run is gone says so."""
     note_debug(debug)
     from llm_perf_opt.baselines import Baselines, is_run
+    from llm_perf_opt.data.layout import given_root
 
-    kept = Baselines(runs_dir)
+    kept = Baselines(given_root(runs_dir, RUNS_DIR, "--runs-dir"))
     rows = [
         {"name": name, "set_at": one.set_at, "run": text, "there": is_run(kept.place(text))}
         for name, one in sorted(kept.read().items())
@@ -68,11 +69,12 @@ def list_baselines(runs_dir: RunsDir = Path("runs"), as_json: Json = False, debu
 
 @app.command("remove")
 def remove_baseline(
-    name: Annotated[str, typer.Argument(metavar="NAME")], runs_dir: RunsDir = Path("runs"), debug: Debug = False
+    name: Annotated[str, typer.Argument(metavar="NAME")], runs_dir: RunsDir = RUNS_DIR, debug: Debug = False
 ) -> None:
     """Forget a name; the runs stay."""
     note_debug(debug)
     from llm_perf_opt.baselines import Baselines
+    from llm_perf_opt.data.layout import given_root
 
-    Baselines(runs_dir).remove(name)
+    Baselines(given_root(runs_dir, RUNS_DIR, "--runs-dir")).remove(name)
     print(f"{name} removed")

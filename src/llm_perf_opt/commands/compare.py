@@ -13,6 +13,7 @@ from llm_perf_opt.errors import ConfigError
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.comparison.compare import Comparison
 
+RUNS_DIR = Path("runs")
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds runs and baselines.json.")]
 
 
@@ -56,7 +57,7 @@ def compare(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="The whole page as Markdown on standard output.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page to this file (.html, .md or .json).")] = None,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS_DIR,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -77,11 +78,12 @@ def compare(
     from llm_perf_opt.analysis.comparison.gates import exit_code
     from llm_perf_opt.analysis.comparison.statistics import Judgement
     from llm_perf_opt.comparing import compare_runs
+    from llm_perf_opt.data.layout import given_root
     from llm_perf_opt.report.compare import comparison_page, comparison_text
 
     found = compare_runs(
         *sides,
-        runs_dir,
+        given_root(runs_dir, RUNS_DIR, "--runs-dir"),
         experiment=experiment or (),
         allow=allow or (),
         gates=gate or (),

@@ -37,7 +37,7 @@ def exec_program(
     top: Annotated[int, typer.Option(min=1, help="At least so many kernels are counted …")] = 10,
     coverage: Annotated[float, typer.Option(min=0.01, max=1, help="… and enough for this share of the kernel time.")] = 0.8,
     budget_s: Annotated[float, typer.Option(min=0.1, help="The most seconds spent replaying kernels.")] = 180.0,
-    timeout_s: Annotated[float, typer.Option(min=1, help="The most seconds a pass may take.")] = 3600.0,
+    timeout_s: Annotated[float, typer.Option(min=1, max=1_000_000, help="The most seconds a pass may take.")] = 3600.0,
     max_trace_gb: Annotated[float, typer.Option(min=0.01, help="The most disk space a tool may take.")] = 2.0,
     device_index: Annotated[int, typer.Option(min=0, help="Which GPU's counters.")] = 0,
     regions: Annotated[list[str] | None, typer.Option(help="NVTX regions to report: `step*` or `regex:…`; repeatable.")] = None,

@@ -10,6 +10,7 @@ from llm_perf_opt.commands.lasting_file import LastingFile
 from llm_perf_opt.profiling.vendor.child_output import TICK
 from llm_perf_opt.records import PassRecord
 from llm_perf_opt.report.text import milliseconds
+from llm_perf_opt.terminal import one_line, raw_stream
 
 
 class QuietProgress:
@@ -81,7 +82,7 @@ class BarProgress(QuietProgress):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        file = LastingFile(terminal or sys.stderr, may_break=True)
+        file = LastingFile(raw_stream(terminal or sys.stderr), may_break=True)  # it draws: what it is given is cleaned instead
         self._progress = Progress(
             TextColumn("{task.fields[pass_name]:<8}"),
             BarColumn(bar_width=24),
@@ -89,6 +90,8 @@ class BarProgress(QuietProgress):
             TimeElapsedColumn(),
             console=Console(file=cast("TextIO", file), force_terminal=terminal is not None or None),
             auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
             get_time=clock,
         )
         self._clock = clock
@@ -104,37 +107,31 @@ class BarProgress(QuietProgress):
 
     def pass_started(self, name: str, label: str) -> None:
         """A new bar."""
-        from rich.markup import escape
-
-        self._tasks[name] = self._progress.add_task(escape(label), total=None, pass_name=name)
+        self._tasks[name] = self._progress.add_task(_plain(label), total=None, pass_name=_plain(name))
         self._draw()
 
     def pass_message(self, name: str, message: dict[str, Any]) -> None:
         """Move the bar."""
-        from rich.markup import escape
-
         task = self._tasks.get(name)
         if task is None:
             return
         phase = _phase(message)
         if message.get("event") == "progress" and phase:
             words = f"{phase} {message.get('text') or _estimate(message)}"
-            self._progress.update(task, total=message.get("at_most"), completed=message.get("done"), description=escape(words))
+            self._progress.update(task, total=message.get("at_most"), completed=message.get("done"), description=_plain(words))
         elif phase:
-            self._progress.update(task, description=escape(phase))
+            self._progress.update(task, description=_plain(phase))
         if self._clock() - self._drawn_at >= DRAW_EVERY_S:
             self._draw()
 
     def pass_ended(self, entry: PassRecord) -> None:
         """Fill the bar, or say why not."""
-        from rich.markup import escape
-
         task = self._tasks.get(entry.name)
         if task is None:
             return
         words = entry.status if not entry.why else f"{entry.status}: {entry.why}"
         good = entry.status == "complete"
-        self._progress.update(task, total=1, completed=1 if good else 0, description=escape(words))
+        self._progress.update(task, total=1, completed=1 if good else 0, description=_plain(words))
         self._progress.stop_task(task)
         self._draw()
 
@@ -148,6 +145,13 @@ def progress_for(quiet: bool) -> QuietProgress:
     if quiet:
         return QuietProgress()
     return BarProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+def _plain(text: str) -> str:
+    """A text that is neither markup to the display nor a command to the terminal."""
+    from rich.markup import escape
+
+    return escape(one_line(text))
 
 
 def _estimate(message: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from llm_perf_opt.errors import LlmPerfError
+from llm_perf_opt.terminal import json_text
 
 Json = Annotated[bool, typer.Option("--json", help="Data on standard output as JSON; everything else on standard error.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -39,9 +40,7 @@ def debugging() -> bool:
 
 def print_json(value: Any) -> None:
     """Data for another program."""
-    import msgspec
-
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.write(json_text(value, sys.stdout.encoding) + "\n")
 
 
 def command_line() -> list[str]:

@@ -17,7 +17,7 @@ from llm_perf_opt.data.metadata import SCHEMA, DatasetMetadata, Size, now, tool_
 from llm_perf_opt.data.preparing import Phases, silent
 from llm_perf_opt.data.record_streams import check_text_field, count_records
 from llm_perf_opt.errors import ConfigError, ResourceError
-from llm_perf_opt.run_folder import write_whole
+from llm_perf_opt.run_folder import there, write_whole
 
 _KEPT_OUT_OF_GIT = "*/source-data\n*/source-data/**\n*/*/data/\n.*.part/\n"
 _OPTION_HEAD = "# Made by `llm-perf dataset add`. dataset.variant=NAME chooses a variant; without one the source is read.\n"
@@ -52,7 +52,7 @@ def add_dataset(
     option, content = option_file(conf, name), _option(folder, conf, said)
     if not (option.is_file() and option.read_text(errors="replace") == content):  # our own, of an add that was killed
         refuse_existing(option, "Nothing is overwritten: choose another name, or remove that file first.")
-    files = files_below(source)
+    files = files_below(there(source, "Give the folder or the file of the data."))
     _refuse_itself(tree, source)
     records = data_files(files, source, said.format)
     if records[0].format == "tokens":

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from llm_perf_opt.config import DatasetConfig
 from llm_perf_opt.data.entries import Entry, open_entry
-from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.errors import ConfigError, ResourceError, words_of
 
 Tokenize = Callable[[str], list[int]]
 
@@ -149,7 +149,9 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:  # not only JSONDecodeError: a number may have too many digits
-            raise ResourceError(f"{where}, line {number}: not JSON ({error}).", "Write one JSON object per line.") from error
+            raise ResourceError(
+                f"{where}, line {number}: not JSON ({words_of(error)}).", "Write one JSON object per line."
+            ) from error
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
             known = ", ".join(record) if isinstance(record, dict) else type(record).__name__

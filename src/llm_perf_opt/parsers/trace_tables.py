@@ -21,6 +21,7 @@ import numpy as np
 from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Columns, DeviceSamples, DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
 from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION, made_by
+from llm_perf_opt.run_folder import encoded
 from llm_perf_opt.sql_files import literal, parquet_rows
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str
             SCHEMA_VERSION, trace.source, of, seen, made_by(), {table: len(_columns_of(trace, table)) for table in _TABLES},
             files, list(trace.problems), trace.facts,
         )  # fmt: skip
-        (beside / META_FILE).write_bytes(msgspec.json.encode(meta))
+        (beside / META_FILE).write_bytes(encoded(meta))
         _replace(folder, beside)
     finally:
         connection.close()

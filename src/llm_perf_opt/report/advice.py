@@ -8,7 +8,8 @@ from llm_perf_opt.analysis.trace.document import OVERLAP, BudgetTable, FindingLi
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.text import columns, escape, milliseconds, percent, reason, significant, table
-from llm_perf_opt.report.trace_page import finding_lines, ms, plain, saving_words, throughput_words
+from llm_perf_opt.report.trace_page import finding_lines, ms, saving_words, throughput_words
+from llm_perf_opt.terminal import one_line
 
 THROUGHPUT = "throughput"
 WITHIN = 0.25
@@ -25,10 +26,10 @@ def advice_text(findings: Sequence[FindingLine]) -> str:
 
 def trials_text(found: Verification) -> str:
     """Predicted against measured, for the terminal."""
-    rows = [[plain(cell) for cell in trial_cells(trial)] for trial in found.trials]
-    lines = [f"Tried, each alone, against {plain(found.base)}", columns(TRIAL_HEADER, rows, "lrrrrrl")]
+    rows = [trial_cells(trial) for trial in found.trials]
+    lines = [f"Tried, each alone, against {one_line(found.base)}", columns(TRIAL_HEADER, rows, "lrrrrrl")]
     if found.remeasured:
-        lines.append(f"The base was measured again: {plain(found.remeasured)}.")
+        lines.append(f"The base was measured again: {one_line(found.remeasured)}.")
     return "\n" + "\n".join(lines) + "\n"
 
 
@@ -105,13 +106,17 @@ def finding_sentences(trace: Maybe[TraceAnalysis], shares: Mapping[str, float] |
         return []
     saved = escape(saving_words(found))
     if found.overrides:
-        tried = f"Try `{found.to_try.replace('`', ' ')}`: this saves {saved}."
+        tried = f"Try {_code(found.to_try)}: this saves {saved}."
     else:
         tried = f"What to do: {escape(found.to_try.rstrip('.'))}. The change would save {saved}."
     said = [f"What to change first: {escape(found.claim)} {tried}"]
     if shares and found.stage in shares:
         said += [_of_a_request(trace, found, shares[found.stage]), _elsewhere(trace, found, max(shares, key=shares.__getitem__))]
     return [" ".join(text for text in said if text)]
+
+
+def _code(words: str) -> str:
+    return f"`{one_line(words).replace('`', ' ')}`"
 
 
 def _saves(finding: FindingLine) -> bool:
@@ -154,7 +159,7 @@ def _finding(number: int, finding: FindingLine) -> str:
         f"{number}. **{escape(finding.claim)}**",
         f"   - {_effect(finding)}; {finding.confidence} confidence: {escape(finding.because)}",
         *[f"   - {escape(row)}" for row in finding.evidence],
-        f"   - try: `{finding.to_try.replace('`', ' ')}`" if finding.overrides else f"   - try: {escape(finding.to_try)}",
+        f"   - try: {_code(finding.to_try) if finding.overrides else escape(finding.to_try)}",
     ]
     if finding.overrides and finding.change:
         lines.append(f"   - in other programs: {escape(finding.change)}")

@@ -13,6 +13,7 @@ from llm_perf_opt.records import CleanTimings, CpuSample, GpuSample, Maybe, Miss
 from llm_perf_opt.report.chart_data import Roofline, Ticks, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
 from llm_perf_opt.report.palette import BLUE, GREY, ORANGE, SERIES, STAGE_COLOURS, colour_of
 from llm_perf_opt.report.text import bytes_per_s, flops_per_s, milliseconds, percent, share_words, significant
+from llm_perf_opt.terminal import one_line
 from llm_perf_opt.units import TIME, scale_of
 
 Figure = dict[str, Any]
@@ -28,8 +29,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 
 def label(name: str) -> str:
     """A name as Plotly shows it literally, on one line."""
-    one_line = "".join(char if char.isprintable() else " " for char in name)
-    return one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return one_line(name).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def wrapped(text: str, width: int = 26) -> str:

@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.kernels.names import short_name, short_names
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, signed, table, with_unit
 from llm_perf_opt.stages import Stage
+from llm_perf_opt.terminal import one_line
 
 TOP = 15
 KERNELS_TITLE = "Kernels on both sides, matched by name or by role; decode per token"
@@ -115,15 +116,15 @@ def comparison_text(found: Comparison) -> str:
     lines = [*verdict_sentences(found), *cause_sentences(found), ""]
     rows: list[Row | UsageChange] = [*found.metrics, *found.stages, *found.memory, *found.energy]
     body = [row_cells(row) for row in rows if not isinstance(row.effect, Missing)]
-    lines.append(columns(_HEADER, body, _ALIGN))
-    lines += [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
-    lines += _lacking_usage((*found.memory, *found.energy))
-    lines.append("")
-    lines += [f"setting {row.key}: {row.base} → {row.new}" for row in found.settings]
-    lines += [f"environment {row.key}: {row.base} → {row.new}" for row in found.environment]
-    lines += [f"caution: {text}" for text in found.cautions]
-    lines += [f"gate {gate_line(result)}" for result in found.gates]
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in "\n".join(lines).rstrip() + "\n")
+    said = [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
+    said += _lacking_usage((*found.memory, *found.energy))
+    said.append("")
+    said += [f"setting {row.key}: {row.base} → {row.new}" for row in found.settings]
+    said += [f"environment {row.key}: {row.base} → {row.new}" for row in found.environment]
+    said += [f"caution: {text}" for text in found.cautions]
+    said += [f"gate {gate_line(result)}" for result in found.gates]
+    parts = [*map(one_line, lines), columns(_HEADER, body, _ALIGN), *map(one_line, said)]
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _lacking_usage(rows: Sequence[UsageChange]) -> list[str]:

@@ -32,6 +32,7 @@ from llm_perf_opt.report.text import (
     with_unit,
 )
 from llm_perf_opt.report.what_ran import what_ran
+from llm_perf_opt.terminal import visible
 
 TOP_OPERATORS = 15
 
@@ -323,7 +324,7 @@ def _assumptions(analysis: RunAnalysis) -> str:
 
 
 def _repeat(analysis: RunAnalysis) -> str:
-    return f"## To repeat\n\n```\n{shlex.join(analysis.manifest.command).replace('```', '` ` `')}\n```\n"
+    return f"## To repeat\n\n```\n{visible(shlex.join(analysis.manifest.command)).replace('```', '` ` `')}\n```\n"
 
 
 # --- narrative --------------------------------------------------------------------------------------------------------

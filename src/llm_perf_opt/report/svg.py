@@ -11,6 +11,7 @@ from math import log10
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
 from llm_perf_opt.report.palette import GREY, SERIES, STAGE_COLOURS, colour_of
 from llm_perf_opt.report.text import flops_per_s, milliseconds, share_words
+from llm_perf_opt.terminal import one_line
 
 WIDTH = 960
 _FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#222"'
@@ -21,8 +22,8 @@ _TEXT = 150
 
 
 def plain(text: str) -> str:
-    """A name as text inside an SVG: characters that XML forbids become spaces, markup becomes text."""
-    return _markup("".join(char if char.isprintable() else " " for char in text))
+    """A name as text inside an SVG: characters that XML forbids become escapes, markup becomes text."""
+    return _markup(one_line(text))
 
 
 def waterfalls_svg(waterfalls: Sequence[Waterfall]) -> str:

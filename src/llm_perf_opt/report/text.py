@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from llm_perf_opt.records import Distribution, Drift, Maybe, Missing
+from llm_perf_opt.terminal import one_line
 from llm_perf_opt.units import BYTE_RATE, FLOP_RATE, SHARE, duration, durations, scaled
 from llm_perf_opt.units import significant as significant
 
@@ -13,8 +14,7 @@ _EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 def escape(name: str) -> str:
     """A name from a trace, a model or a dataset as literal Markdown text on one line."""
-    one_line = "".join(char if char.isprintable() else " " for char in name)
-    return _EDGE_UNDERSCORE.sub(r"\\_", one_line.translate(_ESCAPED))
+    return _EDGE_UNDERSCORE.sub(r"\\_", one_line(name).translate(_ESCAPED))
 
 
 def reason(missing: Missing) -> str:
@@ -137,8 +137,9 @@ def spread(value: Distribution, unit: str) -> str:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """A table for the terminal: aligned columns, two spaces apart."""
-    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
+    """A table for the terminal: aligned columns, two spaces apart; each cell stays on its line."""
+    head, *body = [[one_line(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[index]) for row in (head, *body)) for index in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
         parts = [
@@ -147,4 +148,4 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], align: str) ->
         ]
         return "  ".join(parts).rstrip()
 
-    return "\n".join([line(header), *[line(row) for row in rows]])
+    return "\n".join([line(head), *[line(row) for row in body]])

@@ -19,6 +19,7 @@ from llm_perf_opt.report.device_tables import DEVICE_HEADER, STAGE_HEADER, devic
 from llm_perf_opt.report.gpu_metrics import metric_header, metric_rows
 from llm_perf_opt.report.labels import LABEL_HEADER, label_rows
 from llm_perf_opt.report.text import columns, milliseconds, significant
+from llm_perf_opt.terminal import one_line
 
 WIDTH = 100
 _NAME = 52
@@ -38,7 +39,7 @@ def trace_text(found: TraceAnalysis, top: int = 15) -> str:
 
 
 def _head(found: TraceAnalysis) -> str:
-    lines = [plain(found.source), f"trace     {found.profiler}{', ' + plain(found.device) if found.device else ''}"]
+    lines = [one_line(found.source), f"trace     {found.profiler}{', ' + one_line(found.device) if found.device else ''}"]
     state = "complete" if found.complete else "INCOMPLETE: no number of it can be believed"
     lines.append(f"health    {state}{'' if found.problems else ', no problems'}")
     for problem in found.problems:
@@ -77,8 +78,8 @@ def _devices(found: TraceAnalysis) -> str:
 def _stages(found: TraceAnalysis) -> str:
     covered = "" if found.stage_coverage is None else f", {found.stage_coverage:.1%} of the device time"
     if not found.stages:
-        return f"Stages: none found ({plain(found.stage_why)})\n"
-    head = _wrapped(f"Stages, by {found.stage_method} ({plain(found.stage_why)}{covered})", "")
+        return f"Stages: none found ({one_line(found.stage_why)})\n"
+    head = _wrapped(f"Stages, by {found.stage_method} ({one_line(found.stage_why)}{covered})", "")
     if all(one.gpu_busy_ns is None for one in found.stages):
         return "\n".join([*head, _host_stages(found.stages, found.host)]) + "\n"
     rows = [
@@ -151,12 +152,12 @@ _TELLING_STAGES = ("prefill", "decode", "mixed_step", "step")
 def _budget(budget: BudgetTable) -> str:
     per = f", {ms(budget.wall_ns / budget.units)} per {budget.unit}" if budget.units > 1 else ""
     many = f"{budget.units} {budget.unit}s" if budget.units > 1 else f"one {budget.unit}"
-    lines = _wrapped(f"Where {budget.stage} goes: {ms(budget.wall_ns)} for {many}{per}; from {plain(budget.wall_source)}", "")
+    lines = _wrapped(f"Where {budget.stage} goes: {ms(budget.wall_ns)} for {many}{per}; from {one_line(budget.wall_source)}", "")
     rows = [[row.label, ms(row.ns), ms(row.ns / budget.units), f"{row.share:.1%}"] for row in budget.rows]
     rows.append(["sum", ms(budget.wall_ns), ms(budget.wall_ns / budget.units), "100.0%"])
     lines.append(columns(["", "time", f"per {budget.unit}", "share"], rows, "lrrr"))
     for text in (*[f"PROBLEM: {problem}" for problem in budget.problems], *budget.notes):
-        lines += _wrapped(f"- {plain(text)}", "  ")
+        lines += _wrapped(f"- {one_line(text)}", "  ")
     return "\n".join(lines) + "\n"
 
 
@@ -200,7 +201,7 @@ def _borrowed(found: TraceAnalysis, top: int) -> str:
     if table is None:
         return ""
     shares = ", ".join(f"{rule} {share:.1%}" for rule, share in table.coverage.items() if share)
-    lines = _wrapped(f"Modules by the eager trace {plain(table.source)}; of the kernel time, by rule: {shares}", "")
+    lines = _wrapped(f"Modules by the eager trace {one_line(table.source)}; of the kernel time, by rule: {shares}", "")
     rows = [[short(row.name), f"{row.kernels:,}", ms(row.self_ns), f"{row.share:.1%}"] for row in table.rows[: min(top, _OWNERS)]]
     return "\n".join([*lines, columns(["module", "kernels", "own", "share"], rows, "lrrr")]) + "\n"
 
@@ -229,14 +230,14 @@ def _findings(found: TraceAnalysis) -> str:
 
 def finding_lines(number: int, finding: FindingLine) -> list[str]:
     """One finding with its saving, its evidence and what to try."""
-    lines = _wrapped(f"{number}. [{finding.id}] {plain(finding.claim)}", "   ")
+    lines = _wrapped(f"{number}. [{finding.id}] {one_line(finding.claim)}", "   ")
     effect = f"throughput: {throughput_words(finding.throughput)}" if finding.throughput else f"saves: {saving_words(finding)}"
-    lines += _wrapped(f"   {effect} ({finding.confidence} confidence: {plain(finding.because)})", "          ")
+    lines += _wrapped(f"   {effect} ({finding.confidence} confidence: {one_line(finding.because)})", "          ")
     for row in finding.evidence:
-        lines += _wrapped(f"   · {plain(row)}", "     ")
-    lines += _wrapped(f"   try: {plain(finding.to_try)}", "        ")
+        lines += _wrapped(f"   · {one_line(row)}", "     ")
+    lines += _wrapped(f"   try: {one_line(finding.to_try)}", "        ")
     if finding.overrides and finding.change:
-        lines += _wrapped(f"   in other programs: {plain(finding.change)}", "        ")
+        lines += _wrapped(f"   in other programs: {one_line(finding.change)}", "        ")
     return lines
 
 
@@ -266,14 +267,9 @@ def ms(ns: float) -> str:
     return milliseconds(ns)
 
 
-def plain(text: str) -> str:
-    """A text from a trace on one line, without anything a terminal obeys."""
-    return "".join(char if char.isprintable() else " " for char in text)
-
-
 def short(name: str, most: int = _NAME) -> str:
     """A kernel's name, cut in the middle: both ends tell kernels apart."""
-    text = plain(name)
+    text = one_line(name)
     tail = min(15, most // 3)
     return text if len(text) <= most else f"{text[: most - tail - 1]}…{text[-tail:]}"
 
