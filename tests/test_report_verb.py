@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from builders import clean_timings, default_config, manifest, model_facts, torch_pass
+from builders import clean_timings, default_config, manifest, model_facts, torch_pass, workload
 from chromium import Chromium, find_chromium
 from llm_perf_opt.cli import app
 from llm_perf_opt.errors import CaptureError, ConfigError, ParseError
@@ -18,6 +18,7 @@ from llm_perf_opt.images import CHROMIUM_VARIABLE, draw_images
 from llm_perf_opt.records import SCHEMA, CleanTimings, Missing
 from llm_perf_opt.report.page import _environment
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.runtime_records import TextUse, WeightFacts
 from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, SweepPoint
 
 
@@ -243,3 +244,20 @@ def test_a_browser_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytes
     assert "drew nothing of waterfall.svg" in found.why
     write_whole(folder.waterfall_file, b"<svg/>")
     assert draw_images(folder) == Missing("waterfall.svg does not say how large it is")
+
+
+def test_what_was_measured_stands_wherever_the_times_do(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "run")
+    timings = clean_timings(
+        model=model_facts(dtype="bf16", weights=WeightFacts("stored", {"fp32": 100})),
+        workload=workload(texts=TextUse(used=2, cut=1, longest=4321, limit=10, unused=77)),
+    )
+    write_record(folder.clean_file, timings)
+    facts = ("synthetic ids, seed 0", "were cast to bf16", "the longest had 4,321", "77 further records")
+    shown = report(str(folder.path))
+    pages = [file.read_text() for file in (folder.report_file, folder.summary_file, folder.page_file)]
+    for text in (shown, *pages):
+        assert all(fact in text for fact in facts)
+    found = json.loads(report("--json", str(folder.path)))["inputs"]
+    assert [note["kind"] for note in found] == ["prompts", "cut_prompts", "unused_records", "cast_weights"]
+    assert "tiny (5 M parameters, bf16)" in shown, "what ran is named before its times"

@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_of_device
+from llm_perf_opt.analysis.measured_inputs import measured_inputs
 from llm_perf_opt.analysis.overhead import overheads, without_profiler_events
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
@@ -113,6 +114,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         impossible=impossible or impossible_count,
         damaged=damaged_timings(folder, manifest),
         prompts_sha256=_prompts(folder),
+        inputs=measured_inputs(timings, config),
     )
 
 

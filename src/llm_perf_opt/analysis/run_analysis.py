@@ -5,6 +5,7 @@ from typing import Any
 
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
+from llm_perf_opt.analysis.measured_inputs import InputNote
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
@@ -45,6 +46,8 @@ class RunAnalysis:
     """Why times that were measured cannot be read any more; what needs them is left out."""
     prompts_sha256: Maybe[str] = _NO_PROMPTS
     """Identifies the prompts as they were fed: equal for equal ids."""
+    inputs: tuple[InputNote, ...] = ()
+    """What was measured, so that nobody takes it for more."""
 
     @property
     def fault(self) -> LlmPerfError | None:

@@ -25,6 +25,7 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         "why": analysis.damaged.fact if analysis.damaged else analysis.manifest.why,
         "stages": {_stage_key(stage): stage for stage in analysis.stages},
         "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
+        "inputs": analysis.inputs,
         "warnings": analysis.warnings,
     }
 
@@ -38,8 +39,13 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
     """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
     from llm_perf_opt.records import Distribution, Missing
     from llm_perf_opt.report.text import known_within, with_unit
+    from llm_perf_opt.report.what_ran import what_ran
 
     if analysis is not None:
+        if not isinstance(analysis.timings, Missing):
+            print(what_ran(analysis.timings))
+        for note in analysis.inputs:
+            print(f"- {note.text}")
         for metric in analysis.metrics:
             if isinstance(metric.value, Distribution) and metric.key in ("ttft", "tpot", "e2e", "decode_rate"):
                 value = metric.value

@@ -101,6 +101,8 @@ def _summary(analysis: RunAnalysis, shown: Shown) -> Section:
     blocks += _findings(findings_of(analysis), TOP_FINDINGS)
     blocks += waterfall_blocks(shown.budget)
     blocks += _meanings(analysis)
+    if analysis.inputs:
+        blocks += [Words("What was measured", "heading"), Items([("", note.text) for note in analysis.inputs], "inputs")]
     if analysis.warnings:
         blocks.append(Words("Warnings", "heading"))
         blocks.append(Items([("", warning) for warning in analysis.warnings], "warnings"))

@@ -41,6 +41,7 @@ def report(analysis: RunAnalysis) -> str:
     """The whole report."""
     sections = [
         _title(analysis),
+        _inputs(analysis),
         _warnings(analysis.warnings),
         images(analysis),
         _environment(analysis),
@@ -72,6 +73,7 @@ def stakeholder_summary(analysis: RunAnalysis) -> str:
     lines.append(escape(what_ran(timings)) + "\n")
     lines += [f"- {sentence}" for sentence in _narrative(analysis, timings)]
     lines.append("")
+    lines.append(_inputs(analysis))
     lines.append(_warnings(analysis.warnings) or _all_well(analysis))
     lines.append(images(analysis))
     lines.append("Every figure is a median of unprofiled repeats; definitions, intervals and spread are in report.md.\n")
@@ -115,6 +117,12 @@ def _warnings(warnings: Sequence[str]) -> str:
     if not warnings:
         return ""
     return "## Warnings\n\n" + "".join(f"- {escape(warning)}\n" for warning in warnings)
+
+
+def _inputs(analysis: RunAnalysis) -> str:
+    if not analysis.inputs:
+        return ""
+    return "## What was measured\n\n" + "".join(f"- {escape(note.text)}\n" for note in analysis.inputs)
 
 
 def _environment(analysis: RunAnalysis) -> str:

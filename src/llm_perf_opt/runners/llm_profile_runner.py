@@ -33,6 +33,7 @@ from llm_perf_opt.profiling.vendor.child import framework_error, last_words
 from llm_perf_opt.profiling.vendor.launch import die_with_parent, heed_interrupts, send
 from llm_perf_opt.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, WrappedPass
 from llm_perf_opt.run_folder import write_record
+from llm_perf_opt.runners.models import weight_facts
 from llm_perf_opt.runners.session import Session, is_steppable, open_session
 from llm_perf_opt.stages import Stage
 
@@ -220,8 +221,9 @@ def _timings(session: Session, measured: Measured, meter: RequestMeter) -> Clean
         runtime = replace(
             runtime, inseparable=meter.inseparable or runtime.inseparable, unstepped=meter.unstepped or runtime.unstepped
         )
+    facts = session.runner.facts
     return CleanTimings(
-        model=session.runner.facts,
+        model=facts if facts.weights else replace(facts, weights=weight_facts(session.config.model)),
         workload=session.workload,
         clock=session.clock,
         load_s=session.load_s,

@@ -13,6 +13,7 @@ from llm_perf_opt.data.prompts import Tokenize
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
 from llm_perf_opt.profiling.device import DeviceRequest, pick_device
+from llm_perf_opt.runtime_records import WeightFacts
 
 if TYPE_CHECKING:
     import torch
@@ -242,6 +243,16 @@ def _refuse_partial_weights(model: ModelConfig, loaded: "PreTrainedModel", repor
                 f"{where} does not hold the whole model: {len(names)} tensors that config.json asks for {what}: {first}{more}.",
                 "Obtain the weights again, or the config.json that belongs to them.",
             )
+
+
+def weight_facts(model: ModelConfig) -> WeightFacts:
+    """Where the weights come from, and in which formats they are stored."""
+    if model.source == "random":
+        return WeightFacts("random")
+    stored: dict[str, int] = {}
+    for name, size in check_model(model_folder(model.path or "")).dtypes.items():
+        stored[canonical_dtype(name)] = stored.get(canonical_dtype(name), 0) + size
+    return WeightFacts("stored", stored)
 
 
 def load_tokenizer(model: ModelConfig) -> Tokenize | None:

@@ -97,6 +97,7 @@ def open_session(config: RunConfig, trace_dir: Path | None = None) -> Session:
         padded_tokens=max(prompts.lengths),
         new_tokens=config.runtime.num_new_tokens,
         source=prompts.source,
+        texts=prompts.texts,
     )
     return Session(config, runner, prompts, batch, workload, device, time.monotonic() - begun, untouched_until)
 
