@@ -14,6 +14,7 @@ import pytest
 
 from command import llm_perf
 from llm_perf_opt.analyse_trace import ANALYSIS_FILE, analyse_source
+from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.errors import ConfigError, ResourceError
 from llm_perf_opt.parsers.trace_mark import fresh_tables, kept_for
 from llm_perf_opt.report.trace_page import trace_text
@@ -169,6 +170,21 @@ def test_nothing_is_put_beside_a_trace_and_without_a_cache_nothing_is_kept(
     assert llm_perf("analyze", source).returncode == 0
     assert [path for path in sorted(traces.iterdir()) if path.name != "cache"] == before
     assert list((tmp_path / "cache" / "llm-perf-opt" / "traces").iterdir()) == [kept_for(source)]
+
+
+def test_kernels_have_the_short_names_of_the_page_in_the_terminal_and_their_own_as_data(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    truth = write_trace(source, Recipe())
+    assert any("…" in short_name(name, 52) for name in truth.by_name)
+    found = analyse_source(source, use_cache=False).document
+    assert {row.name for row in found.kernels} == set(truth.by_name)
+    shown = trace_text(found)
+    table = shown.partition("Kernels: ")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [line.split("  ")[0] for line in table] == [short_name(row.name, 52) for row in found.kernels[: len(table)]]
+    evidence = [row for finding in found.findings for row in finding.evidence if " calls, " in row]
+    assert evidence
+    assert not any("void at::native" in row for row in evidence), "no return type, no namespace"
+    assert any(short_name(name, 96) in row for row in evidence for name in truth.by_name)
 
 
 def test_the_export_of_a_report_is_kept_in_the_cache(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,6 +304,26 @@ def test_a_file_name_that_is_no_utf8(tmp_path: Path, trace: Path) -> None:
     assert data(llm_perf("analyze", odd, "--json"))["source"] == str(odd)
 
 
+def test_folders_whose_names_are_no_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    run = whole_run(odd / "run", traces=False).path
+    source = small_source(odd / "data")
+    for words, code in (
+        (["report", run], 0),
+        (["runs", odd], 0),
+        (["exec", "--passes", "program", "--out", odd / "mine", "--", "true", odd], 0),
+        (["baseline", "set", "mine", run], 2),
+        (["dataset", "add", "mine", "--source", source], 0),
+        (["dataset", "check", "--quick"], 0),
+        (["run", "--dry-run", f"experiment={odd.name}"], 2),
+    ):
+        done = llm_perf(*words)
+        assert done.code == code, (words, done.err)
+        assert "caf\\udce9" in done.out + done.err or words[0] == "dataset", words
+    assert data(llm_perf("runs", odd, "--json"))[0]["path"].startswith(str(odd))
+
+
 def test_a_terminal_of_another_encoding(trace: Path) -> None:
     for encoding in ("ascii", "latin-1"):
         done = llm_perf("analyze", trace, encoding=encoding)

@@ -89,7 +89,12 @@ class Baselines:
 
     def _written(self, folder: Path) -> str:
         home = self.runs_dir.resolve()
-        return os.path.relpath(folder, home) if folder.is_relative_to(home.parent) else str(folder)
+        text = os.path.relpath(folder, home) if folder.is_relative_to(home.parent) else str(folder)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{text} cannot be written down: its name is no UTF-8.", "Rename the folder.") from error
+        return text
 
     def _known(self, name: str, known: dict[str, Baseline]) -> None:
         if name not in known:

@@ -65,7 +65,7 @@ Check = Callable[[LlmPerfError | None], Judged]
 
 def begin_pass(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
     """Make the pass's folder and write its command down."""
-    write_whole(folder.command_file(name), (shlex.join(argv) + "\n").encode())
+    write_whole(folder.command_file(name), (shlex.join(argv) + "\n").encode(errors="surrogateescape"))
 
 
 def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:

@@ -100,17 +100,15 @@ def compare(
 
 
 def _write(found: "Comparison", out: Path, kind: str) -> None:
-    import msgspec
-
     from llm_perf_opt.report.compare import comparison_page
-    from llm_perf_opt.run_folder import write_whole
+    from llm_perf_opt.run_folder import encoded, write_whole
 
     if kind == ".html":
         from llm_perf_opt.report.compare_html import comparison_html
 
         content = comparison_html(found).encode()
     else:
-        content = msgspec.json.encode(found) if kind == ".json" else comparison_page(found).encode()
+        content = encoded(found) if kind == ".json" else comparison_page(found).encode()
     write_whole(out, content)
 
 

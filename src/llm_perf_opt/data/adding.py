@@ -18,6 +18,7 @@ from llm_perf_opt.data.preparing import Phases, silent
 from llm_perf_opt.data.record_streams import check_text_field, count_records
 from llm_perf_opt.errors import ConfigError, ResourceError
 from llm_perf_opt.run_folder import there, write_whole
+from llm_perf_opt.terminal import visible
 
 _KEPT_OUT_OF_GIT = "*/source-data\n*/source-data/**\n*/*/data/\n.*.part/\n"
 _OPTION_HEAD = "# Made by `llm-perf dataset add`. dataset.variant=NAME chooses a variant; without one the source is read.\n"
@@ -102,7 +103,7 @@ def _describe(
         schema=SCHEMA,
         name=name,
         version=said.version,
-        source=said.origin or str(_lasting(source, files)),
+        source=said.origin or visible(str(_lasting(source, files))),
         license=said.license,
         notes=said.notes,
         format=records[0].format,

@@ -5,6 +5,7 @@ modules, operators, findings.
 import textwrap
 from collections.abc import Callable, Sequence
 
+from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.trace.document import (
     OVERLAP,
     BudgetTable,
@@ -173,7 +174,7 @@ def _kernels(found: TraceAnalysis, top: int) -> str:
     if not found.kernels:
         return ""
     rows = [
-        [short(row.name), row.kind, f"{row.calls:,}", ms(row.total_ns), ms(row.mean_ns), f"{row.share:.1%}"]
+        [short_name(row.name, _NAME), row.kind, f"{row.calls:,}", ms(row.total_ns), ms(row.mean_ns), f"{row.share:.1%}"]
         for row in found.kernels[:top]
     ]
     head = f"Kernels: the longest {len(rows)} of {len(found.kernels)}"
@@ -268,7 +269,7 @@ def ms(ns: float) -> str:
 
 
 def short(name: str, most: int = _NAME) -> str:
-    """A kernel's name, cut in the middle: both ends tell kernels apart."""
+    """A name of an operator, a module or a device, cut in the middle: both ends tell them apart."""
     text = one_line(name)
     tail = min(15, most // 3)
     return text if len(text) <= most else f"{text[: most - tail - 1]}…{text[-tail:]}"

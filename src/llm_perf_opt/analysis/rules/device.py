@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.cost_model.cost import kv_cache_bytes, weight_bytes
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, Throughput, ToTry, milliseconds, saving_of, weightiest
+from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.kernels.table import StageKernel
 from llm_perf_opt.analysis.limits.device_limits import devices_of
 from llm_perf_opt.analysis.limits.efficiency import RequestCost, request_cost
@@ -186,7 +187,7 @@ def _device_finding(
 ) -> Finding:
     share = stage.kernel_ns / max(sum(row.total_ns for row in _all_rows(stage)), 1)
     gain = sum(row.total_ns * part for row, (_, part) in held) * share
-    names = "; ".join(f"{row.name[:60]} ({words})" for row, (words, _) in held[:3])
+    names = "; ".join(f"{short_name(row.name, 60)} ({words})" for row, (words, _) in held[:3])
     text = claim.format(stage=stage.name, names=names)
     on_the_wall = felt(stage, (0, gain / 2, gain))
     because = "counters say what is not used, not what a better kernel would reach; half of it is shown"
@@ -196,8 +197,8 @@ def _device_finding(
         stage.name,
         text + on_the_wall.claim,
         tuple(
-            f"{row.name[:90]}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s kernel "
-            f"time, {words}"
+            f"{short_name(row.name, 90)}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s "
+            f"kernel time, {words}"
             for row, (words, _) in held[:3]
         ),
         saving_of(stage, *on_the_wall.bounds),
