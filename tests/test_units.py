@@ -53,3 +53,8 @@ def test_differences_rates_and_shares() -> None:
     assert (flops_per_s(6.5e7), flops_per_s(1e15)) == ("65.00 MFLOP/s", "1,000 TFLOP/s")
     assert (bytes_per_s(4.348e12), bytes_per_s(1500)) == ("4,348 GB/s", "1.500 kB/s")
     assert (fine_percent(0.153), fine_percent(0.000123), fine_percent(1e-9)) == ("15.3 %", "0.0123 %", "< 0.0001 %")
+
+
+def test_the_ends_of_an_interval_have_the_unit_of_its_middle() -> None:
+    assert durations(694.4e6, 1.011e9, around_ns=943e6) == "694.4 – 1,011 ms"
+    assert durations(694.4e6, 1.011e9) == "0.6944 – 1.011 s"

@@ -62,9 +62,9 @@ def duration(ns: float, digits: int = DIGITS) -> str:
     return "0 ms" if ns == 0 else scaled(ns, TIME, digits)
 
 
-def durations(low_ns: float, high_ns: float, digits: int = DIGITS) -> str:
-    """Two times in one unit, that of the longer."""
-    scale = scale_of(max(abs(low_ns), abs(high_ns)), TIME, digits)
+def durations(low_ns: float, high_ns: float, digits: int = DIGITS, *, around_ns: float | None = None) -> str:
+    """Return two times in one unit: that of the value they lie around, or of the longer."""
+    scale = scale_of(max(abs(low_ns), abs(high_ns)) if around_ns is None else around_ns, TIME, digits)
     return f"{in_unit(low_ns, scale, digits)} – {in_unit(high_ns, scale, digits)} {scale[1]}"
 
 

@@ -104,7 +104,7 @@ def interval(value: Distribution, unit: str) -> str:
     if isinstance(value.ci_high, Missing):
         return reason(value.ci_high)
     if unit == "ns":
-        return durations(value.ci_low, value.ci_high)
+        return durations(value.ci_low, value.ci_high, around_ns=value.median)
     return f"{significant(value.ci_low)} – {significant(value.ci_high)}"
 
 
@@ -115,7 +115,8 @@ def known_within(value: Distribution, unit: str) -> str:
     if value.n == 1:
         return "one value"
     ends = value.minimum, value.maximum
-    return f"range of {value.n} values: {durations(*ends) if unit == 'ns' else ' – '.join(map(significant, ends))}"
+    words = durations(*ends, around_ns=value.median) if unit == "ns" else " – ".join(map(significant, ends))
+    return f"range of {value.n} values: {words}"
 
 
 def growth(found: Drift) -> str:
