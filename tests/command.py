@@ -88,7 +88,7 @@ def _run_measured(
     ):
         code = _exit_code(llm_profile_runner.main)
     torch.set_num_threads(threads)
-    with log.open("ab") as file:
+    with log.open("ab", buffering=0) as file:
         reader = LineReader(file, on_message)
         reader.feed(_text(said).encode())
         reader.close()

@@ -319,8 +319,8 @@ def test_folders_whose_names_are_no_utf8(tmp_path: Path, monkeypatch: pytest.Mon
         (["run", "--dry-run", f"experiment={odd.name}"], 2),
     ):
         done = llm_perf(*words)
-        assert done.code == code, (words, done.err)
-        assert "caf\\udce9" in done.out + done.err or words[0] == "dataset", words
+        assert done.returncode == code, (words, done.stderr)
+        assert "caf\\udce9" in done.stdout + done.stderr or words[0] == "dataset", words
     assert data(llm_perf("runs", odd, "--json"))[0]["path"].startswith(str(odd))
 
 
