@@ -53,6 +53,7 @@ def test_what_acts_becomes_an_escape_and_the_rest_stays() -> None:
     assert visible("a\x1b[1mb\r\x00\x85\u2028\u202e\ufeff\ud800\U000e0041") == (
         r"a\x1b[1mb\x0d\x00\x85\u2028\u202e\ufeff\ud800\U000e0041"
     )
+    assert visible("two\r\nlines\rover") == "two\nlines\\x0dover"
     kept = "plain\ttext\nwith µ → × é 漢字 \u200d 👩\u200d💻"
     assert visible(kept) == kept
     assert one_line("a\nb\tc\x1b\u2028d\u3000e") == r"a b c\x1b d e"

@@ -18,8 +18,8 @@ _NON_ASCII = re.compile(r"[^\x00-\x7e]")
 
 
 def visible(text: str) -> str:
-    r"""The text with every character that acts rather than shows as an escape, such as `\x1b`; newlines and tabs stay."""
-    return _ACTING.sub(_escape, text)
+    r"""The text with every character that acts rather than shows as an escape, such as `\x1b`; ends of lines and tabs stay."""
+    return _ACTING.sub(_escape, text.replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
