@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.capturing.listener import TICK
 from llm_perf_opt.commands.progress import BarProgress, PlainProgress
-from llm_perf_opt.profiling.vendor.child_output import TICK
 from llm_perf_opt.records import PassRecord
 
 

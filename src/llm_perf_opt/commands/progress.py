@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TextIO, cast
 
+from llm_perf_opt.capturing.listener import TICK
 from llm_perf_opt.commands.lasting_file import LastingFile
-from llm_perf_opt.profiling.vendor.child_output import TICK
 from llm_perf_opt.records import PassRecord
 from llm_perf_opt.report.text import milliseconds
 from llm_perf_opt.terminal import one_line, raw_stream

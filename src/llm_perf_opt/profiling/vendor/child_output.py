@@ -9,12 +9,16 @@ from typing import Any
 
 MESSAGE_PREFIX = "@llm-perf "
 """What follows this in a line of a child's output is a message to its parent; everything else is log."""
-TICK: dict[str, Any] = {"event": "tick"}
-"""Not said by the child: a second has passed, for whoever shows that it is still at work."""
-TICK_S = 1.0
 _MAX_LINE = 1 << 20
 
 OnMessage = Callable[[dict[str, Any]], None]
+OnTick = Callable[[], None]
+"""Called once a second while a child runs, whatever it says: for whoever shows that it is still at work."""
+TICK_S = 1.0
+
+
+def no_tick() -> None:
+    """Nobody shows it."""
 
 
 class LineReader:

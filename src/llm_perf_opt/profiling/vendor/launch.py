@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
-from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, TICK, TICK_S, LineReader, OnMessage, pidfd
+from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, TICK_S, LineReader, OnMessage, OnTick, no_tick, pidfd
 from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
 from llm_perf_opt.run_folder import disk_error
@@ -84,9 +84,9 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     watch: DiskWatch | None = None,
     grace_s: tuple[float, float, float] | None = None,
+    on_tick: OnTick = no_tick,
 ) -> Finished:
-    """Run a child to its end, sleeping meanwhile: everything it prints goes to `log`, its messages and a TICK a second to
-    `on_message`.
+    """Run a child to its end, sleeping meanwhile: everything it prints goes to `log`, its messages to `on_message`.
 
     It is ended when its time is over or when `watch` says so, with `grace_s` after each signal; so is everything it started
     and left behind, whatever session that went to.
@@ -107,8 +107,7 @@ def run_child(
             raise CaptureError(
                 f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and may be run."
             ) from error
-        reader = LineReader(file, on_message)
-        running = _Running(child, Descendants(child.pid, mark), reader, grace_s or GRACE_S, lambda: on_message(TICK))
+        running = _Running(child, Descendants(child.pid, mark), LineReader(file, on_message), grace_s or GRACE_S, on_tick)
         stopped: LlmPerfError | None = None
         try:
             on_start(child.pid)
@@ -243,7 +242,7 @@ class _Running:
         descendants: Descendants,
         reader: LineReader,
         grace_s: tuple[float, float, float],
-        on_tick: Callable[[], None],
+        on_tick: OnTick,
     ) -> None:
         self._child = child
         self._descendants = descendants
