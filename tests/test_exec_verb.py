@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -271,3 +273,23 @@ def test_the_page_is_laid_out_on_a_terminal_and_markdown_elsewhere(without_tools
     for text in shown:
         assert "last words" in text
         assert str(folder.log_file("program")) in text
+
+
+def test_a_terminal_shows_colors_and_no_escapes(tmp_path: Path) -> None:
+    """What draws reaches the terminal as it is; what the program printed does not."""
+    parent, terminal = pty.openpty()
+    program = [sys.executable, "-c", r"print('\x1b[31mred')"]
+    argv = [sys.executable, "-m", "llm_perf_opt", "exec", "--passes", "program", "--", *program]
+    seen = b""
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=terminal, stderr=terminal, stdin=subprocess.DEVNULL) as process:
+        os.close(terminal)
+        try:
+            while chunk := os.read(parent, 65536):
+                seen += chunk
+        except OSError:  # the other end is closed
+            pass
+    os.close(parent)
+    assert process.returncode == 0, seen
+    assert b"\x1b[" in seen
+    assert b"\\x1b[" not in seen.replace(b"\\x1b[31mred", b""), "the display is not printed as escapes"
+    assert b"\x1b[31mred" not in seen

@@ -71,6 +71,23 @@ def test_every_page_of_a_run_is_made(tmp_path: Path) -> None:
     assert folder.roofline_file.read_text().startswith("<svg")
 
 
+@pytest.mark.parametrize("text", ["model: 3", "- x", ""])
+def test_settings_that_are_none_are_told(tmp_path: Path, text: str) -> None:
+    folder = a_run(tmp_path / "run")
+    folder.config_file.write_text(text)
+    assert "warning: The settings are not known: config.yaml" in report(str(folder.path))
+    assert "The settings are not known" in folder.report_file.read_text()
+
+
+def test_few_repeats_have_their_range_on_every_page(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "run")
+    kept = json.loads(folder.clean_file.read_text())
+    folder.clean_file.write_text(json.dumps({**kept, "iterations": kept["iterations"][:2]}))
+    assert "range of 2 values" in report(str(folder.path))
+    for page in (folder.report_file, folder.page_file, folder.summary_file):
+        assert "range of 2 values" in page.read_text(), page
+
+
 def test_damaged_times_end_the_verb_after_the_pages_are_made(tmp_path: Path) -> None:
     """One step of one repeat is gone: no page calls the run complete, or says that nothing was measured."""
     folder = a_run(tmp_path / "run")

@@ -70,7 +70,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else untimed
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
-    config = _settings(folder)
+    config, odd_config = _settings(folder)
     env, odd_env = _env(folder)
     costs = overheads(measured, torch, _wrapped(folder, manifest))
     ceilings = _ceilings(folder, manifest)[0]
@@ -102,6 +102,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         overheads=costs,
         warnings=(
             *_warnings(manifest, timings, stages, summary),
+            *odd_config,
             *odd_env,
             *limit_warnings,
             *_counter_warnings(kernels, impossible_count),
@@ -300,10 +301,14 @@ def _prompts(folder: RunFolder) -> Maybe[str]:
     return said if isinstance(said, str) and said else Missing("its record of them has no checksum")
 
 
-def _settings(folder: RunFolder) -> dict[str, Any]:
-    """What the run was asked for; empty where the record is missing, or is YAML but none of a run's settings."""
+def _settings(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
+    """What the run was asked for, and why it is not known: the record is missing, or is YAML but none of a run's settings."""
+    if not folder.config_file.exists():
+        return {}, []
     values = read_values(folder.config_file)
-    return values if all(isinstance(values.get(group), dict) for group in GROUPS_OF_EVERY_RUN) else {}
+    odd = [group for group in GROUPS_OF_EVERY_RUN if not isinstance(values.get(group), dict)]
+    why = f"The settings are not known: {folder.config_file.name} cannot be right, {', '.join(odd)} should hold names and values."
+    return ({}, [why]) if odd else (values, [])
 
 
 def _env(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:

@@ -77,8 +77,8 @@ def safe_streams() -> Iterator[None]:
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """What lies below a safe stream; any other as it is."""
-    return stream.raw if isinstance(stream, SafeStream) else stream
+    """What lies below a safe stream, also where another stream wraps that; any other as it is."""
+    return cast("TextIO", getattr(stream, "raw", stream))
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """What a run came to, as `run` and `report` end with it."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llm_perf_opt.commands.shared import print_json
 from llm_perf_opt.stages import STAGE_NAMES
@@ -85,4 +85,8 @@ def _print_page(markdown: str) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    Console().print(Markdown(markdown, hyperlinks=False))
+    from llm_perf_opt.commands.lasting_file import LastingFile
+    from llm_perf_opt.terminal import raw_stream, visible
+
+    file = LastingFile(raw_stream(sys.stdout), may_break=True)  # it draws: what it is given is cleaned instead
+    Console(file=cast("TextIO", file)).print(Markdown(visible(markdown), hyperlinks=False))

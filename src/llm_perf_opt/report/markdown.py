@@ -19,10 +19,11 @@ from llm_perf_opt.report.labels import labels_section
 from llm_perf_opt.report.passes import passes_section
 from llm_perf_opt.report.substages import substage_notes
 from llm_perf_opt.report.text import (
+    bounds,
     escape,
     gibibytes,
     growth,
-    interval,
+    known_within,
     milliseconds,
     percent,
     reason,
@@ -142,7 +143,7 @@ def _aggregates(analysis: RunAnalysis) -> str:
         if isinstance(value, Missing):
             rows.append([metric.label, reason(value), "", "", "0"])
         else:
-            cells = [with_unit(value.median, metric.unit), interval(value, metric.unit), spread(value, metric.unit)]
+            cells = [with_unit(value.median, metric.unit), bounds(value, metric.unit), spread(value, metric.unit)]
             rows.append([metric.label, *cells, str(value.n)])
     parts = [
         "## Aggregates\n",
@@ -227,7 +228,7 @@ def _stage_row(stage: StageTiming) -> list[str]:
         "&nbsp;&nbsp;" * stage.depth + escape(stage.name),
         str(stage.per_iteration),
         milliseconds(time.median),
-        interval(time, "ns"),
+        bounds(time, "ns"),
         spread(time, "ns"),
         str(time.n),
         percent(stage.share),
@@ -380,4 +381,6 @@ def _whole(analysis: RunAnalysis) -> float:
 
 def _plus_minus(value: Distribution) -> str:
     relative = value.ci_relative
-    return "" if isinstance(relative, Missing) else f" (median of {value.n}, ± {relative * 100:.1f} %)"
+    if isinstance(relative, Missing):
+        return f" ({known_within(value, 'ns')})"
+    return f" (median of {value.n}, ± {relative * 100:.1f} %)"

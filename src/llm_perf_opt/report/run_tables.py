@@ -17,12 +17,12 @@ from llm_perf_opt.report.efficiency import bound_words
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, name_cell, numbers
 from llm_perf_opt.report.kernel_remarks import differs_mark, half_mark
 from llm_perf_opt.report.text import (
+    bounds,
     bytes_per_s,
     fine_percent,
     flops_per_s,
     gibibytes,
     growth,
-    interval,
     milliseconds,
     percent,
     significant,
@@ -67,11 +67,11 @@ def metrics_table(analysis: RunAnalysis) -> HtmlTable:
         def unit(number: float, name: str = metric.unit) -> str:
             return with_unit(number, name)
 
-        bounds = value.ci_low if isinstance(value.ci_low, Missing) else Cell(interval(value, metric.unit))
+        within = Cell(bounds(value, metric.unit))
         table.add(
             metric.label,
             figure(value.median, unit),
-            bounds,
+            within,
             figure(value.iqr, unit),
             figure(p90, unit),
             figure(p99, unit),
@@ -118,12 +118,12 @@ def stages_table(analysis: RunAnalysis) -> HtmlTable:
     ]
     table = HtmlTable("stages", "Stages of one request, unprofiled", columns)
     for stage in analysis.stages:
-        bounds = stage.time_ns.ci_low if isinstance(stage.time_ns.ci_low, Missing) else Cell(interval(stage.time_ns, "ns"))
+        within = Cell(bounds(stage.time_ns, "ns"))
         table.add(
             "\u2003" * stage.depth + stage.name,
             Cell(str(stage.per_iteration), stage.per_iteration),
             _ms(stage.time_ns.median),
-            bounds,
+            within,
             Cell(str(stage.time_ns.n), stage.time_ns.n),
             _share(stage.share),
             _ms(stage.profiled_ns),

@@ -119,11 +119,16 @@ def known_within(value: Distribution, unit: str) -> str:
     return f"range of {value.n} values: {words}"
 
 
+def bounds(value: Distribution, unit: str) -> str:
+    """A cell for the interval of a median; of few values their range."""
+    return known_within(value, unit) if isinstance(value.ci_low, Missing) and value.n > 1 else interval(value, unit)
+
+
 def growth(found: Drift) -> str:
     """How a decode step's time grows with the context; a slope that may be none, or is below zero, is no figure."""
     contexts = f"from context {found.first_context} to {found.last_context}"
     if isinstance(found.ci_low, Missing) or isinstance(found.ci_high, Missing):
-        return f"no growth measurable {contexts}: {found.ci_low.why if isinstance(found.ci_low, Missing) else found.ci_high}"
+        return f"not known {contexts}: {found.ci_low.why if isinstance(found.ci_low, Missing) else found.ci_high}"
     if not found.grows:
         return f"no growth measurable {contexts}"
     return (
