@@ -24,7 +24,7 @@ def set_baseline(
     run: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="A run folder, or several repeats of one configuration.", autocompletion=complete_run
+            metavar="RUN", help="A run folder, or several repeats of one configuration.", autocompletion=complete_run
         ),
     ],
     runs_dir: RunsDir = RUNS_DIR,
