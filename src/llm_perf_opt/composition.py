@@ -290,6 +290,8 @@ def _first_sentence(error: BaseException) -> str:
     """The fact in an error of Hydra, OmegaConf or YAML: its first line, with the file or the cause where it has one."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}."
     lines = [line.strip() for line in words_of(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     return f"{first}: {_first_sentence(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else first

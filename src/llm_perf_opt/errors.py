@@ -117,7 +117,9 @@ def error_from(kind: str, fact: str, remedy: str) -> LlmPerfError:
 
 
 def words_of(error: BaseException) -> str:
-    """What an error says, without its advice to programmers."""
+    """What an error says, without its advice to programmers; of a file's, without number and name."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return _DIGITS.sub(r"a number has more than \1 digits", str(error))
 
 
