@@ -102,7 +102,8 @@ def _sweep(
         folder = begin_sweep(planned, command_line(), config_dir)
 
     def run_one(composed: "Composed", words: str) -> "tuple[RunFolder, LlmPerfError | None]":
-        print(words, file=sys.stderr)
+        if not quiet:
+            print(words, file=sys.stderr)
         run, analysis, error = _capture(composed, quiet)
         images = _images(run, analysis)
         if not as_json:
