@@ -258,6 +258,7 @@ def test_a_signal_ends_a_run_as_an_interrupt_does(running: tuple[subprocess.Pope
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == code
     assert f"error: Ended by {signal.Signals(number).name}" in err
+    assert signal.Signals(number).name in manifest(run)["why"]
     assert gone(pid)
     assert manifest(run)["status"] == "partial"
     assert statuses(run) == {"nvml": "complete", "clean": "failed", "ceilings": "skipped", "torch": "skipped"}

@@ -176,7 +176,7 @@ def test_sigterm_ends_a_program_in_order(tmp_path: Path) -> None:
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     _, manifest = only_run(tmp_path)
     assert (manifest["status"], manifest["passes"][0]["status"]) == ("failed", "failed")
-    assert "not ended" not in manifest["why"]
+    assert manifest["why"] == manifest["passes"][0]["why"] == "Ended by SIGTERM."
 
 
 @pytest.mark.parametrize(

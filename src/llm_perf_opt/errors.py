@@ -83,6 +83,11 @@ class Interrupted(LlmPerfError):  # noqa: N818 - not an error of anything
     exit_code = 130
 
 
+def interrupted(error: KeyboardInterrupt, remedy: str) -> Interrupted:
+    """What a KeyboardInterrupt means: Ctrl-C, or the signal whose name whoever raised it gave."""
+    return Interrupted(str(error) or "Interrupted.", remedy)
+
+
 class Terminated(Interrupted):
     """Another program asked to stop."""
 
