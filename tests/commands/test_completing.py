@@ -129,7 +129,7 @@ def test_a_script_is_shown_for_the_shell_that_is_named(capsys: pytest.CaptureFix
 
 def test_no_script_is_shown_that_would_not_work() -> None:
     group = get_command(app)
-    with pytest.raises(ConfigError, match="Did you mean 'zsh'?"):
+    with pytest.raises(ConfigError, match="Did you mean 'zsh'"):
         group.main(["--show-completion", "zhs"], prog_name="llm-perf")
     for option in ("--show-completion", "--install-completion"):
         with pytest.raises(ConfigError, match="of the command llm-perf"):
