@@ -165,6 +165,7 @@ def test_prefill_alone(tmp_path: Path) -> None:
         (["dataset=sample_prompts", "dataset.text_field=tex"], 2, "no text in the field 'tex'"),
         (["runtime.prompt_tokens=5000"], 2, "the model has 4096 positions"),
         (["model=llama3_70b", "model.architecture.num_hidden_layers=9000"], 3, "does not fit"),
+        (["runtime.batch_size=900000", "runtime.prompt_tokens=4000"], 3, "does not fit"),
     ],
 )
 def test_a_wrong_request_is_refused_before_anything_is_made(tmp_path: Path, words: list[str], code: int, said: str) -> None:
@@ -179,7 +180,6 @@ def test_a_wrong_request_is_refused_before_anything_is_made(tmp_path: Path, word
     ("words", "code", "said"),
     [
         (["model.substages.x=model.layer"], 2, "Did you mean 'model.layers'?"),
-        (["runtime.batch_size=900000", "runtime.prompt_tokens=4000"], 3, "does not fit"),
     ],
 )
 def test_a_request_that_cannot_be_met_fails_with_one_message(tmp_path: Path, words: list[str], code: int, said: str) -> None:
@@ -258,6 +258,7 @@ def test_a_signal_ends_a_run_as_an_interrupt_does(running: tuple[subprocess.Pope
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == code
     assert f"error: Ended by {signal.Signals(number).name}" in err
+    assert signal.Signals(number).name in manifest(run)["why"]
     assert gone(pid)
     assert manifest(run)["status"] == "partial"
     assert statuses(run) == {"nvml": "complete", "clean": "failed", "ceilings": "skipped", "torch": "skipped"}

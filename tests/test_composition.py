@@ -218,6 +218,9 @@ def test_hostile_names_are_refused(key: str, name: str) -> None:
         ("full", "'full' is not an override", "profiling=full", "KEY=VALUE"),
         ("qwen2.5-1.5b", "'qwen2.5-1.5b' is not an override", "model=qwen2_5_1_5b", "KEY=VALUE"),
         ("Qwen/Qwen2.5-1.5B", "is not an override", "model=qwen2_5_1_5b", "KEY=VALUE"),
+        ("cuda", "'cuda' is not an override", "hardware=single_gpu", "KEY=VALUE"),
+        ("gpu=0", "no key 'gpu'", "hardware.device_index=0", "hardware"),
+        ("hardware=h100", "hardware=h100 is not known", "", "llm-perf cost --hardware"),
         ("batch_size", "'batch_size' is not an override", "runtime.batch_size=VALUE", "KEY=VALUE"),
         ("experimnt=x", "'experimnt' is not known at the top", "experiment", "model"),
         ("+runtime.batchsize=4", "no key 'runtime.batchsize'", "batch_size", "prompt_tokens"),
@@ -260,6 +263,8 @@ def test_a_name_on_the_hub_is_answered_with_what_to_type(tmp_path: Path, monkeyp
     assert "model=hf" in refusal("model.path=/data/mine").remedy
     (tmp_path / "weights" / "mine").mkdir(parents=True)
     assert "model=hf model.path=weights/mine" in refusal("model=weights/mine").remedy
+    assert "Hub" not in str(refusal("model.path=weights/mine")), "it is a folder"
+    assert "model=hf" in refusal("model.path=weights/mine").remedy
     assert "model=hf model.path=/data/mine" in refusal("model=/data/mine").remedy
 
 

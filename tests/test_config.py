@@ -207,3 +207,8 @@ def test_counters_need_a_timeline_to_choose_kernels_from() -> None:
     assert "timeline" in refusal(config).fact
     check(with_value(config, "profiling.nsys.enable", True))
     check(with_value(config, "profiling.torch.enable", True))
+
+
+def test_bounds_are_written_out() -> None:
+    assert "between 1 and 1,000,000." in refusal(with_value(default_config(), "runtime.max_repeats", 0)).fact
+    assert "between 0.0001 and 1." in refusal(with_value(default_config(), "runtime.ci_target", 0.0)).fact

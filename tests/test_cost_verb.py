@@ -147,6 +147,13 @@ def test_what_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_folder_in_place_of_a_config_is_said_so(tmp_path: Path) -> None:
+    done = llm_perf("cost", "--model-config", tmp_path)
+    assert done.returncode == 2
+    assert "Is a directory" in done.stderr
+    assert "Errno" not in done.stderr
+
+
 def test_the_page_of_metrics_is_what_the_code_says() -> None:
     written = (ROOT / "docs" / "metrics.md").read_text()
     assert written == metrics_page(), "stale: python -m llm_perf_opt.report.definitions > docs/metrics.md"

@@ -78,6 +78,11 @@ def test_a_slip_of_the_pen_finds_the_name_meant(word: str, meant: str) -> None:
     assert nearest(word, CHOICES) == f" Did you mean '{meant}'?"
 
 
+@pytest.mark.parametrize(("word", "meant"), [("cuda", []), ("nsy", ["nsys"]), ("ncuu", ["ncu"]), ("gtp2", ["gpt2"])])
+def test_a_short_word_must_be_much_alike(word: str, meant: list[str]) -> None:
+    assert close_names(word, ("ncu", "nsys", "gpt2")) == meant
+
+
 @pytest.mark.parametrize("word", ["", "zzzz", "42"])
 def test_nothing_near_is_not_guessed_at(word: str) -> None:
     assert nearest(word, CHOICES) == ""

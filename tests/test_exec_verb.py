@@ -178,7 +178,7 @@ def test_sigterm_ends_a_program_in_order(tmp_path: Path) -> None:
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     _, manifest = only_run(tmp_path)
     assert (manifest["status"], manifest["passes"][0]["status"]) == ("failed", "failed")
-    assert "not ended" not in manifest["why"]
+    assert manifest["why"] == manifest["passes"][0]["why"] == "Ended by SIGTERM."
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,16 @@ def test_sigterm_ends_a_program_in_order(tmp_path: Path) -> None:
         (["torchrun", "--nproc_per_node", "2", "train.py"], "train"),
         (["uv", "run", "bench.py"], "bench"),
         (["bash", "job.sh"], "job"),
+        (["bash", "-c", "python x.py"], "bash"),
+        (["python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "train.py"], "train"),
+        (["python", "-m", "torch.distributed.run", "-m", "pkg.train"], "pkg.train"),
+        (["python", "-mpkg.mod", "x.py"], "pkg.mod"),
+        (["python", "-X", "dev", "-W", "ignore", "/x/train"], "train"),
+        (["time", "python", "x.py"], "x"),
+        (["time", "./bench", "notes.py"], "bench"),
+        (["nsys", "profile", "-o", "out", "python", "x.py"], "x"),
+        (["env", "A=1", "torchrun", "train.py"], "train"),
+        (["uv", "run", "python", "-m"], "python"),
         (["./bench", "notes.py"], "bench"),
         (["python"], "python"),
         (["python", "../.hidden.py"], "hidden"),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from builders import clean_timings, manifest, torch_pass
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.records import SCHEMA, CleanTimings, Manifest, PassRecord, TorchPass
-from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.run_folder import RunFolder, read_record, read_values, write_record, write_whole
 
 
 def everything_under(folder: Path) -> list[str]:
@@ -275,8 +275,12 @@ def test_a_record_that_is_not_there_says_what_that_means(tmp_path: Path) -> None
 
 
 def test_a_record_that_is_a_folder_is_a_parse_error(tmp_path: Path) -> None:
-    with pytest.raises(ParseError, match="cannot be read"):
-        read_record(tmp_path, Manifest)
+    for read in (lambda: read_record(tmp_path, Manifest), lambda: read_values(tmp_path)):
+        with pytest.raises(ParseError, match="cannot be read") as caught:
+            read()
+        assert caught.value.fact.endswith("Is a directory")
+        assert caught.value.fact.count(str(tmp_path)) == 1
+        assert "Errno" not in caught.value.fact
 
 
 # --- files that are whole ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from command import llm_perf
 from dataset_builders import added, small_source
+from llm_perf_opt.cli import main
 from llm_perf_opt.commands.progress import BarProgress, PlainProgress
 from llm_perf_opt.records import PassRecord
 from llm_perf_opt.terminal import SafeStream, json_text, one_line, raw_stream, safe_streams, visible
@@ -357,3 +358,27 @@ def test_progress_shows_names_and_draws_its_own(kind: type[BarProgress | PlainPr
         assert taken not in drawn
     assert "\\x1b[31m" in drawn
     assert ("\x1b[" in drawn) == (kind is BarProgress)  # the bar's own
+
+
+def test_without_standard_error_nothing_is_said_on_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "argv", ["llm-perf", "run", "model=tinny"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert sys.stderr is None
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("words", [["options"], ["cost", "--json"], ["--version"], ["-h"]])
+def test_without_standard_output_an_answer_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "argv", ["llm-perf", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "Standard output is closed" in capsys.readouterr().err

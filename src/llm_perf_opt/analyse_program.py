@@ -23,6 +23,7 @@ from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.text import byte_count, escape, reason, table
 from llm_perf_opt.run_folder import RunFolder, read_values, write_record, write_whole
+from llm_perf_opt.terminal import one_line
 
 LAST_LINES = 10
 """So many lines of what the program printed are shown."""
@@ -81,7 +82,7 @@ def _output(folder: RunFolder) -> Maybe[ProgramOutput]:
             with log.open("rb") as file:
                 file.seek(max(0, size - _LAST_BYTES))
                 lines = file.read().decode(errors="replace").splitlines()[-LAST_LINES:]
-            shown = tuple("".join(char if char.isprintable() else " " for char in line)[:_LONGEST_LINE] for line in lines)
+            shown = tuple(one_line(line)[:_LONGEST_LINE] for line in lines)
             return ProgramOutput(str(log.relative_to(folder.path)), size, shown)
     return _NOT_STARTED
 

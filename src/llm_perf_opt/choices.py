@@ -19,8 +19,14 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """OWNER/NAME, as the Hugging Face Hub calls models."""
 _DEFAULTS = {"model": "random", "dataset": "synthetic", "runtime": "pytorch", "hardware": "auto", "profiling": "base"}
 """The files that say what a group's keys are where nothing is chosen."""
-MEANT = {("hardware", "cuda"): "single_gpu"}
+MEANT = {("hardware", "cuda"): "single_gpu", ("hardware", "gpu"): "single_gpu"}
 """What an option is called elsewhere."""
+_KEYS_MEANT = {"gpu": "hardware.device_index"}
+"""What a key is called elsewhere."""
+HARDWARE_HINT = (
+    "hardware says where to run: auto, cpu or single_gpu, with hardware.device_index=N for another GPU. "
+    "Products such as h100_sxm belong to `llm-perf cost --hardware`."
+)
 
 
 def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
@@ -80,6 +86,9 @@ def assignments(word: str, options: Mapping[str, tuple[str, ...]]) -> list[str]:
     if "=" in word:
         return []
     shown = [(group, name) for group, names in options.items() for name in names if (group, name) not in HIDDEN_OPTIONS]
+    meant = [f"{group}={name}" for (group, called), name in MEANT.items() if called == word.casefold()]
+    if meant:
+        return meant
     wanted = close_names(word.rpartition("/")[2], [name for group, name in shown if group != "hydra"])
     return [f"{group}={name}" for group, name in shown if name in wanted] or [f"{key}=VALUE" for key in keys_like(word)]
 
@@ -99,6 +108,8 @@ def model_remedy(name: str) -> str:
 
 def keys_like(key: str, *, exactly: bool = False) -> list[str]:
     """Keys whose last part is the last part of `key`, but for how it is written; or, not `exactly`, like it."""
+    if key in _KEYS_MEANT:
+        return [_KEYS_MEANT[key]]
     last = key.rpartition(".")[2]
     names = {known: known.rpartition(".")[2] for known in all_keys()}
     wanted = close_names(last, names.values())

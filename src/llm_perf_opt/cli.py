@@ -26,13 +26,13 @@ from llm_perf_opt.commands import (
     runs,
     sql,
 )
-from llm_perf_opt.commands.shared import WholeHelp, debugging
+from llm_perf_opt.commands.shared import WithCompletion, WithOverrides, debugging
 from llm_perf_opt.errors import LlmPerfError, file_error
 from llm_perf_opt.terminal import safe_streams
 
 app = typer.Typer(
     name="llm-perf",
-    cls=WholeHelp,
+    cls=WithCompletion,
     help="Profile an LLM's inference: where every millisecond goes, how far it is from the limit, what to change first.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -70,7 +70,7 @@ _VERBS = (
     options.options,
 )
 for _verb in _VERBS:
-    app.command()(_verb)
+    app.command(cls=WithOverrides if _verb in (run.run, cost.cost) else None)(_verb)
 app.command("exec")(exec.exec_program)
 app.add_typer(baseline.app)
 app.add_typer(metrics.app)

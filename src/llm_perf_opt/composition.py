@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llm_perf_opt.choices import (
     CONF_MODULE,
+    HARDWARE_HINT,
     HIDDEN_OPTIONS,
     HUB_NAME,
     MEANT,
@@ -215,7 +216,10 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
 
 def _refuse_hub_name(model: Any) -> None:
     """A name on the Hub given to a model that reads no folder: whoever typed it expects a download."""
-    if isinstance(model, Mapping) and model.get("source") == "random" and HUB_NAME.fullmatch(str(model.get("path"))):
+    if not isinstance(model, Mapping) or model.get("source") != "random":
+        return
+    path = str(model.get("path"))
+    if HUB_NAME.fullmatch(path) and not Path(path).is_dir():
         raise ConfigError(f"model.path={model['path']} is a name on the Hub, not a folder.", model_remedy(model["path"]))
 
 
@@ -231,7 +235,8 @@ def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigEr
         return ConfigError(f"model={choice} is not known: a model is chosen by the name of an option.", model_remedy(choice))
     return ConfigError(
         f"{group}={choice} is not known.{nearest(MEANT.get((group, choice), choice), shown)}",
-        f"Known: {known}. Looked in the package's own conf/{group}, in --config-dir and in ./{PROJECT_CONF}.",
+        f"Known: {known}. Looked in the package's own conf/{group}, in --config-dir and in ./{PROJECT_CONF}."
+        + (f" {HARDWARE_HINT}" if group == "hardware" else ""),
     )
 
 
@@ -285,6 +290,8 @@ def _first_sentence(error: BaseException) -> str:
     """The fact in an error of Hydra, OmegaConf or YAML: its first line, with the file or the cause where it has one."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}."
     lines = [line.strip() for line in words_of(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     return f"{first}: {_first_sentence(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else first

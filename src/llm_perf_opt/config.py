@@ -274,12 +274,19 @@ def _check_ranges(config: RunConfig) -> None:
         for part in key.split("."):
             value = getattr(value, part)
         if value is not None and not low <= value <= high:
-            raise ConfigError(f"{key}={value} is out of range: it must lie between {low:g} and {high:g}.", _range_hint(key))
+            raise ConfigError(
+                f"{key}={value} is out of range: it must lie between {_number(low)} and {_number(high)}.", _range_hint(key)
+            )
     if config.runtime.min_repeats > config.runtime.max_repeats:
         raise ConfigError(
             f"runtime.min_repeats={config.runtime.min_repeats} is more than runtime.max_repeats={config.runtime.max_repeats}.",
             "Raise runtime.max_repeats or lower runtime.min_repeats.",
         )
+
+
+def _number(value: float) -> str:
+    """Whole ones in full, with commas; others as short as they are."""
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def _range_hint(key: str) -> str:

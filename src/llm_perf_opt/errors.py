@@ -21,6 +21,8 @@ from collections.abc import Iterable
 
 _LEAST_PART = 3
 """So many letters of a name are no accident."""
+_ALIKE, _ALIKE_SHORT, _SHORT_WORD = 0.5, 0.6, 4
+"""How alike a name must be (difflib's ratio); of a word of few letters, half of them are a matter of chance."""
 _MOST_NAMED = 5
 """So many names are an answer; more are a list."""
 _LONG_WORD = re.compile(r"\S{500,}")
@@ -81,6 +83,11 @@ class Interrupted(LlmPerfError):  # noqa: N818 - not an error of anything
     exit_code = 130
 
 
+def interrupted(error: KeyboardInterrupt, remedy: str) -> Interrupted:
+    """What a KeyboardInterrupt means: Ctrl-C, or the signal whose name whoever raised it gave."""
+    return Interrupted(str(error) or "Interrupted.", remedy)
+
+
 class Terminated(Interrupted):
     """Another program asked to stop."""
 
@@ -115,7 +122,9 @@ def error_from(kind: str, fact: str, remedy: str) -> LlmPerfError:
 
 
 def words_of(error: BaseException) -> str:
-    """What an error says, without its advice to programmers."""
+    """What an error says, without its advice to programmers; of a file's, without number and name."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return _DIGITS.sub(r"a number has more than \1 digits", str(error))
 
 
@@ -158,7 +167,8 @@ def close_names(word: str, choices: Iterable[str]) -> list[str]:
     within = [name for name in known if f"_{_parts(word)}_" in f"_{_parts(name)}_"]
     if len(letters) >= _LEAST_PART and 0 < len(within) <= _MOST_NAMED:
         return within
-    return [spelled[found] for found in difflib.get_close_matches(letters, spelled, n=1, cutoff=0.5)]
+    cutoff = _ALIKE if len(letters) > _SHORT_WORD else _ALIKE_SHORT
+    return [spelled[found] for found in difflib.get_close_matches(letters, spelled, n=1, cutoff=cutoff)]
 
 
 def _letters(name: str) -> str:

@@ -320,7 +320,9 @@ def read_record(path: Path, kind: type[R]) -> R:
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json says why.") from error
     except (ValueError, OSError, RecursionError) as error:  # msgspec's errors and those of UTF-8 are of the first
-        raise ParseError(f"{path} cannot be read: {error}", "The file is damaged, or was written by another version.") from error
+        raise ParseError(
+            f"{path} cannot be read: {words_of(error)}", "The file is damaged, or was written by another version."
+        ) from error
 
 
 def check_plain(values: Any, most: float = math.inf) -> None:

@@ -1,12 +1,16 @@
 """Text as a terminal may show it. Names in traces, files and records are data: none may move the cursor or hide a word."""
 
+import io
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
+
+from llm_perf_opt.errors import LlmPerfError
 
 _ACTING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1 controls, ESC among them; newline and tab stay
@@ -67,13 +71,28 @@ class SafeStream:
 
 @contextmanager
 def safe_streams() -> Iterator[None]:
-    """Standard output and standard error as safe streams, for as long as it lasts."""
+    """Standard output and standard error as safe streams, for as long as it lasts.
+
+    Without standard error what is said there goes nowhere, and not to standard output; without standard output data are lost,
+    which is an error.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast("TextIO", SafeStream(stream)) if stream is not None else stream for stream in before)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123 - no file of ours
+        out = cast("TextIO | None", before[0]) or cast("TextIO", _Closed())
+        err = cast("TextIO | None", before[1]) or nowhere
+        sys.stdout, sys.stderr = cast("TextIO", SafeStream(out)), cast("TextIO", SafeStream(err))
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+class _Closed(io.TextIOBase):
+    """Standard output of a program that was started without one, as by `>&-`."""
+
+    def write(self, text: str) -> int:
+        """There is nowhere to write to."""
+        raise LlmPerfError("Standard output is closed, and the answer goes there.", "Send it to a file, or to /dev/null.")
 
 
 def raw_stream(stream: TextIO) -> TextIO:

@@ -1,9 +1,12 @@
 """The profiler's own work is no operator, and is told where the passes' overhead is."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from builders import MS, operator, run_analysis, torch_pass
 from llm_perf_opt.analysis.overhead import PROFILER_EVENTS, overheads, without_profiler_events
+from llm_perf_opt.profiling.torch_profiler import is_own_work
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
 from llm_perf_opt.report.passes import passes_section
@@ -44,3 +47,13 @@ def test_their_time_and_number_stand_with_the_overhead_of_the_pass() -> None:
     assert found.own_words in passes_table(analysis).foot
     assert overheads(None, Missing("not run"), {}) == ()
     assert "own work" not in passes_section(run_analysis(overheads=overheads(None, torch_pass(), {})))
+
+
+@pytest.mark.parametrize("name", ["Resource", "Instrumentation"])
+def test_a_label_of_a_common_word_stays(name: str) -> None:
+    found = torch_pass(operators=(operator(name), PRODUCT))
+    assert without_profiler_events(found) == found
+    assert not is_own_work(SimpleNamespace(key=name, is_user_annotation=True))
+    assert is_own_work(SimpleNamespace(key=name, is_user_annotation=False))
+    assert not is_own_work(SimpleNamespace(key="aten::mm", is_user_annotation=False))
+    assert not is_own_work(SimpleNamespace(key=name)), "an older torch does not say"

@@ -191,6 +191,34 @@ def test_weights_that_no_memory_holds_are_refused(machine: Any) -> None:
     allowed("model=llama3_8b")
 
 
+def test_a_cache_that_no_memory_holds_is_refused(machine: Any) -> None:
+    machine(cuda=None, memory=24 * GIB)
+    large = ("runtime.batch_size=100000", "runtime.prompt_tokens=4000", "model.dtype=bf16")
+    error = refused(*large)
+    assert error.exit_code == 3
+    config = compose(large).config
+    shape = config.model.architecture
+    head = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
+    each = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head
+    cache = each * 100_000 * (4000 + config.runtime.num_new_tokens - 1)
+    assert f"KV cache {cache / GIB:.2f} GiB" in error.fact
+    assert "batch" in error.remedy
+    machine(cuda=None, memory=cache + GIB)
+    allowed(*large)
+    machine(cuda=None, memory=24 * GIB)
+    allowed(*large[::2], "dataset=sample_prompts", "runtime.prompt_tokens=4000", "runtime.num_new_tokens=2")
+
+
+def test_an_attention_package_that_is_not_here_is_refused(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(cuda=None)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    error = refused("runtime.attn_implementation=flash_attention_2")
+    assert (error.exit_code, "flash_attn" in error.fact) == (3, True)
+    allowed("runtime.attn_implementation=sdpa")
+    monkeypatch.setattr(preflight, "find_spec", lambda name: name)
+    allowed("runtime.attn_implementation=flash_attention_2")
+
+
 def test_a_size_that_is_not_certain_is_not_refused(machine: Any) -> None:
     machine(gpus=1, size=Missing("NVML: not permitted"))
     allowed("model=llama3_70b")

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from llm_perf_opt.choices import all_keys, group_options
+from llm_perf_opt.cli import app
 from llm_perf_opt.commands.completing import complete_hardware, complete_override, complete_run, complete_side
+from llm_perf_opt.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -101,8 +104,36 @@ def test_runs_and_baselines_are_offered(tmp_path: Path) -> None:
     assert complete_side("runs/e") == ["runs/exec/train/3"], "a damaged file is for the verb to tell"
 
 
+def test_what_would_act_in_a_terminal_is_not_offered(tmp_path: Path) -> None:
+    for place in ("main/ti\x1b[31mny/1", "main/ti\nny/1", "main/tiny/1"):
+        (tmp_path / "runs" / place).mkdir(parents=True)
+        (tmp_path / "runs" / place / "run.json").write_text("{}")
+    (tmp_path / "conf" / "dataset").mkdir(parents=True)
+    (tmp_path / "conf" / "dataset" / "m\x07.yaml").write_text("name: mine\n")
+    assert complete_run("") == ["runs/main/tiny/1"]
+    assert complete_override("dataset=m") == []
+
+
 def test_hardware_is_offered() -> None:
     assert {"h100_sxm", "h100_pcie"} <= set(complete_hardware("h100")) < set(complete_hardware(""))
+
+
+@pytest.mark.parametrize(("shell", "sign"), [("zsh", "#compdef llm-perf"), ("fish", "complete --command llm-perf")])
+def test_a_script_is_shown_for_the_shell_that_is_named(capsys: pytest.CaptureFixture[str], shell: str, sign: str) -> None:
+    for words in (["--show-completion", shell], [f"--show-completion={shell}"]):
+        with pytest.raises(SystemExit) as ended:
+            get_command(app).main(words, prog_name="llm-perf")
+        assert ended.value.code == 0
+        assert sign in capsys.readouterr().out
+
+
+def test_no_script_is_shown_that_would_not_work() -> None:
+    group = get_command(app)
+    with pytest.raises(ConfigError, match="Did you mean 'zsh'"):
+        group.main(["--show-completion", "zhs"], prog_name="llm-perf")
+    for option in ("--show-completion", "--install-completion"):
+        with pytest.raises(ConfigError, match="of the command llm-perf"):
+            group.main([option, "zsh"], prog_name="python -m llm_perf_opt")
 
 
 def completing(shell: str, **words: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from command import llm_perf
 from llm_perf_opt.cli import app
 
 
@@ -42,3 +43,35 @@ def test_help_is_whole_at_80_columns(words: tuple[str, ...]) -> None:
     assert "─" not in shown, "one style of help for all"
     for name, below in getattr(ALL[words], "commands", {}).items():
         assert f" {name} {first_sentence(below.help)}" in f" {plain}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--hardware", "h100"], "llm-perf cost --hardware"),
+        (["run", "--model=tiny"], "'model=OPTION'"),
+        (["run", "--batch-size", "4"], "'runtime.batch_size=VALUE'"),
+        (["cost", "--model", "tiny"], "'model=OPTION'"),
+        (["cost", "--hardware", "gpu"], "Name a product: "),
+        (["run", "--nonsense"], "No such option"),
+    ],
+)
+def test_a_setting_given_as_an_option_is_answered_with_how_it_is_written(words: list[str], said: str) -> None:
+    done = llm_perf(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (["run"], "run [OPTIONS] [KEY=VALUE]..."),
+        (["cost"], "cost [OPTIONS] [KEY=VALUE]..."),
+        (["baseline", "set"], "RUN}..."),
+        (["externals", "update"], "[NAME]..."),
+    ],
+)
+def test_a_usage_line_repeats_no_brackets(words: list[str], usage: str) -> None:
+    first = llm_perf(*words, "-h").stdout.splitlines()[0]
+    assert first.endswith(usage)
+    assert first.count("...") == 1

@@ -93,13 +93,16 @@ def hung_up(composed: Composed, quiet: bool) -> tuple[RunFolder, None, LlmPerfEr
     raise AssertionError("it was not interrupted")
 
 
-def test_a_closed_terminal_ends_a_sweep_at_its_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_ends_a_sweep_at_its_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(verb, "_capture", hung_up)
     with pytest.raises(HungUp) as caught:
         verb.run(["runtime.batch_size=1,2", f"hydra.run.dir={tmp_path / 'sweep'}"], multirun=True, quiet=True)
     assert "--resume" in caught.value.remedy
     points = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["points"]
     assert [point["status"] for point in points] == ["partial", "pending"]
+    assert capsys.readouterr().err == "", "it was asked to be quiet"
 
 
 def test_a_closed_terminal_ends_the_trying_of_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -141,5 +144,5 @@ def test_a_real_terminal_that_is_closed_ends_a_program_in_order(tmp_path: Path) 
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     left = json.loads((tmp_path / "run" / "run.json").read_text())
     assert [entry["status"] for entry in left["passes"]] == ["failed"]
-    assert "not ended" not in left["why"]
+    assert "SIGHUP" in left["why"]
     assert (tmp_path / "run" / "report.md").exists()

@@ -69,10 +69,13 @@ def test_the_best_is_said_for_each_workload() -> None:
     ]
     assert [text.partition(": the ")[0] for text in other] == [
         *["Of qwen2 (1,540,000,000 parameters), 512 prompt tokens, 33 new tokens"] * 2,
-        *["Of qwen2 (1,540,000,000 parameters), 16 prompt tokens, 33 new tokens"] * 2,
-    ]
+    ], "one point alone is no best one"
     assert "at batch_size 2." in other[1], "of batch 1 and 2, the most throughput"
-    assert all("batch_size 4" in text for text in other[2:])
+
+
+def test_points_of_a_workload_each_have_no_best() -> None:
+    (said,) = _best(rows_that_ran({}, {"prompt_tokens": "16"}, {"prompt_tokens": "8"}))
+    assert said.startswith("No two points share a workload")
 
 
 def test_a_token_of_a_larger_batch_is_not_called_slower() -> None:

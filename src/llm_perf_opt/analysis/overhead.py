@@ -12,10 +12,13 @@ from llm_perf_opt.stages import Stage
 from llm_perf_opt.units import duration
 
 PROFILER_EVENTS = frozenset({
-    "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Driver Compiler", "Instrumentation",
-    "Lazy Function Loading", "Resource", "Runtime Triggered Module Loading", "UVM Activity Init",
+    "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Driver Compiler", "Lazy Function Loading",
+    "Runtime Triggered Module Loading", "UVM Activity Init",
 })  # fmt: skip
-"""Names of what CUPTI calls overhead (`cat: overhead` in a trace; CUpti_ActivityOverheadKind)."""
+"""Names of what CUPTI calls overhead (`cat: overhead` in a trace; CUpti_ActivityOverheadKind), as no label of a user's is called.
+
+Resource and Instrumentation may be such labels: those are told apart while the pass runs (profiling/torch_profiler.py).
+"""
 
 
 @dataclass(frozen=True)

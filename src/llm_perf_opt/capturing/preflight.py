@@ -1,5 +1,5 @@
 """What of a request is found wrong before a process is started for it: data, a model or engine arguments that are not there,
-a device that is not here, positions or memory that cannot suffice.
+a device or package that is not here, positions or memory that cannot suffice.
 
 Only what would surely fail is refused; whatever cannot be told without loading torch is left to the measured process.
 """
@@ -7,13 +7,14 @@ Only what would surely fail is refused; whatever cannot be told without loading 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
 
-from llm_perf_opt.analysis.cost_model.cost import Formats, weight_bytes
+from llm_perf_opt.analysis.cost_model.cost import Formats, kv_cache_bytes, weight_bytes
 from llm_perf_opt.analysis.cost_model.families import architecture_of
-from llm_perf_opt.config import PYTORCH, HardwareConfig, ModelConfig, RunConfig
+from llm_perf_opt.config import PYTORCH, HardwareConfig, ModelConfig, RunConfig, RuntimeConfig
 from llm_perf_opt.data.model_tree import model_folder
 from llm_perf_opt.data.prompts import check_first_text
 from llm_perf_opt.errors import ConfigError, ResourceError
@@ -46,6 +47,7 @@ def refuse_early(configs: Iterable[RunConfig]) -> None:
         _refuse_positions(config, fields)
         machine.refuse_absent(config.hardware)
         if config.runtime.type == PYTORCH:  # an engine divides its memory by itself, and may use several devices
+            _refuse_attention(config.runtime)
             machine.refuse_size(config, fields)
 
 
@@ -77,19 +79,26 @@ class _Machine:
             refuse_absent(device_request(hardware), self._cuda_devices, with_cuda=with_cuda)
 
     def refuse_size(self, config: RunConfig, fields: Mapping[str, Any]) -> None:
-        """Weights alone that are more than the device has memory in all."""
+        """Weights and KV cache that are more than the device has memory in all."""
         device = self._device(config.hardware)
         if device is None:
             return
         wanted = config.model.dtype
         dtype = ("bf16" if device.native_bf16 else "fp32") if wanted == "auto" else wanted
-        weights = _weight_bytes(config.model, fields, dtype)
-        if weights is not None and weights > device.memory_bytes:
-            raise ResourceError(
-                f"{config.model.name} does not fit on {device.name}: its weights alone are {_gib(weights)} in {dtype}, "
-                f"and it has {_gib(device.memory_bytes)} of memory.",
-                "Use a smaller model or dtype, or a device with more memory.",
-            )
+        sizes = _sizes(config, fields, dtype)
+        if sizes is None or sum(sizes) <= device.memory_bytes:
+            return
+        weights, cache = sizes
+        what = f"its weights alone are {_gib(weights)}"
+        remedy = "Use a smaller model or dtype, or a device with more memory."
+        if weights <= device.memory_bytes:
+            what = f"its weights are {_gib(weights)} and its KV cache {_gib(cache)}"
+            remedy = "Use a smaller batch or fewer tokens, a smaller model or dtype, or a device with more memory."
+        raise ResourceError(
+            f"{config.model.name} does not fit on {device.name}: {what} in {dtype}, "
+            f"and it has {_gib(device.memory_bytes)} of memory.",
+            remedy,
+        )
 
     def _device(self, hardware: HardwareConfig) -> _Device | None:
         """The device that will be chosen; None where that is not certain."""
@@ -117,20 +126,39 @@ def _architecture(model: ModelConfig) -> Mapping[str, Any]:
 
 
 def _refuse_positions(config: RunConfig, fields: Mapping[str, Any]) -> None:
-    """Of synthetic prompts the length is known; of texts, that there is at least one token."""
+    """More tokens than the model has places for."""
     inner = fields.get("text_config")
     text = inner if isinstance(inner, Mapping) else fields
     name = "n_positions" if text.get("model_type") in _N_POSITIONS else "max_position_embeddings"
-    prompt = config.runtime.prompt_tokens if config.dataset.kind == "synthetic" else 1
-    refuse_positions(text.get(name), prompt, config.runtime.num_new_tokens)
+    refuse_positions(text.get(name), _least_prompt(config), config.runtime.num_new_tokens)
 
 
-def _weight_bytes(model: ModelConfig, fields: Mapping[str, Any], dtype: str) -> int | None:
-    """By the cost model's exact count; None of a type it does not know, and of weights that are stored packed."""
-    if model.source == "pretrained" and fields.get("quantization_config"):
+def _least_prompt(config: RunConfig) -> int:
+    """Of synthetic prompts the length is known; of texts, that there is at least one token."""
+    return config.runtime.prompt_tokens if config.dataset.kind == "synthetic" else 1
+
+
+def _refuse_attention(runtime: RuntimeConfig) -> None:
+    """Attention whose package is not here; transformers takes that of `kernels` in its place."""
+    if runtime.attn_implementation == "flash_attention_2" and not any(map(find_spec, ("flash_attn", "kernels"))):
+        raise ResourceError(
+            "runtime.attn_implementation=flash_attention_2 needs the package flash_attn, which is not installed.",
+            "Install flash-attn, or use runtime.attn_implementation=sdpa or eager.",
+        )
+
+
+def _sizes(config: RunConfig, fields: Mapping[str, Any], dtype: str) -> tuple[int, int] | None:
+    """Bytes of weights and of the cache of one request, by the cost model's exact count.
+
+    None of a type it does not know, and of weights that are stored packed.
+    """
+    if config.model.source == "pretrained" and fields.get("quantization_config"):
         return None
+    formats = Formats(weights=dtype, kv=dtype)
+    cached = _least_prompt(config) + config.runtime.num_new_tokens - 1  # the last token is not fed back
     try:
-        return weight_bytes(architecture_of(fields), Formats(weights=dtype))
+        architecture = architecture_of(fields)
+        return weight_bytes(architecture, formats), kv_cache_bytes(architecture, config.runtime.batch_size, cached, formats)
     except ConfigError:
         return None
 

@@ -34,7 +34,7 @@ from llm_perf_opt.capturing.passes import LABELS, PassPlan, closed, left_somethi
 from llm_perf_opt.capturing.selftest import Tested, run_selftest
 from llm_perf_opt.config import RegionsConfig
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
-from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError, interrupted
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, check_gate, on_range
 from llm_perf_opt.profiling.vendor.launch import program_environment
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
@@ -121,8 +121,8 @@ def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], lis
         except Interrupted as error:
             first = error
             break
-        except KeyboardInterrupt:  # between two processes, or while a child was being ended
-            first = Interrupted("Interrupted.", "What was captured so far is kept.")
+        except KeyboardInterrupt as error:  # between two processes, or while a child was being ended
+            first = interrupted(error, "What was captured so far is kept.")
             break
         except LlmPerfError as error:
             if asked.as_available and _left_out(folder, name, error):
@@ -144,7 +144,7 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None
     entries = closed(manifest.passes)
     kept = left_something(folder, entries)
     if isinstance(error, Interrupted) and not kept:
-        error = Interrupted("Interrupted.", "Nothing had been captured yet.")
+        error = Interrupted(error.fact, "Nothing had been captured yet.")
     status: RunStatus = "complete" if error is None else "partial" if kept else "failed"
     why, remedy = (error.fact, error.remedy) if error else ("", "")
     folder.write_manifest(replace(manifest, status=status, passes=entries, why=why, remedy=remedy))

@@ -23,9 +23,7 @@ def set_baseline(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '.', '_' and '-'.")],
     run: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN...", help="A run folder, or several repeats of one configuration.", autocompletion=complete_run
-        ),
+        typer.Argument(metavar="RUN", help="A run folder, or several repeats of one configuration.", autocompletion=complete_run),
     ],
     runs_dir: RunsDir = RUNS_DIR,
     as_json: Json = False,

@@ -5,6 +5,8 @@ import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from llm_perf_opt.terminal import one_line
+
 RUNS = Path("runs")
 _RUN_FILES = ("*/*/*/run.json", "*/sweeps/*/sweep.json", "*/sweeps/*/*/run.json")
 """runs/EXPERIMENT/MODEL/TIME, runs/exec/PROGRAM/TIME; sweeps and their points."""
@@ -13,13 +15,13 @@ _RUN_FILES = ("*/*/*/run.json", "*/sweeps/*/sweep.json", "*/sweeps/*/*/run.json"
 def complete_override(incomplete: str) -> list[str]:
     """GROUP=OPTION and KEY=VALUE, a level at a time; a single key comes with values, lest a shell set a space behind it."""
     before, typed = _whole_word(incomplete)
-    return [found.removeprefix(before) for found in _overrides(typed)]
+    return _plain(found.removeprefix(before) for found in _overrides(typed))
 
 
 def complete_run(incomplete: str) -> list[str]:
     """Folders of runs and sweeps; where none begins so, the shell offers files."""
     found = {str(file.parent) for pattern in _RUN_FILES for file in RUNS.glob(pattern)}
-    return sorted((path for path in found if path.startswith(incomplete)), reverse=True)
+    return _plain(sorted((path for path in found if path.startswith(incomplete)), reverse=True))
 
 
 def complete_side(incomplete: str) -> list[str]:
@@ -31,7 +33,7 @@ def complete_side(incomplete: str) -> list[str]:
         names = sorted(Baselines(RUNS).read())
     except LlmPerfError:  # a damaged file; the verb itself says so
         names = []
-    return [*(name for name in names if name.startswith(incomplete)), *complete_run(incomplete)]
+    return [*_plain(name for name in names if name.startswith(incomplete)), *complete_run(incomplete)]
 
 
 def complete_hardware(incomplete: str) -> list[str]:
@@ -39,6 +41,11 @@ def complete_hardware(incomplete: str) -> list[str]:
     from llm_perf_opt.analysis.limits.hardware import HARDWARE
 
     return [name for name in HARDWARE if name.startswith(incomplete)]
+
+
+def _plain(candidates: Iterable[str]) -> list[str]:
+    """Without those that a shell would split, or a terminal obey: they are lines of its input."""
+    return [word for word in candidates if word == one_line(word)]
 
 
 def _whole_word(incomplete: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ def cost(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="model=NAME, and model.architecture.FIELD=VALUE.", autocompletion=complete_override
+            metavar="KEY=VALUE", help="model=NAME, and model.architecture.FIELD=VALUE.", autocompletion=complete_override
         ),
     ] = None,
     model_config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json, in place of model=.")] = None,

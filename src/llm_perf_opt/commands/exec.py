@@ -11,8 +11,11 @@ from llm_perf_opt.commands.outcome import print_program
 from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, raise_if
 from llm_perf_opt.commands.watching import ended_in_order
 
-_LAUNCHER = re.compile(r"(python|pypy)[0-9.]*|torchrun|accelerate|deepspeed|mpirun|uv|env|bash|sh")
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+_LAUNCHER = re.compile(r"torchrun|accelerate|deepspeed|mpirun|uv|env|bash|sh|time|nohup|nsys|ncu")
 """Programs that run another one, which a run is better named after."""
+_LAUNCH_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner")
+"""What `python -m` runs to the same end."""
 _SCRIPTS = (".py", ".pyz", ".sh")
 _LONGEST_NAME = 100
 
@@ -97,17 +100,49 @@ def exec_program(
 
 def run_name(argv: Sequence[str]) -> str:
     """What a run is called: the script or module behind an interpreter or launcher, else the program."""
-    program = Path(argv[0]).name
-    named = program
-    if _LAUNCHER.fullmatch(program):
-        rest = list(argv[1:])
-        for before, word in zip(["", *rest], rest, strict=False):
-            if word == "-c":  # its program is a text
-                break
-            if before == "-m" or Path(word).suffix in _SCRIPTS:
-                named = word if before == "-m" else Path(word).stem
-                break
+    named = _named(argv)
     return "".join(char if char.isalnum() or char in "._-" else "_" for char in named).lstrip("._-")[:_LONGEST_NAME] or "program"
+
+
+def _named(argv: Sequence[str]) -> str:
+    program = Path(argv[0]).name
+    if _PYTHON.fullmatch(program):
+        return _behind_python(argv[1:]) or program
+    if program in ("time", "nohup") and len(argv) > 1 and not argv[1].startswith("-"):
+        return _named(argv[1:])
+    return (_behind_launcher(argv[1:], shell=program in ("bash", "sh")) if _LAUNCHER.fullmatch(program) else "") or program
+
+
+def _behind_python(words: Sequence[str]) -> str:
+    """The module or script of an interpreter; empty where its program is a text, or typed."""
+    for at, word in enumerate(words):
+        if word.startswith("-m"):
+            module, rest = (word[2:], words[at + 1 :]) if word != "-m" else ("".join(words[at + 1 : at + 2]), words[at + 2 :])
+            return (_behind_launcher(rest) if module in _LAUNCH_MODULES else "") or module
+        if word.startswith("-c"):
+            return ""
+        if not word.startswith("-") and not (at and words[at - 1] in ("-W", "-X")):
+            return _script(word)
+    return ""
+
+
+def _behind_launcher(words: Sequence[str], *, shell: bool = False) -> str:
+    """The first script, module or interpreter: which of a launcher's options take a word is not known."""
+    for at, word in enumerate(words):
+        if word == "-c" and shell:
+            return ""
+        if at and words[at - 1] == "-m":
+            return word
+        if Path(word).suffix in _SCRIPTS:
+            return _script(word)
+        if _PYTHON.fullmatch(Path(word).name) or _LAUNCHER.fullmatch(Path(word).name):
+            return _named(words[at:])
+    return ""
+
+
+def _script(word: str) -> str:
+    path = Path(word)
+    return path.stem if path.suffix in _SCRIPTS else path.name
 
 
 def _words(text: str) -> list[str]:

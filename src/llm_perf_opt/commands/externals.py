@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries of externals.yaml; otherwise all.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Entries of externals.yaml; otherwise all.")]
 Root = Annotated[Path | None, typer.Option(help="The project's folder; otherwise the git repository around this one.")]
 
 
@@ -66,7 +66,7 @@ def update(
 @app.command()
 def snapshot(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Hub entries of externals.yaml, otherwise all; or OWNER/NAME.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Hub entries of externals.yaml, otherwise all; or OWNER/NAME.")
     ] = None,
     commit: Annotated[str | None, typer.Option(help="Pin OWNER/NAME to this commit, and list it where it is not.")] = None,
     root: Root = None,

@@ -24,7 +24,7 @@ def run(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
+            metavar="KEY=VALUE",
             help="GROUP=OPTION or KEY=VALUE, as in model=qwen2_5_1_5b runtime.batch_size=4.",
             autocompletion=complete_override,
         ),
@@ -102,7 +102,8 @@ def _sweep(
         folder = begin_sweep(planned, command_line(), config_dir)
 
     def run_one(composed: "Composed", words: str) -> "tuple[RunFolder, LlmPerfError | None]":
-        print(words, file=sys.stderr)
+        if not quiet:
+            print(words, file=sys.stderr)
         run, analysis, error = _capture(composed, quiet)
         images = _images(run, analysis)
         if not as_json:

@@ -75,7 +75,7 @@ def ended_in_order() -> Iterator[None]:
                 file.may_break = True
         if not told:
             told.append(number)
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(_ENDS[number][1])  # run.json and the pages say it, too
 
     heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM]
     previous = {number: signal.signal(number, stop) for number in heard}

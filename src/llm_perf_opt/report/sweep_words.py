@@ -56,11 +56,14 @@ def _status(row: SweepRow) -> str:
 
 
 def headline(rows: Sequence[SweepRow]) -> list[str]:
-    """How many points are complete, and the best of those that are ranked, for each workload by itself."""
+    """How many points are complete, and the best of those that are ranked, for each workload of several points by itself."""
     complete = sum(row.status == "complete" for row in rows)
     found = [f"{complete} of {len(rows)} points are complete."]
     workloads = by_workload(rows)
-    for workload, members in workloads.items():
+    compared = {workload: members for workload, members in workloads.items() if len(members) > 1 or len(workloads) == 1}
+    if len(workloads) > 1 and not compared:
+        found.append("No two points share a workload: none is better than another.")
+    for workload, members in compared.items():
         found += _best_of(members, f"Of {workload}: the" if len(workloads) > 1 else "The")
     return found
 

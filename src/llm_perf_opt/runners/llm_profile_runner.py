@@ -87,6 +87,7 @@ def torch_pass(session: Session, out: Path) -> None:
         activity=profiled.activity,
         parts=profiled.parts,
         operators=tuple(profiled.operators),
+        overhead=profiled.overhead,
         trace_file=trace.name,
         trace_bytes=trace.stat().st_size,
     )

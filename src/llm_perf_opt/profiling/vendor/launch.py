@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.errors import CaptureError, LlmPerfError, ResourceError, interrupted
 from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, TICK_S, LineReader, OnMessage, OnTick, no_tick, pidfd
 from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
@@ -116,10 +116,10 @@ def run_child(
             if outcome != "ended":
                 running.end()
             running.clear_away()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             running.end()
             running.clear_away()
-            raise Interrupted("Interrupted.", "What was captured so far is kept.") from None
+            raise interrupted(error, "What was captured so far is kept.") from None
         except OSError as error:  # the log cannot be written: the disk is full
             running.end(heard=False)
             running.clear_away()
@@ -150,9 +150,9 @@ def convert(argv: Sequence[str], *, log: Path, timeout_s: float, output: Path | 
         except subprocess.TimeoutExpired:
             end(child)
             return Finished(child.wait(), time.monotonic() - begun, True)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             end(child)
-            raise Interrupted("Interrupted.", "What was captured so far is kept.") from None
+            raise interrupted(error, "What was captured so far is kept.") from None
     return Finished(child.wait(), time.monotonic() - begun, False)
 
 
@@ -216,9 +216,9 @@ def answer(
             end(child)
             output, errors = child.communicate()
             return Answer(child.returncode, output, errors.decode(errors="replace"), True)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             end(child)
-            raise Interrupted("Interrupted.", "What was complete before is kept.") from None
+            raise interrupted(error, "What was complete before is kept.") from None
     return Answer(child.returncode, output, errors.decode(errors="replace"))
 
 
