@@ -407,11 +407,6 @@ class Drift:
     share: float
     """Change from the first step to the last over the median step."""
 
-    @property
-    def grows(self) -> Maybe[bool]:
-        """Whether steps surely take longer as the context grows."""
-        return self.ci_low if isinstance(self.ci_low, Missing) else min(self.ci_low, self.ns_per_token) > 0
-
 
 # --- the run ----------------------------------------------------------------------------------------------------------
 

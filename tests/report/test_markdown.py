@@ -278,7 +278,7 @@ def test_one_new_token_has_no_decode_and_the_reason_is_shown() -> None:
 def test_one_repeat_has_no_interval_and_the_reason_is_shown() -> None:
     page, summary, _ = read_all(of_timings(clean_timings([iteration()])))
     assert row(page, "End to end")[2] == "n/a: 1 values; a 95 % interval of the median needs 6"
-    assert "The first token takes 100.0 ms." in summary.text
+    assert "The first token takes 100.0 ms (one value)." in summary.text
 
 
 def test_a_torch_pass_without_operators_still_renders() -> None:

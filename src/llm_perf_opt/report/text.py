@@ -129,7 +129,7 @@ def growth(found: Drift) -> str:
     contexts = f"from context {found.first_context} to {found.last_context}"
     if isinstance(found.ci_low, Missing) or isinstance(found.ci_high, Missing):
         return f"not known {contexts}: {found.ci_low.why if isinstance(found.ci_low, Missing) else found.ci_high}"
-    if not found.grows:
+    if min(found.ci_low, found.ns_per_token) <= 0:
         return f"no growth measurable {contexts}"
     return (
         f"{duration(found.ns_per_token)} per cached token (95 % interval {durations(found.ci_low, found.ci_high)}), "
