@@ -9,6 +9,7 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,6 +135,7 @@ def _place(cwd: Path | None, env: Mapping[str, str]) -> Iterator[None]:
     folder, environment = Path.cwd(), dict(os.environ)
     try:
         os.environ.update(env)
+        tempfile.tempdir = None  # TMPDIR is read again
         if cwd is not None:
             os.chdir(cwd)
         yield
@@ -141,3 +143,4 @@ def _place(cwd: Path | None, env: Mapping[str, str]) -> Iterator[None]:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
+        tempfile.tempdir = None

@@ -29,8 +29,9 @@ _WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _WORKER:
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="llm-perf-tests-")
 
-# Started in the background by a script, this process ignores SIGINT, and so would all that tests start and interrupt.
+# Started in the background by a script or below nohup, this process ignores SIGINT or SIGHUP, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LONG_FIXTURES = {"real_nsys", "real_ncu", "chromium", "vllm_python"}
 """Tests that use one of these run a real tool for seconds: `make test` leaves them to `make test-all`."""
