@@ -554,7 +554,7 @@ def values_of(kind: Any, key: str) -> st.SearchStrategy[Any]:
     return by_type[kind]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(values_of(RunConfig, ""))
 def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
     values["model"]["architecture"]["model_type"] = "llama"
@@ -570,7 +570,7 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     assert config_from_mapping(yaml.safe_load(config_to_yaml(config))) == config
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(
     st.recursive(
         JSON_VALUES, lambda inner: st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(RunConfig)]), inner)
@@ -607,7 +607,7 @@ FIELDS = [
 ]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 @given(st.sampled_from(FIELDS), JSON_VALUES)
 def test_any_value_of_any_field_is_taken_or_refused(key: str, value: Any) -> None:
     values = dataclasses.asdict(default_config())
@@ -690,7 +690,7 @@ def composed_or_refused(overrides: Sequence[str], config_dir: Path | None = None
     assert isinstance(composed, Composed)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(OVERRIDES, min_size=1, max_size=2))
 def test_any_words_are_a_configuration_or_a_config_error(overrides: list[str]) -> None:
     composed_or_refused(overrides)

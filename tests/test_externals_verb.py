@@ -115,6 +115,7 @@ def documented_commands() -> list[str]:
     return [line for kind, block in blocks if not kind for line in block.splitlines()]
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page(tmp_path: Path) -> None:
     """In the order of the page, with the page's own list; only addresses and commits are those of repositories made here."""
     upstream, project = Upstream(tmp_path / "upstream"), new_project(tmp_path / "project")

@@ -34,7 +34,7 @@ def of(value: object) -> Drift:
 # --- percentiles ------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=50)
 @given(SAMPLES, st.floats(0, 1))
 @example([1.0, 2.0], 1.0)
 @example([5.0], 0.3)

@@ -62,7 +62,7 @@ CPU = st.builds(
 HEADER = st.builds(TelemetryHeader, interval_s=FLOATS, processors=st.integers(1, 4096), gpu_note=st.text(max_size=20))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(st.builds(Telemetry, HEADER, st.lists(GPU, max_size=4).map(tuple), st.lists(CPU, max_size=4).map(tuple)))
 def test_any_readings_are_read_back(tmp_path_factory: pytest.TempPathFactory, record: Telemetry) -> None:
     assert read(tmp_path_factory.getbasetemp(), as_written(record)) == record

@@ -40,7 +40,7 @@ def test_a_hostile_name_reads_as_itself(name: str) -> None:
     assert inline_text(f"x{escape(name)}x") == (f"x{one_line(name)}x", [])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=50)
 @given(st.one_of(st.text(), st.text(alphabet="\\`*_[]()<>|#~$!&;=+-.a1 \n\t", max_size=20)))
 @example("[a](b)")
 @example("<a href='x'>")
@@ -54,7 +54,7 @@ def test_any_name_reads_as_itself(name: str) -> None:
     assert shown == f"x {one_line(name)} x"
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.text(alphabet="\\`|<>*a \n-:", max_size=8), min_size=1, max_size=3))
 def test_any_name_stays_in_its_cell(names: list[str]) -> None:
     source = table(["x"] * len(names), [[f"({escape(name)})" for name in names]])
@@ -129,7 +129,7 @@ def test_four_significant_digits(value: float, shown: str) -> None:
     assert significant(value) == shown
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=50)
 @given(st.floats(-1e300, 1e300, allow_subnormal=False), st.integers(2, 6))
 def test_rounding_loses_at_most_half_a_digit(value: float, digits: int) -> None:
     shown = float(significant(value, digits).replace(",", ""))
