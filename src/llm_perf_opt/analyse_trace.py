@@ -10,6 +10,7 @@ from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.parsers.trace_mark import fresh_tables, kept_for, made_by, note_use, seen_of
 from llm_perf_opt.records import Missing
 from llm_perf_opt.run_folder import encoded, there, write_whole
+from llm_perf_opt.user_files import check_ordinary, read_bytes
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.trace.document import TraceAnalysis
@@ -34,6 +35,7 @@ def analyse_source(source: Path, *, use_cache: bool = True) -> Analysed:
     """A run folder, a torch trace, or an nsys export or report."""
     if there(source, "Give a run folder, a torch trace, or an nsys report or SQLite export.").is_dir():
         return _of_run(source)
+    check_ordinary(source)
     notes: tuple[str, ...] = ()
     file = source
     if source.suffix in _REPORTS:
@@ -129,11 +131,11 @@ def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
     from llm_perf_opt.analysis.trace.document import TraceAnalysis
 
     try:
-        kept = msgspec.json.decode((tables / ANALYSIS_FILE).read_bytes(), type=_Kept)
+        kept = msgspec.json.decode(read_bytes(tables / ANALYSIS_FILE), type=_Kept)
         if kept.version != made_by():
             return None
         return msgspec.structs.replace(msgspec.json.decode(kept.document, type=TraceAnalysis), source=str(source))
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (OSError, ParseError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None  # damaged: it is made anew
 
 

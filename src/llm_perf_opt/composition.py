@@ -31,6 +31,7 @@ from llm_perf_opt.choices import (
 from llm_perf_opt.config import PROJECT_CONF, Dtype, RunConfig, canonical_dtype, check
 from llm_perf_opt.errors import ConfigError, close_names, did_you_mean, nearest, words_of
 from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes, listed
+from llm_perf_opt.user_files import check_folder
 
 _LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
 """What Hydra raises, besides its own errors, over a file that is no sound YAML or has no sound defaults list."""
@@ -54,6 +55,8 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
+    for folder in searched_folders(config_dir):
+        check_folder(folder)
     options = all_options(config_dir)
     checked = [_checked_override(text, options) for text in _brought_runtimes(overrides, options["runtime"])]
     if searched := searched_folders(config_dir):

@@ -15,6 +15,7 @@ from llm_perf_opt.composition import compose
 from llm_perf_opt.data.model_tree import model_folder
 from llm_perf_opt.errors import ConfigError, words_of
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.user_files import check_ordinary, read_text
 
 _LARGEST_CONFIG = 16 * 1024 * 1024
 
@@ -119,9 +120,10 @@ def _architecture_fields(asked: Asked) -> Any:
 
 def _read_json(path: Path) -> Any:
     try:
+        check_ordinary(path)
         if path.stat().st_size > _LARGEST_CONFIG:
             raise ConfigError(f"{path} is too large to be a model's config.json.")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file.", "Give a Hugging Face config.json.") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -18,6 +18,11 @@ UInt8 = npt.NDArray[np.uint8]
 
 NO_NAME = -1
 """In a column of name indices: there is none."""
+EARLIEST_NS, LATEST_NS = -(2**60), 2**61
+"""The times that every reader accepts for the start and the end of an event; since 1970 they reach from 1933 to 2043. Twice the
+difference of two of them fits into 64 bits. An event beyond them is damaged, and named as such."""
+MOST_NS = 2**62
+"""What the events of a table may last together, so that no sum over some of them is beyond 64 bits."""
 
 
 class WorkKind(IntEnum):
@@ -64,6 +69,12 @@ class Columns:
     def none(cls: type[C]) -> C:
         """No rows."""
         return cls(**{column.name: np.empty(0, _DTYPES[str(column.type)]) for column in fields(cls)})
+
+
+def is_beyond_clocks(start_ns: Int64, end_ns: Int64) -> npt.NDArray[np.bool_]:
+    """Per event: whether its times are none that a reader accepts."""
+    beyond: npt.NDArray[np.bool_] = (start_ns < EARLIEST_NS) | (start_ns > LATEST_NS) | (end_ns < EARLIEST_NS)
+    return beyond | (end_ns > LATEST_NS)
 
 
 def different(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -15,6 +15,7 @@ import msgspec
 
 from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.records import SCHEMA, Manifest, PassRecord
+from llm_perf_opt.user_files import check_folder, read_bytes, read_text
 
 R = TypeVar("R")
 
@@ -64,6 +65,7 @@ class RunFolder:
         """An existing run, or a ParseError that says what is missing."""
         if not there(path, "Give the folder that `llm-perf run` printed.").is_dir():
             raise ParseError(f"{path} is not a folder.", "Give the folder that `llm-perf run` printed.")
+        check_folder(path)
         if not (path / "run.json").is_file():
             raise ParseError(f"{path} is not a run: it has no run.json.", "Give the folder that `llm-perf run` printed.")
         folder = cls(path.resolve())
@@ -313,7 +315,7 @@ def _shown(values: Any) -> Any:
 def read_record(path: Path, kind: type[R]) -> R:
     """A JSON file as `kind`, or a ParseError naming the file and the place in it."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
         if _LONG_NUMBER.search(content):
             check_plain(msgspec.json.decode(content))
         return msgspec.json.decode(content, type=kind)
@@ -363,7 +365,7 @@ def read_values(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(read_text(path))
         check_plain(values, MOST_VALUES)
     except (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError) as error:  # the last: a date that is none
         raise ParseError(f"{path} cannot be read as YAML: {words_of(error)}", "The file is damaged, or was edited.") from error

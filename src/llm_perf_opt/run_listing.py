@@ -14,6 +14,7 @@ from llm_perf_opt.reading.timings import damaged_timings, read_timings
 from llm_perf_opt.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.run_folder import RunFolder
 from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, is_sweep
+from llm_perf_opt.user_files import read_text
 
 DEEPEST = 6
 """Folders below the one asked for that are looked into."""
@@ -139,8 +140,8 @@ def _named(row: Listed) -> Listed:
 def _names(config: Path) -> tuple[str, str]:
     """Experiment and model of a config.yaml as this program writes it. Two lines tell, and a list reads thousands of files."""
     try:
-        text = config.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = read_text(config)
+    except (OSError, ParseError, UnicodeDecodeError):
         return "", ""  # the row stands without names; its report says what is wrong with the file
     found = [pattern.search(text) for pattern in (_EXPERIMENT, _MODEL)]
     experiment, model = (match["name"] if match else "" for match in found)

@@ -7,6 +7,7 @@ every file below it. Either gives another file's data without a word.
 from pathlib import Path
 
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.user_files import check_ordinary
 
 AS_WRITTEN = "hive_partitioning=false"
 """For every read: columns come from the file, none from the names of its folders."""
@@ -14,7 +15,8 @@ _WILD = "[*?"
 
 
 def pattern_of(path: Path) -> str:
-    """The pattern that only this file fits; or a ParseError where there is none."""
+    """The pattern that only this file fits; or a ParseError where there is none, or the file is no ordinary one."""
+    check_ordinary(path)
     text = str(path.absolute())  # a relative path may begin with ~, which stands for the home folder there
     if not any(sign in text for sign in _WILD):
         return text

@@ -25,6 +25,7 @@ from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.analysis.trace.intervals import union_blocks
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal, kernels_by_time
 from llm_perf_opt.analysis.trace.projection import NONE
+from llm_perf_opt.analysis.trace.row_numbers import exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
 from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind, different
 from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
@@ -223,7 +224,7 @@ def _without_silence(time: StageTime, stages: TraceStages, inner: str, worked: I
     is_idle[stages.rows_of(inner)] = True
     is_idle[worked] = False
     idle = np.flatnonzero(is_idle)
-    silent_ns = int((stages.instances.end_ns[idle] - stages.instances.start_ns[idle]).sum())
+    silent_ns = exact_sum(stages.instances.end_ns[idle] - stages.instances.start_ns[idle])
     return replace(time, wall_ns=time.wall_ns - silent_ns) if silent_ns else time
 
 

@@ -29,6 +29,7 @@ from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace.host_time import host_table
 from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
 from llm_perf_opt.analysis.trace.labels import label_lines
+from llm_perf_opt.analysis.trace.row_numbers import exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.events import Trace, different
 from llm_perf_opt.records import Missing
@@ -116,9 +117,7 @@ def _of_the_host_alone(trace: Trace, stages: TraceStages, evidence: Evidence, so
         complete=True,
         problems=_with_no_work(_problems(trace)),
         gpu=_NOTHING,
-        stages=[
-            StageLine(name, len(rows), int((rows.end_ns - rows.start_ns).sum()), *[None] * 5) for name, rows in walls.items()
-        ],
+        stages=[StageLine(name, len(rows), exact_sum(rows.end_ns - rows.start_ns), *[None] * 5) for name, rows in walls.items()],
         kernels=[],
         idle=[],
         findings=finding_lines(find(evidence)),

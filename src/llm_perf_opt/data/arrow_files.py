@@ -7,6 +7,7 @@ from typing import Any
 
 from llm_perf_opt.data.inventory import Advance
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, nearest
+from llm_perf_opt.user_files import check_ordinary
 
 _ROWS_AT_ONCE = 1024
 
@@ -37,6 +38,7 @@ def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
 
 
 def _batches(path: Path, advance: Advance) -> Iterator[Any]:
+    check_ordinary(path)
     with _reading(path):
         import pyarrow as pa
 

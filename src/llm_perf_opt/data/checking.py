@@ -15,6 +15,7 @@ from llm_perf_opt.data.preparing import Phases, silent
 from llm_perf_opt.data.record_streams import count_records
 from llm_perf_opt.data.tokenizing import count_sequences
 from llm_perf_opt.errors import LlmPerfError, ParseError
+from llm_perf_opt.user_files import read_bytes
 
 _NAMED = 20
 """So many differing files are named; the rest are counted."""
@@ -123,7 +124,7 @@ def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
     """The Hydra option may be edited freely, but it must be there and name this folder."""
     path = option_file(conf, folder.name)
     try:
-        values = yaml.safe_load(path.read_bytes())
+        values = yaml.safe_load(read_bytes(path))
     except FileNotFoundError:
         yield f"{path} is missing: dataset={folder.name} cannot be chosen"
         return

@@ -15,6 +15,7 @@ from llm_perf_opt.data.json_schema import Seen, columns
 from llm_perf_opt.data.lines import BadRecords
 from llm_perf_opt.data.record_streams import checked_lines, objects, texts
 from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.user_files import open_ordinary
 
 TARGETS: tuple[Format, ...] = ("jsonl", "parquet", "txt")
 _SPILL = ".spill"
@@ -152,7 +153,7 @@ def _lines_for_database(file: DataFile, spill: Path, seen: Seen, bad: BadRecords
             for record in block:
                 seen.note_object(record)
             count += len(block)
-        with file.path.open("rb") as start:
+        with open_ordinary(file.path) as start:
             marked = start.read(1) not in (b"{", b"")
         if bad.count == before and not marked:
             return count, file.path

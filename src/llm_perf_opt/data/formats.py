@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from llm_perf_opt.data.layout import INDEX_SUFFIX, TOKENS_SUFFIX
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, nearest
+from llm_perf_opt.user_files import read_bytes
 
 Format = Literal["jsonl", "parquet", "txt", "arrow", "tokens"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -116,7 +117,7 @@ def _listed_by_state(files: Mapping[str, Path], names: Sequence[str], where: Pat
     listed: list[str] = []
     for state_name in (name for name in files if PurePosixPath(name).name == _STATE):
         try:
-            state = json.loads(files[state_name].read_bytes())
+            state = json.loads(read_bytes(files[state_name]))
             if state.get("_indices_data_files") or state.get("_indices_files"):
                 raise ResourceError(
                     f"{where}/{state_name}: the dataset is a selection of rows.", "Save it again after flatten_indices()."

@@ -9,6 +9,7 @@ from pathlib import Path
 from llm_perf_opt.data.formats import suffix_of
 from llm_perf_opt.data.layout import dangling
 from llm_perf_opt.errors import ResourceError
+from llm_perf_opt.user_files import check_ordinary, open_ordinary
 
 Advance = Callable[[int], None]
 """Told how many bytes of the input have been dealt with since the last time."""
@@ -33,12 +34,12 @@ def files_below(folder: Path) -> dict[str, Path]:
     if dangling(folder):
         raise ResourceError(f"{folder} is a link to {folder.readlink()}, which is not there.", "Give a path that is there.")
     try:
+        check_ordinary(folder)
         if folder.is_file():
             named = _named_as_data(folder)
             return {named.name: named}
         if not folder.is_dir():
-            what = "neither a file nor a folder" if folder.exists() else "no such file or folder"
-            raise ResourceError(f"{folder}: {what}.", "Give a path that is there, with files in it.")
+            raise ResourceError(f"{folder}: no such file or folder.", "Give a path that is there, with files in it.")
     except OSError as error:  # a name that is too long, a folder that may not be looked into
         raise ResourceError(f"{folder} cannot be looked at: {error.strerror or error}.", "Give a path that is there.") from error
     return dict(sorted(_walk(folder, folder, (_identity(folder),))))
@@ -60,7 +61,7 @@ def file_entry(path: Path, advance: Advance = ignore) -> FileEntry:
     """Size and hash of one file, read in chunks."""
     digest, size = hashlib.sha256(), 0
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
                 size += len(chunk)
@@ -97,10 +98,9 @@ def _walk(top: Path, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterat
             if identity in above:
                 raise ResourceError(f"{path} is a link to a folder it lies in: it has no end.", "Remove it.")
             yield from _walk(top, path, (*above, identity))
-        elif entry.is_file():
-            yield _name(path.relative_to(top)), path
         else:
-            raise ResourceError(f"{path} is neither a file nor a folder.", "Remove it; only files are data.")
+            check_ordinary(path)
+            yield _name(path.relative_to(top)), path
 
 
 def _name(relative: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from llm_perf_opt.config import FOLDER_NAME
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError, nearest
+from llm_perf_opt.user_files import check_ordinary
 
 DATASETS_ROOT = Path("datasets")
 MODELS_ROOT = Path("models")
@@ -159,6 +160,7 @@ class DatasetTree:
         """A dataset that is there, or an error that lists those that are."""
         checked_name(name, "dataset")
         folder = DatasetFolder(self.root / name)
+        check_ordinary(folder.metadata_file)
         if not folder.metadata_file.is_file():
             known = [entry.name for entry in self.datasets()]
             have = f"Known in {self.root}: {', '.join(known)}." if known else f"{self.root} holds none yet."

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llm_perf_opt.data.inventory import Advance
 from llm_perf_opt.errors import ParseError, ResourceError
+from llm_perf_opt.user_files import open_ordinary
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 BLOCK_BYTES = 1024 * 1024
@@ -53,7 +54,7 @@ def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes 
     Lines end with \\n alone: other characters that some call line ends are part of the text. A \\r before it belongs to the end.
     """
     try:
-        with path.open("rb") as raw:
+        with open_ordinary(path) as raw:
             yield from _numbered(_chunks(raw, path, advance))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ParseError(f"{path} is damaged: {error}.", "Obtain it again.") from error

@@ -15,6 +15,7 @@ from llm_perf_opt.data.formats import Format
 from llm_perf_opt.data.inventory import FileEntry
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.run_folder import write_whole
+from llm_perf_opt.user_files import read_bytes
 
 SCHEMA = 1
 M = TypeVar("M", "DatasetMetadata", "VariantMetadata")
@@ -94,7 +95,7 @@ def read_metadata(path: Path, kind: type[M]) -> M:
     """Read back, or a ParseError naming the file and the place in it."""
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        found = msgspec.convert(yaml.load(path.read_bytes(), Loader=loader), kind)  # noqa: S506 - a safe loader
+        found = msgspec.convert(yaml.load(read_bytes(path), Loader=loader), kind)  # noqa: S506 - a safe loader
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "Restore it, or remove the folder and add the dataset again.") from error
     except (yaml.YAMLError, msgspec.MsgspecError, OSError, ValueError, RecursionError) as error:

@@ -16,6 +16,7 @@ from llm_perf_opt.data.making import write_error
 from llm_perf_opt.data.safetensors_header import StoredTensor, read_header
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, file_error, nearest
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.user_files import read_bytes
 
 _CONFIG = "config.json"
 _WEIGHTS = ".safetensors"
@@ -182,7 +183,7 @@ def check_model(place: Path) -> ModelCheck:
 def _config(place: Path, problems: list[str]) -> dict[str, Any] | None:
     path = place / _CONFIG
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
     except FileNotFoundError:
         nowhere = f"a dangling link: {path.readlink()} is not there" if dangling(path) else "missing"
         problems.append(f"{_CONFIG} is {nowhere}")
@@ -229,7 +230,7 @@ def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor],
     shards: set[str] = set()
     for path in indices:
         try:
-            weight_map = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
+            weight_map = msgspec.json.decode(read_bytes(path), type=_Index).weight_map
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
             problems.append(f"{path.name} cannot be read: {error}")
             continue

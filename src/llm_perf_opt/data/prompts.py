@@ -13,6 +13,7 @@ from llm_perf_opt.config import DatasetConfig
 from llm_perf_opt.data.entries import Entry, open_entry
 from llm_perf_opt.errors import ConfigError, ResourceError, words_of
 from llm_perf_opt.runtime_records import TextUse
+from llm_perf_opt.user_files import check_ordinary
 
 Tokenize = Callable[[str], list[int]]
 
@@ -131,6 +132,7 @@ def _texts(dataset: DatasetConfig) -> Iterator[str]:
         yield from _records(packaged.splitlines(), "sample_prompts.jsonl", dataset.text_field)
         return
     path = Path(dataset.path)
+    check_ordinary(path)
     if not _is_file(path):
         raise ConfigError(f"dataset.path={path}: no such file.", "Give a .jsonl or a .txt file.")
     try:

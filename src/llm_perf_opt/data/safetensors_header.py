@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.user_files import open_ordinary
 
 _MOST_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -36,7 +37,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name, or a ParseError that says how it is damaged."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             length = int.from_bytes(start, "little") if len(start := file.read(8)) == 8 else -1
             if not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
                 raise _damaged(path, "it does not begin with the length of a header")

@@ -16,6 +16,7 @@ from llm_perf_opt.data.layout import INDEX_SUFFIX, TOKENS_SUFFIX
 from llm_perf_opt.data.lines import BadRecords
 from llm_perf_opt.data.record_streams import texts
 from llm_perf_opt.errors import ParseError, ResourceError
+from llm_perf_opt.user_files import check_ordinary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +63,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         return Tokenizer(BYTES, 256, None, None)
     path = Path(name).expanduser()
     file = path / _FILE if path.is_dir() else path
+    check_ordinary(file)
     if not file.is_file():
         raise ResourceError(
             f"--tokenizer {name}: there is no {_FILE}.",

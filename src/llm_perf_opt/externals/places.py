@@ -14,6 +14,7 @@ from llm_perf_opt.externals.git import Git
 from llm_perf_opt.externals.listing import read_listing
 from llm_perf_opt.externals.lock import Locked, read_lock
 from llm_perf_opt.run_folder import write_whole
+from llm_perf_opt.user_files import read_bytes, read_text
 
 THIRD_PARTY = "third_party"
 LISTING = "externals.yaml"
@@ -82,7 +83,7 @@ class Places:
     def listing_text(self) -> str:
         """externals.yaml, or an error that says how to begin one."""
         try:
-            return self.listing_file.read_text(encoding="utf-8")
+            return read_text(self.listing_file)
         except FileNotFoundError:
             raise ConfigError(
                 f"{self.listing_file} is not there.", "`llm-perf externals init --template` writes one to fill in."
@@ -97,7 +98,7 @@ class Places:
     def locked(self) -> dict[str, Locked]:
         """What was made; nothing where the file is not there yet."""
         try:
-            content = self.lock_file.read_bytes()
+            content = read_bytes(self.lock_file)
         except FileNotFoundError:
             return {}
         return read_lock(content, f"{THIRD_PARTY}/{LOCK}")

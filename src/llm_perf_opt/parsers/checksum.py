@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.user_files import open_ordinary
 
 _READ_BYTES = 1 << 20
 
@@ -30,7 +31,7 @@ def checksum_of(path: Path) -> Checksum:
     checksum = Checksum()
     with memoryview(bytearray(_READ_BYTES)) as room:
         try:
-            with path.open("rb", buffering=0) as file:
+            with open_ordinary(path) as file:
                 while count := file.readinto(room):
                     checksum.add(room[:count])
         except OSError as error:

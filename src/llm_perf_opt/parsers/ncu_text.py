@@ -12,6 +12,7 @@ from typing import IO
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.kernel_records import CounterProblem
+from llm_perf_opt.user_files import open_ordinary
 
 MOST_BYTES = 512 << 20
 """Of text, unpacked. A thousand kernels with every metric take a tenth of it."""
@@ -35,7 +36,7 @@ _NO_KERNELS = "Check the NVTX filter (`DOMAIN@range/`), the kernel filter and th
 def opened(path: Path) -> Iterator[IO[str]]:
     """The text of a file, plain or gzip, UTF-8 or UTF-16 with a mark; every fault of it is a ParseError."""
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             raw: IO[bytes] = gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[assignment]

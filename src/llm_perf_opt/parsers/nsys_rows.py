@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from llm_perf_opt.events import Int64, TraceProblem
+from llm_perf_opt.events import Int64, TraceProblem, is_beyond_clocks
 from llm_perf_opt.parsers.sqlite_tables import IntegerTable
 
-_LARGEST_TIME = 2**60
-"""36 years in nanoseconds: no clock of a trace shows more, and no difference of two overflows."""
 _LARGEST_DEVICE = 2**16
 LOST_SHARE = 0.01
 """Up to this share of rows without a time the sums are still believed."""
@@ -30,9 +28,7 @@ class RowChecks:
         if read.dropped:
             self.note("bad_rows", f"{read.dropped:,} rows of {table} hold values of a wrong type, and are left out", fatal=True)
         start, end = columns["start"], columns["end"]
-        absurd = np.zeros(len(start), np.bool_)
-        for times in (start, end):  # no abs(): the least integer has none
-            absurd |= (times < -_LARGEST_TIME) | (times > _LARGEST_TIME)
+        absurd = is_beyond_clocks(start, end)
         if "device" in columns:
             absurd |= (columns["device"] < 0) | (columns["device"] > _LARGEST_DEVICE)
         backward = ~absurd & (end < start)

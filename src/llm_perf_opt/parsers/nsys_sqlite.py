@@ -226,12 +226,12 @@ class _Reader:
                 named = text if isinstance(text, str) else strings.get(string)
                 if named:
                     names[(thread & ~_THREAD_BITS, number)] = named
-        result = np.full(len(domain), NO_NAME, np.int32)
-        for (owner, number), text in names.items():
-            mine = (process == owner) & (domain == number)
-            if mine.any():
-                result[mine] = self._names.add(text)
-        return result
+        if not len(domain):
+            return np.empty(0, np.int32)
+        pairs, which = np.unique(np.stack([process, domain]), axis=1, return_inverse=True)
+        texts = [names.get((owner, number)) for owner, number in zip(*pairs.tolist(), strict=True)]
+        codes = [NO_NAME if text is None else self._names.add(text) for text in texts]
+        return np.array(codes, np.int32)[which.reshape(-1)]
 
     # --- names --------------------------------------------------------------------------------------------------------
 

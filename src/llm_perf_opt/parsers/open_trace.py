@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Trace
+from llm_perf_opt.user_files import check_ordinary
 
 if TYPE_CHECKING:
     from llm_perf_opt.parsers.checksum import Checksum
@@ -37,7 +38,6 @@ def is_nsys(path: Path) -> bool:
         )
     if path.is_dir():
         raise ParseError(f"{path} is a folder.", "Give a trace file, or a run folder that `llm-perf run` printed.")
-    if path.exists() and not path.is_file():  # a pipe would be waited for, and could be read once only
-        raise ParseError(f"{path} is no ordinary file.", "Write the trace to a file, and give that.")
+    check_ordinary(path)
     with PackedFile(path) as file:
         return file.read(_PREVIEW_BYTES).startswith(_SQLITE)

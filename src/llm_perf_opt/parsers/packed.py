@@ -1,25 +1,32 @@
 """A trace file's bytes, plain, gzipped or in a zip, unpacked piece by piece. What the file is, its first bytes say, not its name.
 
-A small file that unpacks to something enormous is refused: by ratio, and by a size that `LLM_PERF_MAX_TRACE_GB` raises.
+A small file that unpacks to something enormous is refused: by ratio, and by a size that `LLM_PERF_MAX_TRACE_GB` raises. No more
+is unpacked at once than was asked for, whatever the file holds.
 """
 
 import os
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.parsers.checksum import Checksum
+from llm_perf_opt.parsers.zip_member import ZipMember
+from llm_perf_opt.user_files import open_ordinary
 
 LIMIT_VARIABLE = "LLM_PERF_MAX_TRACE_GB"
 DEFAULT_LIMIT_GB = 32.0
 HIGHEST_RATIO = 200
 """Unpacked to packed. Real traces reach about 30; deflate cannot exceed 1,032."""
-RATIO_COUNTS_FROM_BYTES = 64 << 20
+RATIO_COUNTS_FROM_BYTES = 16 << 20
 _READ_BYTES = 1 << 18
 _WRITE_BYTES = 1 << 20
+_FED_BYTES = 1 << 13
+"""Packed bytes given to zlib at once: it hands back a copy of those that it did not need."""
 _GZIP = b"\x1f\x8b"
+_MANY_MEMBERS, _LEAST_MEMBER_BYTES = 10_000, 64
+"""A gzip file of more members than this must hold as many bytes in each, on the average; those of bgzip hold 65,280."""
 
 
 class PackedFile:
@@ -31,22 +38,24 @@ class PackedFile:
         self._checksum = checksum
         self.cut_short = False
         """Whether the packed data ended before its own end mark."""
-        self._produced = 0
+        self._produced = self._consumed = 0
+        """Bytes unpacked so far, and the packed ones of a gzip file that were read for them."""
         self._limit = _limit_bytes()
         try:
-            self._file = path.open("rb")
-            self.packed_bytes = os.fstat(self._file.fileno()).st_size
+            self._file = open_ordinary(path)
             magic = self._file.read(4)
             self._file.seek(0)
         except OSError as error:
             raise ParseError(f"{path} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
-        self._member: IO[bytes] | None = None
+        self._member: ZipMember | None = None
         self._inflater: zlib._Decompress | None = None
-        self._pending = b""
+        self._members = 0
+        """Of a gzip file, those read to their end."""
+        self._pending = memoryview(b"")
         if magic.startswith(_GZIP):
             self._inflater = zlib.decompressobj(31)
         elif magic == b"PK\x03\x04":
-            self._member = self._only_member()
+            self._member = self._only_member(self._file)
 
     def __enter__(self) -> "PackedFile":
         return self
@@ -56,8 +65,6 @@ class PackedFile:
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._member is not None:
-            self._member.close()
         self._file.close()
 
     @property
@@ -66,7 +73,7 @@ class PackedFile:
         return self._inflater is not None or self._member is not None
 
     def read(self, size: int) -> bytes:
-        """About `size` bytes more, never more than that; none at the end."""
+        """`size` bytes more, or as many as there are; none at the end."""
         try:
             if self._inflater is not None:
                 data = self._inflate(size)
@@ -107,43 +114,56 @@ class PackedFile:
         return data
 
     def _inflate(self, size: int) -> bytes:
-        """The next piece of a gzip file, which may hold several members one after another."""
-        while self._inflater is not None:
+        """The next bytes of a gzip file, which may hold several members one after another."""
+        data = bytearray()
+        while self._inflater is not None and len(data) < size:
             if self._inflater.eof:
-                self._pending = self._inflater.unused_data
-                if len(self._pending) < len(_GZIP):  # the next member's mark may be cut in two
-                    self._pending += self._plain(_READ_BYTES)
-                if not self._pending.startswith(_GZIP):  # the end, or padding after it
-                    return b""
-                self._inflater = zlib.decompressobj(31)
-            packed = self._pending or self._plain(_READ_BYTES)
-            if not packed:
+                self._inflater = self._next_member()
+                continue
+            if not self._pending:
+                self._pending = self._more_packed()
+            if not self._pending:
                 self.cut_short = True
-                return self._inflater.flush()[:size]
-            data = self._inflater.decompress(packed, size)
-            self._pending = self._inflater.unconsumed_tail
-            if data:
-                return data
-        return b""
+                data += self._inflater.flush()[: size - len(data)]
+                break
+            fed = self._pending[:_FED_BYTES]
+            data += self._inflater.decompress(fed, size - len(data))
+            left = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
+            self._pending = self._pending[len(fed) - len(left) :]
+        return bytes(data)
 
-    def _only_member(self) -> IO[bytes]:
+    def _more_packed(self) -> memoryview:
+        data = self._plain(_READ_BYTES)
+        self._consumed += len(data)
+        return memoryview(data)
+
+    def _next_member(self) -> "zlib._Decompress | None":
+        """What unpacks the next member; None at the end, or where padding follows."""
+        self._members += 1
+        if self._members > _MANY_MEMBERS and self._produced < _LEAST_MEMBER_BYTES * self._members:
+            raise ParseError(
+                f"{self.path} is packed in more than {_MANY_MEMBERS:,} members of a few bytes each: no trace is.",
+                "Unpack it and give the trace itself.",
+            )
+        if len(self._pending) < len(_GZIP):  # the next member's mark may be cut in two
+            self._pending = memoryview(bytes(self._pending) + self._more_packed())
+        return zlib.decompressobj(31) if self._pending[: len(_GZIP)] == _GZIP else None
+
+    def _only_member(self, file: BinaryIO) -> ZipMember:
         remedy = "Unpack it and give the trace itself."
         try:
-            archive = zipfile.ZipFile(self._file)
-            files = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
-            if len(files) != 1:
-                raise ParseError(f"{self.path} holds {len(files)} files; one trace was expected.", remedy)
-            return archive.open(files[0])
+            return ZipMember(file)
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, zlib.error) as error:
             raise ParseError(f"{self.path} is a zip file that cannot be opened: {error}.", remedy) from error
 
     def _check_size(self) -> None:
-        ratio = self._produced / max(self.packed_bytes, 1)
+        packed = self._consumed if self._member is None else self._member.consumed
         if self._produced > self._limit:
             raise ParseError(
                 f"{self.path} unpacks to more than {self._limit / 1e9:.0f} GB.", f"Set {LIMIT_VARIABLE} if it is a true trace."
             )
-        if self._produced > RATIO_COUNTS_FROM_BYTES and ratio > HIGHEST_RATIO and LIMIT_VARIABLE not in os.environ:
+        bomb = self._produced > max(RATIO_COUNTS_FROM_BYTES, HIGHEST_RATIO * packed)
+        if bomb and LIMIT_VARIABLE not in os.environ:
             raise ParseError(
                 f"{self.path} unpacks to more than {HIGHEST_RATIO} times its size: no trace does that.",
                 f"Set {LIMIT_VARIABLE} to the gigabytes it may have if it is a true trace.",
@@ -152,7 +172,7 @@ class PackedFile:
 
 def is_gzip(path: Path) -> bool:
     """Whether a file begins as gzip does, whatever it is called."""
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
         return file.read(len(_GZIP)) == _GZIP
 
 

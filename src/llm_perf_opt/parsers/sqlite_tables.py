@@ -19,6 +19,7 @@ import numpy as np
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Int64
 from llm_perf_opt.parsers.packed import is_gzip, unpack
+from llm_perf_opt.user_files import open_ordinary
 
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
@@ -194,7 +195,7 @@ def _connected(file: Path, path: Path) -> Iterator[Database]:
 
 def _checked_size(file: Path, path: Path) -> int:
     """The file's size, once its header says what it is and that nothing of it is missing."""
-    with file.open("rb") as opened:
+    with open_ordinary(file) as opened:
         header = opened.read(_HEADER_BYTES)
     size = file.stat().st_size
     if not header:

@@ -6,6 +6,7 @@ import msgspec
 
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.records import CpuSample, GpuSample, Telemetry, TelemetryHeader
+from llm_perf_opt.user_files import read_bytes
 
 
 class _Line(msgspec.Struct):
@@ -19,7 +20,7 @@ class _Line(msgspec.Struct):
 def read_telemetry(path: Path) -> Telemetry:
     """All readings; a last line cut short by a kill is dropped, damage elsewhere is a ParseError."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path).split(b"\n")
     except OSError as error:
         raise ParseError(f"{path} cannot be read: {error.strerror}.") from error
     decoder = msgspec.json.Decoder(_Line)

@@ -13,6 +13,7 @@ from llm_perf_opt import __version__
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.host import user_cache_folder
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.user_files import read_bytes
 
 META_FILE = "meta.json"
 SCHEMA_VERSION = 5
@@ -100,8 +101,8 @@ def fresh_tables(source: Path) -> Path | None:
     """The tables of a file that has not been touched since they were made of it; they are not read."""
     seen = seen_of(source)
     for folder in tables_of(source) if seen else []:
-        with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            mark = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Mark)
+        with suppress(OSError, ParseError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            mark = msgspec.json.decode(read_bytes(folder / META_FILE), type=_Mark)
             if mark.schema == SCHEMA_VERSION and mark.seen == seen and mark.by == made_by():
                 note_use(folder.parent)
                 return folder

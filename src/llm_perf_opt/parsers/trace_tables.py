@@ -19,10 +19,22 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.errors import ParseError, ResourceError
-from llm_perf_opt.events import Columns, DeviceSamples, DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
+from llm_perf_opt.events import (
+    NO_NAME,
+    Columns,
+    DeviceSamples,
+    DeviceWork,
+    HostCalls,
+    Operators,
+    Ranges,
+    Trace,
+    TraceProblem,
+    is_beyond_clocks,
+)
 from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION, made_by
 from llm_perf_opt.run_folder import encoded
-from llm_perf_opt.sql_files import literal, parquet_rows
+from llm_perf_opt.sql_files import literal, parquet_rows, pattern_of
+from llm_perf_opt.user_files import read_bytes
 
 if TYPE_CHECKING:
     import duckdb
@@ -69,6 +81,11 @@ TABLE_NAMES = tuple(_TABLES)
 _FORMAT = "format parquet, parquet_version v2, dictionary_size_limit 2000"
 """Version 2 writes times as their differences: half the size, and faster to write and to read. Names and shapes are hundreds, or
 a few thousand; that times are too many for a dictionary is noticed after 2,000, not after tens of thousands."""
+
+_NAMES = {"name", "domain", "shapes", "metric"}
+"""Columns of indices of names."""
+_HIGHEST_RATIO = 100
+"""Of a table in memory to its file; those of real traces are five times as large."""
 
 Table = TypeVar("Table", bound=Columns)
 
@@ -200,13 +217,13 @@ def _replace(folder: Path, made: Path) -> None:
 
 
 def _size_and_checksum(file: Path) -> tuple[int, int]:
-    data = file.read_bytes()
+    data = read_bytes(file)
     return len(data), zlib.crc32(data)
 
 
 def _meta(folder: Path) -> _Meta:
     try:
-        meta = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Meta)
+        meta = msgspec.json.decode(read_bytes(folder / META_FILE), type=_Meta)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ParseError(f"{folder} holds no readable tables: {error}", "Remove the folder.") from error
     if meta.schema != SCHEMA_VERSION or meta.by != made_by():
@@ -245,6 +262,7 @@ def read_tables(folder: Path) -> Trace:
     import duckdb
 
     try:
+        _check_sizes(connection, folder, meta)
         open_tables(connection, folder)
         work, calls = _read(connection, "kernels", DeviceWork), _read(connection, "calls", HostCalls)
         ranges, operators = _read(connection, "ranges", Ranges), _read(connection, "operators", Operators)
@@ -254,7 +272,35 @@ def read_tables(folder: Path) -> Trace:
         raise ParseError(f"The tables in {folder} cannot be read: {error}", "Remove the folder.") from error
     finally:
         connection.close()
-    return Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts, samples)
+    trace = Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts, samples)
+    if not _is_sound(trace):
+        raise ParseError(f"The tables in {folder} hold what no reader writes.", "Remove the folder.")
+    return trace
+
+
+def _check_sizes(connection: "duckdb.DuckDBPyConnection", folder: Path, meta: _Meta) -> None:
+    """A ParseError where the tables hold more than files of their size do: what is small on disk may be enormous in memory."""
+    for name, (size, _) in meta.files.items():
+        file = literal(pattern_of(folder / name))
+        (rows,) = connection.execute(f"select num_rows from parquet_file_metadata({file})").fetchone() or (0,)  # noqa: S608
+        unpacked = f"select coalesce(sum(total_uncompressed_size), 0) from parquet_metadata({file})"  # noqa: S608
+        (memory,) = connection.execute(unpacked).fetchone() or (0,)
+        if rows > size or memory > _HIGHEST_RATIO * size:
+            raise ParseError(f"The tables in {folder} unpack to far more than their size.", "Remove the folder.")
+
+
+def _is_sound(trace: Trace) -> bool:
+    """Whether the rows are such as readers of traces make."""
+    texts = len(trace.names)
+    return all(
+        not is_beyond_clocks(table.start_ns, table.end_ns).any() and bool((table.end_ns >= table.start_ns).all())
+        for table in (trace.work, trace.calls, trace.ranges, trace.operators)
+    ) and all(
+        bool(((column >= NO_NAME) & (column < texts)).all())
+        for table in (trace.work, trace.calls, trace.ranges, trace.operators, trace.samples)
+        for name, column in table.columns().items()
+        if name in _NAMES
+    )
 
 
 def _read(connection: "duckdb.DuckDBPyConnection", table: str, kind: type[Table]) -> Table:

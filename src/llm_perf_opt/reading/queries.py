@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.run_folder import RunFolder, there
 from llm_perf_opt.sql_files import parquet_rows, quoted
+from llm_perf_opt.user_files import check_ordinary
 
 if TYPE_CHECKING:
     import duckdb
@@ -142,6 +143,7 @@ def open_source(source: Path) -> "CachedTrace":
     from llm_perf_opt.parsers.trace_cache import cached_trace
 
     if not there(source, "Give a run folder, a torch trace or an nsys SQLite export.").is_dir():
+        check_ordinary(source)
         return cached_trace(source)
     run = RunFolder.open(source)
     for name, file in run.trace_files().items():

@@ -36,6 +36,7 @@ from llm_perf_opt.run_folder import write_record
 from llm_perf_opt.runners.models import weight_facts
 from llm_perf_opt.runners.session import Session, is_steppable, open_session
 from llm_perf_opt.stages import Stage
+from llm_perf_opt.user_files import read_text
 
 PASSES = ("clean", "torch", "plain")
 _PLAIN_WARMUP = 3
@@ -296,7 +297,7 @@ def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None 
 
 def _read_config(path: Path) -> RunConfig:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(read_text(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ParseError(f"{path} cannot be read as YAML: {error}") from error
     return config_from_mapping(values if isinstance(values, dict) else {})

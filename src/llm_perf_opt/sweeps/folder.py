@@ -8,6 +8,7 @@ from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.reading.timings import read_timings
 from llm_perf_opt.records import SCHEMA
 from llm_perf_opt.run_folder import RunFolder, read_record, there, write_record
+from llm_perf_opt.user_files import check_folder
 
 PointStatus = Literal["pending", "complete", "partial", "failed"]
 
@@ -52,6 +53,7 @@ class SweepFolder:
     def open(cls, path: Path) -> "SweepFolder":
         """An existing sweep, or a ParseError."""
         remedy = "Give the folder that `llm-perf run -m` printed."
+        check_folder(path)
         if not is_sweep(there(path, remedy)):
             raise ParseError(f"{path} is not a sweep: it has no sweep.json.", remedy)
         return cls(path.resolve())

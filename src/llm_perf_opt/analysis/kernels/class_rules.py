@@ -50,8 +50,8 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
     ),
     (r"deep_ep::|(intra|inter)node(_ll)?::", KernelClass.COLLECTIVE, "DeepEP's dispatch and combine between ranks"),
     # --- Inductor's own kernels: before all whose words they share, since they are named after everything fused into them --
-    (r"triton_(red|per|spl)_fused\w*argmax", KernelClass.SAMPLING, "a compiled choice of the token"),
-    (r"triton_(red|per)_fused\w*rsqrt", KernelClass.NORM, "a compiled reduction with 1/√: RMS or layer norm"),
+    (r"triton_(red|per|spl)_fused\w{0,1000}argmax", KernelClass.SAMPLING, "a compiled choice of the token"),
+    (r"triton_(red|per)_fused\w{0,1000}rsqrt", KernelClass.NORM, "a compiled reduction with 1/√: RMS or layer norm"),
     (r"triton_(red|per|spl)_", KernelClass.REDUCTION, "compiled reductions and scans"),
     (
         r"triton_poi_fused_(_to_copy|clone|cat|stack|index_select|embedding|copy_|view|t|transpose|slice|_)+\d*$",

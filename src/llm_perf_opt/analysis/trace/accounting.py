@@ -19,7 +19,7 @@ import numpy as np
 from llm_perf_opt.analysis.trace.idle import HostSide, IdleCause, IdleGaps, Occupation, host_side, occupation
 from llm_perf_opt.analysis.trace.intervals import Blocks, union_blocks, union_ns
 from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
-from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered, sums
+from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum, renumbered, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.events import Int64, Trace, WorkKind, different
 
@@ -118,17 +118,34 @@ def account(trace: Trace, stages: TraceStages, device: int | None = None) -> Acc
     rows = _on_device(trace, device)
     whole = occupation(trace, host, stages.of_work, rows)
     total = _device_time(trace, rows, whole, device)
-    blocks = union_blocks(trace.work.start_ns[rows], trace.work.end_ns[rows])
     numbers = different(trace.work.device).tolist()
     return Account(
         total=total,
         devices=(replace(total, device=numbers[0]),)
         if len(numbers) == 1 and device in (None, numbers[0])
         else tuple(_one_device(trace, host, stages, number) for number in numbers),
-        stages=tuple(_stage_time(trace, host, stages, name, rows, blocks) for name in stages.names),
+        stages=_stage_times(trace, host, stages, {name: stages.of_stage(name) for name in stages.names}, rows),
         steps=step_times(trace, host, stages, rows, whole.gaps),
         gaps=whole.gaps,
     )
+
+
+def stages_by_device(trace: Trace, stages: TraceStages) -> dict[int, tuple[StageTime, ...]]:
+    """Device → the stages, of its work alone."""
+    host = host_side(trace, launching_calls(trace))
+    groups = {name: stages.of_stage(name) for name in stages.names}
+    return {
+        device: _stage_times(trace, host, stages, groups, _on_device(trace, device))
+        for device in different(trace.work.device).tolist()
+    }
+
+
+def _stage_times(
+    trace: Trace, host: HostSide, stages: TraceStages, groups: dict[str, Int64], rows: Int64
+) -> tuple[StageTime, ...]:
+    """Every stage, of these rows of device work. `groups`: stage → per row of work the instance it belongs to, or -1."""
+    blocks = union_blocks(trace.work.start_ns[rows], trace.work.end_ns[rows])
+    return tuple(_stage_time(trace, host, stages, name, group, rows, blocks) for name, group in groups.items())
 
 
 def step_times(trace: Trace, host: HostSide, stages: TraceStages, rows: Int64, gaps: IdleGaps) -> StepTimes | None:
@@ -200,8 +217,9 @@ def _device_time(trace: Trace, rows: Int64, occupied: Occupation, device: int | 
     )
 
 
-def _stage_time(trace: Trace, host: HostSide, stages: TraceStages, name: str, rows: Int64, everything: Blocks) -> StageTime:
-    group = stages.of_stage(name)
+def _stage_time(
+    trace: Trace, host: HostSide, stages: TraceStages, name: str, group: Int64, rows: Int64, everything: Blocks
+) -> StageTime:
     mine = rows[group[rows] != NONE]
     occupied = occupation(trace, host, stages.of_work, mine, group, around=everything)
     start, end = trace.work.start_ns[mine], trace.work.end_ns[mine]
@@ -213,7 +231,7 @@ def _stage_time(trace: Trace, host: HostSide, stages: TraceStages, name: str, ro
     return StageTime(
         name=name,
         count=len(instances),
-        wall_ns=int((instances.end_ns - instances.start_ns).sum()),
+        wall_ns=exact_sum(instances.end_ns - instances.start_ns),
         span_ns=busy_ns + idle_ns,
         busy_ns=busy_ns,
         idle_ns=idle_ns,

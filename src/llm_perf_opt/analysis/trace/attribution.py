@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.nesting import Nesting, lanes_of, nest
+from llm_perf_opt.analysis.trace.nesting import Nesting, depths, lanes_of, nest
 from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, through
 from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages, coverage_of
@@ -21,6 +21,8 @@ MODULE_LABEL = re.compile(
     rf"nn\.Module: (?P<torch>.+)|{re.escape(PART_LABEL)}(?P<part>.+)|\{{'Module': '(?P<hooks>[^']+)'.*",
     re.DOTALL,
 )
+MOST_ROUNDS = 64
+"""All rows at once climb so far to those around them; what lies deeper is settled row by row."""
 """torch's module calls (with_modules, with_stack), this tool's own parts, and the layer-wise NVTX hooks of vLLM and SGLang."""
 
 
@@ -103,7 +105,7 @@ def operators_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow,
     """Operators by the device time they own, the largest first."""
     names = trace.operators.name.astype(np.int64)
     found = _by_owner(trace, attribution.operator, attribution.operator_parent, names, len(trace.names))
-    return tuple(_sorted([_row(trace.name_of(name), *figures, trace) for name, figures in found.items()]))
+    return _rows(trace, [(trace.name_of(name), figures) for name, figures in found.items()])
 
 
 def modules_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, ...]:
@@ -113,7 +115,7 @@ def modules_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, .
     picked = trace.ranges.rows(rows)
     nesting = nest(picked.start_ns, picked.end_ns, lanes_of((picked.process, picked.thread))[0])
     found = _by_owner(trace, owner, nesting.parent, of_range[rows], len(attribution.modules))
-    return tuple(_sorted([_row(attribution.modules[name], *figures, trace) for name, figures in found.items()]))
+    return _rows(trace, [(attribution.modules[name], figures) for name, figures in found.items()])
 
 
 def _owner(trace: Trace, call: Int64, table: Ranges | Operators, rows: Int64) -> tuple[Int64, Nesting]:
@@ -153,7 +155,15 @@ def _by_owner(trace: Trace, owner: Int64, parent: Int64, name: Int64, names: int
     self_ns, total_ns = sums(name[at], duration, names), np.zeros(names, np.int64)
     outer = outermost_of_its_name(parent, name, distinct(at, len(parent)))
     reached = np.zeros(len(name), np.bool_)
+    rounds = 0
     while len(at):
+        rounds += 1
+        if rounds > MOST_ROUNDS:  # what is left, of each row once
+            count, duration = _with_inner(parent, np.bincount(at, minlength=len(name)), sums(at, duration, len(name)))
+            at = np.flatnonzero(count)
+            reached[at] = True
+            total_ns += sums(name[at[outer[at]]], duration[at[outer[at]]], names)
+            break
         reached[at] = True
         counted = outer[at]
         total_ns += sums(name[at[counted]], duration[counted], names)
@@ -170,7 +180,11 @@ def outermost_of_its_name(parent: Int64, name: Int64, rows: Int64) -> npt.NDArra
     """Per row: whether nothing around it has its name. Asked for the given rows and all above them."""
     chain = rows
     asked = np.zeros(len(parent), np.bool_)
+    rounds = 0
     while len(chain):
+        rounds += 1
+        if rounds > MOST_ROUNDS:
+            return _outermost_by_place(parent, name)
         asked[chain] = True
         chain = distinct(parent[chain], len(parent))
         chain = chain[~asked[chain]]
@@ -186,10 +200,46 @@ def outermost_of_its_name(parent: Int64, name: Int64, rows: Int64) -> npt.NDArra
     return outermost
 
 
-def _row(name: str, calls: int, kernels: int, self_ns: int, total_ns: int, trace: Trace) -> OwnerRow:
+def _with_inner(parent: Int64, *columns: Int64) -> tuple[Int64, ...]:
+    """Each column with the sums over a row and all rows inside it; row by row, the innermost first."""
+    rows = np.argsort(-depths(parent), kind="stable").tolist()
+    above = parent.tolist()
+    sums_: list[list[int]] = [column.tolist() for column in columns]
+    for total in sums_:
+        for row in rows:
+            if above[row] != NONE:
+                total[above[row]] += total[row]
+    return tuple(np.array(total, np.int64) for total in sums_)
+
+
+def _outermost_by_place(parent: Int64, name: Int64) -> npt.NDArray[np.bool_]:
+    """Per row: whether nothing around it has its name. Rows get places such that those inside a row follow it."""
+    (size,) = _with_inner(parent, np.ones(len(parent), np.int64))
+    above, sizes = parent.tolist(), size.tolist()
+    place = [0] * len(above)
+    free = [1] * len(above)
+    behind = 0
+    for row in np.argsort(depths(parent), kind="stable").tolist():
+        outer = above[row]
+        place[row] = behind if outer == NONE else place[outer] + free[outer]
+        if outer == NONE:
+            behind += sizes[row]
+        else:
+            free[outer] += sizes[row]
+    first = np.array(place, np.int64)
+    order = np.lexsort((first, name))
+    end, of = (first + size)[order], name[order]
+    reach = np.maximum.accumulate(end + of * (len(parent) + 1))  # every end of a name lies above all ends of those before it
+    inside = np.append(False, (of[1:] == of[:-1]) & (first[order][1:] < reach[:-1] - of[:-1] * (len(parent) + 1)))
+    outermost = np.ones(len(parent), np.bool_)
+    outermost[order[inside]] = False
+    return outermost
+
+
+def _rows(trace: Trace, found: list[tuple[str, Figures]]) -> tuple[OwnerRow, ...]:
     everything = int((trace.work.end_ns - trace.work.start_ns).sum())
-    return OwnerRow(name, calls, kernels, self_ns, total_ns, self_ns / everything if everything else 0.0)
-
-
-def _sorted(rows: list[OwnerRow]) -> list[OwnerRow]:
-    return sorted(rows, key=lambda row: (-row.self_ns, -row.total_ns, row.name))
+    rows = [
+        OwnerRow(name, calls, kernels, self_ns, total_ns, self_ns / everything if everything else 0.0)
+        for name, (calls, kernels, self_ns, total_ns) in found
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.self_ns, -row.total_ns, row.name)))

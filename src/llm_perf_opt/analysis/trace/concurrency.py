@@ -5,7 +5,7 @@ import numpy as np
 from llm_perf_opt.analysis.kernels.classes import CLASSES, KernelClass
 from llm_perf_opt.analysis.trace.intervals import union_blocks, union_ns
 from llm_perf_opt.analysis.trace.projection import NONE, Bool
-from llm_perf_opt.analysis.trace.row_numbers import sums
+from llm_perf_opt.analysis.trace.row_numbers import exact_sum, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind, different_pairs
 
@@ -18,7 +18,7 @@ def side_by_side_notes(trace: Trace, stages: TraceStages, inner: str, devices: i
     instances = stages.instances.rows(stages.rows_of(inner))
     label = instances.range[instances.range != NONE]
     threads = len(different_pairs(trace.ranges.process[label], trace.ranges.thread[label])[0])
-    length = int((instances.end_ns - instances.start_ns).sum())
+    length = exact_sum(instances.end_ns - instances.start_ns)
     if threads > 1 and union_ns(instances.start_ns, instances.end_ns) < length:
         found.append(
             f"{threads} threads label the stage at the same time, as workers do: times and numbers are sums over all of them, "
@@ -43,11 +43,15 @@ def on_the_busiest(trace: Trace, group: Int64) -> Bool:
     numbers, device = np.unique(trace.work.device[mine], return_inverse=True)
     if len(numbers) < 2:
         return found
-    instances, instance = np.unique(group[mine], return_inverse=True)
+    instance = np.unique(group[mine], return_inverse=True)[1]
     device, instance = device.reshape(-1), instance.reshape(-1)
     duration = (trace.work.end_ns - trace.work.start_ns)[mine]
-    time = sums(instance * len(numbers) + device, duration, len(instances) * len(numbers))
-    found[mine] = device == time.reshape(len(instances), len(numbers)).argmax(axis=1)[instance]
+    pairs, pair = np.unique(instance * len(numbers) + device, return_inverse=True)
+    time = sums(pair.reshape(-1), duration, len(pairs))
+    order = np.lexsort((pairs, -time, pairs // len(numbers)))
+    of_instance = pairs[order] // len(numbers)
+    first = np.append(True, of_instance[1:] != of_instance[:-1])
+    found[mine] = device == (pairs[order][first] % len(numbers))[instance]
     return found
 
 

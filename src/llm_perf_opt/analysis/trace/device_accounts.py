@@ -1,6 +1,8 @@
 """What each device did by itself. Devices work side by side: the account of all together says only when one of them was busy."""
 
-from llm_perf_opt.analysis.trace.accounting import Account, DeviceTime, account
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.trace.accounting import Account, DeviceTime, StageTime, stages_by_device
 from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine, IdleLine
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.events import Trace
@@ -8,8 +10,8 @@ from llm_perf_opt.events import Trace
 
 def device_lines(trace: Trace, stages: TraceStages, whole: Account) -> list[DeviceLine]:
     """Every device with work; where there are several, with what each stage did on it."""
-    several = len(whole.devices) > 1
-    return [_line(trace, one, _stages(trace, stages, one) if several else []) for one in whole.devices]
+    found = stages_by_device(trace, stages) if len(whole.devices) > 1 else {}
+    return [_line(trace, one, _stages(found.get(one.device, ()) if one.device is not None else ())) for one in whole.devices]
 
 
 def device_name(trace: Trace, device: int) -> str:
@@ -33,8 +35,8 @@ def _line(trace: Trace, one: DeviceTime, stages: list[DeviceStageLine]) -> Devic
     )
 
 
-def _stages(trace: Trace, stages: TraceStages, one: DeviceTime) -> list[DeviceStageLine]:
+def _stages(found: Sequence[StageTime]) -> list[DeviceStageLine]:
     return [
         DeviceStageLine(stage.name, stage.busy_ns, stage.idle_ns, stage.span_ns, stage.kernels, stage.kernel_ns)
-        for stage in account(trace, stages, one.device).stages
+        for stage in found
     ]

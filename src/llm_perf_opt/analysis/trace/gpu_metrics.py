@@ -45,17 +45,18 @@ def _inside(trace: Trace, group: Int64, device: int) -> Int64:
 
 
 def _lines(trace: Trace, stage: str, device: int, rows: Int64) -> list[GpuMetricLine]:
+    rows = rows[np.argsort(trace.samples.metric[rows], kind="stable")]
     metric, value = trace.samples.metric[rows], trace.samples.value[rows]
+    parts = np.split(value, np.flatnonzero(metric[1:] != metric[:-1]) + 1) if len(rows) else []
     return [
         GpuMetricLine(
             stage=stage,
             device=device,
             metric=trace.name_of(index),
-            samples=int(mine.sum()),
-            mean=float(value[mine].mean()),
-            least=int(value[mine].min()),
-            most=int(value[mine].max()),
+            samples=len(mine),
+            mean=float(mine.mean()),
+            least=int(mine.min()),
+            most=int(mine.max()),
         )
-        for index in different(metric).tolist()
-        if (mine := metric == index).any()
+        for index, mine in zip(different(metric).tolist(), parts, strict=True)
     ]

@@ -8,14 +8,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from llm_perf_opt.analysis.kernels.classes import within_reason
 from llm_perf_opt.analysis.trace.launches import graph_launches, kernel_launches, while_capturing
 from llm_perf_opt.analysis.trace.projection import NONE, Bool, Projection, own_stage, packed_keys, project
 from llm_perf_opt.analysis.trace.silent_stages import CUT_SHORT, WORKING_STAGES, silent_stages
-from llm_perf_opt.events import Trace, TraceProblem, WorkKind, different
+from llm_perf_opt.events import MOST_NS, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
 from llm_perf_opt.units import duration
 
 TOLERATED_SHARE = 0.01
 """Of launches without kernels: a few are cut off where recording ends; more means that kernels were lost."""
+MOST_DEVICES, MOST_PROCESSES, MOST_THREADS = 1024, 1024, 4096
+"""What one trace may hold, many times what a machine has. Work that is done for each of them ends soon up to these."""
+
+_ORIGINAL = "Give a trace as the profiler wrote it."
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,9 @@ def trace_problems(
     trace: Trace, expected: Expected | None = None, projection: Projection | None = None
 ) -> tuple[TraceProblem, ...]:
     """What is wrong with a trace beyond what its parser already named."""
+    beyond = tuple(_beyond_reason(trace))
+    if beyond:
+        return beyond
     expected = expected or Expected()
     projection = projection or project(trace)
     return (
@@ -63,6 +71,42 @@ def trace_problems(
         *_overlaps(trace, projection),
         *_one_of_ranks(trace),
     )
+
+
+def _beyond_reason(trace: Trace) -> Iterator[TraceProblem]:
+    """More devices, processes, threads or names of kernels than any program has: nothing else is looked at."""
+    work, calls, ranges, operators = trace.work, trace.calls, trace.ranges, trace.operators
+    named = np.zeros(len(trace.names), np.bool_)
+    named[work.name[work.name >= 0]] = True
+    names = np.flatnonzero(named)
+    if not within_reason(trace, names):
+        size = sum(len(trace.name_of(name)) for name in names.tolist())
+        fact = f"its kernels have {len(names):,} different names of {size:,} characters in all; no program's have"
+        yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
+    counts = (
+        ("devices", MOST_DEVICES, _different(MOST_DEVICES, work.device)),
+        ("processes", MOST_PROCESSES, max(_different(MOST_PROCESSES, one.process) for one in (work, calls, ranges, operators))),
+        ("threads", MOST_THREADS, max(_different(MOST_THREADS, one.process, one.thread) for one in (calls, ranges, operators))),
+    )
+    for what, table in (("device work", work), ("calls", calls), ("ranges", ranges), ("operators", operators)):
+        if abs(float((table.end_ns - table.start_ns).sum(dtype=np.float64))) >= MOST_NS:
+            fact = f"the {what} of the trace lasts more than {MOST_NS / 3.15576e16:,.0f} years in all"
+            yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
+    for what, most, count in counts:
+        if count > most:
+            fact = f"the trace has {count:,} {what}; no program has more than {most:,}"
+            yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
+
+
+def _different(most: int, *columns: Int64 | Int32) -> int:
+    """How many different rows there are; not counted where no more than `most` differ from the row before."""
+    changes = np.zeros(max(len(columns[0]) - 1, 0), np.bool_)
+    for column in columns:
+        changes |= column[1:] != column[:-1]
+    rows = np.append(0, np.flatnonzero(changes) + 1)
+    if len(rows) <= most:
+        return 0
+    return len(different_pairs(*(column[rows].astype(np.int64) for column in (columns[0], columns[-1])))[0])
 
 
 def _another_run(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:

@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.analysis.trace.idle import synchronising_calls
-from llm_perf_opt.analysis.trace.intervals import union_blocks
+from llm_perf_opt.analysis.trace.intervals import covered_of_group, union_blocks
 from llm_perf_opt.analysis.trace.nesting import lanes_of
 from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
-from llm_perf_opt.analysis.trace.row_numbers import distinct
+from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Int32, Int64, Trace, WorkKind, different, different_pairs
+from llm_perf_opt.events import Int32, Int64, Trace, WorkKind, different_pairs
 
 ALLOCATING = re.compile(
     r"(cuda|hip)(Malloc|Free|HostAlloc|MallocHost|FreeHost)(?!.*Async)\w*|cuMem(Alloc|Free|Create|Map)(?!.*Async)\w*"
@@ -65,31 +65,30 @@ def host_calls(trace: Trace, stages: TraceStages, stage: str) -> HostCallCounts:
         allocation_ns=int((calls.end_ns - calls.start_ns)[asks].sum()),
         to_device=int(to_device.sum()),
         to_host=int(to_host.sum()),
-        copied_bytes=int(trace.work.size_bytes[known].sum()),
+        copied_bytes=exact_sum(trace.work.size_bytes[known]),
     )
 
 
 @dataclass(frozen=True)
 class _Windows:
-    """When a stage was open, thread by thread."""
+    """When a stage was open on the threads of its labels; and when it was open without one, on those that launched its work."""
 
     process: Int64
     thread: Int64
     start_ns: Int64
     end_ns: Int64
+    launching: tuple[Int64, Int64]
+    """Processes and threads."""
+    bare_start_ns: Int64
+    bare_end_ns: Int64
 
     def holding(self, moment_ns: Int64, process: Int64, thread: Int64, rows: Int64) -> Int64:
         """Those of the rows that begin inside a window of their own thread."""
-        lane, mine = lanes_of((self.process, self.thread), (process[rows], thread[rows]))
-        blocks = union_blocks(self.start_ns, self.end_ns, lane)
-        inside = np.zeros(len(rows), np.bool_)
-        for one in different(blocks.group):  # a thread each: few
-            of_lane = blocks.group == one
-            start, end = blocks.start_ns[of_lane], blocks.end_ns[of_lane]
-            asked = np.flatnonzero(mine == one)
-            last = np.searchsorted(start, moment_ns[rows[asked]], side="right") - 1
-            inside[asked] = (last >= 0) & (moment_ns[rows[asked]] < end[np.maximum(last, 0)])
-        return rows[inside]
+        lane, launching, mine = lanes_of((self.process, self.thread), self.launching, (process[rows], thread[rows]))
+        _, inside = covered_of_group(union_blocks(self.start_ns, self.end_ns, lane), moment_ns[rows], mine)
+        bare = union_blocks(self.bare_start_ns, self.bare_end_ns)
+        _, inside_bare = covered_of_group(bare, moment_ns[rows], np.zeros(len(rows), np.int64))
+        return np.asarray(rows[inside | (inside_bare & np.isin(mine, launching))])
 
 
 def _launching_windows(trace: Trace, stages: TraceStages, stage: str) -> _Windows:
@@ -99,14 +98,18 @@ def _launching_windows(trace: Trace, stages: TraceStages, stage: str) -> _Window
     labelled = np.flatnonzero(instances.range != NONE)
     label = instances.range[labelled]
     bare = np.flatnonzero(instances.range == NONE)
-    process, thread = ranges.process[label], ranges.thread[label]
+    call = np.empty(0, np.int64)
     if len(bare):
         call = distinct(launching_calls(trace)[stages.of_stage(stage) != NONE], len(trace.calls))
-        lanes = different_pairs(trace.calls.process[call], trace.calls.thread[call])
-        process = np.concatenate([process, np.repeat(lanes[0], len(bare))])
-        thread = np.concatenate([thread, np.repeat(lanes[1], len(bare))])
-        labelled = np.concatenate([labelled, np.tile(bare, len(lanes[0]))])
-    return _Windows(process, thread, instances.start_ns[labelled], instances.end_ns[labelled])
+    return _Windows(
+        process=ranges.process[label],
+        thread=ranges.thread[label],
+        start_ns=instances.start_ns[labelled],
+        end_ns=instances.end_ns[labelled],
+        launching=different_pairs(trace.calls.process[call], trace.calls.thread[call]),
+        bare_start_ns=instances.start_ns[bare],
+        bare_end_ns=instances.end_ns[bare],
+    )
 
 
 def matching(trace: Trace, name: Int32, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.trace.document import HostOperatorLine, HostStageLine
 from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, union_blocks
 from llm_perf_opt.analysis.trace.nesting import NONE, Nesting, lanes_of, nest
 from llm_perf_opt.analysis.trace.operators import doubled
-from llm_perf_opt.analysis.trace.row_numbers import sums
+from llm_perf_opt.analysis.trace.row_numbers import exact_sum, sums
 from llm_perf_opt.analysis.trace.stage_instances import Instances, TraceStages
 from llm_perf_opt.events import Int64, Trace, different
 
@@ -34,9 +34,10 @@ def _labelled(trace: Trace, stages: TraceStages, name: str) -> Instances:
     every = stages.instances
     rows = stages.rows_of(name)
     label = every.range.copy()
-    for row in rows[every.range[rows] == NONE].tolist():
-        inner = np.flatnonzero((every.parent == row) & (every.range != NONE))
-        label[row] = every.range[inner[0]] if len(inner) else NONE
+    inner = np.flatnonzero((every.parent != NONE) & (every.range != NONE))[::-1]
+    first = np.full(len(every), NONE, np.int64)
+    first[every.parent[inner]] = every.range[inner]  # written last, and so kept: the first of one parent
+    label[rows] = np.where(label[rows] == NONE, first[rows], label[rows])
     return Instances(**{**every.columns(), "range": label}).rows(rows[label[rows] != NONE])
 
 
@@ -52,13 +53,13 @@ def _stage(trace: Trace, name: str, instances: Instances, label_lane: Int64, lan
         mine[on_lane] = begins > 0
         open_ = union_blocks(table.start_ns[on_lane], table.end_ns[on_lane])
         inside_ns += _shared(open_, instances.start_ns[of_lane], instances.end_ns[of_lane])
-    wall_ns = int((instances.end_ns - instances.start_ns).sum())
+    wall_ns = exact_sum(instances.end_ns - instances.start_ns)
     return HostStageLine(name, wall_ns, inside_ns, wall_ns - inside_ns, _operators(trace, nesting, np.flatnonzero(mine)))
 
 
 def _shared(blocks: Blocks, start_ns: Int64, end_ns: Int64) -> int:
     """How much of the windows the blocks cover; windows that overlap count each for itself, as in the wall time."""
-    return int((covered_before(blocks, end_ns) - covered_before(blocks, start_ns)).sum())
+    return exact_sum(covered_before(blocks, end_ns) - covered_before(blocks, start_ns))
 
 
 def _operators(trace: Trace, nesting: Nesting, rows: Int64) -> list[HostOperatorLine]:

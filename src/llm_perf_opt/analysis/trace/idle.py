@@ -27,11 +27,11 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, union_blocks
+from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, covered_of_group, union_blocks
 from llm_perf_opt.analysis.trace.nesting import lanes_of
 from llm_perf_opt.analysis.trace.projection import NONE, through
-from llm_perf_opt.analysis.trace.row_numbers import distinct
-from llm_perf_opt.events import Columns, Int64, Trace, UInt8, WorkKind, different
+from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum
+from llm_perf_opt.events import Columns, Int64, Trace, UInt8, WorkKind
 
 Bool = npt.NDArray[np.bool_]
 
@@ -90,7 +90,7 @@ class IdleGaps(Columns):
     def by_cause(self) -> dict[IdleCause, int]:
         """Nanoseconds per cause, every cause named."""
         length = self.end_ns - self.start_ns
-        return {cause: int(length[self.cause == cause].sum()) for cause in IdleCause}
+        return {cause: exact_sum(length[self.cause == cause]) for cause in IdleCause}
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def occupation(
     if around is not None:
         filled = covered_before(around, end) - covered_before(around, start)
         cause[2 * filled >= end - start] = IdleCause.OTHER_WORK
-    busy_ns = int((blocks.end_ns - blocks.start_ns).sum())
+    busy_ns = exact_sum(blocks.end_ns - blocks.start_ns)
     return Occupation(busy_ns, IdleGaps(start, end, cause, before, after, blocks.group[inner]))
 
 
@@ -155,7 +155,8 @@ def _causes(trace: Trace, host: HostSide, instance: Int64, start: Int64, end: In
     begun, returned = calls.start_ns[call], calls.end_ns[call]
     queued = (returned <= start) | (call == host.call_of_work[before])
     boundary = instance[before] != instance[after]
-    held_at_start, held_ns = _held(host.blocked, host.lane_of_call[call], start, end)
+    held_before, held_at_start = covered_of_group(host.blocked, start, host.lane_of_call[call])
+    held_ns = covered_of_group(host.blocked, end, host.lane_of_call[call])[0] - held_before
     length = end - start
     in_launch = np.clip(end - np.maximum(begun, start), 0, None)
     set_up = (work.kind[after] == WorkKind.MEMCPY) & ((begun <= start) | (2 * in_launch >= length))
@@ -169,22 +170,6 @@ def _causes(trace: Trace, host: HostSide, instance: Int64, start: Int64, end: In
     ]
     chosen = np.select([rule for rule, _ in rules], [int(cause) for _, cause in rules], int(IdleCause.LAUNCH_BOUND))
     return chosen.astype(np.uint8)
-
-
-def _held(blocked: Blocks, lane: Int64, start: Int64, end: Int64) -> tuple[Bool, Int64]:
-    """Per gap: whether its launching thread was held in a call as the gap began, and for how much of the gap it was."""
-    at_start = np.zeros(len(start), bool)
-    length = np.zeros(len(start), np.int64)
-    for one in different(blocked.group):  # a thread each: few
-        mine = np.flatnonzero(blocked.group == one)
-        of_lane = Blocks(
-            *(column[mine] for column in (blocked.group, blocked.start_ns, blocked.end_ns, blocked.opens, blocked.closes))
-        )
-        gaps = np.flatnonzero(lane == one)
-        length[gaps] = covered_before(of_lane, end[gaps]) - covered_before(of_lane, start[gaps])
-        last = np.searchsorted(of_lane.start_ns, start[gaps], side="right") - 1
-        at_start[gaps] = (last >= 0) & (of_lane.end_ns[np.maximum(last, 0)] > start[gaps])
-    return at_start, length
 
 
 def synchronising_calls(trace: Trace) -> Bool:

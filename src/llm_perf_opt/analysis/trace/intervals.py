@@ -6,8 +6,11 @@ Everything is sorted, never searched pairwise: a million stretches cost a few so
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from llm_perf_opt.events import Int64
+from llm_perf_opt.events import Int64, different
+
+Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,34 @@ def covered_before(blocks: Blocks, moments: Int64) -> Int64:
     known = np.maximum(last, 0)
     inside = np.clip(moments, blocks.start_ns[known], blocks.end_ns[known]) - blocks.start_ns[known]
     return np.where(last < 0, 0, whole[known] + inside)
+
+
+def last_begun(blocks: Blocks, moments: Int64, group: Int64) -> Int64:
+    """For each moment the last block of its group that begins no later, or -1. Of all groups at once, however many there are."""
+    groups, starts = different(blocks.group), np.sort(blocks.start_ns)
+
+    def key(of: Int64, ns: Int64) -> Int64:
+        place: Int64 = np.searchsorted(groups, of) * (len(starts) + 1) + np.searchsorted(starts, ns, side="right")
+        return place
+
+    last = np.searchsorted(key(blocks.group, blocks.start_ns), key(group, moments), side="right") - 1
+    if not len(blocks):
+        return last
+    return np.where(blocks.group[last] == group, last, -1)  # before the first it is -1, or the last of another group
+
+
+def covered_of_group(blocks: Blocks, moments: Int64, group: Int64) -> tuple[Int64, Bool]:
+    """How much of the time before each moment the blocks of its group cover, and whether one of them is open then."""
+    last = last_begun(blocks, moments, group)
+    known = last >= 0
+    if not known.any():
+        return np.zeros(len(moments), np.int64), known
+    length = blocks.end_ns - blocks.start_ns
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])
+    first = np.searchsorted(blocks.group, group)
+    inside = np.minimum(moments - blocks.start_ns[last], length[last])
+    covered = np.where(known, before[last] - before[np.minimum(first, len(blocks))] + inside, 0)
+    return covered, known & (moments < blocks.end_ns[last])
 
 
 def _order(start_ns: Int64, group: Int64, tie_break: Int64 | None) -> Int64:

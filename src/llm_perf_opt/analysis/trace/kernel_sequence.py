@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
+from llm_perf_opt.analysis.kernels.classes import KernelClass, classify, within_reason
 from llm_perf_opt.analysis.kernels.names import short_name
-from llm_perf_opt.analysis.trace.nesting import lanes_of
+from llm_perf_opt.analysis.trace.nesting import lanes_of, numbered
+from llm_perf_opt.analysis.trace.row_numbers import sums
 from llm_perf_opt.events import Int64, Trace, WorkKind, different
 
 LEAST_STEPS = 3
@@ -52,11 +53,6 @@ class _Marker:
     positions: Int64
     period: int
     sampling: bool
-
-    @property
-    def rank(self) -> tuple[bool, int, int]:
-        """The smallest is the best."""
-        return (not self.sampling, -self.period, -len(self.positions))
 
 
 def find_repetition(trace: Trace) -> Repetition | None:
@@ -126,8 +122,8 @@ def _busiest_stream(trace: Trace, among: Int64 | None = None) -> tuple[Int64, in
     kernels = every[work.kind[every] == WorkKind.KERNEL]
     if not len(kernels):
         return kernels, 0
-    number = lanes_of((work.device[kernels].astype(np.int64), work.stream[kernels]))[0]
-    time = np.bincount(number, weights=(work.end_ns - work.start_ns)[kernels])
+    number = numbered(lanes_of((work.device[kernels].astype(np.int64), work.stream[kernels]))[0])
+    time = sums(number, work.end_ns[kernels] - work.start_ns[kernels], int(number.max()) + 1)
     rows = kernels[number == int(time.argmax())]
     return rows[np.argsort(work.start_ns[rows], kind="stable")], int(work.device[rows[0]])
 
@@ -136,36 +132,55 @@ def _best_marker(trace: Trace, names: Int64) -> _Marker | None:
     """The name that marks the beginning of periods best; None where none does, or there are too few kernels to tell."""
     if len(names) < LEAST_STEPS * LEAST_PERIOD:
         return None
-    order = np.argsort(names, kind="stable")
-    distinct, first = np.unique(names[order], return_index=True)
+    distinct = different(names)
+    if not within_reason(trace, distinct):
+        return None
+    place = np.argsort(names, kind="stable")
+    name = np.searchsorted(distinct, names[place])
     found = []
-    for name, positions in zip(distinct.tolist(), np.split(order, first[1:]), strict=True):
-        sampling = classify(trace.name_of(name)) is KernelClass.SAMPLING
-        found.append(_marker(name, positions, len(names), sampling))
-        if not sampling:
-            found.append(_marker(name, _off_beat(positions), len(names), sampling))
-    return min((marker for marker in found if marker), key=lambda marker: marker.rank, default=None)
-
-
-def _marker(name: int, positions: Int64, count: int, sampling: bool) -> _Marker | None:
-    """The name as a marker of periods, if its occurrences are regular and their periods make up most of the sequence."""
-    if len(positions) < LEAST_STEPS:
+    for off_beat, (of, at) in enumerate(((name, place), _off_beat(name, place, len(distinct)))):
+        period, regular = _usual_distances(of, at, len(distinct))
+        count = np.bincount(of, minlength=len(distinct))
+        marks = (count >= LEAST_STEPS) & (period >= LEAST_PERIOD) & (regular >= REGULAR * (count - 1))
+        for number in np.flatnonzero(marks & (regular * period >= LEAST_COVERAGE * len(names))).tolist():
+            sampling = classify(trace.name_of(int(distinct[number]))) is KernelClass.SAMPLING
+            if not (sampling and off_beat):
+                found.append((not sampling, -int(period[number]), -int(count[number]), number, off_beat))
+    if not found:
         return None
-    distances, counts = np.unique(np.diff(positions), return_counts=True)
-    period, regular = int(distances[counts.argmax()]), int(counts.max())
-    if period < LEAST_PERIOD or regular < REGULAR * (len(positions) - 1) or regular * period < LEAST_COVERAGE * count:
-        return None
-    return _Marker(name, positions, period, sampling)
+    not_sampling, period_, _, number, off_beat = min(found)
+    of, at = _off_beat(name, place, len(distinct)) if off_beat else (name, place)
+    return _Marker(int(distinct[number]), at[of == number], -period_, not not_sampling)
 
 
-def _off_beat(positions: Int64) -> Int64:
+def _usual_distances(name: Int64, place: Int64, names: int) -> tuple[Int64, Int64]:
+    """Per name the most frequent distance between its places, of several the shortest, and how often it occurs; else 0 and 0.
+
+    Places are given name by name, in order. All names at once: there may be as many as places.
+    """
+    usual, often = np.zeros((2, names), np.int64)
+    follows = name[1:] == name[:-1]
+    width = int(place.max(initial=0)) + 1
+    pairs, count = _runs_of(np.sort((name[1:] * width + np.diff(place))[follows]))
+    of, distance = pairs // width, pairs % width
+    order = np.lexsort((-distance, count, of))  # of each name the last is the one
+    usual[of[order]], often[of[order]] = distance[order], count[order]
+    return usual, often
+
+
+def _runs_of(ranked: Int64) -> tuple[Int64, Int64]:
+    """The different values of a column in order, and how often each occurs."""
+    first = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1])[: len(ranked)])
+    return ranked[first], np.diff(first, append=len(ranked))
+
+
+def _off_beat(name: Int64, place: Int64, names: int) -> tuple[Int64, Int64]:
     """Occurrences that come clearly too late or too early: a kernel of every layer shows the steps by these."""
-    if len(positions) < LEAST_STEPS:
-        return positions[:0]
-    distance = np.diff(positions)
-    values, counts = np.unique(distance, return_counts=True)
-    usual = values[counts.argmax()]
-    return np.asarray(positions[1:][np.abs(distance - usual) > NEARLY * usual])
+    usual, _ = _usual_distances(name, place, names)
+    often = np.bincount(name, minlength=names) >= LEAST_STEPS
+    of = name[1:]
+    late = (of == name[:-1]) & often[of] & (np.abs(np.diff(place) - usual[of]) > NEARLY * usual[of])
+    return of[late], place[1:][late]
 
 
 def _lead(marker: _Marker, starts: Int64, ends: Int64) -> int:
@@ -209,9 +224,9 @@ def _earlier(names: Int64, usual: Int64, low: int, begin: int) -> list[tuple[int
     """Steps before the first marked one: the breaks of a layer's rhythm show a step only by the one before it."""
     found: list[tuple[int, int]] = []
     while begin - len(usual) >= low and _alike(names[begin - len(usual) : begin], usual):
-        found.insert(0, (begin - len(usual), begin))
+        found.append((begin - len(usual), begin))
         begin -= len(usual)
-    return found
+    return found[::-1]
 
 
 def _usual(steps: Int64) -> Int64:

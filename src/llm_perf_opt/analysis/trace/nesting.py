@@ -4,16 +4,22 @@ Sorted by start (the longer first), the parent of a stretch is the nearest one b
 it does, or, where stretches may overlap without one being inside the other, after it begins. Every stretch points at its
 predecessor at first and jumps over those that end too soon, all at once; siblings double the jumps of each other, so a million
 stretches settle in some dozens of rounds. All that is jumped over had ended, so the innermost at a moment is found the same way.
+Stretches can be laid out so that each round settles one: what some dozens of rounds leave is settled one by one.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Int64
 
 NONE = -1
 """In a column of row numbers: there is none."""
+MOST_DEPTH = 4000
+"""Stretches around a stretch, four times as many as calls at which Python stops a program. Who climbs from each to all around it
+stops here."""
+_MOST_ROUNDS = 64
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,12 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = Fal
     pending = np.flatnonzero(end[:-1] < until[1:]) + 1  # the first round of the loop, for all rows at once
     pending = pending[jump[pending] != NONE]
     jump[pending] = jump[pending - 1]
+    rounds = 0
     while len(pending):
+        rounds += 1
+        if rounds > _MOST_ROUNDS:
+            jump = _one_by_one(end, until, of)
+            break
         target = jump[pending]
         pending = pending[target != NONE]
         target = target[target != NONE]
@@ -82,6 +93,43 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = Fal
     parent = np.full(len(order), NONE, np.int64)
     parent[order[jump != NONE]] = order[jump[jump != NONE]]
     return Nesting(parent, order, lanes, np.append(first, len(order)), start, end, jump)
+
+
+def depths(parent: Int64) -> Int64:
+    """Per row: how many rows it lies in. Each round doubles the distance looked across."""
+    depth: Int64 = (parent != NONE).astype(np.int64)
+    pointer = parent.copy()
+    while True:
+        climbing = np.flatnonzero(pointer != NONE)
+        if not len(climbing):
+            return depth
+        depth[climbing], pointer[climbing] = depth[climbing] + depth[pointer[climbing]], pointer[pointer[climbing]]
+
+
+def depth_error(what: str) -> ParseError:
+    """For stretches that lie deeper in each other than MOST_DEPTH."""
+    return ParseError(
+        f"The trace cannot be analysed: {what} lie in each other more than {MOST_DEPTH:,} deep, which no program does.",
+        "Record it again; if it was converted, from the original.",
+    )
+
+
+def _one_by_one(end: Int64, until: Int64, lane: Int64) -> Int64:
+    """For each stretch the nearest one before it, on its lane, that ends late enough, or NONE. Those that end sooner than a later
+    one are not looked at again."""
+    found: list[int] = []
+    open_: list[int] = []
+    ends = end.tolist()
+    last = None
+    for row, (needed, of) in enumerate(zip(until.tolist(), lane.tolist(), strict=True)):
+        if of != last:
+            open_.clear()
+            last = of
+        while open_ and ends[open_[-1]] < needed:
+            open_.pop()
+        found.append(open_[-1] if open_ else NONE)
+        open_.append(row)
+    return np.array(found, np.int64)
 
 
 def lanes_of(*tables: tuple[Int64, Int64]) -> list[Int64]:
@@ -122,8 +170,30 @@ def _outer_first(start_ns: Int64, end_ns: Int64, lane: Int64) -> tuple[Int64, In
 
 def _climb(place: Int64, moment_ns: Int64, end_ns: Int64, jump: Int64) -> Int64:
     pending = np.flatnonzero(place != NONE)
+    rounds = 0
     while len(pending):
+        rounds += 1
+        if rounds > _MOST_ROUNDS:
+            place[pending] = _lifted(place[pending], moment_ns[pending], end_ns, jump)
+            break
         pending = pending[end_ns[place[pending]] <= moment_ns[pending]]
         place[pending] = jump[place[pending]]
         pending = pending[place[pending] != NONE]
     return place
+
+
+def _lifted(place: Int64, moment_ns: Int64, end_ns: Int64, jump: Int64) -> Int64:
+    """The same by jumps of 1, 2, 4 … at once, the longest first: one is made where all that it leaves behind had ended."""
+    nowhere = len(jump)
+    to = np.append(np.where(jump == NONE, nowhere, jump), nowhere).astype(np.int32)
+    latest = np.append(end_ns, np.iinfo(np.int64).max)[to]
+    jumps = [(to, latest)]
+    """Of each length: where they lead, and the latest end of all between, there included."""
+    while (to != nowhere).any():
+        to, latest = to[to], np.maximum(latest, latest[to])
+        jumps.append((to, latest))
+    ended = end_ns[place] <= moment_ns
+    for to, latest in reversed(jumps):
+        place = np.where(ended & (latest[place] <= moment_ns), to[place], place)
+    place = np.where(ended, jumps[0][0][place], place)
+    return np.where(place == nowhere, NONE, place).astype(np.int64)

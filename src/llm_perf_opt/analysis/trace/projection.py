@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from llm_perf_opt.analysis.trace.nesting import MOST_DEPTH, depth_error, depths, lanes_of, nest, numbered
 from llm_perf_opt.analysis.trace.nesting import NONE as NONE
-from llm_perf_opt.analysis.trace.nesting import lanes_of, nest, numbered
 from llm_perf_opt.events import NO_NAME, HostCalls, Int32, Int64, RangeKind, Ranges, Trace
 from llm_perf_opt.stages import DOMAIN, Stage
 
@@ -52,7 +52,9 @@ def project(trace: Trace) -> Projection:
     """Join device work to calls by correlation and process, calls to ranges by thread and time, ranges to their parents."""
     call_of_work = launching_calls(trace)
     parent, range_of_call = _nesting(trace.ranges, trace.calls)
-    depth = _depths(parent)
+    depth = depths(parent)
+    if depth.max(initial=0) >= MOST_DEPTH:
+        raise depth_error("ranges")
     path, path_parent, path_label = _paths(trace, parent, depth)
     return Projection(
         call_of_work, range_of_call, through(call_of_work, range_of_call), parent, depth, path, path_parent, path_label
@@ -151,16 +153,6 @@ def _nesting(ranges: Ranges, calls: HostCalls) -> tuple[Int64, Int64]:
     found = nest(ranges.start_ns[nested], ranges.end_ns[nested], lane, overlapping=True)
     parent[nested] = through(found.parent, nested)
     return parent, through(found.innermost(calls.start_ns, call_lane), nested)
-
-
-def _depths(parent: Int64) -> Int64:
-    depth: Int64 = (parent != NONE).astype(np.int64)
-    pointer = parent.copy()
-    while True:
-        climbing = np.flatnonzero(pointer != NONE)
-        if not len(climbing):
-            return depth
-        depth[climbing], pointer[climbing] = depth[climbing] + depth[pointer[climbing]], pointer[pointer[climbing]]
 
 
 def _paths(trace: Trace, parent: Int64, depth: Int64) -> tuple[Int32, Int32, tuple[str, ...]]:

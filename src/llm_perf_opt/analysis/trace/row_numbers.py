@@ -3,6 +3,7 @@
 import numpy as np
 
 from llm_perf_opt.analysis.trace.projection import NONE
+from llm_perf_opt.errors import ParseError
 from llm_perf_opt.events import Int64
 
 
@@ -18,6 +19,14 @@ def renumbered(rows: Int64, kept: Int64, size: int) -> Int64:
     place = np.full(size + 1, NONE, np.int64)  # the last entry answers -1
     place[kept] = np.arange(len(kept))
     return np.asarray(place[rows])
+
+
+def exact_sum(values: Int64) -> int:
+    """The exact sum; a ParseError where it is beyond 64 bits, as sums over stretches that overlap can be."""
+    found = int((values >> 32).sum()) * 2**32 + int((values & 0xFFFFFFFF).sum())
+    if not -(2**63) <= found < 2**63:
+        raise ParseError("The trace cannot be analyzed: its times add up to more than 64 bits hold.", "Record it again.")
+    return found
 
 
 def sums(group: Int64, values: Int64, groups: int) -> Int64:

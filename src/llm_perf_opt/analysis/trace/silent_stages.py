@@ -64,16 +64,18 @@ def _silent(
 
 def _only_waits(trace: Trace, rows: Int64, stage: Int64) -> Bool:
     """Per range: whether it is the last decode step of its process, and calls were recorded in it almost to its end."""
-    steps = np.flatnonzero(stage == WORKING_STAGES.index(Stage.DECODE_STEP))
     start, end, process = trace.ranges.start_ns, trace.ranges.end_ns, trace.ranges.process
+    is_step = stage == WORKING_STAGES.index(Stage.DECODE_STEP)
     found = np.zeros(len(rows), np.bool_)
-    for place, row in enumerate(rows.tolist()):
-        siblings = steps[process[steps] == process[row]]
-        if row not in siblings or start[row] < start[siblings].max():
+    for one in different(process[rows[is_step[rows]]]).tolist():
+        last = int(start[is_step & (process == one)].max())
+        mine = np.flatnonzero(is_step[rows] & (process[rows] == one) & (start[rows] == last))
+        ended = np.sort(trace.calls.end_ns[(trace.calls.process == one) & (trace.calls.start_ns >= last)])
+        if not len(mine) or not len(ended):
             continue
-        calls = (trace.calls.process == process[row]) & (trace.calls.start_ns >= start[row]) & (trace.calls.end_ns <= end[row])
-        until = start[row] + _WAITS_UNTIL * (end[row] - start[row])
-        found[place] = bool(calls.any()) and int(trace.calls.end_ns[calls].max()) >= until
+        at = np.searchsorted(ended, end[rows[mine]], side="right") - 1
+        until = _WAITS_UNTIL * (end[rows[mine]] - last)
+        found[mine] = (at >= 0) & (ended[np.maximum(at, 0)] - last >= until)
     return found
 
 
@@ -126,6 +128,7 @@ def _ended_inside_a_step(trace: Trace, projection: Projection, stage: Int64, hol
     """The last step with work has few kernels, and its process makes no call for as long as half a step: the rest was lost."""
     steps = np.flatnonzero((stage == WORKING_STAGES.index(Stage.DECODE_STEP)) & holding)
     start, end = trace.ranges.start_ns, trace.ranges.end_ns
+    kernels: Int64 | None = None
     for process in different(trace.ranges.process[steps]).tolist():
         mine = steps[trace.ranges.process[steps] == process]
         last = mine[np.argmax(start[mine])]
@@ -135,7 +138,7 @@ def _ended_inside_a_step(trace: Trace, projection: Projection, stage: Int64, hol
         silence_ns = int(end[last]) - int(trace.calls.end_ns[trace.calls.process == process].max())
         if silence_ns < _AS_LONG * float(np.median(end[others] - start[others])):
             continue
-        kernels = _kernels_by_range(trace, projection)
+        kernels = _kernels_by_range(trace, projection) if kernels is None else kernels
         usual = float(np.median(kernels[others]))
         if kernels[last] < _FEW_KERNELS * usual:
             fact = f"the last decode_step with work holds {kernels[last]:,} kernels, the others {usual:,.0f}, and no call follows"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from llm_perf_opt.analysis.trace.kernel_sequence import Repetition, find_repetition, find_steps
 from llm_perf_opt.analysis.trace.nesting import lanes_of, nest
-from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, through
+from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, nearest_marked, through
 from llm_perf_opt.analysis.trace.row_numbers import distinct
 from llm_perf_opt.analysis.trace.stage_instances import (
     DECODE,
@@ -31,6 +31,8 @@ _ORDER = (*STAGE_NAMES, MIXED_STEP, STEP)
 """Stages as they are listed."""
 SEQUENCED_STEPS = "steps by kernel sequence"
 """Behind the name of a dialect whose labels show a decode and not its steps."""
+MOST_DECODES = 1000
+"""Steps are looked for in so many decodes, which takes a millisecond each; where there are more, in none."""
 
 
 def find_stages(trace: Trace, call_of_work: Int64 | None = None) -> TraceStages:
@@ -82,13 +84,16 @@ def _with_steps(
     A step lasts from the launch of its first kernel to that of the next step's, and owns what was launched in between.
     """
     began = through(call_of_work, trace.calls.start_ns)
+    by_owner = np.argsort(of_work, kind="stable")
+    bounds = np.searchsorted(of_work[by_owner], np.arange(len(instances) + 1))
     of_work = of_work.copy()
     whys: list[str] = []
     first: list[int] = []
     last: list[int] = []
     parent: list[int] = []
-    for decode in np.flatnonzero(instances.stage == names.index(DECODE)).tolist():
-        rows = np.flatnonzero(of_work == decode)
+    decodes = np.flatnonzero(instances.stage == names.index(DECODE)).tolist()
+    for decode in decodes if len(decodes) <= MOST_DECODES else []:
+        rows = by_owner[bounds[decode] : bounds[decode + 1]]
         if not len(rows):
             continue
         found = find_steps(trace, rows)
@@ -146,10 +151,9 @@ def _instances(trace: Trace, call_of_work: Int64, rows: Int64, stage: Int64) -> 
 def _inside_its_own(parent: Int64, stage: Int64) -> npt.NDArray[np.bool_]:
     """Labels inside another of their stage, however deep. One that is set twice, as NVTX and as record_function, is one."""
     double = np.zeros(len(parent), np.bool_)
-    above = parent.copy()
-    while (open_ := np.flatnonzero(above != NONE)).size:
-        double[open_] |= stage[above[open_]] == stage[open_]
-        above[open_] = parent[above[open_]]
+    for one in different(stage):
+        mine = stage == one
+        double |= mine & (through(parent, nearest_marked(parent, mine)) != NONE)
     return double
 
 

@@ -7,7 +7,19 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from llm_perf_opt.events import NO_NAME, Columns, DeviceWork, HostCalls, Int32, Int64, Operators, RangeKind, Ranges, WorkKind
+from llm_perf_opt.events import (
+    NO_NAME,
+    Columns,
+    DeviceWork,
+    HostCalls,
+    Int32,
+    Int64,
+    Operators,
+    RangeKind,
+    Ranges,
+    WorkKind,
+    is_beyond_clocks,
+)
 from llm_perf_opt.parsers.torch_json.codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
 from llm_perf_opt.parsers.torch_json.events import EXACT_BELOW_US, AnyEvent, Event, NeedsDigits, UsualEvent
 
@@ -115,6 +127,8 @@ class TorchColumns:
         duration = _nanoseconds([event.dur for event in events])
         negative = int((duration < 0).sum())
         end = start + np.maximum(duration, 0)
+        if is_beyond_clocks(start, end).any():
+            raise msgspec.ValidationError("a time beyond all clocks")
         code = self.codes.name
         name = _int32(map(code.__getitem__, [event.name for event in events]), len(events))
         if category in WORK:

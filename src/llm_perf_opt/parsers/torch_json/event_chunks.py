@@ -13,19 +13,28 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.parsers.torch_json.brackets import event_ends
 
 CHUNK_BYTES = 4 << 20
 """Small enough for the processor's cache, which makes decoding a third faster than in one piece; large enough for numpy."""
 LARGEST_EVENT_BYTES = 16 << 20
 """A longer stretch that does not decode is damaged, not one event."""
-_PARTS_TRIED = 200
+_PARTS_TRIED = 8
+"""Beginnings of an event that the file's end cut in two."""
+_KEYS_TRIED = 16
+"""Keys called traceEvents in inner objects before that of the events."""
+MOST_LOST = 50_000
+"""Where more events than this cannot be read, and fewer could, the file is refused: each costs as much as hundreds that can."""
 _LONGEST_BEGINNING = 64
 """Bytes between the key of the array and its bracket, with what whitespace a writer may put there."""
 LARGEST_HEAD_BYTES = 64 << 20
-LARGEST_TAIL_BYTES = 64 << 20
+LARGEST_EDGE_BYTES = 16 << 20
+"""What stands before or behind the events is decoded up to this size: its objects take thirty times as much memory."""
 
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"\w+"\s*:)')
 """Between two events, as far as bytes can tell."""
+_EMPTY_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\})")
+"""Before an event that says nothing; looked for only where there is no other, as texts hold it too."""
 _ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _AFTER_ARRAY = re.compile(rb'\s*(?:,\s*"|\}|\Z)')
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -90,9 +99,11 @@ class EventChunks:
 
     def _more(self, size: int) -> bytes:
         room = bytearray(size)
-        count = self._read(memoryview(room))
+        with memoryview(room) as whole:
+            count = _filled(self._read, whole)
         self._seen += count
-        return bytes(room[:count])
+        del room[count:]
+        return bytes(room)
 
     def _head(self) -> tuple[bytes, bytes]:
         """What stands before the array, and the first bytes of the array's inside."""
@@ -102,14 +113,17 @@ class EventChunks:
             return b"", buffer.lstrip()[1:]
         if start != b"{":
             raise ParseError(f"{self.name} is not a torch trace: {_first_bytes(buffer)}.", NOT_A_TRACE)
-        searched = 0
+        searched = tried = 0
         while True:
             for match in _ARRAY_BEGINS.finditer(buffer, searched):
                 if not _is_inside_an_object(buffer[: match.start()]):
                     return buffer[: match.start()], buffer[match.end() :]
                 searched = match.end()
-            data = self._more(max(CHUNK_BYTES, len(buffer)))
-            if not data or len(buffer) > LARGEST_HEAD_BYTES:
+                tried += 1
+                if tried == _KEYS_TRIED:
+                    raise ParseError(f"{self.name} is not a torch trace: {_only_inner_keys(tried)}.", NOT_A_TRACE)
+            data = self._more(max(CHUNK_BYTES, len(buffer))) if len(buffer) < LARGEST_HEAD_BYTES else b""
+            if not data:
                 raise ParseError(f"{self.name} is not a torch trace: {_why_no_events(buffer, self._seen)}.", NOT_A_TRACE)
             searched = max(searched, len(buffer) - _LONGEST_BEGINNING)
             buffer += data
@@ -133,12 +147,13 @@ class EventChunks:
             if ended:
                 self.cut_short = True
                 return b""
-            if window.end > 2 * LARGEST_EVENT_BYTES:
+            most = LARGEST_EVENT_BYTES + CHUNK_BYTES
+            if window.end > most:
                 raise ParseError(
                     f"{self.name} is damaged: no event ends in the {window.end:,} bytes before byte {self._seen:,}.", NOT_A_TRACE
                 )
             if window.end > wanted // 2:  # what was cut inside an event is read on in growing pieces, not again and again
-                wanted = 2 * window.end
+                wanted = min(2 * window.end, most + 1 - window.end)
             count = window.fill(self._read, wanted)
             self._seen += count
             ended = not count
@@ -166,31 +181,38 @@ class EventChunks:
     def _attempt(self, piece: bytes) -> _Fed:
         """All events of the piece, or all up to the end of the array if that lies in it."""
         text = b"[" + piece + b"]"
+        why = self._failure(text)
+        if not why:
+            return _Fed(True)
+        end = _array_end(text, why)
+        if end is not None and _AFTER_ARRAY.match(text, end, len(text) - 1):
+            why = self._failure(text[:end])
+            if not why:
+                return _Fed(True, text[end:-1])
+        return _Fed(False, cut_inside=_fails_at_its_end(text, why))
+
+    def _failure(self, text: bytes) -> str:
+        """Give an array to the decoder. Returns why it cannot be read, or nothing; not the error, which would keep the text."""
         try:
             self.events += self._decode(text)
-            return _Fed(True)
         except DECODE_FAILURES as error:
-            failure: BaseException = error
-        end = _array_end(text, failure)
-        if end is not None and _AFTER_ARRAY.match(text, end, len(text) - 1):
-            try:
-                self.events += self._decode(text[:end])
-                return _Fed(True, text[end:-1])
-            except DECODE_FAILURES as error:
-                failure = error
-        return _Fed(False, cut_inside=_fails_at_its_end(text, failure))
+            return str(error) or type(error).__name__
+        return ""
 
     def _one_by_one(self, piece: bytes, last: bool) -> _Fed:
         lost = 0
         fed = _Fed(True)
         event = b""
         for event in _single_events(piece):
-            fed = self._attempt(event)
-            if not fed.used:
+            fed = _Fed(False) if len(event) == len(piece) else self._attempt(event)  # the whole was tried
+            if not fed.used and len(event) < len(piece):
                 fed = self._attempt_mended(event)
             if fed.after is not None:
                 break
             lost += not fed.used
+            if self.unreadable + lost > max(MOST_LOST, self.events):
+                what = f"more than {self.unreadable + lost - 1:,} of its events cannot be read, and {self.events:,} can"
+                raise ParseError(f"{self.name} is damaged: {what}.", NOT_A_TRACE)
         if last and not fed.used:
             lost -= 1  # the file's end cut this one in two
             self._take_whole_part(event)
@@ -198,26 +220,17 @@ class EventChunks:
         return _Fed(True, fed.after)
 
     def _take_whole_part(self, piece: bytes) -> bool:
-        """Take the events before the one that the file's end cut in two: the longest part that ends with a brace and decodes.
+        """Take the events before the one that the file's end cut in two: the longest part that ends with an event and decodes.
 
         Whether it is settled how many there are.
         """
-        end = len(piece)
-        for _ in range(_PARTS_TRIED):
-            end = piece.rfind(b"}", 0, end)
-            if end < 0 or self._attempt(piece[: end + 1]).used:
-                return True
-        return False
+        ends = event_ends(piece)
+        return not len(ends) or any(self._attempt(piece[:end]).used for end in ends[: -_PARTS_TRIED - 1 : -1].tolist())
 
     # --- behind the events ----------------------------------------------------------------------------------------
 
     def _rest(self) -> bytes:
-        parts = []
-        size = 0
-        while size < LARGEST_TAIL_BYTES and (data := self._more(CHUNK_BYTES)):
-            parts.append(data)
-            size += len(data)
-        return b"".join(parts)
+        return self._more(LARGEST_EDGE_BYTES)
 
 
 def _surroundings(before: bytes, after: bytes, repair: Callable[[bytes], bytes], cut_short: bool) -> Surroundings:
@@ -241,17 +254,20 @@ class _Window:
         if self.end + wanted >= len(self._room):  # one byte is kept free for a closing bracket
             self._room = self._room[: self.end] + bytes(2 * wanted + self.end)
         with memoryview(self._room) as room:
-            count = read(room[self.end : self.end + wanted])
+            count = _filled(read, room[self.end : self.end + wanted])
         self.end += count
         return count
 
     def last_boundary(self) -> int | None:
         """Where the last whole event ends."""
+        return self._last(BOUNDARY) or self._last(_EMPTY_BOUNDARY)
+
+    def _last(self, boundary: "re.Pattern[bytes]") -> int | None:
         width = 1 << 13
         while True:
             start = max(0, self.end - width)
             last = None
-            for last in BOUNDARY.finditer(self._room, start, self.end):  # noqa: B007 - the last one is wanted
+            for last in boundary.finditer(self._room, start, self.end):  # noqa: B007 - the last one is wanted
                 pass
             if last is not None:
                 return last.start() + 1
@@ -287,9 +303,17 @@ def _single_events(piece: bytes) -> Iterator[bytes]:
     yield piece[start:]
 
 
-def _array_end(text: bytes, error: BaseException) -> int | None:
+def _filled(read: ReadInto, room: memoryview) -> int:
+    """Fill the room with a file's next bytes, as far as there are some; returns how many."""
+    count = 0
+    while count < len(room) and (more := read(room[count:])):
+        count += more
+    return count
+
+
+def _array_end(text: bytes, why: str) -> int | None:
     """Where the array was closed, if the text goes on behind it; the decoder names about the first byte that follows."""
-    found = _TRAILING.search(str(error))
+    found = _TRAILING.search(why)
     if not found:
         return None
     for follows in (int(found.group(1)) - 1, int(found.group(1))):
@@ -299,22 +323,24 @@ def _array_end(text: bytes, error: BaseException) -> int | None:
     return None
 
 
-def _fails_at_its_end(text: bytes, error: BaseException) -> bool:
+def _fails_at_its_end(text: bytes, why: str) -> bool:
     """Whether the text only stops too early: inside a value, or inside an escape, which the bracket put behind it then spoils."""
-    found = _BYTE.search(str(error))
-    return "truncated" in str(error) or (found is not None and int(found.group(1)) >= len(text) - _LONGEST_ESCAPE)
+    found = _BYTE.search(why)
+    return "truncated" in why or (found is not None and int(found.group(1)) >= len(text) - _LONGEST_ESCAPE)
 
 
 def _is_inside_an_object(before: bytes) -> bool:
     """Whether a key behind this text would stand in an inner object. Text that is no JSON at all says nothing against the key."""
     try:
-        msgspec.json.decode(before + b'"":0}')
+        msgspec.json.decode(before + b'"":0}', type=msgspec.Raw)
     except DECODE_FAILURES as error:
         return "truncated" in str(error)
     return False
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
+    if len(text) > LARGEST_EDGE_BYTES:
+        return None
     try:
         found = msgspec.json.decode(text)
     except DECODE_FAILURES:
@@ -324,6 +350,10 @@ def _object(text: bytes) -> dict[str, Any] | None:
 
 def _first_bytes(buffer: bytes) -> str:
     return f"it begins with {buffer[:12]!r}" if buffer.strip() else "it is empty"
+
+
+def _only_inner_keys(count: int) -> str:
+    return f"its first {count} keys called traceEvents are those of inner objects"
 
 
 def _why_no_events(buffer: bytes, seen: int) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.events import Int64
+from llm_perf_opt.events import LATEST_NS, Int64
 from llm_perf_opt.parsers.torch_json.known_texts import MARGIN
 from llm_perf_opt.parsers.torch_json.text_words import (
     Mask,
@@ -41,7 +41,8 @@ _TS = b'    "ts": '
 _AFTER_ARGUMENTS = word(b"\n    }\n ")
 _EXTERNAL = b'      "External id": '
 _FEW = 16
-_MOST_US = 2**62 // 1000
+_MOST_US = LATEST_NS // 1000 - 10**9
+"""Starts below it end at a time that is accepted: lengths have eight digits before the point. Later ones are decoded."""
 _NEWLINE, _BRACE, _COMMA = b"\n{,"
 
 

@@ -206,32 +206,91 @@ def _triple(value: Any) -> tuple[int, int, int]:
     return (x, y, z) if abs(x * y * z) < _LARGEST else (0, 0, 0)
 
 
+# --- mending --------------------------------------------------------------------------------------------------------------------
 # torch writes names into its JSON as they are: a label with a quote in it breaks the file. Other tools write NaN and Infinity.
-# A name that is sound is matched, so that nothing in it is taken for a beginning, and left alone.
-_NAME = re.compile(
-    rb'"name"\s*:\s*"(?:(?:[^"\\\n]|\\.)*"(?=\s*[,}])|([^\n]{0,4000}?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|s|id)"\s*:))'
-)
-_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\b(?:nan|NaN|inf|Infinity)\b')
-_BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+# Each byte is looked at a fixed number of times, and no pattern repeats a group, which takes a hundred bytes each time.
+
+_NAME = re.compile(rb'"name"\s*:\s*"')
+_NEXT_KEY = re.compile(rb'"\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|s|id)"\s*:')
+_LONGEST_NAME = 4000
+_AFTER_NAME = re.compile(rb"\s*[,}]")
+_STRING_OR_NUMBER = re.compile(rb'"[^"\\\x00-\x1f]*(")?|-?\b(?:nan|NaN|inf|Infinity)\b')
+_STOP = re.compile(rb'["\\]')
+_NAME_STOP = re.compile(rb'["\\\n]')
+_LONGEST_STRING = 1 << 20
+"""A longer one with escapes or control characters in it is not mended: it costs its event."""
+_ESCAPE = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
 def repaired(piece: bytes) -> bytes:
-    """The piece with what writers are known to get wrong put right: bare quotes, wrong escapes, control characters, non-numbers,
-    text that is not UTF-8."""
+    """The piece with bare quotes, wrong escapes, control characters, non-numbers and text that is not UTF-8 put right."""
     text = piece.decode("utf-8", "replace").encode()
-    return _STRING_OR_NUMBER.sub(_mended_value, _NAME.sub(_mended_name, text))
+    return _joined(_with_values(_joined(_with_names(text))))
 
 
-def _mended_name(found: "re.Match[bytes]") -> bytes:
-    if found[1] is None:
-        return found[0]
-    escaped = found[1].replace(b'\\"', b'"').replace(b'"', b'\\"')
-    return b'"name": "' + escaped + found[2]
+def _joined(pieces: Iterator[bytes]) -> bytes:
+    """One after another: joining millions at once takes eighty bytes for each."""
+    text = bytearray()
+    for piece in pieces:
+        text += piece
+    return bytes(text)
 
 
-def _mended_value(found: "re.Match[bytes]") -> bytes:
-    value = found[0]
-    if not value.startswith(b'"'):
-        return b"null"
-    return _CONTROL.sub(lambda char: b"\\u%04x" % char[0][0], _BAD_ESCAPE.sub(rb"\\\\", value))
+def _with_names(text: bytes) -> Iterator[bytes]:
+    """The text in pieces, with the quotes in names escaped. A name that is sound is left alone, and nothing in it is taken for a
+    beginning; one that is not goes up to what looks like the next key of its event, in the same line."""
+    done = 0
+    key = _NEXT_KEY.search(text)
+    newline = text.find(b"\n")
+    while name := _NAME.search(text, done):
+        begin = name.end()
+        yield text[done:begin]
+        done = begin
+        end = _string_end(text, begin, _NAME_STOP)
+        if end is not None and text[end] == ord('"') and _AFTER_NAME.match(text, end + 1):
+            done = end + 1
+            yield text[begin:done]
+            continue
+        if key is not None and key.start() < begin:
+            key = _NEXT_KEY.search(text, begin)
+        if 0 <= newline < begin:
+            newline = text.find(b"\n", begin)
+        if key is not None and key.start() - begin <= _LONGEST_NAME and not begin <= newline < key.start():
+            yield text[begin : key.start()].replace(b'\\"', b'"').replace(b'"', b'\\"')
+            yield key[0]
+            done = key.end()
+    yield text[done:]
+
+
+def _with_values(text: bytes) -> Iterator[bytes]:
+    """The text in pieces, with its strings mended and null for what is no number."""
+    done = at = 0
+    while found := _STRING_OR_NUMBER.search(text, at):
+        at = found.end()
+        if found[1]:  # a string as it should be
+            continue
+        yield text[done : found.start()]
+        done = found.start()
+        if not found[0].startswith(b'"'):
+            yield b"null"
+            done = at
+            continue
+        end = _string_end(text, found.start() + 1, _STOP)
+        if end is None:
+            break
+        done = at = end + 1
+        escaped = _ESCAPE.sub(lambda one: one[0] if one[1] else b"\\\\", text[found.start() : done])
+        yield _CONTROL.sub(lambda char: b"\\u%04x" % char[0][0], escaped)
+    yield text[done:]
+
+
+def _string_end(text: bytes, begin: int, stop: "re.Pattern[bytes]") -> int | None:
+    """Where the string that begins there ends, or where else it stops; None where that is nowhere near."""
+    at = begin
+    most = begin + _LONGEST_STRING
+    while found := stop.search(text, at, most):
+        if found[0] != b"\\":
+            return found.start()
+        at = found.start() + 2
+    return None
