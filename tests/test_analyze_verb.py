@@ -184,7 +184,7 @@ def test_kernels_have_the_short_names_of_the_page_in_the_terminal_and_their_own_
     evidence = [row for finding in found.findings for row in finding.evidence if " calls, " in row]
     assert evidence
     assert not any("void at::native" in row for row in evidence), "no return type, no namespace"
-    assert any(short_name(name, 96) in row for row in evidence for name in truth.by_name)
+    assert any(short_name(name, 90) in row for row in evidence for name in truth.by_name)
 
 
 def test_the_export_of_a_report_is_kept_in_the_cache(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:

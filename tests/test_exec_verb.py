@@ -136,7 +136,7 @@ def test_a_program_that_fails_alone_is_not_run_again(tmp_path: Path) -> None:
         (["exec", "--section", "no such", "--", "x"], "no name of a section"),
         (["exec", "--regions", "regex:(", "--", "x"], "regex:("),
         (["exec", "--range", "decode*", "--", "x"], "asterisk"),
-        (["exec", "--passes", "program", "--", "no-such-program-anywhere"], "cannot be started"),
+        (["exec", "--passes", "program", "--", "no-such-program-anywhere"], "no program"),
         (["exec"], "PROGRAM"),
     ],
 )

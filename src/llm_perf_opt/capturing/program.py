@@ -87,10 +87,6 @@ def check_asked(asked: Asked) -> None:
     """Refuse what cannot work before anything is started."""
     if not asked.argv:
         raise ConfigError("There is no program to run.", "Write it behind two dashes: llm-perf exec -- python my_script.py")
-    if shutil.which(asked.argv[0]) is None:
-        raise ConfigError(
-            f"There is no program {asked.argv[0]!r} that can be run.", "Check its name, its path, and that it may be executed."
-        )
     if not asked.passes:
         raise ConfigError("No pass is asked for.", f"Known: {', '.join(PASSES)}.")
     for name in asked.passes:
@@ -101,6 +97,10 @@ def check_asked(asked: Asked) -> None:
     check_patterns(asked.regions)
     there = find_tool("ncu") if asked.sections else None
     _metrics(asked, None, sections_of(there) if there else None)
+    if shutil.which(asked.argv[0]) is None:
+        raise ConfigError(
+            f"There is no program {asked.argv[0]!r} that can be run.", "Check its name, its path, and that it may be executed."
+        )
 
 
 def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], listener: Listener) -> LlmPerfError | None:

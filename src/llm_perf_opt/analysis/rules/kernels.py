@@ -217,7 +217,7 @@ def _calls(rows: Sequence[KernelTotal], stage: StageEvidence) -> str:
 def _rows(rows: Sequence[KernelTotal], stage: StageEvidence) -> tuple[str, ...]:
     """The longest three, as the kernel table has them."""
     return tuple(
-        f"{row.kind} {short_name(row.name, 96)}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of "
+        f"{row.kind} {short_name(row.name, 90)}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of "
         f"{stage.name}'s kernel time"
         for row in rows[:3]
     )
