@@ -42,6 +42,7 @@ FLOORS = [
         "sql_files",
         "units",
     },
+    {"user_files"},
     {"errors", "terminal"},
 ]
 # The same inside analysis/, the largest room; modules that stand alone there belong to the floor named "".
