@@ -28,8 +28,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.comparison.repeats import drift, inflation_of, quarter_spread
+from llm_perf_opt.analysis.comparison.rivals import Rival, rival
 from llm_perf_opt.analysis.comparison.student import student_quantile
+from llm_perf_opt.analysis.stability import Stability, inflation_of, quarter_spread, stability
 from llm_perf_opt.records import Maybe, Missing
 
 Floats = npt.NDArray[np.float64]
@@ -125,6 +126,15 @@ class Interval:
         """Whether no change at all is among what may be."""
         return self.low <= 0 <= self.high
 
+    def or_none(self, point: float) -> "Interval":
+        """The interval for a change that may be `point`, a logarithm, or no change at all."""
+        low, high, bound_low, bound_high = (
+            math.expm1(math.log1p(end) - point) for end in (self.low, self.high, self.bound_low, self.bound_high)
+        )
+        return Interval(
+            min(self.low, low), max(self.high, high), min(self.bound_low, bound_low), max(self.bound_high, bound_high)
+        )
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -143,6 +153,11 @@ class Effect:
     paired_steps: int
     """Decode steps compared one with one; 0: not paired."""
     uncertainty: Uncertainty
+    base_stability: tuple[Stability, ...] = ()
+    """Whether each run kept its level."""
+    new_stability: tuple[Stability, ...] = ()
+    rival: Rival | None = None
+    """What the machine did that explains the change better than a difference between the sides; then none may be."""
 
     @property
     def runs(self) -> tuple[int, int]:
@@ -272,6 +287,9 @@ def _effect(
     drawn = np.median(sides[1].draws - sides[0].draws, axis=1)
     uncertainty = _uncertainty(sides, point, drawn, inflation, judgement)
     interval = _interval(point, drawn, uncertainty, (len(base), len(new)))
+    explained = _rival(sides, interval, uncertainty)
+    if explained is not None and not isinstance(interval, Missing):
+        interval = interval.or_none(point)
     change = math.expm1(point)
     return Effect(
         base=sides[0].level,
@@ -283,6 +301,9 @@ def _effect(
         new_repeats=tuple(len(run) for run in new),
         paired_steps=paired_steps,
         uncertainty=uncertainty,
+        base_stability=sides[0].stability,
+        new_stability=sides[1].stability,
+        rival=explained,
     )
 
 
@@ -303,10 +324,11 @@ class _Side:
         sign = -1 if rates else 1
         shown = [sign * np.log(np.median(np.median(np.exp(sign * run), axis=0))) for run in runs]
         self.level = float(np.exp(_mean(shown)))
-        repeats = [np.median(run, axis=1) for run in runs]
-        self.scatter = max(quarter_spread(values) for values in repeats)
-        self.visited = max(float(np.ptp(values)) for values in repeats)
-        self.drift = max(drift(values, inflation) for values in repeats)
+        self.repeats = [np.median(run, axis=1) for run in runs]
+        self.scatters = [quarter_spread(values) for values in self.repeats]
+        self.visited = max(float(np.ptp(values)) for values in self.repeats)
+        self.stability = tuple(stability(values) for values in self.repeats)
+        self.moved = max(abs(math.log1p(run.size)) for run in self.stability) / math.sqrt(2)
 
 
 def _mean(values: Sequence[Floats]) -> Floats:
@@ -330,7 +352,7 @@ def _resampled_medians(run: Floats, generator: np.random.Generator) -> Floats:
 def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflation: float, judgement: Judgement) -> Uncertainty:
     runs = len(sides[0].run_levels), len(sides[1].run_levels)
     seen = _seen(sides, sum(runs) - 2)
-    scatter = max(side.scatter for side in sides)
+    scatter = _scatter([one for side in sides for one in side.scatters])
     return Uncertainty(
         inside=max(*_halves(point, drawn, _OUTER), 0.0),
         between=_between(sides, seen, judgement),
@@ -344,6 +366,12 @@ def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflat
         apart=judgement.apart,
         apart_why=judgement.apart_why,
     )
+
+
+def _scatter(scatters: Sequence[float]) -> float:
+    """Of the most restless run; pooled with runs that scatter at least half as much, since one of few repeats is known roughly."""
+    alike = [one for one in scatters if one >= max(scatters) / 2]
+    return math.sqrt(sum(one * one for one in alike) / len(alike))
 
 
 def are_several(runs: tuple[int, int]) -> bool:
@@ -374,7 +402,16 @@ def _between(sides: tuple[_Side, _Side], seen: float, judgement: Judgement) -> M
         return seen
     if judgement.process_spread is None:
         return UNKNOWN_SPREAD
-    return max(judgement.process_spread, seen, *(side.drift for side in sides))
+    return max(judgement.process_spread, seen, *(side.moved for side in sides))
+
+
+def _rival(sides: tuple[_Side, _Side], interval: Maybe[Interval], about: Uncertainty) -> Rival | None:
+    """What the machine did that explains a difference, where one is seen and runs do not measure how much they differ."""
+    if isinstance(interval, Missing) or interval.has_zero or about.measured:
+        return None
+    runs = [(base, new) for base in sides[0].repeats for new in sides[1].repeats if min(len(base), len(new)) >= LEAST_REPEATS]
+    found = [one for base, new in runs if (one := rival(base, new)) is not None]
+    return max(found, key=lambda one: one.evidence, default=None)
 
 
 def _interval(point: float, drawn: Floats, about: Uncertainty, counts: tuple[int, int]) -> Maybe[Interval]:
