@@ -2,9 +2,9 @@
 
     python benchmarks/false_verdicts.py [--pairs 200] [--deviation 2.4] [--seed 7] [--against REVISION]
 
-Pairs are drawn from machines with known noise (tests/machine_noise.py says exactly how) and compared as on an accelerator. The
-same pairs are given to both: the code here, and, with --against, the code of another revision of this repository. Fails when a kind
-of noise gets more than 5 % of false verdicts from one run a side.
+Pairs are drawn from machines with known noise (tests/machine_noise.py says exactly how) and compared as on an accelerator. With
+--against the same pairs are also compared by the code of another revision of this repository. Fails when a kind of noise gets
+more than 5 % of false verdicts from one run a side.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -50,10 +51,12 @@ def measured(pairs: int, deviation: float, seed: int) -> dict[str, tuple[float, 
     from machine_noise import Plan
     from machine_noise import pairs as drawn
 
-    judgement = Judgement(process_spread=ACCELERATOR_SPREAD)
     found = {}
     for row, (kind, plan) in cases(deviation).items():
         assert isinstance(plan, Plan)
+        judgement = Judgement(process_spread=ACCELERATOR_SPREAD)
+        if not plan.in_turn and hasattr(judgement, "order"):
+            judgement = replace(judgement, order="base first")
         effects = [effect(base, new, judgement=judgement) for base, new in drawn(kind, plan, pairs, seed)]
         called = sum(isinstance(one, Effect) and one.verdict in ("faster", "slower") for one in effects)
         gated = sum(isinstance(one, Effect) and isinstance(one.interval, Interval) and one.interval.low > GATE for one in effects)

@@ -18,6 +18,7 @@ The timeline is that of the runs in the order they are made, each of its repeats
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,10 +85,10 @@ def _steps(plan: Plan) -> int:
     return len(plan.order) * (plan.repeats + plan.gap) - plan.gap
 
 
-def _cut(timeline: Floats, plan: Plan) -> list[Floats]:
+def _cut(timeline: npt.NDArray[np.floating[Any]], plan: Plan) -> list[Floats]:
     """The pieces of a timeline that the runs lie on."""
     starts = [index * (plan.repeats + plan.gap) for index in range(len(plan.order))]
-    return [timeline[start : start + plan.repeats] for start in starts]
+    return [timeline[start : start + plan.repeats].astype(np.float64) for start in starts]
 
 
 def _normal(generator: np.random.Generator, plan: Plan) -> Floats:

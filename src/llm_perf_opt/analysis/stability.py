@@ -1,11 +1,12 @@
 """What the repeats inside one run show: how much they scatter, how alike neighbors are, whether the machine moved meanwhile.
 
-All of it is on logarithms of times. A run is called drifting or shifted only where chance hardly explains it (`SURE`), by two tests
-of ranks, which outliers do not move:
+All of it is on logarithms of times. A run is called drifting or shifted only where chance hardly explains it (`SURE`), by two
+tests of ranks, which outliers do not move:
 
 - **drift**: Mann-Kendall's test of a trend, normal approximation with ties; its size is Theil and Sen's slope.
 - **level shift**: the largest standardized rank sum over every place where the run may be cut in two (Pettitt's test with its
-  ends weighted like its middle). Its null distribution is that of permutations, drawn once per number of repeats with a fixed seed.
+  ends weighted like its middle). Its null distribution is that of permutations, drawn once per number of repeats, with a fixed
+  seed.
 
 Neighbors that resemble each other imitate both, without any change of the machine. So each statistic is divided by what that
 likeness inflates it by, measured on what is left once the drift or the shift is taken out.
@@ -13,24 +14,30 @@ likeness inflates it by, measured on what is left once the drift or the shift is
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
+from llm_perf_opt.analysis.separable import inseparable
+from llm_perf_opt.records import CleanTimings
+
 Floats = npt.NDArray[np.float64]
 
-SURE = 0.004
+SURE = 0.01
 """A movement is called one where chance gives as much in this share of steady runs."""
 LEAST_REPEATS = 7
 """Fewer cannot show a movement so surely, even if each repeat is slower than the one before."""
 MOST_POINTS = 60
 """Longer runs are folded to medians of consecutive repeats: pairs grow with the square."""
+_LABELS = {"e2e": "End to end", "prefill": "Prefill", "decode": "Decode"}
 _PERMUTATIONS = 20_000
 _SEED = 20240229
 _MOST_CORRELATION = 0.9
+_BEYOND_DOUBT = 8.0
+"""Standard errors of the size of a movement, from which no likeness of neighbors explains it."""
 
 
 class Movement(str, Enum):
@@ -73,62 +80,102 @@ class Stability:
         return "repeats keep their level" if self.movement is Movement.STEADY else f"{self.repeats} repeats cannot show a drift"
 
 
+def run_stability(timings: CleanTimings) -> dict[str, Stability]:
+    """Whether a run kept its level: its requests (`e2e`), and prefill and decode where they are told apart."""
+    series = {"e2e": [repeat.total_ns for repeat in timings.iterations]}
+    if inseparable(timings) is None:
+        series["prefill"] = [repeat.prefill_ns for repeat in timings.iterations]
+        series["decode"] = [repeat.decode_ns for repeat in timings.iterations]
+    return {key: stability(np.log(times)) for key, times in series.items() if times and min(times) > 0}
+
+
+def movement_warnings(found: Mapping[str, Stability]) -> list[str]:
+    """What to say of a run that did not keep its level: of the whole request, else of the stages that did not."""
+    whole = found.get("e2e")
+    moved = {"e2e": whole} if whole is not None and whole.moved else {key: one for key, one in found.items() if one.moved}
+    return [
+        f"{_LABELS[key]}: {one.words}. The machine changed its speed during the run. Rerun it; to compare, make three runs a "
+        "side, in turn."
+        for key, one in moved.items()
+    ]
+
+
 def stability(logs: Floats) -> Stability:
     """Whether a run whose repeats took these times, as logarithms, kept its level."""
     repeats = len(logs)
     if repeats < LEAST_REPEATS:
         return Stability(Movement.UNKNOWN, 0.0, 0, 1.0, repeats)
-    fold = math.ceil(repeats / MOST_POINTS)
-    points = np.asarray([np.median(part) for part in np.array_split(logs, math.ceil(repeats / fold))])
-    if np.ptp(points) == 0:
+    points = _folded(logs)
+    ranks = _middle_ranks(points)
+    if not ranks.any():
         return Stability(Movement.STEADY, 0.0, 0, 1.0, repeats)
-    drift, drift_left = _drift(points)
-    shift, shift_left = _shift(points, repeats)
-    # The one that is not there is taken out of nothing: what a shift leaves of a drift is a saw, what a drift leaves of a shift likewise.
-    named, other = (drift, shift) if drift_left <= shift_left else (shift, drift)
-    if named.p_value > SURE:
-        named = other
-    if named.p_value <= SURE:
-        return Stability(named.movement, named.size, named.at, named.p_value, repeats)
-    return Stability(Movement.STEADY, 0.0, 0, min(drift.p_value, shift.p_value), repeats)
+    trend, sums = _trend(points), _rank_sums(ranks[None, :])[0]
+    chance = min(_chance_of_trend(trend), _chance_of_shift(float(sums.max()), len(points)))
+    if chance <= SURE:
+        drift, shift = _drift(points, trend, repeats), _shift(points, sums, repeats)
+        # Of a drift and a shift the one that leaves less scatter is what happened.
+        for found, _ in sorted((drift, shift), key=lambda pair: pair[1]):
+            if found.p_value <= SURE:
+                return found
+        chance = min(drift[0].p_value, shift[0].p_value)
+    return Stability(Movement.STEADY, 0.0, 0, chance, repeats)
 
 
-def _drift(points: Floats) -> tuple[Stability, float]:
-    """A drift from the first point to the last, with its p-value; and how much scatter it leaves."""
+def _folded(logs: Floats) -> Floats:
+    """At most `MOST_POINTS` of them, of equally many repeats each but for the last."""
+    fold = _fold(len(logs))
+    return logs if fold == 1 else np.asarray([np.median(logs[first : first + fold]) for first in range(0, len(logs), fold)])
+
+
+def _fold(repeats: int) -> int:
+    return math.ceil(repeats / MOST_POINTS)
+
+
+def _trend(points: Floats) -> float:
+    """How many deviations Mann and Kendall's score lies off zero."""
     count = len(points)
-    earlier, later = np.triu_indices(count, 1)
-    rises = points[later] - points[earlier]
-    slope = float(np.median(rises / (later - earlier)))
-    rest = points - slope * np.arange(count)
-    rest -= np.median(rest)
-    score = float(np.sign(rises).sum())
+    score = float(np.triu(np.sign(points[None, :] - points[:, None])).sum())
     ties = np.unique(points, return_counts=True)[1]
     variance = (count * (count - 1) * (2 * count + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
-    deviations = max(0.0, abs(score) - 1) / math.sqrt(variance) / inflation_of([rest], fitted=2)
-    size = math.expm1(slope * (count - 1))
-    return Stability(Movement.DRIFT, size, 0, math.erfc(deviations / math.sqrt(2)), count), float(np.abs(rest).sum())
+    return max(0.0, abs(score) - 1) / math.sqrt(variance)
 
 
-def _shift(points: Floats, repeats: int) -> tuple[Stability, float]:
-    """A shift of the level at the place that shows it best, likewise."""
+def _drift(points: Floats, trend: float, repeats: int) -> tuple[Stability, float]:
+    """A drift from the first repeat to the last; and how much scatter it leaves."""
     count = len(points)
-    sums = _rank_sums(_middle_ranks(points)[None, :])[0]
-    cut = int(np.argmax(sums)) + 1
+    earlier, later = np.triu_indices(count, 1)
+    drift = float(np.median((points[later] - points[earlier]) / (later - earlier))) * (count - 1)
+    rest = points - drift * np.linspace(0, 1, count)
+    error = quarter_spread(rest) * math.sqrt(12 / count)
+    chance = _chance_of_trend(_deflated(trend, rest, abs(drift), error))
+    return Stability(Movement.DRIFT, math.expm1(drift), 0, chance, repeats), float(np.abs(rest - np.median(rest)).sum())
+
+
+def _shift(points: Floats, sums: Floats, repeats: int) -> tuple[Stability, float]:
+    """A shift of the level at the place that shows it best, likewise."""
+    count, cut = len(points), int(np.argmax(sums)) + 1
     before, after = points[:cut], points[cut:]
     by = float(np.median(after) - np.median(before))
     rest = np.concatenate([before - np.median(before), after - np.median(after)])
-    chance = _chance_of(float(sums[cut - 1]) / inflation_of([rest], fitted=2), count)
-    at = round(cut * repeats / count) + 1
-    return Stability(Movement.SHIFT, math.expm1(by), at, chance, count), float(np.abs(rest).sum())
+    error = quarter_spread(rest) * math.sqrt(math.pi / 2 * (1 / cut + 1 / (count - cut)))
+    chance = _chance_of_shift(_deflated(float(sums[cut - 1]), rest, abs(by), error), count)
+    return Stability(Movement.SHIFT, math.expm1(by), cut * _fold(repeats) + 1, chance, repeats), float(np.abs(rest).sum())
+
+
+def _deflated(deviations: float, rest: Floats, size: float, error: float) -> float:
+    """Deviations of the ranks less what likeness of neighbors adds, unless the size of the movement is beyond all doubt.
+
+    `rest` is what the movement leaves, `error` the standard error of the size. Ranks cannot show how far beyond it lies.
+    """
+    likeness = inflation_of([rest], fitted=2)
+    return deviations if size >= _BEYOND_DOUBT * likeness * error else deviations / likeness
 
 
 def _middle_ranks(points: Floats) -> Floats:
-    """Ranks about their mean, equal points sharing theirs; of variance 1."""
+    """Ranks about their mean, equal points sharing theirs, with a deviation of 1; all 0 where all points are equal."""
     places, counts = np.unique(points, return_inverse=True, return_counts=True)[1:]
-    ends = np.cumsum(counts)
-    ranks = (ends - (counts - 1) / 2)[places.ravel()]
-    ranks = ranks - ranks.mean()
-    return np.asarray(ranks / ranks.std(), np.float64)
+    ranks = (np.cumsum(counts) - (counts + 1) / 2)[places.ravel()] - (len(points) - 1) / 2
+    return np.asarray(ranks / (ranks.std() or 1.0), np.float64)
 
 
 def _rank_sums(ranks: Floats) -> Floats:
@@ -139,10 +186,15 @@ def _rank_sums(ranks: Floats) -> Floats:
     return sums
 
 
-def _chance_of(statistic: float, count: int) -> float:
-    """How often a steady run of so many points shows at least as much."""
+def _chance_of_trend(deviations: float) -> float:
+    """How often a steady run shows at least as much."""
+    return math.erfc(deviations / math.sqrt(2))
+
+
+def _chance_of_shift(deviations: float, count: int) -> float:
+    """The same of a run of so many points, wherever it is cut."""
     null = _permuted(count)
-    beyond = len(null) - int(np.searchsorted(null, statistic - 1e-9))
+    beyond = len(null) - int(np.searchsorted(null, deviations - 1e-9))
     return (beyond + 1) / (len(null) + 1)
 
 

@@ -24,6 +24,7 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         "why": analysis.damaged.fact if analysis.damaged else analysis.manifest.why,
         "stages": {_stage_key(stage): stage for stage in analysis.stages},
         "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
+        "stability": analysis.stability,
         "warnings": analysis.warnings,
     }
 

@@ -1,15 +1,17 @@
 """Whether what the machine did during two runs explains their difference as well as a change of the program does.
 
-Two runs lie on one timeline, and a change of the program can move the level at one place of it only: between them. If it moved
-at another place, inside a run, the machine did it. So where two runs differ, their repeats are asked which is likelier:
+Two runs lie on one timeline, and a change of the program can move the level at one place of it only: between them. If the level
+moved at another place, inside a run, the machine did it. So where two runs differ, their repeats are asked which is likelier:
 
-- **a level shift**: the last (or first) repeats of a run lie at the other run's level, not at their own. For each number of
-  repeats the logarithm of the likelihood ratio is summed, with Student's t of `_FREEDOM` degrees as noise, which a few outliers
-  do not impress. If the program changed, such a sum exceeds x with a chance of at most e⁻ˣ, wherever it is looked at
-  (Ville's inequality).
-- **a drift**: both runs begin at one level and slide off it, or one ends where the other begins; a line each, against a level each.
+- **a level shift**: the last repeats of the earlier run, or the first of the later one, lie at the other run's level, not at
+  their own. For each number of repeats the logarithm of the likelihood ratio is summed, with Student's t of `_FREEDOM` degrees
+  as noise, which a few outliers do not impress. If the program changed, such a sum reaches x with a chance of at most e⁻ˣ,
+  however many numbers are tried (Ville's inequality). At the far ends of the runs more is asked for: there the machine must have
+  switched twice.
+- **a drift**: both runs begin at one level and slide off it, or one begins where the other ended: a line for each run, against a
+  level for each.
 
-Knowing which difference is to be explained, this sees far less than a test of one run alone must see: two or three repeats.
+Because it is known which difference is to be explained, two or three repeats tell, where a test of one run alone needs many.
 A switch that fell exactly between the runs leaves nothing in either and cannot be told from a change.
 """
 
@@ -21,15 +23,19 @@ import numpy as np
 
 from llm_perf_opt.analysis.stability import Floats, Movement, inflation_of
 
-_SURE_OF_SHIFT = 3.0
-"""Logarithm of the likelihood ratio from which a shift is held to explain a difference."""
-_SURE_OF_DRIFT = 3.0
-"""The same of a drift, which has no place to be looked for."""
+Side = Literal["base", "new"]
+
+_SURE_OF_SHIFT = 2.9
+"""Logarithm of the likelihood ratio from which a shift where the runs meet is held to explain their difference."""
+_SURE_OF_FAR_SHIFT = 5.0
+"""The same at the beginning of the earlier run and at the end of the later one."""
+_SURE_OF_DRIFT = 2.0
+"""The same of a drift, which has no place that is looked for."""
 _FREEDOM = 8
 _WITHIN = 3.0
 """Repeats further beyond both levels than this many deviations are taken as this far, where lines are fitted."""
 _LEAST_SCALE = 1e-3
-"""Of the difference: repeats that are all but equal would make any other one count without limit."""
+"""Of the difference: where repeats are all but equal, any other one would count without limit."""
 
 
 @dataclass(frozen=True)
@@ -50,42 +56,39 @@ class Rival:
         """What was seen."""
         if self.movement is Movement.DRIFT:
             return "a drift inside the runs explains the difference better than a change between them"
-        other = "base" if self.side == "new" else "new"
         many = f"repeat {self.first}" if self.first == self.last else f"repeats {self.first} to {self.last}"
-        return f"{many} of {self.side} ran at the level of {other}"
+        return f"{many} of {self.side} ran at the level of {'base' if self.side == 'new' else 'new'}"
 
 
-def rival(base: Floats, new: Floats) -> Rival | None:
-    """The likeliest movement of the machine that explains the difference of two runs better than a change; none: a change does.
+def rival(earlier: Floats, later: Floats, sides: tuple[Side, Side] = ("base", "new")) -> Rival | None:
+    """What the machine did that explains the difference of two runs better than a change between them; none: nothing does.
 
-    `base` and `new` are logarithms, one per repeat.
+    Logarithms, one per repeat. `sides`: which side the earlier run belongs to, and which the later.
     """
-    levels = float(np.median(base)), float(np.median(new))
+    levels = float(earlier.mean()), float(later.mean())
     apart = abs(levels[1] - levels[0])
     if apart == 0:
         return None
-    scale = max(float(np.concatenate([base - levels[0], new - levels[1]]).std()), _LEAST_SCALE * apart)
-    found = [_shift(base, new, levels, scale), _drift(base, new, levels, scale)]
-    sure = [one for one in found if one is not None]
-    return max(sure, key=lambda one: one.evidence, default=None)
+    scale = max(float(np.concatenate([earlier - levels[0], later - levels[1]]).std()), _LEAST_SCALE * apart)
+    return _shift(earlier, later, levels, scale, sides) or _drift(earlier, later, levels, scale)
 
 
-def _shift(base: Floats, new: Floats, levels: tuple[float, float], scale: float) -> Rival | None:
-    """Repeats at the beginning or the end of a run that lie at the other's level."""
-    best = 0.0, 0, 0, 0
-    for side, values in enumerate((base, new)):
-        own, other = levels[side], levels[1 - side]
-        gains = _unlikeliness((values - own) / scale) - _unlikeliness((values - other) / scale)
-        heads, tails = np.cumsum(gains)[:-1], np.cumsum(gains[::-1])[:-1]
-        head, tail = int(np.argmax(heads)), int(np.argmax(tails))
-        best = max(best, (float(heads[head]), side, 0, head + 1), (float(tails[tail]), side, len(values) - tail - 1, len(values)))
-    evidence, side, first, last = best
-    rest = [base - levels[0], new - levels[1]]
-    rest[side][first:last] += levels[side] - levels[1 - side]
-    evidence /= inflation_of(rest) ** 2
-    if evidence < _SURE_OF_SHIFT:
-        return None
-    return Rival(Movement.SHIFT, "base" if side == 0 else "new", first + 1, last, evidence)
+def _shift(earlier: Floats, later: Floats, levels: tuple[float, float], scale: float, sides: tuple[Side, Side]) -> Rival | None:
+    """Repeats at an end of a run that lie at the other's level: where the runs meet, else at the far ends."""
+    runs = earlier, later
+    for at_end, sure in (((0, True), (1, False)), _SURE_OF_SHIFT), (((0, False), (1, True)), _SURE_OF_FAR_SHIFT):
+        for which, tail in at_end:
+            own, other = levels[which], levels[1 - which]
+            gains = _unlikeliness((runs[which] - own) / scale) - _unlikeliness((runs[which] - other) / scale)
+            sums = np.cumsum(gains[::-1] if tail else gains)[:-1]
+            count = int(np.argmax(sums)) + 1
+            first, last = (len(gains) - count, len(gains)) if tail else (0, count)
+            rest = [earlier - levels[0], later - levels[1]]
+            rest[which][first:last] += own - other
+            evidence = float(sums[count - 1]) / inflation_of(rest) ** 2
+            if evidence >= sure:
+                return Rival(Movement.SHIFT, sides[which], first + 1, last, evidence)
+    return None
 
 
 def _unlikeliness(deviations: Floats) -> Floats:
@@ -94,22 +97,21 @@ def _unlikeliness(deviations: Floats) -> Floats:
     return found
 
 
-def _drift(base: Floats, new: Floats, levels: tuple[float, float], scale: float) -> Rival | None:
-    """A line for each run, which meet: at both beginnings, or at the end of one and the beginning of the other."""
+def _drift(earlier: Floats, later: Floats, levels: tuple[float, float], scale: float) -> Rival | None:
+    """A line for each run, which meet: at both beginnings, or at the end of the earlier and the beginning of the later."""
     low, high = min(levels) - _WITHIN * scale, max(levels) + _WITHIN * scale
-    base, new = np.clip(base, low, high), np.clip(new, low, high)
-    both = np.concatenate([base, new])
-    from_levels = float(((base - base.mean()) ** 2).sum() + ((new - new.mean()) ** 2).sum())
-    times = np.linspace(0, 1, len(base)), np.linspace(0, 1, len(new))
+    earlier, later = np.clip(earlier, low, high), np.clip(later, low, high)
+    both = np.concatenate([earlier, later])
+    from_levels = float(((earlier - earlier.mean()) ** 2).sum() + ((later - later.mean()) ** 2).sum())
     best = 0.0
-    for meeting in ((0, 0), (1, 0), (0, 1)):
+    for meeting in (0, 1):
         lines = np.zeros((len(both), 3))
         lines[:, 0] = 1
-        lines[: len(base), 1] = times[0] - meeting[0]
-        lines[len(base) :, 2] = times[1] - meeting[1]
+        lines[: len(earlier), 1] = np.linspace(0, 1, len(earlier)) - meeting
+        lines[len(earlier) :, 2] = np.linspace(0, 1, len(later))
         rest = both - lines @ np.linalg.lstsq(lines, both, rcond=None)[0]
-        from_lines = float(rest @ rest)
-        likeness = inflation_of([rest[: len(base)], rest[len(base) :]], fitted=2) ** 2
-        if from_lines < from_levels:
-            best = max(best, len(both) / 2 * math.log(from_levels / max(from_lines, 1e-12 * from_levels)) / likeness)
+        from_lines = max(float(rest @ rest), 1e-9 * from_levels)
+        if 0 < from_lines < from_levels:
+            likeness = inflation_of([rest[: len(earlier)], rest[len(earlier) :]], fitted=2) ** 2
+            best = max(best, len(both) / 2 * math.log(from_levels / from_lines) / likeness)
     return Rival(Movement.DRIFT, "both", 0, 0, best) if best >= _SURE_OF_DRIFT else None
