@@ -44,6 +44,8 @@ class Plan:
     """Steps of the timeline between two runs."""
     in_turn: bool = True
     """Whether base and new alternate; else all of base come first."""
+    switch_at: int | None = None
+    """The step of the timeline before which the one switch falls; none: it is drawn."""
 
     @property
     def order(self) -> list[int]:
@@ -72,7 +74,8 @@ def _continuing_drift(generator: np.random.Generator, plan: Plan) -> list[Floats
 def _one_switch(generator: np.random.Generator, plan: Plan) -> list[Floats]:
     steps = _steps(plan)
     by = generator.uniform(0.05, 0.10) * generator.choice([-1, 1])
-    return _cut(by * (np.arange(steps) >= generator.integers(0, steps)), plan)
+    drawn = int(generator.integers(0, steps))
+    return _cut(by * (np.arange(steps) >= (drawn if plan.switch_at is None else plan.switch_at)), plan)
 
 
 def _switches(generator: np.random.Generator, plan: Plan) -> list[Floats]:

@@ -36,6 +36,8 @@ _LABELS = {"e2e": "End to end", "prefill": "Prefill", "decode": "Decode"}
 _PERMUTATIONS = 20_000
 _SEED = 20240229
 _MOST_CORRELATION = 0.9
+_AS_WELL = 0.8
+"""Of the largest rank sum."""
 _BEYOND_DOUBT = 8.0
 """Standard errors of the size of a movement, from which no likeness of neighbors explains it."""
 
@@ -152,14 +154,20 @@ def _drift(points: Floats, trend: float, repeats: int) -> tuple[Stability, float
 
 
 def _shift(points: Floats, sums: Floats, repeats: int) -> tuple[Stability, float]:
-    """A shift of the level at the place that shows it best, likewise."""
-    count, cut = len(points), int(np.argmax(sums)) + 1
-    before, after = points[:cut], points[cut:]
-    by = float(np.median(after) - np.median(before))
-    rest = np.concatenate([before - np.median(before), after - np.median(after)])
+    """A shift of the level, likewise: where it leaves least scatter, of the places that the ranks show about as well as any."""
+    count = len(points)
+    places = np.flatnonzero(sums >= _AS_WELL * sums.max()) + 1
+    left, cut = min((float(np.abs(_without_shift(points, cut)).sum()), int(cut)) for cut in places)
+    rest = _without_shift(points, cut)
+    by = float(np.median(points[cut:]) - np.median(points[:cut]))
     error = quarter_spread(rest) * math.sqrt(math.pi / 2 * (1 / cut + 1 / (count - cut)))
-    chance = _chance_of_shift(_deflated(float(sums[cut - 1]), rest, abs(by), error), count)
-    return Stability(Movement.SHIFT, math.expm1(by), cut * _fold(repeats) + 1, chance, repeats), float(np.abs(rest).sum())
+    chance = _chance_of_shift(_deflated(float(sums.max()), rest, abs(by), error), count)
+    return Stability(Movement.SHIFT, math.expm1(by), cut * _fold(repeats) + 1, chance, repeats), left
+
+
+def _without_shift(points: Floats, cut: int) -> Floats:
+    """What a shift after so many points leaves."""
+    return np.concatenate([part - np.median(part) for part in (points[:cut], points[cut:])])
 
 
 def _deflated(deviations: float, rest: Floats, size: float, error: float) -> float:
