@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from builders import clean_timings, default_config, manifest, model_facts, torch_pass, workload
+from builders import clean_timings, default_config, iteration, manifest, model_facts, torch_pass, workload
 from chromium import Chromium, find_chromium
+from llm_perf_opt.analyse import analyse
+from llm_perf_opt.analysis.stability import Movement
 from llm_perf_opt.cli import app
 from llm_perf_opt.errors import CaptureError, ConfigError, ParseError
 from llm_perf_opt.images import CHROMIUM_VARIABLE, draw_images
@@ -278,3 +280,22 @@ def test_what_was_measured_stands_wherever_the_times_do(tmp_path: Path) -> None:
     found = json.loads(report("--json", str(folder.path)))["inputs"]
     assert [note["kind"] for note in found] == ["prompts", "cut_prompts", "unused_records", "cast_weights"]
     assert "tiny (5 M parameters, bf16)" in shown, "what ran is named before its times"
+
+
+def test_a_run_whose_machine_changed_its_speed_says_so(tmp_path: Path) -> None:
+    """In the terminal, on the pages and as data; a steady run says nothing of it."""
+    folder = a_run(tmp_path / "run")
+    times = [(1.06 if index >= 18 else 1.0) * (1 + index % 3 * 0.001) for index in range(30)]
+    repeats = [iteration(round(100e6 * time), [round(10e6 * time)] * 3) for time in times]
+    write_record(folder.clean_file, clean_timings(repeats, model=read_record(folder.clean_file, CleanTimings).model))
+    said = "End to end: repeats switch level at repeat 19 by +6.0%."
+    assert f"warning: {said}" in report(str(folder.path))
+    for page in (folder.report_file, folder.page_file, folder.summary_file):
+        assert said in page.read_text()
+    told = json.loads(report(str(folder.path), "--json"))
+    assert {key: (one["movement"], one["at"]) for key, one in told["stability"].items()} == dict.fromkeys(
+        ("e2e", "prefill", "decode"), ("level shift", 19)
+    )
+    steady = analyse(a_run(tmp_path / "steady"), traces=False)
+    assert steady.stability["e2e"].movement is Movement.STEADY
+    assert not any("changed its speed" in warning for warning in steady.warnings)

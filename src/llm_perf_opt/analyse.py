@@ -17,6 +17,7 @@ from llm_perf_opt.analysis.overhead import overheads, without_profiler_events
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.separable import unstepped
+from llm_perf_opt.analysis.stability import movement_warnings, run_stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarise_telemetry
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
@@ -85,6 +86,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         config=config,
     )
     trace, notes = read_run_trace(folder, facts) if traces else (_NOT_READ, ())
+    steadiness = run_stability(measured) if measured else {}
     found = _on_those_devices(found, trace, facts.timings)
     return RunAnalysis(
         run="/".join(part for part in folder.path.parts[-3:] if part != folder.path.anchor),
@@ -104,6 +106,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
             *_warnings(manifest, timings, stages, summary),
             *odd_config,
             *odd_env,
+            *movement_warnings(steadiness),
             *limit_warnings,
             *_counter_warnings(kernels, impossible_count),
             *_no_samples(manifest, trace),
@@ -116,6 +119,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         damaged=damaged_timings(folder, manifest),
         prompts_sha256=_prompts(folder),
         inputs=measured_inputs(timings, config),
+        stability=steadiness,
     )
 
 

@@ -26,6 +26,7 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         "stages": {_stage_key(stage): stage for stage in analysis.stages},
         "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
         "inputs": analysis.inputs,
+        "stability": analysis.stability,
         "warnings": analysis.warnings,
     }
 
