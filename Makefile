@@ -7,13 +7,21 @@ OVERRIDES ?=
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: profile test check format bench vllm-venv clean
+PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadgroup
+
+.PHONY: profile test test-all explore check format bench vllm-venv clean
 
 profile: $(INSTALLED)  ## profile the built-in tiny model on whatever this machine has
 	$(BIN)/llm-perf run $(OVERRIDES)
 
-test: $(INSTALLED)  ## the tests
-	$(BIN)/python -m pytest -q -n 2
+test: $(INSTALLED)  ## the tests, in minutes
+	$(PYTEST) -m 'not slow'
+
+test-all: test  ## and those that take long: NVIDIA's tools, Chromium, vLLM, ten thousand damaged files (what is not here is skipped)
+	LLM_PERF_FUZZ=10000 $(PYTEST) -m 'slow or fuzz'
+
+explore: $(INSTALLED)  ## property tests and damaged files with new random choices; prints the seed
+	$(BIN)/python tests/explore.py
 
 check: $(INSTALLED)  ## lint, format and types
 	$(BIN)/ruff check .

@@ -102,6 +102,7 @@ def _one(events: int, peer: str | None, same: bool) -> dict[str, Any]:
     from synthetic_traces import sized, write_trace
 
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # of the children, too
         path = Path(folder) / "trace.json"
         truth = write_trace(path, sized(events))
         time.sleep(0.2)  # a file so young is fingerprinted anew each time
@@ -128,7 +129,9 @@ def _is_about(events: int, target: int) -> bool:
 
 
 def _cold(path: Path) -> dict[str, Any]:
-    for tables in path.parent.glob("*.tables-*"):
+    from llm_perf_opt.parsers.trace_mark import tables_of
+
+    for tables in tables_of(path):
         shutil.rmtree(tables)
     return _child(path)
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-PATIENCE_S = 120.0
+PATIENCE_S = 900.0
 """For one answer: long, since other processes may share the machine; a page that is drawn answers at once."""
 
 

@@ -1,6 +1,10 @@
 """Shared by all tests."""
 
 import os
+import random
+import shutil
+import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,9 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-# A busy machine is no fault of the code: no example has a time limit, in any test.
-settings.register_profile("any-machine", deadline=None)
-settings.load_profile("any-machine")
+# Examples are the same on every machine and have no time limit. `make explore` draws new ones and prints its seed.
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=True, max_examples=50)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile("explore" if os.environ.get("LLM_PERF_EXPLORE") else "fixed")
 
 if TYPE_CHECKING:
     from chromium import Chromium
@@ -19,6 +24,33 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No browser is started for the images of every run; the test that draws them says so.
 os.environ["LLM_PERF_CHROMIUM"] = "none"
+# Nothing is read from the user's caches or left there. Workers inherit the folder.
+_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not _WORKER:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="llm-perf-tests-")
+
+# Started in the background by a script or below nohup, this process ignores SIGINT or SIGHUP, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+LONG_FIXTURES = {"real_nsys", "real_ncu", "chromium", "vllm_python"}
+"""Tests that use one of these run a real tool for seconds: `make test` leaves them to `make test-all`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need a real tool as slow, before the marks decide what is run. A seed shuffles the order."""
+    for item in items:
+        if LONG_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+    if order := os.environ.get("LLM_PERF_TEST_ORDER"):
+        random.Random(order).shuffle(items)
+
+
+def pytest_unconfigure() -> None:
+    """Remove the cache folder when all workers have ended."""
+    if not _WORKER:
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 def _real_tool(name: str) -> Path:

@@ -1,6 +1,12 @@
 """Damage to files, for fuzzing parsers: the same seed gives the same damage."""
 
+import os
 import random
+
+TRIES = int(os.environ.get("LLM_PERF_FUZZ", "800"))
+"""Damaged files per kind of file: few in `make test`, ten thousand in `make test-all`."""
+SEED = int(os.environ.get("LLM_PERF_EXPLORE", "0")) * 1_000_003
+"""Added to every seed: nothing, unless `make explore` draws new damage."""
 
 _INTERESTING = (
     b"\x00",

@@ -12,7 +12,7 @@ _AUTHOR = ("-c", "user.name=Test", "-c", "user.email=test@example.invalid", "-c"
 def git(folder: Path, *words: str, **environment: str) -> str:
     """What git prints, run as a user would run it."""
     argv = ["git", "-C", str(folder), *_AUTHOR, "-c", "protocol.file.allow=always", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment})
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -2,22 +2,26 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from builders import MS, clean_timings, default_config, in_a_row
+from builders import MS, clean_timings, default_config, in_a_row, run_analysis
+from command import measured_here
 from llm_perf_opt.advice import findings_of, overridden, to_try, verify
-from llm_perf_opt.analysis.trace.document import FindingLine
+from llm_perf_opt.analysis.trace.document import FindingLine, ThroughputLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.capture import capture
+from llm_perf_opt.cli import app
 from llm_perf_opt.commands.progress import QuietProgress
 from llm_perf_opt.composition import compose
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
 from llm_perf_opt.records import Missing
-from llm_perf_opt.report.advice import findings_section, trials_text, verification_json
+from llm_perf_opt.report.advice import findings_section, trial_words, trials_text, verification_json
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record
 from llm_perf_opt.runtime_records import RuntimeFacts
 
@@ -47,9 +51,37 @@ def test_what_sets_nothing_is_refused(text: str) -> None:
         overridden(asdict(default_config()), [text])
 
 
+MORE = ThroughputLine(1, 8, 10 * MS, 16 * MS, 10 * MS, 40 * MS, 100.0, 500.0, 200.0, 800.0)
+"""A step of 10 ms at batch 1; at batch 8 one of 16 ms is predicted."""
+
+
+def throughput(**changes: Any) -> FindingLine:
+    """A finding that makes no request faster."""
+    shares = {"before_ns": 10 * MS, "after_ns": 2 * MS, "after_low_ns": MS, "after_high_ns": 5 * MS, "kept": 1 / 8}
+    none = {"saving_ns": None, "saving_low_ns": None, "saving_high_ns": None, "saving_why": "a single request is no faster"}
+    return finding(**{"kind": "throughput", "throughput": MORE, **shares, **none, **changes})
+
+
 def test_only_plain_configuration_that_promises_something_is_tried() -> None:
     good, code, nothing = finding(), finding(id="code", overrides=[]), finding(id="none", saving_high_ns=0)
     assert to_try([code, nothing, good, finding(id="second")], 1) == [good]
+    assert to_try([nothing, throughput()], 1) == [throughput()]
+
+
+def test_a_trial_of_throughput_is_told_in_tokens_per_second() -> None:
+    """One token in 10 ms becomes eight in 20: 400 tokens/s where 500 were predicted, and no time is saved."""
+    base = clean_timings(in_a_row(10, 50 * MS, [10 * MS] * 3))
+    base = replace(base, workload=replace(base.workload, batch_size=1))
+    tried = clean_timings(in_a_row(10, 50 * MS, [20 * MS] * 3))
+    tried = replace(tried, workload=replace(tried.workload, batch_size=8))
+    trial = measured(throughput(), base, tried, "run")
+    assert (trial.kind, trial.predicted_ns, trial.after_ns) == ("throughput", 2 * MS, 2_500_000)
+    text = trials_text(Verification("base", "", (trial,)))
+    assert all(words in text for words in ("100.0 tokens/s", "500.0 tokens/s", "400.0 tokens/s", "no time", "tokens/s +25%"))
+    assert " ms" not in text
+    assert trial_words(trial).startswith("runtime.batch_size=2: 100.0 tokens/s became 400.0 tokens/s where 500.0 tokens/s was")
+    fewer = measured(throughput(), tried, replace(base, workload=tried.workload), "run")
+    assert "slower" not in trials_text(Verification("base", "", (fewer,)))
 
 
 def test_decode_is_compared_over_the_steps_that_the_prediction_is_of() -> None:
@@ -116,6 +148,12 @@ def test_a_trial_that_failed_says_why_everywhere() -> None:
     assert "n/a: the <b>pass</b>" in trials_text(found)
     assert verification_json(found)["trials"][0]["saving_ns"] is None
     assert findings_section(Missing("no trace"), found).endswith("n/a: no trace\n")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _here() -> Iterator[None]:
+    with measured_here():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +223,17 @@ def test_trials_read_back_as_they_were_kept(run: RunFolder) -> None:
     made = Verification("base", "", (Trial("a", ("b=c",), "token", "run", "", 1, 0, 2, 10, 9, 1),))
     write_record(run.path / "copy.json", made)
     assert read_record(run.path / "copy.json", Verification) == made
+
+
+@pytest.mark.parametrize("tried", [True, False])
+def test_advise_alone_shows_what_was_tried_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: bool) -> None:
+    trial = Trial("some_change", ("b=c",), "token", "run", "", 8 * MS, 0, 9 * MS, 10 * MS, 7 * MS, 1)
+    analysis = run_analysis(verified=Verification("the-base", "", (trial,)) if tried else None)
+    monkeypatch.setattr("llm_perf_opt.advice.findings_of", lambda _: (RunFolder(tmp_path), analysis, [finding()]))
+    text = CliRunner().invoke(app, ["advise", str(tmp_path)]).stdout
+    assert ("Tried, each alone, against the-base" in text) is tried
+    assert ("7.000 ms" in text) is tried
+    data = json.loads(CliRunner().invoke(app, ["advise", str(tmp_path), "--json"]).stdout)
+    assert [one["id"] for one in data["findings"]] == ["some_change"]
+    found = data["verification"]
+    assert (found["trials"][0]["after_ns"] if tried else found) == (7 * MS if tried else None)

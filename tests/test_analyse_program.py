@@ -43,3 +43,13 @@ def test_kernels_have_their_counters_and_say_what_stands_behind_them(tmp_path: P
     assert not isinstance(untested.kernels, Missing)
     assert isinstance(untested.kernels[0].counters, Missing)
     assert "**Warning:** The counters are not used, for nothing says that they are right" in program_page(untested)
+
+
+def test_what_a_program_printed_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_manifest(Manifest(SCHEMA, "0", "complete", "now", (), (PassRecord("program", "complete"),), kind="exec"))
+    folder.log_file("program").parent.mkdir(parents=True)
+    folder.log_file("program").write_bytes("a\x1b[31mb\u202ec\td\u3000e\n".encode())
+    output = analyse_program(folder).output
+    assert not isinstance(output, Missing)
+    assert output.last == (r"a\x1b[31mb\u202ec d e",)

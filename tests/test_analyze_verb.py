@@ -2,9 +2,9 @@
 
 import gzip
 import json
+import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from command import llm_perf
 from llm_perf_opt.analyse_trace import ANALYSIS_FILE, analyse_source
-from llm_perf_opt.errors import ParseError, ResourceError
-from llm_perf_opt.parsers.trace_mark import fresh_tables
+from llm_perf_opt.analysis.kernels.names import short_name
+from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.parsers.trace_mark import fresh_tables, kept_for
 from llm_perf_opt.report.trace_page import trace_text
 from synthetic_traces import Recipe, kinds, union_ns, write_trace
 
@@ -22,8 +24,7 @@ H200 = Path(__file__).parent / "fixtures" / "h200"
 
 
 def analyze(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llm_perf_opt", "analyze", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return llm_perf("analyze", *words)
 
 
 def as_json(source: Path, *words: str) -> dict[str, Any]:
@@ -159,10 +160,63 @@ def test_what_is_kept_says_the_same_and_is_not_believed_when_damaged(tmp_path: P
     assert analyse_source(source).document == first.document
 
 
-def test_no_cache_leaves_nothing_behind(traces: Path) -> None:
-    before = sorted(traces.iterdir())
-    as_json(traces / "torch_trace.json.gz", "--no-cache")
+def test_nothing_is_put_beside_a_trace_and_without_a_cache_nothing_is_kept(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source, before = traces / "torch_trace.json.gz", sorted(traces.iterdir())
+    assert llm_perf("analyze", source, "--no-cache").returncode == 0
     assert sorted(traces.iterdir()) == before
+    assert llm_perf("analyze", source).returncode == 0
+    assert [path for path in sorted(traces.iterdir()) if path.name != "cache"] == before
+    assert list((tmp_path / "cache" / "llm-perf-opt" / "traces").iterdir()) == [kept_for(source)]
+
+
+def test_kernels_have_the_short_names_of_the_page_in_the_terminal_and_their_own_as_data(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    truth = write_trace(source, Recipe())
+    assert any("…" in short_name(name, 52) for name in truth.by_name)
+    found = analyse_source(source, use_cache=False).document
+    assert {row.name for row in found.kernels} == set(truth.by_name)
+    shown = trace_text(found)
+    table = shown.partition("Kernels: ")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [line.split("  ")[0] for line in table] == [short_name(row.name, 52) for row in found.kernels[: len(table)]]
+    evidence = [row for finding in found.findings for row in finding.evidence if " calls, " in row]
+    assert evidence
+    assert not any("void at::native" in row for row in evidence), "no return type, no namespace"
+    assert any(short_name(name, 90) in row for row in evidence for name in truth.by_name)
+
+
+def test_the_export_of_a_report_is_kept_in_the_cache(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for nsys that writes what nsys would: here is asked where it is put, and when it is made again."""
+    report = traces / "mine.nsys-rep"
+    report.write_bytes(b"not really")
+    made: list[Path] = []
+
+    def export(nsys: Path, report: Path, sqlite: Path, *, log: Path) -> tuple[()]:
+        made.append(sqlite)
+        sqlite.write_bytes(gzip.decompress((H200 / "nsys_decode.sqlite.gz").read_bytes()))
+        log.touch()
+        return ()
+
+    monkeypatch.setattr("llm_perf_opt.profiling.vendor.probe.find_tool", lambda name: Path("/bin/true"))
+    monkeypatch.setattr("llm_perf_opt.profiling.vendor.reports.export_nsys", export)
+    before = sorted(traces.iterdir())
+    os.utime(report, (1, 1))
+    time.sleep(0.15)  # a file so young is not known again
+    for _ in range(2):
+        found = analyse_source(report)
+        assert (found.document.gpu.kernels, found.notes) == (1528, ())
+    assert sorted(traces.iterdir()) == before
+    assert [path.parent for path in made] == [kept_for(report)], "it was exported once"
+    report.write_bytes(b"another one")
+    time.sleep(0.15)
+    analyse_source(report)
+    assert len(made) == 2
+    assert not made[0].exists(), "what is of no use any more is removed"
+    analyse_source(report, use_cache=False)
+    assert len(made) == 3
+    assert kept_for(report) != made[2].parent
 
 
 def test_an_nsys_report_needs_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +237,7 @@ def test_an_export_beside_the_report_is_read(traces: Path) -> None:
 
 
 def test_what_is_not_there_or_no_trace_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ParseError, match="does not exist"):
+    with pytest.raises(ConfigError, match="No such file"):
         analyse_source(tmp_path / "nothing.json")
     (tmp_path / "x.json").write_text("[]")
     assert analyze(tmp_path / "x.json").returncode == 5

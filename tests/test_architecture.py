@@ -28,7 +28,7 @@ FLOORS = [
     {"profiling"},
     {"report"},
     {"parsers", "analysis", "data", "counters"},
-    {"composition", "stored_ceilings", "baselines", "run_folder"},
+    {"composition", "choices", "stored_ceilings", "baselines", "run_folder"},
     {"config"},
     {
         "runtimes",
@@ -40,9 +40,10 @@ FLOORS = [
         "runtime_records",
         "records",
         "sql_files",
-        "user_files",
+        "units",
     },
-    {"errors"},
+    {"user_files"},
+    {"errors", "terminal"},
 ]
 # The same inside analysis/, the largest room; modules that stand alone there belong to the floor named "".
 ANALYSIS_FLOORS = [{"comparison"}, {""}, {"regions"}, {"trace"}, {"kernels"}, {"limits"}, {"cost_model"}]

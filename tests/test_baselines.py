@@ -84,7 +84,7 @@ def test_hostile_names_are_refused(kept: Baselines, name: str) -> None:
 
 
 def test_only_a_run_can_have_a_name(kept: Baselines, tmp_path: Path) -> None:
-    with pytest.raises(ParseError, match="not a folder"):
+    with pytest.raises(ConfigError, match="No such file"):
         kept.set("main", [tmp_path / "nowhere"])
     assert not kept.file.exists()
 

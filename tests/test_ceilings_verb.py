@@ -3,24 +3,18 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import command
+
 BUDGET = ("--budget-s", "0.05")
 
 
 def llm_perf(*words: str, cache: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "llm_perf_opt", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), "TMPDIR": str(cache / "tmp"), **variables},
-        timeout=120,
-        check=False,
-    )
+    return command.llm_perf(*words, env={"XDG_CACHE_HOME": str(cache), "TMPDIR": str(cache / "tmp"), **variables})
 
 
 @pytest.fixture

@@ -1,17 +1,18 @@
 """compare, baseline and runs as a user types them: real runs, the page of documentation line by line."""
 
 import json
+import random
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from command import llm_perf
 
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "compare.md").read_text()
 COMMANDS = [line for block in re.findall(r"```\n(.*?)```", DOCUMENT, re.S) for line in block.splitlines()]
@@ -20,11 +21,8 @@ SMALL = (
     "runtime.max_repeats=8", "runtime.max_warmup=5",
 )  # fmt: skip
 NONE = "not distinguishable"
-
-
-def llm_perf(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "llm_perf_opt", *words]
-    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+pytestmark = pytest.mark.xdist_group("compare")  # one worker makes the runs
+TIMINGS = "raw/clean/timings.json"
 
 
 def run(*words: str, cwd: Path) -> None:
@@ -34,13 +32,30 @@ def run(*words: str, cwd: Path) -> None:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs that the page makes, small: main and change are the same thing twice each, batch4 is not."""
+    """The runs that the page makes, small and with known times: main and change are the same thing three times each."""
     folder = tmp_path_factory.mktemp("project")
     for line in COMMANDS:
         words = shlex.split(line, comments=True)
         if words[1] == "run":
             run(*words[2:], cwd=folder)
+    for number, made in enumerate(sorted(folder.glob("runs/*/*/raw/clean/timings.json"))):
+        noise = random.Random(number)
+        own = 1 + noise.gauss(0, 0.002)
+        write_times(made, [own * (1 + noise.gauss(0, 0.01)) for _ in range(20)], begun_ns=number * 10**12)
     return folder
+
+
+def write_times(file: Path, factors: Sequence[float], begun_ns: int) -> None:
+    """Give a run known times: a repeat per factor, of 20 ms prefill and 5 ms steps times it."""
+    timings = json.loads(file.read_text())
+    first = timings["iterations"][0]
+    timings["iterations"] = []
+    for number, factor in enumerate(factors):
+        prefill, step = round(20_000_000 * factor), round(5_000_000 * factor)
+        steps = [step] * len(first["steps_ns"])
+        taken = {"prefill_ns": prefill, "steps_ns": steps, "wall_ns": prefill + sum(steps) + 10_000}
+        timings["iterations"].append({**first, "started_ns": begun_ns + number * 10**9, **taken})
+    file.write_text(json.dumps(timings))
 
 
 def compare_json(*words: str, cwd: Path) -> dict[str, Any]:
@@ -92,18 +107,8 @@ def with_times(project: Path, name: str, slower: float = 1.0, scatter: float = 0
     copy = project / "made" / name
     if not copy.exists():
         shutil.copytree(project / "runs" / "main" / "1", copy)
-    file = copy / "raw" / "clean" / "timings.json"
-    timings = json.loads(file.read_text())
-    first = timings["iterations"][0]
-    timings["iterations"] = []
-    for number in range(20):
-        factor = slower * (1 + scatter * (number * 7 % 5 - 2))
-        steps = [round(5_000_000 * factor)] * len(first["steps_ns"])
-        begun = first["started_ns"] + zlib.crc32(name.encode()) + number  # measured at another time than the run it is made of
-        prefill = round(20_000_000 * factor)
-        taken = {"prefill_ns": prefill, "steps_ns": steps, "wall_ns": prefill + sum(steps) + 10_000}
-        timings["iterations"].append({**first, "started_ns": begun, **taken})
-    file.write_text(json.dumps(timings))
+    factors = [slower * (1 + scatter * (number * 7 % 5 - 2)) for number in range(20)]
+    write_times(copy / TIMINGS, factors, begun_ns=zlib.crc32(name.encode()))  # at another time than the run it is made of
     return str(copy.relative_to(project))
 
 
@@ -142,9 +147,6 @@ def edited(project: Path, name: str, path: str, change: Callable[[Any], Any] | s
 def _first_steps(values: Any, steps: Callable[[list[int]], list[int]]) -> Any:
     values["iterations"][0]["steps_ns"] = steps(values["iterations"][0]["steps_ns"])
     return values
-
-
-TIMINGS = "raw/clean/timings.json"
 
 
 @pytest.mark.parametrize(

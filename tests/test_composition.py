@@ -21,15 +21,8 @@ from hypothesis import strategies as st
 
 from builders import default_config, with_value
 from llm_perf_opt import config as config_module
-from llm_perf_opt.composition import (
-    CONF_MODULE,
-    GROUPS,
-    Composed,
-    compose,
-    config_from_mapping,
-    config_to_yaml,
-    group_options,
-)
+from llm_perf_opt.choices import CONF_MODULE, GROUPS, group_options
+from llm_perf_opt.composition import Composed, compose, config_from_mapping, config_to_yaml
 from llm_perf_opt.config import ModelConfig, RunConfig
 from llm_perf_opt.errors import ConfigError
 
@@ -129,6 +122,47 @@ def test_the_last_of_two_overrides_counts() -> None:
     assert compose(["runtime.batch_size=4", "runtime.batch_size=8"]).config.runtime.batch_size == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "spellings"),
+    [
+        ("fp32", ["fp32", "FP32", "float32", "torch.float32", "float"]),
+        ("bf16", ["bf16", "BF16", "bfloat16", "torch.bfloat16"]),
+        ("fp16", ["fp16", "float16", "half", "torch.float16", "torch.half"]),
+    ],
+)
+def test_a_dtype_is_one_thing_in_every_spelling(name: str, spellings: list[str]) -> None:
+    for spelling in spellings:
+        composed = compose([f"model.dtype={spelling}"])
+        assert composed.config.model.dtype == name
+        assert yaml.safe_load(config_to_yaml(composed.config))["model"]["dtype"] == name
+    error = refusal("model.dtype=float64")
+    assert error.remedy == "Known: auto, bf16, fp16, fp32."
+
+
+@pytest.mark.parametrize("runtime", ["pytorch", "vllm", "tensorrtllm", "engine runtime.type=x"])
+def test_the_fewest_repeats_follow_the_most_down(runtime: str) -> None:
+    chosen = f"runtime={runtime}".split()
+    for most, fewest in ((3, 3), (10, 10), (60, 10)):
+        found = compose([*chosen, f"runtime.max_repeats={most}"]).config.runtime
+        assert (found.min_repeats, found.max_repeats) == (fewest, most)
+
+
+def test_the_fewest_repeats_follow_a_file_of_ones_own_too(tmp_path: Path) -> None:
+    text = "defaults:\n  - pytorch\n  - _self_\nmax_repeats: 4\n"
+    folder = own(tmp_path, text, "runtime/quick.yaml")
+    assert compose(["runtime=quick"], folder).config.runtime.min_repeats == 4
+    (folder / "runtime" / "quick.yaml").write_text(text + "min_repeats: 5\n")
+    assert "runtime.min_repeats=5" in refusal("runtime=quick", config_dir=folder).fact
+
+
+def test_repeats_that_contradict_each_other_are_refused_where_both_are_given() -> None:
+    error = refusal("runtime.min_repeats=10", "runtime.max_repeats=3")
+    assert "runtime.min_repeats=10" in error.fact
+    assert "runtime.max_repeats=3" in error.fact
+    assert refusal("runtime.max_repeats=0").fact.startswith("runtime.max_repeats=0")
+    assert refusal("runtime.max_repeats=many").fact.startswith("runtime.max_repeats")
+
+
 def test_nothing_of_hydra_is_left_behind() -> None:
     compose([])
     assert not GlobalHydra.instance().is_initialized()
@@ -174,7 +208,20 @@ def test_hostile_names_are_refused(key: str, name: str) -> None:
     [
         # a key
         ("runtime.batchsize=4", "no key 'runtime.batchsize'", "batch_size", "prompt_tokens"),
-        ("runtim.batch_size=4", "'runtim' is not known at the top", "runtime", "profiling"),
+        ("runtim.batch_size=4", "'runtim' is not known at the top", "runtime.batch_size=4", "profiling"),
+        ("batch_size=4", "no key 'batch_size'", "runtime.batch_size=4", "runtime"),
+        ("batchsize=4", "no key 'batchsize'", "runtime.batch_size=4", "runtime"),
+        ("model.batch_size=4", "no key 'model.batch_size'", "runtime.batch_size=4", "dtype"),
+        ("runtime.dtype=bf16", "no key 'runtime.dtype'", "model.dtype=bf16", "batch_size"),
+        # no key at all
+        ("tiny", "'tiny' is not an override", "model=tiny", "KEY=VALUE"),
+        ("full", "'full' is not an override", "profiling=full", "KEY=VALUE"),
+        ("qwen2.5-1.5b", "'qwen2.5-1.5b' is not an override", "model=qwen2_5_1_5b", "KEY=VALUE"),
+        ("Qwen/Qwen2.5-1.5B", "is not an override", "model=qwen2_5_1_5b", "KEY=VALUE"),
+        ("cuda", "'cuda' is not an override", "hardware=single_gpu", "KEY=VALUE"),
+        ("gpu=0", "no key 'gpu'", "hardware.device_index=0", "hardware"),
+        ("hardware=h100", "hardware=h100 is not known", "", "llm-perf cost --hardware"),
+        ("batch_size", "'batch_size' is not an override", "runtime.batch_size=VALUE", "KEY=VALUE"),
         ("experimnt=x", "'experimnt' is not known at the top", "experiment", "model"),
         ("+runtime.batchsize=4", "no key 'runtime.batchsize'", "batch_size", "prompt_tokens"),
         ("++runtime.batchsize=4", "no key 'runtime.batchsize'", "batch_size", "prompt_tokens"),
@@ -183,7 +230,9 @@ def test_hostile_names_are_refused(key: str, name: str) -> None:
         # a group's option
         ("model=quen2_5_7b", "model=quen2_5_7b is not known", "qwen2_5_7b", "llama3_8b"),
         ("profiling=minimum", "profiling=minimum is not known", "minimal", "full"),
-        ("hardware=gpu", "hardware=gpu is not known", "", "auto"),
+        ("hardware=gpu", "hardware=gpu is not known", "single_gpu", "auto"),
+        ("hardware=cuda", "hardware=cuda is not known", "single_gpu", "auto"),
+        ("model=qwen2.5-1.5b", "model=qwen2.5-1.5b is not known", "qwen2_5_1_5b", "tiny"),
         ("runtime=vlm", "runtime=vlm is not known", "vllm", "pytorch"),
         ("model=null", "is not known", "", "tiny"),
         ("model=3", "model=3 is not known", "", "tiny"),
@@ -202,6 +251,21 @@ def test_a_wrong_word_is_answered_with_the_fact_the_choices_and_the_nearest(
     assert choices in error.remedy
     if meant:
         assert f"Did you mean '{meant}'?" in error.fact
+
+
+def test_a_name_on_the_hub_is_answered_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    remedy = refusal("model=Qwen/Qwen2.5-1.5B").remedy
+    assert "hf download Qwen/Qwen2.5-1.5B" in remedy
+    assert "model=qwen2_5_1_5b" in remedy
+    assert "tiny" in refusal("model=nobody/zzzzzz").remedy, "nothing is like it: all are named"
+    assert "model=qwen2_5_7b" in refusal("model.path=Qwen/Qwen2.5-7B").remedy
+    assert "model=hf" in refusal("model.path=/data/mine").remedy
+    (tmp_path / "weights" / "mine").mkdir(parents=True)
+    assert "model=hf model.path=weights/mine" in refusal("model=weights/mine").remedy
+    assert "Hub" not in str(refusal("model.path=weights/mine")), "it is a folder"
+    assert "model=hf" in refusal("model.path=weights/mine").remedy
+    assert "model=hf model.path=/data/mine" in refusal("model=/data/mine").remedy
 
 
 def test_an_unknown_runtime_is_answered_with_what_there_is_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,7 +554,7 @@ def values_of(kind: Any, key: str) -> st.SearchStrategy[Any]:
     return by_type[kind]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(values_of(RunConfig, ""))
 def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -> None:
     values["model"]["architecture"]["model_type"] = "llama"
@@ -506,7 +570,7 @@ def test_any_configuration_goes_through_yaml_unchanged(values: dict[str, Any]) -
     assert config_from_mapping(yaml.safe_load(config_to_yaml(config))) == config
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(
     st.recursive(
         JSON_VALUES, lambda inner: st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(RunConfig)]), inner)
@@ -543,7 +607,7 @@ FIELDS = [
 ]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 @given(st.sampled_from(FIELDS), JSON_VALUES)
 def test_any_value_of_any_field_is_taken_or_refused(key: str, value: Any) -> None:
     values = dataclasses.asdict(default_config())
@@ -626,7 +690,7 @@ def composed_or_refused(overrides: Sequence[str], config_dir: Path | None = None
     assert isinstance(composed, Composed)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(OVERRIDES, min_size=1, max_size=2))
 def test_any_words_are_a_configuration_or_a_config_error(overrides: list[str]) -> None:
     composed_or_refused(overrides)

@@ -111,7 +111,7 @@ def test_ordinary_names_are_taken(name: str) -> None:
     check(with_value(with_value(default_config(), "experiment", name), "model.name", name))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=50)
 @given(st.one_of(st.text(max_size=120), st.text(alphabet="./\\ab-_~\n\0", max_size=6)))
 @example("ab/../../x")
 def test_an_accepted_name_is_one_step_down_and_never_up(name: str) -> None:
@@ -207,3 +207,8 @@ def test_counters_need_a_timeline_to_choose_kernels_from() -> None:
     assert "timeline" in refusal(config).fact
     check(with_value(config, "profiling.nsys.enable", True))
     check(with_value(config, "profiling.torch.enable", True))
+
+
+def test_bounds_are_written_out() -> None:
+    assert "between 1 and 1,000,000." in refusal(with_value(default_config(), "runtime.max_repeats", 0)).fact
+    assert "between 0.0001 and 1." in refusal(with_value(default_config(), "runtime.ci_target", 0.0)).fact

@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command import llm_perf
 from llm_perf_opt.report.definitions import metrics_page
 
 ROOT = Path(__file__).parent.parent
@@ -18,8 +18,7 @@ LLAMA = {
 
 
 def cost(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "llm_perf_opt", "cost", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return llm_perf("cost", *words)
 
 
 def cost_json(*words: str) -> dict[str, Any]:
@@ -146,6 +145,13 @@ def test_what_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
     done = cost("--model-config", str(tmp_path / "config.json"))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_in_place_of_a_config_is_said_so(tmp_path: Path) -> None:
+    done = llm_perf("cost", "--model-config", tmp_path)
+    assert done.returncode == 2
+    assert "Is a directory" in done.stderr
+    assert "Errno" not in done.stderr
 
 
 def test_the_page_of_metrics_is_what_the_code_says() -> None:

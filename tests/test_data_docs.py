@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from command import HANG_S, llm_perf
 from dataset_builders import RECORDS, write_jsonl
 
 ROOT = Path(__file__).parent.parent
@@ -28,11 +29,10 @@ def commands(page: str) -> list[str]:
 def run_as_written(line: str, project: Path) -> None:
     words = [word.replace("/data/", f"{project}/data/") for word in shlex.split(line, comments=True)]
     if words[0] == "llm-perf":
-        words[:1] = [sys.executable, "-m", "llm_perf_opt"]
-        words += FAST if words[3] == "run" else ()
+        done = llm_perf(*words[1:], *(FAST if words[1] == "run" else ()), cwd=project)
     else:
         words[:2] = [sys.executable, str(ROOT / words[1])]
-    done = subprocess.run(words, cwd=project, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(words, cwd=project, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, f"{line}\n{done.stderr}"
     assert done.stdout, line
 

@@ -11,11 +11,14 @@ from llm_perf_opt import errors
 from llm_perf_opt.errors import (
     CaptureError,
     ConfigError,
+    HungUp,
     Interrupted,
     LlmPerfError,
     ParseError,
     ResourceError,
     Terminated,
+    close_names,
+    did_you_mean,
     error_from,
     nearest,
 )
@@ -39,7 +42,9 @@ def test_the_codes_scripts_rely_on() -> None:
     assert (ConfigError.exit_code, ResourceError.exit_code, CaptureError.exit_code, ParseError.exit_code) == (2, 3, 4, 5)
     assert Interrupted.exit_code == 128 + 2, "as a shell counts SIGINT"
     assert Terminated.exit_code == 128 + 15, "as a shell counts SIGTERM"
+    assert HungUp.exit_code == 128 + 1, "as a shell counts SIGHUP"
     assert issubclass(Terminated, Interrupted)
+    assert issubclass(HungUp, Interrupted)
 
 
 @pytest.mark.parametrize("kind", FAMILY)
@@ -73,6 +78,11 @@ def test_a_slip_of_the_pen_finds_the_name_meant(word: str, meant: str) -> None:
     assert nearest(word, CHOICES) == f" Did you mean '{meant}'?"
 
 
+@pytest.mark.parametrize(("word", "meant"), [("cuda", []), ("nsy", ["nsys"]), ("ncuu", ["ncu"]), ("gtp2", ["gpt2"])])
+def test_a_short_word_must_be_much_alike(word: str, meant: list[str]) -> None:
+    assert close_names(word, ("ncu", "nsys", "gpt2")) == meant
+
+
 @pytest.mark.parametrize("word", ["", "zzzz", "42"])
 def test_nothing_near_is_not_guessed_at(word: str) -> None:
     assert nearest(word, CHOICES) == ""
@@ -83,7 +93,31 @@ def test_nothing_near_is_not_guessed_at(word: str) -> None:
 @given(st.text(max_size=50), st.lists(st.text(max_size=50)))
 def test_only_a_real_choice_is_ever_offered(word: str, choices: list[str]) -> None:
     answer = nearest(word, choices)
-    assert answer == "" or answer in {f" Did you mean '{choice}'?" for choice in choices}
+    offered = close_names(word, choices)
+    assert set(offered) <= set(choices)
+    assert answer == did_you_mean(offered)
+    assert bool(answer) == bool(offered)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("h100", ["h100_sxm", "h100_pcie"]),
+        ("H100", ["h100_sxm", "h100_pcie"]),
+        ("gpu", ["single_gpu"]),
+        ("qwen2.5-1.5b", ["qwen2_5_1_5b"]),
+        ("Qwen2.5-1.5B", ["qwen2_5_1_5b"]),
+        ("h200", ["h200"]),
+        ("h10", ["h100_sxm"]),
+    ],
+)
+def test_a_part_of_a_name_and_another_spelling_find_it(word: str, meant: list[str]) -> None:
+    names = ("h200", "h100_sxm", "h100_pcie", "cpu", "single_gpu", "qwen2_5_1_5b", "qwen2_5_7b")
+    assert close_names(word, names) == meant
+
+
+def test_several_names_are_offered_in_a_sentence() -> None:
+    assert nearest("h100", ["h100_sxm", "h100_nvl", "h100_pcie"]) == " Did you mean 'h100_sxm', 'h100_nvl' or 'h100_pcie'?"
 
 
 @settings(deadline=None)

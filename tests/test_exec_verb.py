@@ -1,6 +1,9 @@
 """llm-perf exec, as a user types it."""
 
+import io
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -9,6 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+import command
+from llm_perf_opt.analyse_program import analyse_program
+from llm_perf_opt.cli import app
+from llm_perf_opt.commands.exec import run_name
+from llm_perf_opt.commands.outcome import print_program
+from llm_perf_opt.errors import LlmPerfError
+from llm_perf_opt.profiling.vendor import probe
+from llm_perf_opt.run_folder import RunFolder
 
 SCRIPT = """
 import sys, time, nvtx
@@ -21,12 +34,7 @@ print("said", sys.argv[1:])
 
 
 def llm_perf(cwd: Path, *argv: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    import os
-
-    return subprocess.run(
-        [sys.executable, "-m", "llm_perf_opt", *argv], cwd=cwd, capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, **environment},
-    )  # fmt: skip
+    return command.llm_perf(*argv, cwd=cwd, env=environment)
 
 
 def only_run(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -128,7 +136,7 @@ def test_a_program_that_fails_alone_is_not_run_again(tmp_path: Path) -> None:
         (["exec", "--section", "no such", "--", "x"], "no name of a section"),
         (["exec", "--regions", "regex:(", "--", "x"], "regex:("),
         (["exec", "--range", "decode*", "--", "x"], "asterisk"),
-        (["exec", "--passes", "program", "--", "no-such-program-anywhere"], "cannot be started"),
+        (["exec", "--passes", "program", "--", "no-such-program-anywhere"], "no program"),
         (["exec"], "PROGRAM"),
     ],
 )
@@ -164,10 +172,134 @@ def test_sigterm_ends_a_program_in_order(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=900)
     assert process.returncode == 143
     assert "error: Ended by SIGTERM." in errors
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     _, manifest = only_run(tmp_path)
     assert (manifest["status"], manifest["passes"][0]["status"]) == ("failed", "failed")
-    assert "not ended" not in manifest["why"]
+    assert manifest["why"] == manifest["passes"][0]["why"] == "Ended by SIGTERM."
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["python", "my_script.py", "--data", "other.py"], "my_script"),
+        (["/usr/bin/python3.11", "-u", "jobs/train.py"], "train"),
+        (["python", "-m", "package.module", "x.py"], "package.module"),
+        (["python", "-c", "import x.py"], "python"),
+        (["torchrun", "--nproc_per_node", "2", "train.py"], "train"),
+        (["uv", "run", "bench.py"], "bench"),
+        (["bash", "job.sh"], "job"),
+        (["bash", "-c", "python x.py"], "bash"),
+        (["python", "-m", "torch.distributed.run", "--nproc_per_node", "2", "train.py"], "train"),
+        (["python", "-m", "torch.distributed.run", "-m", "pkg.train"], "pkg.train"),
+        (["python", "-mpkg.mod", "x.py"], "pkg.mod"),
+        (["python", "-X", "dev", "-W", "ignore", "/x/train"], "train"),
+        (["time", "python", "x.py"], "x"),
+        (["time", "./bench", "notes.py"], "bench"),
+        (["nsys", "profile", "-o", "out", "python", "x.py"], "x"),
+        (["env", "A=1", "torchrun", "train.py"], "train"),
+        (["uv", "run", "python", "-m"], "python"),
+        (["./bench", "notes.py"], "bench"),
+        (["python"], "python"),
+        (["python", "../.hidden.py"], "hidden"),
+        (["python", "a b;$.py"], "a_b__"),
+        (["..."], "program"),
+        (["x" * 300], "x" * 100),
+    ],
+)
+def test_a_run_is_named_after_the_script(argv: list[str], name: str) -> None:
+    assert run_name(argv) == name
+
+
+@pytest.fixture
+def without_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(probe, "_on_path_or_installed", lambda name: None)
+    for name in ("NSYS", "NCU"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "job.py").write_text(
+        "import sys\nprint('\\x1b[31mlast words')\nprint('loud', file=sys.stderr)\nsys.exit(len(sys.argv) - 1)"
+    )
+    return tmp_path
+
+
+def test_tools_that_are_not_here_are_left_out_and_named(without_tools: Path) -> None:
+    done = CliRunner().invoke(app, ["exec", "--json", "--quiet", "--", sys.executable, "job.py"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["status"] == "complete"
+    assert Path(found["output"]).read_text().splitlines()[-1] == "loud"
+    run, manifest = only_run(without_tools)
+    assert run.parent.name == "job"
+    assert {entry["name"]: entry["status"] for entry in manifest["passes"]} == {
+        "program": "complete", "nsys": "skipped", "ncu": "skipped",
+    }  # fmt: skip
+    for entry in manifest["passes"][1:]:
+        assert f"there is no {entry['name']}" in entry["why"]
+        assert "Install it" in entry["remedy"]
+    page = (run / "report.md").read_text()
+    assert "raw/program/log.txt" in page
+    assert "last words\nloud\n" in page
+    assert "\x1b" not in page
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--passes", "program,nsys"], 3), (["--passes", "nsys"], 3)])
+def test_a_pass_that_is_asked_for_by_name_must_run(without_tools: Path, words: list[str], code: int) -> None:
+    done = CliRunner().invoke(app, ["exec", "--quiet", *words, "--", sys.executable, "job.py"])
+    assert isinstance(done.exception, LlmPerfError)
+    assert done.exception.exit_code == code
+    assert "was asked for" in done.exception.fact
+
+
+def test_a_program_that_fails_is_an_error_whatever_tools_are_here(without_tools: Path) -> None:
+    done = CliRunner().invoke(app, ["exec", "--quiet", "--", sys.executable, "job.py", "x"])
+    assert isinstance(done.exception, LlmPerfError)
+    assert done.exception.exit_code == 4
+    assert "output: " in done.stdout, "where to look is said all the same"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_page_is_laid_out_on_a_terminal_and_markdown_elsewhere(without_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CliRunner().invoke(app, ["exec", "--quiet", "--", sys.executable, "job.py"])
+    folder = RunFolder.open(only_run(without_tools)[0])
+    shown: list[str] = []
+    monkeypatch.setenv("COLUMNS", "100")
+    for screen in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stdout", screen)
+        print_program(folder, analyse_program(folder), as_json=False)
+        shown.append(screen.getvalue())
+    laid_out, markdown = shown
+    assert "|---" in markdown
+    assert "## Output" in markdown
+    assert "|" not in laid_out
+    assert "##" not in laid_out
+    assert "```" not in laid_out
+    for text in shown:
+        assert "last words" in text
+        assert str(folder.log_file("program")) in text
+
+
+def test_a_terminal_shows_colors_and_no_escapes(tmp_path: Path) -> None:
+    """What draws reaches the terminal as it is; what the program printed does not."""
+    parent, terminal = pty.openpty()
+    program = [sys.executable, "-c", r"print('\x1b[31mred')"]
+    argv = [sys.executable, "-m", "llm_perf_opt", "exec", "--passes", "program", "--", *program]
+    seen = b""
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=terminal, stderr=terminal, stdin=subprocess.DEVNULL) as process:
+        os.close(terminal)
+        try:
+            while chunk := os.read(parent, 65536):
+                seen += chunk
+        except OSError:  # the other end is closed
+            pass
+    os.close(parent)
+    assert process.returncode == 0, seen
+    assert b"\x1b[" in seen
+    assert b"\\x1b[" not in seen.replace(b"\\x1b[31mred", b""), "the display is not printed as escapes"
+    assert b"\x1b[31mred" not in seen

@@ -134,6 +134,13 @@ def test_files_kept_in_memory_are_room_that_can_be_had(
     assert host.available_memory_bytes() == 100
 
 
+@pytest.mark.parametrize(("limit", "expected"), [("1000", 1000), ("9000", 5000), ("max", 5000), (None, 5000)])
+def test_all_memory_there_is(files: Files, monkeypatch: pytest.MonkeyPatch, limit: str | None, expected: int) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=5000, available=300))
+    files({} if limit is None else {V2[0]: limit, V2[1]: "900"})
+    assert host.total_memory_bytes() == expected
+
+
 def test_without_a_control_group_the_machine_decides(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5000))
     assert host.available_memory_bytes() == 5000

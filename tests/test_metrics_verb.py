@@ -1,14 +1,13 @@
 """`llm-perf metrics` as typed by a user."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command import llm_perf
 from llm_perf_opt.counters.catalogue import chips
 from llm_perf_opt.counters.manifest import resolve, set_names
 
@@ -16,8 +15,7 @@ GOOD = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 
 
 def metrics(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "llm_perf_opt", "metrics", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment})
+    return llm_perf("metrics", *words, env=environment)
 
 
 def metrics_json(*words: str, code: int = 0) -> Any:

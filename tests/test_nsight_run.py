@@ -1,27 +1,21 @@
 """Whole runs below NVIDIA's real nsys, and what is refused before it is started."""
 
 import json
-import os
-import statistics
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from command import llm_perf
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
-from llm_perf_opt.profiling.vendor.launch import ask
 
 MS = 1_000_000
 SMALL = ["runtime.num_new_tokens=5", "runtime.prompt_tokens=32", "profiling.nvml.enable=false", "profiling.ceilings=false"]
 
 
-def llm_perf(*argv: str, nsys: Path, cwd: Path) -> str:
-    """Run the command as a user would, with this nsys; its standard output."""
-    code = f"import os; os.environ['NSYS'] = {str(nsys)!r}; os.chdir({str(cwd)!r}); from llm_perf_opt.cli import main; main()"
-    return ask([sys.executable, "-c", code, *argv], timeout_s=600, whatever_code=True) or ""
+def below_nsys(*argv: str, nsys: Path, cwd: Path) -> str:
+    """Run the command with this nsys; its standard output."""
+    return llm_perf(*argv, cwd=cwd, env={"NSYS": str(nsys)}).stdout
 
 
 def durations_ns(trace: Trace, name: str) -> list[int]:
@@ -29,44 +23,31 @@ def durations_ns(trace: Trace, name: str) -> list[int]:
     return [int(trace.ranges.end_ns[row] - trace.ranges.start_ns[row]) for row in rows]
 
 
-def disagreement_ns(run: Path) -> int:
-    """The largest difference between a stage's time in the report and by the runner's own clock."""
-    own: dict[str, Any] = json.loads((run / "raw/nsys/stages.json").read_text())
+def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["profiling=nsys", "profiling.clean=false", *SMALL, "runtime.num_new_tokens=17", f"hydra.run.dir={run}"]
+    text = below_nsys("run", "--json", "-q", *words, nsys=real_nsys, cwd=tmp_path)
+    assert json.loads(text)["status"] == "complete", (run / "run.json").read_text()
+    own = json.loads((run / "raw/nsys/stages.json").read_text())
     trace = read_nsys(run / "raw/nsys/run.sqlite")
     assert trace.complete
-    steps = durations_ns(trace, "decode_step")
-    assert len(steps) == 4
-    assert len(durations_ns(trace, "prefill")) == len(durations_ns(trace, "decode")) == 1
-    seen = {
-        "prefill": durations_ns(trace, "prefill")[0],
-        "decode": durations_ns(trace, "decode")[0],
-        "decode_step": statistics.median(steps),
-    }
-    return max(abs(int(seen[name]) - int(own["stage_wall_ns"][name])) for name in seen)
-
-
-def test_a_gated_run_agrees_with_the_runners_own_clock(real_nsys: Path, tmp_path: Path) -> None:
-    found = []
-    for attempt in range(3):  # another program on the machine can come between the two readings of a clock
-        run = tmp_path / f"run{attempt}"
-        text = llm_perf("run", "--json", "-q", "profiling=nsys", "profiling.clean=false", *SMALL, f"hydra.run.dir={run}",
-                        nsys=real_nsys, cwd=tmp_path)  # fmt: skip
-        assert json.loads(text)["status"] == "complete", (run / "run.json").read_text()
-        found.append(disagreement_ns(run))
-        if found[-1] < 2 * MS:
-            break
-    assert min(found) < 2 * MS, found
+    theirs = [*durations_ns(trace, "prefill"), *durations_ns(trace, "decode"), *durations_ns(trace, "decode_step")]
+    ours = [own["stage_wall_ns"]["prefill"], own["stage_wall_ns"]["decode"], *own["steps_ns"]]
+    assert len(theirs) == len(ours) == 18
+    apart = [abs(one - other) for one, other in zip(theirs, ours, strict=True)]
+    # Another program on the machine can come between the two readings of a clock, though not often.
+    assert sum(difference < 2 * MS for difference in apart) >= 14, apart
     manifest = json.loads((run / "run.json").read_text())
     (entry,) = manifest["passes"]
     assert entry["tool_version"].startswith("nsys 20")
     assert "--nvtx-capture=profile@LLM" in entry["argv"]
-    assert "| profile/decode/decode_step | 4 |" in (run / "regions.md").read_text()
+    assert "| profile/decode/decode_step | 16 |" in (run / "regions.md").read_text()
     assert "n/a" in (run / "kernels.md").read_text(), "a CPU has no kernels, and the page says so"
 
 
 def test_stage2_on_a_machine_without_gpu_keeps_the_timeline_and_says_what_is_missing(real_nsys: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    text = llm_perf("run", "--json", "-q", "profiling=stage2", *SMALL, f"hydra.run.dir={run}", nsys=real_nsys, cwd=tmp_path)
+    text = below_nsys("run", "--json", "-q", "profiling=stage2", *SMALL, f"hydra.run.dir={run}", nsys=real_nsys, cwd=tmp_path)
     manifest = json.loads((run / "run.json").read_text())
     statuses = {entry["name"]: entry["status"] for entry in manifest["passes"]}
     if statuses["ncu_selftest"] == "complete":
@@ -85,8 +66,7 @@ def test_stage2_on_a_machine_without_gpu_keeps_the_timeline_and_says_what_is_mis
 )
 def test_unknown_counters_are_refused_before_anything_starts(tmp_path: Path, asked: str, said: str) -> None:
     run = tmp_path / "run"
-    argv = [sys.executable, "-m", "llm_perf_opt", "run", "profiling=full", asked, f"hydra.run.dir={run}"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "NSYS": "/none"})
+    done = llm_perf("run", "profiling=full", asked, f"hydra.run.dir={run}", env={"NSYS": "/none"})
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert not run.exists()
@@ -94,8 +74,8 @@ def test_unknown_counters_are_refused_before_anything_starts(tmp_path: Path, ask
 
 def test_a_sweep_has_a_report_of_its_own_for_each_point(real_nsys: Path, tmp_path: Path) -> None:
     """One tool around the whole sweep would gate on the first point alone."""
-    llm_perf("run", "-m", "-q", "profiling=nsys", "profiling.clean=false", "runtime.prompt_tokens=16,24", *SMALL[:1], *SMALL[2:],
-             nsys=real_nsys, cwd=tmp_path)  # fmt: skip
+    words = ["profiling=nsys", "profiling.clean=false", "runtime.prompt_tokens=16,24", *SMALL[:1], *SMALL[2:]]
+    below_nsys("run", "-m", "-q", *words, nsys=real_nsys, cwd=tmp_path)
     reports = sorted(tmp_path.rglob("run.nsys-rep"))
     assert len(reports) == 2
     for report in reports:

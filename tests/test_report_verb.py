@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from builders import clean_timings, default_config, manifest, model_facts, torch_pass
+from builders import clean_timings, default_config, iteration, manifest, model_facts, torch_pass, workload
 from chromium import Chromium, find_chromium
+from llm_perf_opt.analyse import analyse
+from llm_perf_opt.analysis.stability import Movement
 from llm_perf_opt.cli import app
 from llm_perf_opt.errors import CaptureError, ConfigError, ParseError
 from llm_perf_opt.images import CHROMIUM_VARIABLE, draw_images
 from llm_perf_opt.records import SCHEMA, CleanTimings, Missing
+from llm_perf_opt.report.page import _environment
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.runtime_records import TextUse, WeightFacts
 from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, SweepPoint
 
 
@@ -69,6 +73,23 @@ def test_every_page_of_a_run_is_made(tmp_path: Path) -> None:
     assert folder.roofline_file.read_text().startswith("<svg")
 
 
+@pytest.mark.parametrize("text", ["model: 3", "- x", ""])
+def test_settings_that_are_none_are_told(tmp_path: Path, text: str) -> None:
+    folder = a_run(tmp_path / "run")
+    folder.config_file.write_text(text)
+    assert "warning: The settings are not known: config.yaml" in report(str(folder.path))
+    assert "The settings are not known" in folder.report_file.read_text()
+
+
+def test_few_repeats_have_their_range_on_every_page(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "run")
+    kept = json.loads(folder.clean_file.read_text())
+    folder.clean_file.write_text(json.dumps({**kept, "iterations": kept["iterations"][:2]}))
+    assert "range of 2 values" in report(str(folder.path))
+    for page in (folder.report_file, folder.page_file, folder.summary_file):
+        assert "range of 2 values" in page.read_text(), page
+
+
 def test_damaged_times_end_the_verb_after_the_pages_are_made(tmp_path: Path) -> None:
     """One step of one repeat is gone: no page calls the run complete, or says that nothing was measured."""
     folder = a_run(tmp_path / "run")
@@ -116,6 +137,7 @@ def test_no_image_is_named_that_is_not_there(tmp_path: Path) -> None:
 def test_without_its_packages_the_markdown_pages_are_still_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = a_run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "jinja2", None)
+    _environment.cache_clear()
     assert f"report: {folder.report_file}" in report(str(folder.path))
     assert "No report.html: The package jinja2 is not installed" in folder.report_file.read_text()
 
@@ -158,7 +180,7 @@ def test_a_sweep_is_one_page_with_its_failed_points(tmp_path: Path) -> None:
     assert "is failed and not ranked:</strong> No &lt;memory&gt;." in page
     assert 'href="./000/report.md"' in page, "it leads to what is there"
     assert "/002/" not in page.replace(str(folder.path), ""), "and to nothing that is not"
-    assert f"is damaged and not ranked:</strong> {folder.path / '002'} is not a folder" in page, (
+    assert f"is damaged and not ranked:</strong> {folder.path / '002'}: No such file" in page, (
         "a point whose run was removed says so"
     )
     report(str(folder.path / "000"))
@@ -241,3 +263,39 @@ def test_a_browser_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytes
     assert "drew nothing of waterfall.svg" in found.why
     write_whole(folder.waterfall_file, b"<svg/>")
     assert draw_images(folder) == Missing("waterfall.svg does not say how large it is")
+
+
+def test_what_was_measured_stands_wherever_the_times_do(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "run")
+    timings = clean_timings(
+        model=model_facts(dtype="bf16", weights=WeightFacts("stored", {"fp32": 100})),
+        workload=workload(texts=TextUse(used=2, cut=1, longest=4321, limit=10, unused=77)),
+    )
+    write_record(folder.clean_file, timings)
+    facts = ("synthetic ids, seed 0", "were cast to bf16", "the longest had 4,321", "77 further records")
+    shown = report(str(folder.path))
+    pages = [file.read_text() for file in (folder.report_file, folder.summary_file, folder.page_file)]
+    for text in (shown, *pages):
+        assert all(fact in text for fact in facts)
+    found = json.loads(report("--json", str(folder.path)))["inputs"]
+    assert [note["kind"] for note in found] == ["prompts", "cut_prompts", "unused_records", "cast_weights"]
+    assert "tiny (5 M parameters, bf16)" in shown, "what ran is named before its times"
+
+
+def test_a_run_whose_machine_changed_its_speed_says_so(tmp_path: Path) -> None:
+    """In the terminal, on the pages and as data; a steady run says nothing of it."""
+    folder = a_run(tmp_path / "run")
+    times = [(1.06 if index >= 18 else 1.0) * (1 + index % 3 * 0.001) for index in range(30)]
+    repeats = [iteration(round(100e6 * time), [round(10e6 * time)] * 3) for time in times]
+    write_record(folder.clean_file, clean_timings(repeats, model=read_record(folder.clean_file, CleanTimings).model))
+    said = "End to end: repeats switch level at repeat 19 by +6.0%."
+    assert f"warning: {said}" in report(str(folder.path))
+    for page in (folder.report_file, folder.page_file, folder.summary_file):
+        assert said in page.read_text()
+    told = json.loads(report(str(folder.path), "--json"))
+    assert {key: (one["movement"], one["at"]) for key, one in told["stability"].items()} == dict.fromkeys(
+        ("e2e", "prefill", "decode"), ("level shift", 19)
+    )
+    steady = analyse(a_run(tmp_path / "steady"), traces=False)
+    assert steady.stability["e2e"].movement is Movement.STEADY
+    assert not any("changed its speed" in warning for warning in steady.warnings)

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import clean_timings, manifest, torch_pass
-from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.records import SCHEMA, CleanTimings, Manifest, PassRecord, TorchPass
-from llm_perf_opt.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.run_folder import RunFolder, read_record, read_values, write_record, write_whole
 
 
 def everything_under(folder: Path) -> list[str]:
@@ -91,7 +91,7 @@ def test_processes_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
         assert child.stdin is not None
         child.stdin.write("go\n")
         child.stdin.flush()
-    paths = [path for child in children for path in child.communicate(timeout=30)[0].split()]
+    paths = [path for child in children for path in child.communicate(timeout=900)[0].split()]
     assert [child.returncode for child in children] == [0, 0, 0]
     assert len(set(paths)) == 3 * 20
     assert sorted(paths) == sorted(str(path) for path in (tmp_path / "deep").iterdir())
@@ -157,11 +157,12 @@ def test_what_is_no_run_is_said_so(tmp_path: Path, what: str) -> None:
         path.touch()
     elif what != "nothing":
         (path / "run.json" if "folder" in what else path).mkdir(parents=True)
-    with pytest.raises(ParseError) as caught:
+    with pytest.raises(ConfigError if what == "nothing" else ParseError) as caught:
         RunFolder.open(path)
-    assert caught.value.exit_code == 5
+    assert caught.value.exit_code == (2 if what == "nothing" else 5)
     assert str(path) in caught.value.fact
-    assert "no run.json" in caught.value.fact if path.is_dir() else "not a folder" in caught.value.fact
+    said = {"nothing": "No such file", "file": "not a folder"}.get(what, "no run.json")
+    assert said in caught.value.fact
     assert "llm-perf run" in caught.value.remedy
 
 
@@ -274,8 +275,12 @@ def test_a_record_that_is_not_there_says_what_that_means(tmp_path: Path) -> None
 
 
 def test_a_record_that_is_a_folder_is_a_parse_error(tmp_path: Path) -> None:
-    with pytest.raises(ParseError, match="cannot be read"):
-        read_record(tmp_path, Manifest)
+    for read in (lambda: read_record(tmp_path, Manifest), lambda: read_values(tmp_path)):
+        with pytest.raises(ParseError, match="cannot be read") as caught:
+            read()
+        assert caught.value.fact.endswith("Is a directory")
+        assert caught.value.fact.count(str(tmp_path)) == 1
+        assert "Errno" not in caught.value.fact
 
 
 # --- files that are whole ---------------------------------------------------------------------------------------------
@@ -305,7 +310,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
             seen.add(path.read_bytes())
         stop.set()
         for writer in writers:
-            writer.result(timeout=30)
+            writer.result(timeout=900)
     assert seen <= set(contents)
     assert everything_under(tmp_path) == ["x"]
 

@@ -1,24 +1,27 @@
 """`llm-perf sql` as a user types it."""
 
 import csv
+import gzip
 import io
 import json
+import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from builders import manifest
+from command import llm_perf
 from llm_perf_opt.run_folder import RunFolder
+from synthetic_traces import Recipe, write_trace
 
 REAL = Path(__file__).parent / "fixtures" / "h200" / "torch_trace.json.gz"
 TOP = "select name, count(*) as calls, sum(dur_ns) as ns from kernels group by all order by ns desc"
 
 
 def sql(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llm_perf_opt", "sql", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return llm_perf("sql", *words)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,46 @@ def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
     done = sql(str(tmp_path / "x.json"), "select 1")
     assert done.returncode == 5
     assert "not a torch trace" in done.stderr
+
+
+def test_remarks_are_told_once_and_what_makes_numbers_wrong_each_time(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.json", Recipe(steps=2, kernels_per_step=3, shapes=False))
+    query = "select count(*) as n from kernels"
+    first, second = (llm_perf("sql", tmp_path / "trace.json", query) for _ in range(2))
+    assert first.stderr.count("warning: ") == 1
+    assert "shapes" in first.stderr
+    assert second.stderr == ""
+    assert first.stdout == second.stdout
+    cut = tmp_path / "cut.json"
+    cut.write_bytes((tmp_path / "trace.json").read_bytes()[:-200])
+    assert all("warning: " in llm_perf("sql", cut, query).stderr for _ in range(2))
+
+
+def test_what_a_run_was_told_to_record_is_no_warning(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.write_manifest(manifest())
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+    run.torch_trace_file.parent.mkdir(parents=True)
+    run.torch_trace_file.write_bytes(gzip.compress(json.dumps({"traceEvents": [event]}).encode()))
+    for _ in range(2):
+        done = llm_perf("sql", run.path, "select name from operators")
+        assert (done.stdout.split(), done.stderr) == (["name", "aten::mm"], "")
+
+
+def test_times_of_a_time_zone_need_no_further_package(trace: str) -> None:
+    query = "select now() as t, [now()] as l, {'a': now()} as s, count(*) as n, 1 as n from kernels -- all"
+    done = llm_perf("sql", trace, query, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["n"] == 1733
+    assert row["n_1"] == 1
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d)?", row["t"])
+    assert row["t"] in row["l"]
+    assert row["t"] in row["s"]
+
+
+def test_a_limit_beyond_all_rows(trace: str) -> None:
+    assert llm_perf("sql", trace, "select 1 as x", "--limit", 2**70).stdout.split() == ["x", "1"]
 
 
 def test_values_that_json_lacks(trace: str) -> None:

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llm_perf_opt.analyse import analyse, reread, write_reports
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import FindingLine
@@ -18,8 +16,7 @@ from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.provenance import environment
 from llm_perf_opt.records import CleanTimings, Missing
-from llm_perf_opt.run_folder import RunFolder, write_record
-from llm_perf_opt.user_files import read_text
+from llm_perf_opt.run_folder import RunFolder, read_values, write_record
 
 _MACHINE = (("host",), ("cpu", "name"), ("gpu", "name"), ("gpu_driver",))
 """What tells one machine from another in env.json."""
@@ -38,7 +35,7 @@ def findings_of(path: Path) -> tuple[RunFolder, RunAnalysis, list[FindingLine]]:
 
 def to_try(findings: Sequence[FindingLine], top: int) -> list[FindingLine]:
     """The first findings that are plain configuration and promise something."""
-    return [finding for finding in findings if finding.overrides and finding.saving_high_ns][:top]
+    return [finding for finding in findings if finding.overrides and (finding.saving_high_ns or finding.throughput)][:top]
 
 
 def verify(
@@ -74,11 +71,8 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig
 
 
 def _values(folder: RunFolder) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(read_text(folder.config_file))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParseError(f"{folder.config_file} cannot be read: {error}", "The run cannot be repeated without it.") from error
-    if not isinstance(values, dict):
+    values = read_values(folder.config_file)
+    if not values:
         raise ParseError(f"{folder.config_file} holds no configuration.", "The run cannot be repeated without it.")
     return values
 

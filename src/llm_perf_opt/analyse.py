@@ -12,10 +12,12 @@ from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_of_device
-from llm_perf_opt.analysis.overhead import overheads
+from llm_perf_opt.analysis.measured_inputs import measured_inputs
+from llm_perf_opt.analysis.overhead import overheads, without_profiler_events
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.separable import unstepped
+from llm_perf_opt.analysis.stability import movement_warnings, run_stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarise_telemetry
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
@@ -34,7 +36,7 @@ from llm_perf_opt.report.kernel_evidence import kernels_md
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.run_folder import RunFolder, read_record, read_values, write_record, write_whole
+from llm_perf_opt.run_folder import RunFolder, check_plain, read_record, read_values, write_record, write_whole
 from llm_perf_opt.stored_ceilings import read_ceilings
 
 R = TypeVar("R")
@@ -46,6 +48,8 @@ SEPARATE = {
 """What to do where a runtime ran prefill and decode together."""
 GROUPS_OF_EVERY_RUN = ("model", "runtime")
 """Groups of settings without which nothing runs."""
+GROUPS_OF_ENV = ("cpu", "memory", "packages", "tool", "variables", "working_folder")
+"""What is a mapping in env.json."""
 SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""
 LARGE_INFLATION = 1.5
@@ -57,7 +61,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
     """Everything that can be said of a run, from what its passes left; without its `traces` a good deal faster."""
     manifest = folder.manifest()
     timings: Maybe[CleanTimings] = _pass_record(manifest, "clean", folder.clean_file, read_timings)
-    torch: Maybe[TorchPass] = _pass_record(manifest, "torch", folder.torch_file, lambda path: read_record(path, TorchPass))
+    torch: Maybe[TorchPass] = _pass_record(manifest, "torch", folder.torch_file, _torch_pass)
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
     untimed = timings if isinstance(timings, Missing) else Missing("no iteration was measured")
     telemetry = _telemetry(folder, manifest)
@@ -67,7 +71,8 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else untimed
     if measured and not isinstance(telemetry, Missing):
         summary = summarise_telemetry(telemetry, measured)
-    config = _settings(folder)
+    config, odd_config = _settings(folder)
+    env, odd_env = _env(folder)
     costs = overheads(measured, torch, _wrapped(folder, manifest))
     ceilings = _ceilings(folder, manifest)[0]
     facts = RunFacts(
@@ -81,12 +86,13 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         config=config,
     )
     trace, notes = read_run_trace(folder, facts) if traces else (_NOT_READ, ())
+    steadiness = run_stability(measured) if measured else {}
     found = _on_those_devices(found, trace, facts.timings)
     return RunAnalysis(
         run="/".join(part for part in folder.path.parts[-3:] if part != folder.path.anchor),
         manifest=manifest,
         config=config,
-        env=_env(folder),
+        env=env,
         timings=timings,
         metrics=metrics(measured) if measured else (),
         stages=stages,
@@ -98,6 +104,9 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         overheads=costs,
         warnings=(
             *_warnings(manifest, timings, stages, summary),
+            *odd_config,
+            *odd_env,
+            *movement_warnings(steadiness),
             *limit_warnings,
             *_counter_warnings(kernels, impossible_count),
             *_no_samples(manifest, trace),
@@ -109,6 +118,8 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         impossible=impossible or impossible_count,
         damaged=damaged_timings(folder, manifest),
         prompts_sha256=_prompts(folder),
+        inputs=measured_inputs(timings, config),
+        stability=steadiness,
     )
 
 
@@ -230,6 +241,10 @@ def _wrapped(folder: RunFolder, manifest: Manifest) -> dict[str, WrappedPass]:
     return found
 
 
+def _torch_pass(path: Path) -> TorchPass:
+    return without_profiler_events(read_record(path, TorchPass))
+
+
 def _verified(folder: RunFolder) -> Verification | None:
     """What became of findings that were tried; a damaged record is as good as none, for the trials' own runs stand."""
     if not folder.verify_file.exists():
@@ -290,19 +305,29 @@ def _prompts(folder: RunFolder) -> Maybe[str]:
     return said if isinstance(said, str) and said else Missing("its record of them has no checksum")
 
 
-def _settings(folder: RunFolder) -> dict[str, Any]:
-    """What the run was asked for; empty where the record is missing, or is YAML but none of a run's settings."""
+def _settings(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
+    """What the run was asked for, and why it is not known: the record is missing, or is YAML but none of a run's settings."""
+    if not folder.config_file.exists():
+        return {}, []
     values = read_values(folder.config_file)
-    return values if all(isinstance(values.get(group), dict) for group in GROUPS_OF_EVERY_RUN) else {}
+    odd = [group for group in GROUPS_OF_EVERY_RUN if not isinstance(values.get(group), dict)]
+    why = f"The settings are not known: {folder.config_file.name} cannot be right, {', '.join(odd)} should hold names and values."
+    return ({}, [why]) if odd else (values, [])
 
 
-def _env(folder: RunFolder) -> dict[str, Any]:
+def _env(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
+    """The machine and the software, and what of it cannot be used: a group that is no group is left out."""
     if not folder.env_file.exists():
-        return {}
+        return {}, []
     try:
-        return read_record(folder.env_file, dict[str, Any])
-    except ParseError:
-        return {}
+        found = read_record(folder.env_file, dict[str, Any])
+        check_plain(found)
+    except (ParseError, ValueError) as error:
+        why = error.fact if isinstance(error, ParseError) else f"{folder.env_file} cannot be right: {error}."
+        return {}, [f"The environment is not known: {why}"]
+    odd = [name for name in GROUPS_OF_ENV if not isinstance(found.get(name, {}), dict)]
+    why = f"{folder.env_file.name} cannot be right and is used in part: {', '.join(odd)} should hold names and values."
+    return {name: value for name, value in found.items() if name not in odd}, [why] if odd else []
 
 
 def _warnings(

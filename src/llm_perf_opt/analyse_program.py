@@ -21,8 +21,25 @@ from llm_perf_opt.reading.timelines import Timeline, timelines
 from llm_perf_opt.records import Manifest, Maybe, Missing
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
 from llm_perf_opt.report.regions import regions_page
-from llm_perf_opt.report.text import escape, table
+from llm_perf_opt.report.text import byte_count, escape, reason, table
 from llm_perf_opt.run_folder import RunFolder, read_values, write_record, write_whole
+from llm_perf_opt.terminal import one_line
+
+LAST_LINES = 10
+"""So many lines of what the program printed are shown."""
+_LAST_BYTES = 16 * 1024
+_LONGEST_LINE = 200
+_NOT_STARTED = Missing("the program was not started")
+
+
+@dataclass(frozen=True)
+class ProgramOutput:
+    """What the program printed."""
+
+    file: str
+    """Standard output and error together, beside run.json."""
+    bytes: int
+    last: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,7 @@ class ProgramAnalysis:
     notes: tuple[str, ...] = ()
     """What was counted and what was left out."""
     warnings: tuple[str, ...] = ()
+    output: Maybe[ProgramOutput] = _NOT_STARTED
 
 
 def analyse_program(folder: RunFolder) -> ProgramAnalysis:
@@ -51,7 +69,22 @@ def analyse_program(folder: RunFolder) -> ProgramAnalysis:
         read_selftest(folder),
         counted.notes,
         counted.warnings,
+        _output(folder),
     )
+
+
+def _output(folder: RunFolder) -> Maybe[ProgramOutput]:
+    """Of the first pass that ran the program: alone, its log holds nothing else."""
+    for entry in folder.manifest().passes:
+        log = folder.log_file(entry.name)
+        if log.is_file():
+            size = log.stat().st_size
+            with log.open("rb") as file:
+                file.seek(max(0, size - _LAST_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+            shown = tuple(one_line(line)[:_LONGEST_LINE] for line in lines)
+            return ProgramOutput(str(log.relative_to(folder.path)), size, shown)
+    return _NOT_STARTED
 
 
 def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
@@ -84,10 +117,21 @@ def program_page(found: ProgramAnalysis) -> str:
             *[f"**Warning:** {escape(warning)}\n" for warning in found.warnings],
             table(["pass", "status", "tool", "took", "note"], rows, "lllrl"),
             "The time of `program` is the program's own, start and end of its process included. Below a tool it takes longer.\n",
+            _output_section(found.output),
             top_kernels_section(found.kernels) + _notes(found),
             f"## NVTX regions\n\n{words}\n",
         ]
     )
+
+
+def _output_section(output: Maybe[ProgramOutput]) -> str:
+    if isinstance(output, Missing):
+        return f"## Output\n\n{reason(output)}\n"
+    words = f"What it printed is in {output.file} ({byte_count(output.bytes)})"
+    if not output.last:
+        return f"## Output\n\n{words}.\n"
+    text = "\n".join(output.last).replace("```", "` ` `")
+    return f"## Output\n\n{words}; its end:\n\n```text\n{text}\n```\n"
 
 
 def _notes(found: ProgramAnalysis) -> str:

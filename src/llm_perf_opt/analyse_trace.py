@@ -1,6 +1,5 @@
-"""Any trace or run → what is said of it. A trace by itself is analysed once: the result lies beside its tables."""
+"""Any trace or run → what is said of it. A trace by itself is analysed once: the result is kept with its tables."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,13 +7,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.parsers.trace_mark import fresh_tables, made_by
-from llm_perf_opt.run_folder import write_whole
+from llm_perf_opt.parsers.trace_mark import fresh_tables, kept_for, made_by, note_use, seen_of
+from llm_perf_opt.records import Missing
+from llm_perf_opt.run_folder import encoded, there, write_whole
 from llm_perf_opt.user_files import check_ordinary, read_bytes
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.trace.document import TraceAnalysis
     from llm_perf_opt.events import Trace
+    from llm_perf_opt.records import Maybe
 
 ANALYSIS_FILE = "analysis.json"
 _REPORTS = (".nsys-rep", ".qdrep")
@@ -32,9 +33,7 @@ class Analysed:
 
 def analyse_source(source: Path, *, use_cache: bool = True) -> Analysed:
     """A run folder, a torch trace, or an nsys export or report."""
-    if not source.exists():
-        raise ParseError(f"{source} does not exist.", "Give a run folder, a torch trace, or an nsys report or SQLite export.")
-    if source.is_dir():
+    if there(source, "Give a run folder, a torch trace, or an nsys report or SQLite export.").is_dir():
         return _of_run(source)
     check_ordinary(source)
     notes: tuple[str, ...] = ()
@@ -77,7 +76,6 @@ def with_borrowed_modules(found: Analysed, source: Path, eager: Path) -> Analyse
 def _of_run(source: Path) -> Analysed:
     """The run's reports are made anew with it, where its folder can be written to."""
     from llm_perf_opt.analyse import reread
-    from llm_perf_opt.records import Missing
 
     folder, analysis = reread(source)
     if isinstance(analysis.trace, Missing):
@@ -114,7 +112,7 @@ def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, t
     notes: tuple[str, ...] = (opened.note,) if opened.note else ()
     if opened.tables is not None:
         try:
-            write_whole(opened.tables / ANALYSIS_FILE, msgspec.json.encode({"version": made_by(), "document": made[0]}))
+            write_whole(opened.tables / ANALYSIS_FILE, encoded({"version": made_by(), "document": made[0]}))
         except ResourceError as error:
             notes += (f"the analysis was not kept: {error.fact}",)
     return made[0], notes
@@ -141,14 +139,18 @@ def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
         return None  # damaged: it is made anew
 
 
-def _exported(report: Path, beside: bool) -> tuple[Path, tuple[str, ...]]:
-    """An nsys report as SQLite beside it, or in a folder for the time being; a newer one that is there is used as it is."""
+def _exported(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
+    """An nsys report as SQLite in the user's cache, or in a folder for the time being; a newer one beside it is used as it is."""
     from llm_perf_opt.profiling.vendor.probe import find_tool
     from llm_perf_opt.profiling.vendor.reports import export_nsys
 
     sqlite = report.with_suffix(".sqlite")
     if sqlite.is_file() and sqlite.stat().st_mtime_ns >= report.stat().st_mtime_ns:
         return sqlite, (f"{sqlite.name} beside it was read.",)
+    kept = _place_of_export(report) if use_cache else Missing("it was not to be kept")
+    if not isinstance(kept, Missing) and kept.is_file():
+        note_use(kept.parent)
+        return kept, ()
     nsys = find_tool("nsys")
     if nsys is None:
         raise ResourceError(
@@ -156,12 +158,35 @@ def _exported(report: Path, beside: bool) -> tuple[Path, tuple[str, ...]]:
             f"Where nsys is: nsys export --type sqlite -o {report.stem}.sqlite {report.name}; then analyze the .sqlite.",
         )
     notes: tuple[str, ...] = ()
-    if beside and not os.access(report.parent, os.W_OK):
-        notes = (f"{report.parent} cannot be written to: the export is not kept.",)
-    if notes or not beside:
-        sqlite = _scratch() / sqlite.name
-    complaints = export_nsys(nsys, report, sqlite, log=sqlite.with_suffix(".export.log"))
-    return sqlite, (*notes, *(problem.what for problem in complaints))
+    try:
+        if not isinstance(kept, Missing):
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        kept = Missing(f"{error.filename}: {error.strerror}")
+    if isinstance(kept, Missing):
+        notes = (f"the export is not kept: {kept.why}",) if use_cache else ()
+        kept = _scratch() / sqlite.name
+    complaints = export_nsys(nsys, report, kept, log=kept.with_suffix(".export.log"))
+    if not notes and use_cache:
+        _remove_other_exports(kept)
+    return kept, (*notes, *(problem.what for problem in complaints))
+
+
+def _place_of_export(report: Path) -> "Maybe[Path]":
+    """By where the report lies and what tells that it was not touched since."""
+    folder, seen = kept_for(report), seen_of(report)
+    if isinstance(folder, Missing):
+        return folder
+    return folder / f"export-{seen}.sqlite" if seen else Missing("the report has only just been written")
+
+
+def _remove_other_exports(kept: Path) -> None:
+    from llm_perf_opt.parsers.trace_cache import make_room
+
+    for old in kept.parent.glob("export-*"):
+        if old.stem.removesuffix(".export") != kept.stem:
+            old.unlink(missing_ok=True)
+    make_room(kept.parent)
 
 
 def _scratch() -> Path:

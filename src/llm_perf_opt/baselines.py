@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.errors import ConfigError, ParseError, nearest
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record
 from llm_perf_opt.user_files import check_ordinary
 
@@ -42,7 +42,10 @@ class Baselines:
         """Every name; none where nothing was set yet. A damaged file is a ParseError."""
         if not self.file.exists():
             return {}
-        return read_record(self.file, _File).baselines
+        found = read_record(self.file, _File).baselines
+        if any("\0" in text for one in found.values() for text in one.runs):
+            raise ParseError(f"{self.file} names a path that there cannot be.", "Remove the file, and set the baselines anew.")
+        return found
 
     def set(self, name: str, runs: list[Path]) -> Baseline:
         """Give a name to runs; an earlier meaning of the name is replaced."""
@@ -87,7 +90,12 @@ class Baselines:
 
     def _written(self, folder: Path) -> str:
         home = self.runs_dir.resolve()
-        return os.path.relpath(folder, home) if folder.is_relative_to(home.parent) else str(folder)
+        text = os.path.relpath(folder, home) if folder.is_relative_to(home.parent) else str(folder)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{text} cannot be written down: its name is no UTF-8.", "Rename the folder.") from error
+        return text
 
     def _known(self, name: str, known: dict[str, Baseline]) -> None:
         if name not in known:

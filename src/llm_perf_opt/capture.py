@@ -17,7 +17,7 @@ from llm_perf_opt.capturing.passes import LABELS, Judged, PassPlan, begin_pass, 
 from llm_perf_opt.capturing.preflight import refuse_early
 from llm_perf_opt.composition import Composed, config_to_yaml
 from llm_perf_opt.config import RunConfig
-from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ParseError
+from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ParseError, interrupted
 from llm_perf_opt.profiling import nvml
 from llm_perf_opt.profiling.gpu import gpu_count
 from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv
@@ -60,8 +60,8 @@ def capture(composed: Composed, command: Sequence[str], listener: Listener) -> t
         _run_passes(folder, config, listener)
     except LlmPerfError as raised:
         error = raised
-    except KeyboardInterrupt:
-        error = Interrupted("Interrupted.", "What was captured so far is kept.")
+    except KeyboardInterrupt as stopped:
+        error = interrupted(stopped, "What was captured so far is kept.")
     return folder, _close(folder, error)
 
 
@@ -76,7 +76,7 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None
         if error is not None or lost is not None:
             status = "partial" if kept else "failed"
         if isinstance(error, Interrupted) and not kept:
-            error = Interrupted("Interrupted.", "Nothing had been captured yet.")
+            error = Interrupted(error.fact, "Nothing had been captured yet.")
         why, remedy = (error.fact, error.remedy) if error else (lost.why, lost.remedy) if lost else ("", "")
         folder.write_manifest(replace(manifest, status=status, passes=entries, why=why, remedy=remedy))
     except LlmPerfError as late:

@@ -1,7 +1,8 @@
 """The command `llm-perf`: its verbs, and the one place where errors are caught."""
 
 import sys
-from typing import Annotated
+import traceback
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -25,14 +26,15 @@ from llm_perf_opt.commands import (
     runs,
     sql,
 )
-from llm_perf_opt.commands.shared import debugging
-from llm_perf_opt.errors import LlmPerfError
+from llm_perf_opt.commands.shared import WithCompletion, WithOverrides, debugging
+from llm_perf_opt.errors import LlmPerfError, file_error
+from llm_perf_opt.terminal import safe_streams
 
 app = typer.Typer(
     name="llm-perf",
+    cls=WithCompletion,
     help="Profile an LLM's inference: where every millisecond goes, how far it is from the limit, what to change first.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,7 +70,7 @@ _VERBS = (
     options.options,
 )
 for _verb in _VERBS:
-    app.command()(_verb)
+    app.command(cls=WithOverrides if _verb in (run.run, cost.cost) else None)(_verb)
 app.command("exec")(exec.exec_program)
 app.add_typer(baseline.app)
 app.add_typer(metrics.app)
@@ -78,24 +80,33 @@ app.add_typer(model.app)
 
 
 def main() -> None:
-    """Run a verb; every error of ours ends here, as one message and an exit code."""
+    """Run a verb; every error of ours ends here, as one message and an exit code. All that is printed is safe to show."""
+    with safe_streams():
+        _main()
+
+
+def _main() -> None:
     try:
         app(standalone_mode=True)
     except LlmPerfError as error:
-        if debugging():
-            raise
-        print(f"error: {error.fact}", file=sys.stderr)
-        if error.remedy:
-            print(f"  → {error.remedy}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end(error, error.fact, error.remedy, error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read us has gone: nothing to say, nobody to say it to
         sys.exit(1)
-    except Exception as defect:
-        if debugging():
-            raise
-        print(f"error: {type(defect).__name__}: {' '.join(str(defect).split())[:300]}", file=sys.stderr)
-        print("  → This is a defect of llm-perf, or a file somebody edited; --debug shows the traceback.", file=sys.stderr)
-        sys.exit(1)
+    except OSError as error:
+        said = file_error(error)
+        _end(error, said.fact, said.remedy, said.exit_code)
+    except Exception as defect:  # noqa: BLE001 - the last place; --debug shows all of it
+        fact = f"{type(defect).__name__}: {' '.join(str(defect).split())[:300]}"
+        _end(defect, fact, "This is a defect of llm-perf, or a file somebody edited; --debug shows the traceback.", 1)
+
+
+def _end(error: Exception, fact: str, remedy: str, exit_code: int) -> NoReturn:
+    if debugging():
+        traceback.print_exception(error)
+    print(f"error: {fact}", file=sys.stderr)
+    if remedy:
+        print(f"  → {remedy}", file=sys.stderr)
+    sys.exit(exit_code)

@@ -15,14 +15,24 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llm_perf_opt.config import PROJECT_CONF, RunConfig, check
-from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.choices import (
+    CONF_MODULE,
+    HARDWARE_HINT,
+    HIDDEN_OPTIONS,
+    HUB_NAME,
+    MEANT,
+    all_options,
+    assignments,
+    keys_like,
+    model_remedy,
+    packaged_options,
+    searched_folders,
+)
+from llm_perf_opt.config import PROJECT_CONF, Dtype, RunConfig, canonical_dtype, check
+from llm_perf_opt.errors import ConfigError, close_names, did_you_mean, nearest, words_of
 from llm_perf_opt.runtimes import OWN_OPTION, known_runtimes, listed
 from llm_perf_opt.user_files import check_folder
 
-CONF_MODULE = "llm_perf_opt.conf"
-GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
-_HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base"), ("runtime", OWN_OPTION)}
 _LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
 """What Hydra raises, besides its own errors, over a file that is no sound YAML or has no sound defaults list."""
 MOST_POINTS = 1000
@@ -45,16 +55,11 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError(
-            f"--config-dir {config_dir}: no such folder.",
-            "It should hold folders named like the groups: model/, runtime/ …",
-        )
-    for folder in _searched(config_dir):
+    for folder in searched_folders(config_dir):
         check_folder(folder)
-    options = _group_options(config_dir)
+    options = all_options(config_dir)
     checked = [_checked_override(text, options) for text in _brought_runtimes(overrides, options["runtime"])]
-    if searched := _searched(config_dir):
+    if searched := searched_folders(config_dir):
         places = ",".join(_quoted(f"file://{folder.resolve()}") for folder in searched)
         checked.append(f"hydra.searchpath=[{places}]")
     _register_resolvers()
@@ -74,6 +79,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     own_root = any(text.lstrip("+").startswith("dataset.root=") for text in checked)
     if not own_root and isinstance(root := (plain.get("dataset") or {}).get("root"), str):
         plain["dataset"]["root"] = _root_of_option(root, str(composed.hydra.runtime.choices.dataset), searched)
+    _refuse_hub_name(plain.get("model"))
     return Composed(config_from_mapping(plain), _run_dir(composed))
 
 
@@ -150,33 +156,7 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow them
 
 
-def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
-    """Every group with the options a user may choose."""
-    brought = tuple(runtime.name for runtime in known_runtimes() if runtime.brought_by)
-    return {
-        group: tuple(option for option in options if (group, option) not in _HIDDEN_OPTIONS)
-        + (brought if group == "runtime" else ())
-        for group, options in _group_options(config_dir).items()
-        if group != "hydra"
-    }
-
-
 # --- overrides --------------------------------------------------------------------------------------------------------
-
-
-def packaged_options(group: str) -> frozenset[str]:
-    """The options of a group that come with the package."""
-    from importlib.resources import files
-
-    return frozenset(item.name[:-5] for item in files(CONF_MODULE).joinpath(group).iterdir() if item.name.endswith(".yaml"))
-
-
-def _searched(config_dir: Path | None) -> list[Path]:
-    """Where options of one's own may lie: the folder given, then the project's own."""
-    found = [config_dir] if config_dir is not None else []
-    if PROJECT_CONF.is_dir() and not (config_dir is not None and config_dir.resolve() == PROJECT_CONF.resolve()):
-        found.append(PROJECT_CONF)
-    return found
 
 
 def _root_of_option(root: str, option: str, searched: Sequence[Path]) -> str:
@@ -184,23 +164,6 @@ def _root_of_option(root: str, option: str, searched: Sequence[Path]) -> str:
         if (folder / "dataset" / f"{option}.yaml").is_file():
             return str(option_root(folder, root))
     return root
-
-
-def _group_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for group in GROUPS:
-        packaged = names = packaged_options(group)
-        for folder in _searched(config_dir):
-            own = frozenset(path.stem for path in (folder / group).glob("*.yaml"))
-            # ./conf may belong to another program: its options of our names are ours. A folder given by name is meant for us.
-            for name in sorted(own & packaged) if folder is config_dir else ():
-                raise ConfigError(
-                    f"{folder / group / name}.yaml has the name of an option of the package.",
-                    "Rename it; the packaged one would be taken in its place.",
-                )
-            names |= own
-        found[group] = tuple(sorted(names))
-    return found
 
 
 def _refuse_shadowed(group: str, option: str) -> None:
@@ -229,8 +192,9 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
     try:
         override = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError) as error:
+        why = _first_sentence(error) if "=" in text else f"it has no '='.{did_you_mean(assignments(text, options))}"
         raise ConfigError(
-            f"'{text}' is not an override: {_first_sentence(error)}",
+            f"'{text}' is not an override: {why}",
             "Write KEY=VALUE, as in runtime.batch_size=4; quote a value with spaces or special characters: 'key=\"a b\"'.",
         ) from error
     key = override.key_or_group.split("@")[0]
@@ -249,25 +213,37 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
         if key != "hydra.run.dir":
             raise ConfigError(f"{key} has no meaning here.", "Of Hydra's own settings only hydra.run.dir is used.")
         return text
-    open_mapping = _check_key(key, options)
+    open_mapping = _check_key(key, text.partition("=")[2])
     return f"++{text.lstrip('+')}" if open_mapping and not override.is_delete() else text
 
 
+def _refuse_hub_name(model: Any) -> None:
+    """A name on the Hub given to a model that reads no folder: whoever typed it expects a download."""
+    if not isinstance(model, Mapping) or model.get("source") != "random":
+        return
+    path = str(model.get("path"))
+    if HUB_NAME.fullmatch(path) and not Path(path).is_dir():
+        raise ConfigError(f"model.path={model['path']} is a name on the Hub, not a folder.", model_remedy(model["path"]))
+
+
 def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
-    shown = [name for name in options if (group, name) not in _HIDDEN_OPTIONS]
+    shown = [name for name in options if (group, name) not in HIDDEN_OPTIONS]
     known = ", ".join(shown)
     if group == "runtime":
         runtimes = known_runtimes()
         names = [runtime.name for runtime in runtimes]
         known = ", ".join([listed(runtimes), *(name for name in shown if name not in names)])
         shown += [name for name in names if name not in shown]
+    if group == "model" and "/" in choice:
+        return ConfigError(f"model={choice} is not known: a model is chosen by the name of an option.", model_remedy(choice))
     return ConfigError(
-        f"{group}={choice} is not known.{nearest(choice, shown)}",
-        f"Known: {known}. Looked in the package's own conf/{group}, in --config-dir and in ./{PROJECT_CONF}.",
+        f"{group}={choice} is not known.{nearest(MEANT.get((group, choice), choice), shown)}",
+        f"Known: {known}. Looked in the package's own conf/{group}, in --config-dir and in ./{PROJECT_CONF}."
+        + (f" {HARDWARE_HINT}" if group == "hardware" else ""),
     )
 
 
-def _check_key(key: str, groups: Mapping[str, Any]) -> bool:
+def _check_key(key: str, value: str) -> bool:
     """Walk `key` through the dataclasses; True when it lies inside a free mapping such as model.substages."""
     kind: Any = RunConfig
     seen = ""
@@ -276,8 +252,11 @@ def _check_key(key: str, groups: Mapping[str, Any]) -> bool:
         if part not in hints:
             where = f"in {seen}" if seen else "at the top"
             known = list(hints)
+            elsewhere = keys_like(key, exactly=bool(close_names(part, known)))
+            here = any(found.rpartition(".")[0] == seen for found in elsewhere)
+            meant = [] if here else [f"{found}={value}" if value else found for found in elsewhere]
             raise ConfigError(
-                f"There is no key '{key}': '{part}' is not known {where}.{nearest(part, known)}",
+                f"There is no key '{key}': '{part}' is not known {where}.{did_you_mean(meant) or nearest(part, known)}",
                 f"Known {where}: {', '.join(known)}.",
             )
         seen = f"{seen}.{part}" if seen else part
@@ -314,7 +293,9 @@ def _first_sentence(error: BaseException) -> str:
     """The fact in an error of Hydra, OmegaConf or YAML: its first line, with the file or the cause where it has one."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}."
+    lines = [line.strip() for line in words_of(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     return f"{first}: {_first_sentence(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else first
 
@@ -322,10 +303,16 @@ def _first_sentence(error: BaseException) -> str:
 def _register_resolvers() -> None:
     if not OmegaConf.has_resolver("folder_name"):
         OmegaConf.register_new_resolver("folder_name", lambda path: Path(str(path)).name or "model")
+        OmegaConf.register_new_resolver("at_most", _at_most)
     if not OmegaConf.has_resolver("now"):
         from hydra.core.utils import setup_globals
 
         setup_globals()
+
+
+def _at_most(usual: int, limit: Any) -> int:
+    """A default that follows another setting down; that the other one is a sound number is checked elsewhere."""
+    return min(usual, limit) if isinstance(limit, int) else usual
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
@@ -356,6 +343,8 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if value is None and type(None) in arguments:
             return None
         return _build(next(argument for argument in arguments if argument is not type(None)), value, where)
+    if kind == Dtype and isinstance(value, str):
+        value = canonical_dtype(value)
     if origin is typing.Literal:
         if value not in arguments or not isinstance(value, str):
             raise ConfigError(

@@ -9,10 +9,33 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.stages import STAGE_NAMES
 
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
+_DTYPE_SPELLINGS = {
+    "float32": "fp32",
+    "float": "fp32",
+    "f32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "f16": "fp16",
+    "float8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "f8_e4m3": "fp8",
+    "f8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
 CacheKind = Literal["dynamic", "static"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 TorchPreset = Literal["minimal", "default", "max"]
 NsysCapture = Literal["nvtx", "cudaProfilerApi"]
+
+
+def canonical_dtype(name: str) -> str:
+    """`bf16` for `bfloat16`, `torch.bfloat16` or `BF16`; a name that is not known comes back in lower case."""
+    word = name.strip().lower().removeprefix("torch.")
+    return _DTYPE_SPELLINGS.get(word, word)
+
 
 PYTORCH = "pytorch"
 ENGINES = ("vllm", "tensorrtllm")
@@ -30,7 +53,7 @@ class ModelConfig:
     path: str | None
     """A local Hugging Face folder."""
     dtype: Dtype
-    """auto: bf16 where the device has it natively, else fp32."""
+    """auto: bf16 where the device has it natively, else fp32. Given in any usual spelling, kept in this one."""
     seed: int
     trust_remote_code: bool
     """Lets Python code inside `path` run. Off unless asked."""
@@ -76,6 +99,7 @@ class RuntimeConfig:
     max_warmup: int
     """The most iterations spent waiting for the times to settle."""
     min_repeats: int
+    """10, or max_repeats where that is less and this is not given."""
     max_repeats: int
     ci_target: float
     """Repeat until half the 95 % interval of the median is within this share of the median."""
@@ -209,8 +233,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "runtime.prompt_tokens": (1, 100_000_000),
     "runtime.num_new_tokens": (1, 100_000_000),
     "runtime.max_warmup": (1, 10_000),
+    "runtime.max_repeats": (1, 1_000_000),  # before the least number, which follows it down
     "runtime.min_repeats": (1, 1_000_000),
-    "runtime.max_repeats": (1, 1_000_000),
     "runtime.ci_target": (0.0001, 1.0),
     "runtime.time_limit_s": (0.001, 1_000_000),
     "hardware.device_index": (0, 1023),
@@ -250,12 +274,19 @@ def _check_ranges(config: RunConfig) -> None:
         for part in key.split("."):
             value = getattr(value, part)
         if value is not None and not low <= value <= high:
-            raise ConfigError(f"{key}={value} is out of range: it must lie between {low:g} and {high:g}.", _range_hint(key))
+            raise ConfigError(
+                f"{key}={value} is out of range: it must lie between {_number(low)} and {_number(high)}.", _range_hint(key)
+            )
     if config.runtime.min_repeats > config.runtime.max_repeats:
         raise ConfigError(
             f"runtime.min_repeats={config.runtime.min_repeats} is more than runtime.max_repeats={config.runtime.max_repeats}.",
             "Raise runtime.max_repeats or lower runtime.min_repeats.",
         )
+
+
+def _number(value: float) -> str:
+    """Whole ones in full, with commas; others as short as they are."""
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def _range_hint(key: str) -> str:
@@ -269,7 +300,8 @@ def _check_effect(config: RunConfig) -> None:
     model, dataset = config.model, config.dataset
     if model.source == "random" and model.path:
         raise ConfigError(
-            f"model.path={model.path} has no effect on model={model.name}, which has random weights.", "Add model=hf."
+            f"model.path={model.path} has no effect on model={model.name}, which has random weights.",
+            "Add model=hf; model.path is then a local folder, and nothing is downloaded.",
         )
     if model.source == "pretrained" and model.architecture:
         raise ConfigError(

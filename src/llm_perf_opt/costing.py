@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf, turn
 from llm_perf_opt.analysis.limits.hardware import Hardware, hardware_named
 from llm_perf_opt.composition import compose
 from llm_perf_opt.data.model_tree import model_folder
-from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.errors import ConfigError, words_of
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.user_files import check_ordinary, read_text
 
@@ -108,7 +108,7 @@ def _architecture_fields(asked: Asked) -> Any:
             raise ConfigError(f"--model-config and '{asked.overrides[0]}' both name a model.", "Give one of them.")
         return _read_json(asked.model_config)
     for word in asked.overrides:
-        if not word.lstrip("+~").startswith("model"):
+        if "=" in word and not word.lstrip("+~").startswith("model"):
             raise ConfigError(
                 f"'{word}' does not change what a model costs.", "cost takes model=NAME and model.architecture.FIELD=VALUE."
             )
@@ -125,9 +125,9 @@ def _read_json(path: Path) -> Any:
             raise ConfigError(f"{path} is too large to be a model's config.json.")
         return json.loads(read_text(path))
     except FileNotFoundError:
-        raise ResourceError(f"{path}: no such file.", "Give a Hugging Face config.json.") from None
+        raise ConfigError(f"{path}: no such file.", "Give a Hugging Face config.json.") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}", "Give a Hugging Face config.json.") from error
+        raise ConfigError(f"{path} cannot be read as JSON: {words_of(error)}", "Give a Hugging Face config.json.") from error
 
 
 def _formats(dtype: str, asked: Asked) -> Formats:

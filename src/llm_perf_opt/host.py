@@ -87,8 +87,23 @@ def available_memory_bytes() -> int:
     return available
 
 
+def total_memory_bytes() -> int:
+    """All memory that this process could ever have, the container's limit respected."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    group = _cgroup()
+    return total if group is None else min(total, group[0])
+
+
 def _cgroup_limit() -> int | None:
     """What the control group still allows, where it sets a limit."""
+    group = _cgroup()
+    return None if group is None else group[0] - group[1]
+
+
+def _cgroup() -> tuple[int, int] | None:
+    """The control group's limit and what of it is taken, where it sets one."""
     for folder, maximum, current, cached in (
         (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -98,7 +113,7 @@ def _cgroup_limit() -> int | None:
         except OSError:
             continue
         if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
-            return int(limit) - int(used) + _reclaimable(folder / "memory.stat", cached)
+            return int(limit), int(used) - _reclaimable(folder / "memory.stat", cached)
     return None
 
 

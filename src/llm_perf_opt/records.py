@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union
 
-from llm_perf_opt.runtime_records import RuntimeFacts
+from llm_perf_opt.runtime_records import RuntimeFacts, TextUse, WeightFacts
 
 SCHEMA = 1
 """Version of the files in a run folder; raised when a reader of the old ones would misread the new."""
@@ -49,6 +49,8 @@ class ModelFacts:
     """The model's configuration, plain values only."""
     last_level_cache_bytes: Maybe[int] = Missing("not recorded")
     """Of the device; a model that fits in it is not bound by memory bandwidth."""
+    weights: WeightFacts | None = None
+    """None in runs made before it was recorded."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Workload:
     """Per sequence: the first comes from prefill, the others from a decode step each."""
     source: str
     """Where the prompts came from, with the tokenizer."""
+    texts: TextUse | None = None
+    """None for made-up ids, and in runs made before it was recorded."""
 
     @property
     def decode_steps(self) -> int:
@@ -206,6 +210,8 @@ class TorchPass:
     operators: tuple[OperatorRow, ...]
     trace_file: str
     trace_bytes: int
+    overhead: tuple[OperatorRow, ...] = ()
+    """The profiler's own work, no operators."""
 
 
 @dataclass(frozen=True)
@@ -393,8 +399,9 @@ class Drift:
     """How the step time moves as the context grows."""
 
     ns_per_token: float
-    ci_low: float
-    ci_high: float
+    ci_low: Maybe[float]
+    """Lower end of the 95 % interval of the slope."""
+    ci_high: Maybe[float]
     first_context: int
     last_context: int
     share: float

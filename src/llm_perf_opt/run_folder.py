@@ -1,9 +1,11 @@
 """Where everything in a run lies. The only module that knows the names of its files."""
 
 import errno
+import math
 import os
 import re
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
 from llm_perf_opt.records import SCHEMA, Manifest, PassRecord
 from llm_perf_opt.user_files import check_folder, read_bytes, read_text
 
@@ -21,6 +23,10 @@ LEAST_FREE_BYTES = 64 * 1024 * 1024
 """A run is not begun with less disk space than this."""
 
 
+MOST_VALUES = 100_000
+"""In settings; aliases can make a few lines of YAML stand for more than any memory holds."""
+MOST_LEVELS = 64
+"""Of mappings and lists inside each other."""
 _LONG_NUMBER = re.compile(rb"\d{19}")
 """Only a file with so many digits in a row can hold a number beyond 64 bits; most need not be looked through."""
 
@@ -57,7 +63,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
         """An existing run, or a ParseError that says what is missing."""
-        if not path.is_dir():
+        if not there(path, "Give the folder that `llm-perf run` printed.").is_dir():
             raise ParseError(f"{path} is not a folder.", "Give the folder that `llm-perf run` printed.")
         check_folder(path)
         if not (path / "run.json").is_file():
@@ -258,6 +264,15 @@ class RunFolder:
         self.write_manifest(replace(manifest, passes=tuple(others)))
 
 
+def there(path: Path, remedy: str) -> Path:
+    """A path that the user named, or the error of one where nothing lies."""
+    try:
+        path.stat()
+    except OSError as error:
+        raise file_error(error, remedy) from error
+    return path
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # no two writers share it
@@ -278,28 +293,57 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def write_record(path: Path, record: Any) -> None:
     """A record as indented JSON."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    write_whole(path, msgspec.json.format(encoded(record), indent=1) + b"\n")
+
+
+def encoded(record: Any) -> bytes:
+    """A record as JSON. Of a name that is no UTF-8 the odd bytes are shown as escapes: no reader takes halves of a character."""
+    try:
+        return msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_shown(msgspec.to_builtins(record)))
+
+
+def _shown(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {_shown(key): _shown(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_shown(value) for value in values]
+    return values.encode("utf-8", "backslashreplace").decode() if isinstance(values, str) else values
 
 
 def read_record(path: Path, kind: type[R]) -> R:
     """A JSON file as `kind`, or a ParseError naming the file and the place in it."""
     try:
         content = read_bytes(path)
-        if _LONG_NUMBER.search(content) and _beyond_64_bits(msgspec.json.decode(content)):
-            raise msgspec.ValidationError("it holds a number beyond 64 bits, which nothing measures")
+        if _LONG_NUMBER.search(content):
+            check_plain(msgspec.json.decode(content))
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json says why.") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError, RecursionError) as error:
-        raise ParseError(f"{path} cannot be read: {error}", "The file is damaged, or was written by another version.") from error
+    except (ValueError, OSError, RecursionError) as error:  # msgspec's errors and those of UTF-8 are of the first
+        raise ParseError(
+            f"{path} cannot be read: {words_of(error)}", "The file is damaged, or was written by another version."
+        ) from error
 
 
-def _beyond_64_bits(values: Any) -> bool:
-    if isinstance(values, dict):
-        return any(map(_beyond_64_bits, values.values()))
-    if isinstance(values, list):
-        return any(map(_beyond_64_bits, values))
-    return isinstance(values, int) and not -(2**63) <= values < 2**64
+def check_plain(values: Any, most: float = math.inf) -> None:
+    """A ValueError where plain values are none that anything is set to or measures: too many, too deep, beyond 64 bits."""
+    for count, value in enumerate(_every(values, MOST_LEVELS)):
+        if count > most:
+            raise ValueError(f"it holds more than {most:,} values")
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise ValueError("it holds a number beyond 64 bits, which nothing measures")
+
+
+def _every(values: Any, levels: int) -> Iterator[Any]:
+    """Each value, and each inside of it."""
+    yield values
+    if isinstance(values, dict | list):
+        if not levels:
+            raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _every(value, levels - 1)
 
 
 def disk_error(error: OSError, path: Path) -> LlmPerfError:
@@ -315,13 +359,14 @@ def disk_error(error: OSError, path: Path) -> LlmPerfError:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """A mapping of a run's YAML; empty where there is no such file."""
+    """A mapping of a run's YAML; empty where there is no such file, and where it holds something else."""
     import yaml
 
     if not path.exists():
         return {}
     try:
         values = yaml.safe_load(read_text(path))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParseError(f"{path} cannot be read as YAML: {error}") from error
+        check_plain(values, MOST_VALUES)
+    except (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError) as error:  # the last: a date that is none
+        raise ParseError(f"{path} cannot be read as YAML: {words_of(error)}", "The file is damaged, or was edited.") from error
     return values if isinstance(values, dict) else {}

@@ -1,7 +1,7 @@
-"""What ran the model: the runtime, what it was given, and how far prefill and decode can be told apart in it."""
+"""What ran the model, on what: the runtime, how far prefill and decode can be told apart in it, weights and texts."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -26,3 +26,27 @@ class RuntimeFacts:
     """What else a reader must know to read the figures right."""
     devices: int = 1
     """Devices that the model is spread over. Where its FLOPs and bytes are counted, all of them share each step's work."""
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """Where the weights came from."""
+
+    source: Literal["random", "stored"]
+    stored_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes that the files hold in each format; empty for random weights, and where the files' heads do not tell."""
+
+
+@dataclass(frozen=True)
+class TextUse:
+    """What of a dataset's texts a batch holds."""
+
+    used: int
+    """Different texts; where they are fewer than the batch has sequences, they are repeated."""
+    cut: int
+    """So many of them were longer than the limit, and are cut to it."""
+    longest: int
+    """Tokens of the longest, before it was cut."""
+    limit: int
+    unused: int | None
+    """Records that come after them; None: there are more than are counted."""

@@ -28,8 +28,18 @@ def pattern_of(path: Path) -> str:
 
 
 def literal(text: str) -> str:
-    """A text in SQL."""
+    """A text in SQL, or a ParseError where it is none that a database takes."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ParseError(f"{text} cannot be a table: its name is no UTF-8.", "Rename the file or its folder.") from error
     return "'" + text.replace("'", "''") + "'"
+
+
+def quoted(name: str) -> str:
+    """A name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def parquet_rows(path: Path, *options: str) -> str:

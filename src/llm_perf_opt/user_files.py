@@ -4,10 +4,10 @@ A named pipe waits for its writer, a device may never end. What lies under /proc
 size that is not its own, and some of it waits, too. Each is refused before it is opened.
 """
 
+import io
 import os
 import stat
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 
 from llm_perf_opt.errors import ConfigError, ParseError
@@ -49,7 +49,7 @@ def check_folder(folder: Path) -> None:
                 _check(path, mode)
 
 
-def open_ordinary(path: Path) -> BufferedReader:
+def open_ordinary(path: Path) -> io.BufferedReader:
     """Open an ordinary file to read its bytes. Raises a SpecialFileError, or OSError as `open` does."""
     return open(path, "rb", opener=_opened)
 

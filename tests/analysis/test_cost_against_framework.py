@@ -236,7 +236,12 @@ class Run:
 _run = cache(Run)
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = {"gpt2", "qwen2_5_0_5b"}
+QUICK_FIRST = [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+"""Large ones are built by the framework for seconds each: two in `make test`, all of them in `make test-all`."""
+
+
+@pytest.mark.parametrize("case", QUICK_FIRST)
 def test_flops_equal_the_frameworks(case: str) -> None:
     architecture, batch = architecture_of(CASES[case]), _batch(case)
     prefill = step_cost(architecture, Step(batch, PROMPT, 0, "all"))
@@ -250,7 +255,7 @@ def test_parameters_equal_the_frameworks(case: str) -> None:
     assert architecture_of(CASES[case]).params == sum(weight.numel() for weight in _model(case).parameters())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", QUICK_FIRST)
 def test_cache_bytes_equal_the_real_tensors(case: str) -> None:
     architecture, batch = architecture_of(CASES[case]), _batch(case)
     lengths = (PROMPT, PROMPT + 1, PROMPT + 1 + CHUNK)

@@ -5,12 +5,16 @@ from pathlib import Path
 import pytest
 
 from builders import MS, clean_timings, in_a_row
+from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
 from llm_perf_opt.analysis.findings import find
+from llm_perf_opt.analysis.rules.launching import launch_bound_decode
 from llm_perf_opt.analysis.trace.accounting import account
 from llm_perf_opt.analysis.trace.stages import find_stages
+from llm_perf_opt.events import WorkKind
 from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from llm_perf_opt.records import Missing
+from traces import Builder
 
 TRACE = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
 
@@ -57,3 +61,29 @@ def test_a_pass_shorter_than_the_trace_cannot_lend_its_time() -> None:
 @pytest.mark.parametrize("key", ["runtime.cache", "runtime", "nothing.at.all"])
 def test_settings_that_are_not_there_are_none(key: str) -> None:
     assert RunFacts().setting(key) is None
+
+
+@pytest.mark.parametrize(
+    ("copy", "inner"), [("Memcpy DtoD (Device -> Device)", True), ("Memcpy HtoD (Pageable -> Device)", False)]
+)
+def test_copies_within_the_device_do_not_stay_in_a_graph(copy: str, inner: bool) -> None:
+    """A step of one kernel of 100 ns, a copy of 50 ns that the device waits 250 ns for, and another kernel 600 ns later."""
+    made = Builder()
+    made.range(0, 1100, "decode")
+    made.range(0, 1100, "decode_step")
+    made.launch(10, 100, 200, "nvjet_sm90")
+    made.launch(300, 450, 500, copy, kind=WorkKind.MEMCPY, grid=0, block=0)
+    made.launch(900, 1000, 1100, "nvjet_sm90")
+    trace = made.trace()
+    stages = find_stages(trace)
+    found = gather(trace, stages, account(trace, stages), RunFacts())
+    decode = found.stage("decode")
+    assert decode is not None
+    exposed = decode.budget.ns(BudgetKey.EXPOSED)
+    assert exposed == 50 + 250, "the copy, and waiting for it"
+    assert decode.inner_copy_ns == (exposed if inner else 0)
+    predicted = launch_bound_decode(found)
+    assert predicted is not None
+    assert not isinstance(predicted.saving, Missing)
+    assert predicted.saving.after is not None
+    assert predicted.saving.after.low_ns == 2 * 100 + (50 if inner else exposed), "it is fused, or it stays with its waiting"

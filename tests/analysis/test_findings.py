@@ -1,5 +1,6 @@
 """Every rule fires where it should and holds its tongue where it must not; savings are of the wall clock."""
 
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -9,17 +10,21 @@ from hypothesis import strategies as st
 
 from builders import MS, clean_timings, default_config, in_a_row, model_facts
 from evidence_builders import NOTHING_TO_FUSE, QUIET, evidence, stage_evidence
+from llm_perf_opt.analysis.cost_model.cost import Formats
+from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.finding import Finding, Kind, Saving
+from llm_perf_opt.analysis.finding import Finding, Kind, Saving, Throughput
 from llm_perf_opt.analysis.findings import RULES, find
 from llm_perf_opt.analysis.kernels.table import PerCall, StageKernel, StageKernels, Variant
 from llm_perf_opt.analysis.limits.efficiency import efficiency
+from llm_perf_opt.analysis.limits.floor import what_if
 from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import summarise
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.fusion import Fusion
 from llm_perf_opt.analysis.trace.idle import IdleCause
+from llm_perf_opt.analysis.trace_analysis import finding_lines
 from llm_perf_opt.composition import compose
 from llm_perf_opt.records import CeilingRow, Ceilings, CleanTimings, Missing
 
@@ -76,7 +81,7 @@ def test_a_saving_is_no_surer_than_the_time_it_is_taken_from() -> None:
     assert saving.expected_ns == plain.expected_ns
     assert saving.low_ns == plain.low_ns - 2 * MS
     assert saving.high_ns == plain.high_ns, "of the time shown, no more than what does not stay"
-    assert "10 ms per token (8 ms to 13 ms) over the first 10 of 127 steps, of which" in finding.claim
+    assert "10.0 ms per token (8.00 ms to 13.0 ms) over the first 10 of 127 steps, of which" in finding.claim
     assert "over the first" not in known("launch_bound_decode", host_bound(request_units=10))[0].claim
     short = known("launch_bound_decode", host_bound(wall_ends_ns=(1.0 * MS, 130.0 * MS)))[1]
     assert short.low_ns == 0
@@ -289,20 +294,67 @@ def test_counters(rule: str, fires: dict[str, float], silent: dict[str, float]) 
     assert known(rule, evidence(idle))[1].high_ns == 0
 
 
-def test_small_batch_names_the_batch_at_which_it_turns() -> None:
+def of_batch(batch: int, **architecture: Any) -> Evidence:
+    """Ten steps of 10 ms of this batch on an H200."""
     timings = timings_of()
-    given = evidence(stage_evidence(), timings=timings, hardware=hardware_named("h200"))
-    finding, saving = known("small_batch", given)
+    work = replace(timings.workload, batch_size=batch, prompt_tokens=(10,) * batch)
+    model = replace(timings.model, architecture={**timings.model.architecture, **architecture})
+    return evidence(stage_evidence(), timings=replace(timings, workload=work, model=model), hardware=hardware_named("h200"))
+
+
+def throughput_of(given: Evidence) -> tuple[Finding, Throughput]:
+    finding = found("small_batch", given)
+    assert finding is not None
+    assert finding.throughput is not None
+    return finding, finding.throughput
+
+
+def test_small_batch_is_about_throughput_and_saves_no_time() -> None:
+    finding, told = throughput_of(of_batch(2))
     assert finding.kind is Kind.THROUGHPUT
-    assert "compute-bound at batch" in finding.claim
+    assert isinstance(finding.saving, Missing), "a single request is no faster"
+    assert finding.weight_ns == 0, "nothing to be ranked by beside real savings"
     assert finding.to_try.overrides == ("runtime.batch_size=16",)
-    assert 0 <= saving.low_ns <= saving.expected_ns <= 5 * MS  # ten steps of 10 ms, two sequences
-    assert saving.counted == 10, "it is verified over the steps that it is told of"
-    assert saving.after is not None
-    assert (saving.after.before_ns, saving.after.kept) == (5 * MS, 2 / 16)
-    assert saving.after.before_ns - saving.after.expected_ns == saving.expected_ns
-    many = replace(timings, workload=replace(timings.workload, batch_size=4096, prompt_tokens=(10,) * 4096))
-    assert found("small_batch", evidence(stage_evidence(), timings=many, hardware=hardware_named("h200"))) is None
+    assert (told.batch, told.larger, told.step_ns, told.least_ns) == (2, 16, 10 * MS, 10 * MS)
+    assert told.step_ns < told.then_ns <= told.most_ns, "the larger step is longer"
+    assert told.counted == 10, "it is verified over the steps that it is told of"
+    assert (told.after.before_ns, told.after.kept) == (5 * MS, 2 / 16)
+    (line,) = finding_lines([finding])
+    assert (line.saving_ns, line.before_ns, line.after_ns) == (None, 5 * MS, round(told.then_ns / 16))
+    assert line.throughput is not None
+    assert line.throughput.tokens_per_s == pytest.approx(200)
+    assert line.throughput.tokens_per_s_after == pytest.approx(16e9 / told.then_ns)
+    assert found("small_batch", of_batch(4096)) is None
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, "one token"), (8, "8 tokens at once")])
+def test_small_batch_says_the_batch_that_ran(batch: int, tokens: str) -> None:
+    finding, _ = throughput_of(of_batch(batch))
+    assert finding.claim.startswith(f"At batch {batch} a decode step reads its weights for {tokens}.")
+
+
+def test_small_batch_claims_what_the_cost_model_says() -> None:
+    """Up to the batch it names, the roofline time is within a tenth of the present one, and not one batch further."""
+    finding, _ = throughput_of(of_batch(1, **compose(["model=llama3_8b"]).config.model.architecture))
+    named = re.search(r"is ([\d.]+) ms; up to batch ([\d,]+) it stays within 10% of that \(([\d.]+) ms\)", finding.claim)
+    assert named is not None
+    batch = int(named[2].replace(",", ""))
+    fields = compose(["model=llama3_8b"]).config.model.architecture
+    sizes: dict[str, Any] = {"batches": [1, batch, batch + 1], "contexts": [10], "formats": [Formats("bf16", "bf16")]}
+    rows = what_if(architecture_of(fields), hardware_named("h200"), **sizes)
+    now, last, beyond = (row.decode.seconds * 1e3 for row in rows if not isinstance(row.decode, Missing))
+    assert (f"{now:.3g}", f"{last:.3g}") == (named[1], named[3])
+    assert last <= 1.1 * now < beyond
+
+
+def test_small_batch_of_a_mixture_says_that_more_experts_are_read() -> None:
+    """What `llm-perf cost model=qwen3_30b_a3b --hardware h200` says, too: a step of batch 8 takes four times as long."""
+    finding, told = throughput_of(of_batch(1, **compose(["model=qwen3_30b_a3b"]).config.model.architecture))
+    grown = re.search(r"grows from ([\d.]+) ms to ([\d.]+) ms at batch 8: more sequences reach more experts", finding.claim)
+    assert grown is not None
+    assert float(grown[2]) / float(grown[1]) == pytest.approx(5.47 / 1.28, rel=0.02)
+    assert told.then_ns - told.step_ns == pytest.approx((float(grown[2]) - float(grown[1])) * MS, rel=0.01)
+    assert "hardly" not in finding.claim
 
 
 def test_what_the_runs_configuration_refuses_is_said_in_words() -> None:

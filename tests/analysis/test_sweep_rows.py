@@ -1,6 +1,7 @@
 """The points of a sweep side by side."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from builders import MS, manifest
 from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.sweep_ran import Ran
 from llm_perf_opt.analysis.sweep_rows import (
     Reach,
     SweepEntry,
@@ -232,3 +234,29 @@ def test_a_device_that_is_swept_over_may_differ() -> None:
     assert all(row.ranked for row in sweep_rows(swept))
     elsewhere = replace(swept[1], hardware={"device": "cuda", "cpu.name": "b"})
     assert [row.ranked for row in sweep_rows([swept[0], elsewhere])] == [True, False], "the machine may not"
+
+
+def _of_workload(number: int, tpot: float, batch: int = 1, **changes: Any) -> SweepRow:
+    """Ten repeats that are all alike; the rate follows from the batch and the time."""
+    figures = {"tpot": summarise([tpot * MS] * 10), "decode_rate": summarise([batch * 1e3 / tpot] * 10)}
+    did = Ran("a GPU", "", "m", 1000, "bf16", "eager", "512", 64, {})
+    row = _row(number, tpot, 1.0)
+    return replace(row, metrics=dict(figures), batch=batch, ran=replace(did, **changes), values={"point": str(number)})
+
+
+def test_points_of_another_workload_beat_none() -> None:
+    """A shorter prompt, fewer tokens or a smaller model is quicker at other work."""
+    long = _of_workload(0, 9.0)
+    others = [
+        _of_workload(1, 5.0, prompt_tokens="16"),
+        _of_workload(2, 5.0, new_tokens=8),
+        _of_workload(3, 5.0, model="n"),
+        _of_workload(4, 5.0, parameters=10),
+    ]
+    assert [row.number for row in pareto_front([long, *others])] == [1, 2, 3, 4, 0]
+    slower = _of_workload(5, 10.0)
+    assert [row.number for row in pareto_front([long, slower])] == [0]
+    chart = tradeoff_chart([long, others[0]], pareto_front([long, others[0]]))
+    assert not isinstance(chart, Missing)
+    lines = [trace for trace in chart["data"] if trace["mode"] == "lines"]
+    assert [len(line["x"]) for line in lines] == [1, 1], "no line joins points that are not compared"

@@ -67,7 +67,7 @@ def test_only_readings_inside_the_window_count() -> None:
 # --- energy -----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 1000), st.integers(0, 900), st.integers(200, 1000))
 def test_constant_power_gives_power_times_time_both_ways(watts: int, begin_ms: int, length_ms: int) -> None:
     timings = one_repeat(begin_ms * MS, (begin_ms + length_ms) * MS)

@@ -1,8 +1,15 @@
 """How the passes of a run are closed, and whether they left anything."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
-from llm_perf_opt.capturing.passes import closed, left_something
+import pytest
+
+from builders import manifest
+from llm_perf_opt.capturing.listener import TICK
+from llm_perf_opt.capturing.passes import PassPlan, closed, left_something, run_pass
+from llm_perf_opt.profiling.vendor import launch
 from llm_perf_opt.records import PassRecord
 from llm_perf_opt.run_folder import RunFolder
 
@@ -23,3 +30,27 @@ def test_a_report_that_a_tool_left_is_something(tmp_path: Path) -> None:
     report.with_name(report.name + ".nsys-rep").write_bytes(b"x")
     assert left_something(folder, passes)
     assert left_something(folder, (PassRecord("torch", "complete"),))
+
+
+class Heard:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, dict[str, Any]]] = []
+
+    def pass_started(self, name: str, label: str) -> None: ...
+
+    def pass_message(self, name: str, message: dict[str, Any]) -> None:
+        self.messages.append((name, message))
+
+    def pass_ended(self, entry: PassRecord) -> None: ...
+
+
+def test_whoever_shows_a_pass_is_told_that_time_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "TICK_S", 0.05)
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_manifest(manifest())
+    heard = Heard()
+    run_pass(folder, PassPlan("clean", [sys.executable, "-c", "import time; time.sleep(0.4)"], 60.0), heard)
+    assert heard.messages
+    assert all(message == ("clean", TICK) for message in heard.messages)

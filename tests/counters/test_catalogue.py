@@ -2,7 +2,6 @@
 
 import gzip
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from llm_perf_opt.counters.catalogue import (
 from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.profiling.vendor.launch import ask
 from llm_perf_opt.records import Missing
+from work import lines_run
 
 CHIPS = tuple(chips())
 EVERYWHERE = (
@@ -154,12 +154,8 @@ def test_near_is_much_faster_than_difflib_over_the_list() -> None:
 
     name = "smsp__sass_thread_inst_executed_op_hfmaa_pred_on"
     near("gh100", name)
-    begun = time.process_time()
-    near("gh100", f"{name}.sum")
-    ours = time.process_time() - begun
-    begun = time.process_time()
-    difflib.get_close_matches(name, base_names("gh100"))
-    assert ours < time.process_time() - begun
+    theirs = lines_run(lambda: difflib.get_close_matches(name, base_names("gh100")))
+    assert lines_run(lambda: near("gh100", f"{name}.sum")) < theirs / 2
 
 
 @pytest.mark.parametrize(
@@ -211,7 +207,7 @@ def test_what_ncu_says_instead_of_a_list_is_a_parse_error() -> None:
 @pytest.fixture(scope="module")
 def listed(real_ncu: Path) -> dict[str, str]:
     """What the installed ncu says of each chip it knows; Blackwell is newer than some."""
-    answers = {chip: ask([str(real_ncu), "--query-metrics", "--chips", chip], timeout_s=120) for chip in CHIPS}
+    answers = {chip: ask([str(real_ncu), "--query-metrics", "--chips", chip], timeout_s=900) for chip in CHIPS}
     found = {chip: text for chip, text in answers.items() if text}
     assert {"ga100", "ad102", "gh100"} <= found.keys()
     return found
@@ -233,7 +229,7 @@ def test_the_tool_knows_most_of_the_shipped_names(listed: dict[str, str]) -> Non
 def test_the_tool_agrees_on_suffixes(real_ncu: Path) -> None:
     samples = ("dram__bytes_read", "lts__t_sector_hit_rate", "sm__throughput")
     argv = [str(real_ncu), "--query-metrics-mode", "suffix", "--chips", "gh100", "--metrics", ",".join(samples)]
-    text = ask(argv, timeout_s=120) or ""
+    text = ask(argv, timeout_s=900) or ""
     for base in samples:
         said = set(re.findall(rf"^{base}\.(\S+)", text, re.MULTILINE))
         assert said == set(kind_of(base).suffixes), base

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from llm_perf_opt.data.images import Picture, with_pictures
 from llm_perf_opt.data.prompts import Prompts, synthetic_prompts
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.runtime_records import TextUse
 
 PICTURE = Picture(tokens=4, token_id=9, channels=3, height=8, width=8)
 
@@ -40,3 +41,9 @@ def test_the_same_ids_with_another_picture_are_another_input() -> None:
     plain = Prompts(((1, 2, 3, 4),), "ids")
     hashes = {with_pictures(plain, PICTURE, 8, seed=seed).sha256() for seed in (0, 1)}
     assert len(hashes | {plain.sha256()}) == 3
+
+
+def test_a_text_that_gives_way_to_its_picture_is_cut() -> None:
+    prompts = Prompts(((1,) * 8, (1,) * 4), "ids", texts=TextUse(used=2, cut=0, longest=8, limit=8, unused=0))
+    found = with_pictures(prompts, PICTURE, 8, seed=0).texts
+    assert found == TextUse(used=2, cut=1, longest=8, limit=8 - PICTURE.tokens, unused=0)

@@ -11,7 +11,7 @@ from builders import HOSTILE_NAMES
 from dataset_builders import write_jsonl
 from llm_perf_opt.data.model_tree import check_model, link_model, linked_models, model_folder, model_named
 from llm_perf_opt.data.safetensors_header import read_header
-from llm_perf_opt.errors import ConfigError, ParseError, ResourceError
+from llm_perf_opt.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.records import Missing
 
 
@@ -228,9 +228,10 @@ def test_hostile_names_are_refused(model: Path, tmp_path: Path, name: str) -> No
 
 def test_what_is_no_model_is_not_linked(tmp_path: Path) -> None:
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    for target, said in (("nowhere", "not a folder"), ("gone", "a link to nothing"), (".", "has no config.json")):
-        with pytest.raises(ResourceError, match=said):
+    for target, said, code in (("nowhere", "not a folder", 2), ("gone", "a link to nothing", 2), (".", "has no config.json", 3)):
+        with pytest.raises(LlmPerfError, match=said) as caught:
             link_model(tmp_path / "models", "m", tmp_path / target)
+        assert caught.value.exit_code == code
 
 
 def test_weights_without_a_tensor_are_a_problem(tmp_path: Path) -> None:

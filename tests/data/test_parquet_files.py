@@ -87,7 +87,7 @@ def test_an_interrupt_ends_a_long_statement_and_not_the_process(tmp_path: Path, 
         assert child.stdout.readline() == "under way\n"
         for _ in range(signals):
             child.send_signal(signal.SIGINT)
-        told, said = child.communicate(timeout=120)
+        told, said = child.communicate(timeout=900)
     assert (child.returncode, said, told.splitlines()[-1:]) == (0, "", ["stopped"])
 
 

@@ -256,7 +256,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(st.dictionaries(NAMES, VALUES, max_size=4), min_size=1, max_size=6))
 def test_any_records_keep_their_values_in_parquet(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]]
@@ -407,6 +407,7 @@ def test_a_gzipped_source_is_read_like_a_plain_one(tmp_path: Path) -> None:
     assert parquet_files.count_rows(rows / "a.parquet") == 50
 
 
+@pytest.mark.slow
 def test_records_longer_than_the_databases_usual_memory_are_converted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     draw = random.Random(1)
     long = [

@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import default_config, with_value
+from dataset_builders import added, small_source
 from llm_perf_opt.config import DatasetConfig
 from llm_perf_opt.data import prompts as prompts_module
+from llm_perf_opt.data.metadata import DatasetMetadata, read_metadata
 from llm_perf_opt.data.prompts import Prompts, synthetic_prompts, text_prompts
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
+from llm_perf_opt.runtime_records import TextUse
 
 
 def dataset(path: Path | str | None, **changes: Any) -> DatasetConfig:
@@ -111,6 +114,32 @@ def test_the_packaged_prompts_are_there() -> None:
     assert "mine" in found.source
     with pytest.raises(ConfigError, match="'prompt'"):
         text_prompts(dataset(None, text_field="prompt"), 1, 10, 100, None)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+def test_what_was_cut_and_left_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    texts = ["abcdefgh", "ab", "abcdef", "a", "ab"]
+    lines = texts if suffix == ".txt" else [json.dumps({"text": text}) for text in texts]
+    path = tmp_path / f"p{suffix}"
+    path.write_text("\n\n".join(lines) + "\n \n")
+    assert text_prompts(dataset(path), 3, 4, 100, letters).texts == TextUse(used=3, cut=2, longest=8, limit=4, unused=2)
+    assert text_prompts(dataset(path), 9, 100, 100, letters).texts == TextUse(used=5, cut=0, longest=8, limit=100, unused=0)
+    monkeypatch.setattr(prompts_module, "_MOST_COUNTED_BYTES", 10)
+    found = text_prompts(dataset(path), 1, 4, 100, letters).texts
+    assert found is not None
+    assert found.unused is None
+    packaged = text_prompts(dataset(None), 2, 9999, 100, None).texts
+    assert packaged is not None
+    assert packaged.unused == 14
+    assert synthetic_prompts(1, 4, 10, 0).texts is None
+
+
+def test_a_dataset_of_the_tree_knows_how_many_records_it_holds(tmp_path: Path) -> None:
+    folder, _ = added(tmp_path, small_source(tmp_path / "source"))
+    records = read_metadata(folder.metadata_file, DatasetMetadata).size.records
+    found = text_prompts(dataset(None, root=str(folder.path)), 1, 2, 100, None).texts
+    assert found is not None
+    assert (found.used, found.unused) == (1, records - 1)
 
 
 # --- files that are none ----------------------------------------------------------------------------------------------

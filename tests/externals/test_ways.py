@@ -9,6 +9,8 @@ import pytest
 from git_repositories import Upstream, entry, git, listing, new_project
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.externals import verbs
+from llm_perf_opt.externals.checkout import edited
+from llm_perf_opt.externals.git import reason
 from llm_perf_opt.externals.places import Places
 from llm_perf_opt.profiling.vendor import launch
 
@@ -506,3 +508,8 @@ def test_to_needs_one_name_and_a_commit(project: Places, upstream: Upstream, tmp
         verbs.update(project, ["x"], to="main")
     with pytest.raises(ConfigError, match="lists no 'y'"):
         verbs.update(project, ["y"], to=upstream.second)
+
+
+def test_what_git_says_is_shown_and_not_obeyed() -> None:
+    assert reason("fatal: no \x1b[31mway\u202e to\there.") == r"no \x1b[31mway\u202e to here"
+    assert edited(["a\nb\x07", "c\u200f"]) == r"a b\x07, c\u200f"

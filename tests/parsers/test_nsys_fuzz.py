@@ -1,10 +1,9 @@
 """Ten thousand damaged exports: each ends in a Trace or a ParseError, soon and in little memory.
 
-The usual run takes a sample; LLM_PERF_FUZZ=10000 runs them all.
+`make test` takes a sample; `make test-all` runs them all.
 """
 
 import gzip
-import os
 import random
 import resource
 import sqlite3
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzzing import damaged
+from fuzzing import SEED, TRIES, damaged
 from llm_perf_opt.analysis.regions.regions import regions
 from llm_perf_opt.analysis.trace.health import examined
 from llm_perf_opt.errors import ParseError
@@ -22,7 +21,6 @@ from llm_perf_opt.parsers.nsys_sqlite import read_nsys
 from llm_perf_opt.report.regions import regions_page
 from nsys_databases import cut_small
 
-CASES = int(os.environ.get("LLM_PERF_FUZZ", "1200"))
 SHARDS = 4
 MOST_EXTRA_BYTES = 2**30
 CELLS = (
@@ -96,7 +94,7 @@ def rewritten(path: Path, chance: random.Random) -> None:
 
 
 def mutated(path: Path, base: bytes, number: int) -> None:
-    chance = random.Random(number)
+    chance = random.Random(SEED + number)
     kind = number % 5
     if kind < 2:
         path.write_bytes(damaged(base, chance))
@@ -110,18 +108,19 @@ def mutated(path: Path, base: bytes, number: int) -> None:
         path.write_bytes(packed if chance.random() < 0.3 else damaged(packed, chance))
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_a_damaged_export_ends_in_a_trace_or_a_parse_error(shard: int, small: bytes, tmp_path: Path) -> None:
     path = tmp_path / "report.sqlite"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ends = {Trace: 0, ParseError: 0}
-    for number in range(shard, CASES, SHARDS):
+    for number in range(shard, TRIES, SHARDS):
         mutated(path, small, number)
         try:
             ends[type(outcome(path))] += 1
         except Exception as error:
             raise AssertionError(f"case {number}: {type(error).__name__}: {error}") from error
-    assert min(ends.values()) > CASES / SHARDS / 20, f"the damage is one-sided: {ends}"
+    assert min(ends.values()) > TRIES / SHARDS / 20, f"the damage is one-sided: {ends}"
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < MOST_EXTRA_BYTES
 

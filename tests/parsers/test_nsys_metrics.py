@@ -6,13 +6,12 @@ it is told to make every table (`nsys export --lazy=false`), beside the tables o
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from command import llm_perf
 from llm_perf_opt.analyse_trace import analyse_source
 from llm_perf_opt.parsers.nsys_sqlite import read_nsys
 from llm_perf_opt.parsers.trace_cache import cached_trace
@@ -127,10 +126,7 @@ def test_samples_are_kept_with_the_trace_and_can_be_asked(tmp_path: Path) -> Non
     for name, column in parsed.trace.samples.columns().items():
         assert np.array_equal(column, kept.trace.samples.columns()[name])
     query = "select metric, count(*), avg(value) from gpu_metrics group by all"
-    done = subprocess.run(
-        [sys.executable, "-m", "llm_perf_opt", "sql", str(source), query, "--json"],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+    done = llm_perf("sql", source, query, "--json")
     assert "SMs Active" in json.dumps(json.loads(done.stdout))
 
 

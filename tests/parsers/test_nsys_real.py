@@ -62,7 +62,7 @@ def recorded(real_nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     log = folder / "log.txt"
     run = run_tool(
         "nsys", build_nsys_cmd(real_nsys, folder / "run", program), folder / "run",
-        log=log, timeout_s=300, max_trace_gb=1, on_message=lambda _: None, starts=STARTS,
+        log=log, timeout_s=900, max_trace_gb=1, on_message=lambda _: None, starts=STARTS,
     )  # fmt: skip
     assert (run.finished.exit_code, run.problems) == (0, ()), log.read_text()
     assert isinstance(run.report, Path)

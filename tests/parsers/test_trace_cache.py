@@ -15,8 +15,9 @@ from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers import trace_cache, trace_mark
 from llm_perf_opt.parsers.open_trace import read_trace
 from llm_perf_opt.parsers.trace_cache import cached_trace, fingerprint
-from llm_perf_opt.parsers.trace_mark import META_FILE, fresh_tables
+from llm_perf_opt.parsers.trace_mark import META_FILE, fresh_tables, kept_bytes, kept_for
 from llm_perf_opt.parsers.trace_tables import made_of
+from llm_perf_opt.records import Missing
 from synthetic_traces import Recipe, write_trace
 
 
@@ -38,8 +39,9 @@ def test_the_second_reading_comes_from_the_tables(source: Path) -> None:
     first = cached_trace(source)
     assert first.parsed
     assert first.tables is not None
-    assert first.tables.parent == source.parent
-    assert first.tables.name == f"trace.json.tables-{fingerprint(source)}"
+    assert first.tables.is_relative_to(os.environ["XDG_CACHE_HOME"])
+    assert first.tables.name == f"tables-{fingerprint(source)}"
+    assert list(source.parent.iterdir()) == [source], "nothing is put beside a user's file"
     second = cached_trace(source)
     assert not second.parsed
     assert second.tables == first.tables
@@ -69,7 +71,7 @@ def test_tables_are_named_by_the_bytes_of_the_file_whether_packed_or_not(source:
     found = cached_trace(given)
     assert found.tables is not None
     assert made_of(found.tables)[0] == fingerprint(given)
-    assert found.tables.name == f"{given.name}.tables-{fingerprint(given)}"
+    assert found.tables.name == f"tables-{fingerprint(given)}"
 
 
 def test_the_first_reading_reads_the_file_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,16 +94,25 @@ def test_a_change_is_noticed_though_size_and_time_are_put_back(source: Path) -> 
     assert second.parsed
     assert "PREFILL" in second.trace.names
     assert second.tables != first.tables
-    assert [path for path in source.parent.iterdir() if path != source] == [second.tables]  # the old ones are gone
+    assert second.tables is not None
+    assert list(second.tables.parent.iterdir()) == [second.tables]  # the old ones are gone
 
 
-def test_a_moved_trace_finds_its_tables_by_its_bytes(source: Path, tmp_path: Path) -> None:
+def test_another_file_of_the_same_bytes_in_its_place_finds_the_tables(source: Path) -> None:
     cached_trace(source)
-    moved = source.parent.rename(tmp_path / "elsewhere") / source.name
-    content = moved.read_bytes()
-    moved.unlink()
-    moved.write_bytes(content)  # another file of the same bytes
-    assert not cached_trace(moved).parsed
+    content = source.read_bytes()
+    source.unlink()
+    source.write_bytes(content)
+    assert not cached_trace(source).parsed
+
+
+def test_a_file_is_known_by_where_it_really_lies(source: Path, tmp_path: Path) -> None:
+    cached_trace(source)
+    (tmp_path / "link").symlink_to(source.parent)
+    assert not cached_trace(tmp_path / "link" / source.name).parsed
+    copy = source.with_name("copy.json")
+    copy.write_bytes(source.read_bytes())
+    assert cached_trace(copy).parsed, "what is kept of one file is replaced when that one changes"
 
 
 def test_damaged_tables_are_made_anew(source: Path) -> None:
@@ -137,9 +148,52 @@ def test_where_nothing_can_be_written_the_trace_comes_all_the_same(source: Path)
 def test_a_read_only_folder(source: Path) -> None:
     source.parent.chmod(0o555)
     try:
-        assert cached_trace(source).tables is None
+        assert cached_trace(source).tables is not None
+        assert not cached_trace(source).parsed
     finally:
         source.parent.chmod(0o755)
+
+
+def test_a_cache_that_cannot_be_written_costs_the_cache_alone(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for _ in range(2):
+        found = cached_trace(source)
+        assert found.parsed
+        assert found.tables is None
+        assert f"{tmp_path / 'file'}" in found.note
+        assert len(found.trace.work) == 9
+    monkeypatch.setattr(trace_mark, "user_cache_folder", lambda _: Missing("no home"))
+    assert cached_trace(source).note == "the tables were not kept: no home"
+
+
+# --- the bound --------------------------------------------------------------------------------------------------------
+
+
+def entry_of(source: Path) -> Path:
+    kept = kept_for(source)
+    assert not isinstance(kept, Missing)
+    return kept
+
+
+def test_what_was_used_least_recently_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sources = [tmp_path / f"{name}.json" for name in "abcd"]
+    for number, source in enumerate(sources):
+        write_trace(source, Recipe(steps=2, kernels_per_step=3))
+        if number < 3:
+            cached_trace(source)
+            os.utime(entry_of(source), (number, number))
+    one = kept_bytes(entry_of(sources[0]))
+    assert not cached_trace(sources[0]).parsed  # the oldest, and used again now
+    monkeypatch.setattr(trace_cache, "MOST_BYTES", round(3.5 * one))
+    cached_trace(sources[3])
+    assert [entry_of(source).exists() for source in sources] == [True, False, True, True]
+    monkeypatch.setattr(trace_cache, "MOST_BYTES", 1)
+    cached_trace(sources[1])
+    assert [entry_of(source).exists() for source in sources] == [False, True, False, False], "what was asked for stays"
 
 
 def test_without_duckdb_nothing_is_kept(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,14 +207,6 @@ def test_without_duckdb_nothing_is_kept(source: Path, monkeypatch: pytest.Monkey
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match="cannot be read"):
         cached_trace(tmp_path / "none.json")
-
-
-def test_other_files_beside_the_trace_stay(source: Path) -> None:
-    keep = source.parent / "trace.json.tables-v1-mine"
-    keep.mkdir()
-    (keep / "notes.txt").write_text("not a table")
-    cached_trace(source)
-    assert (keep / "notes.txt").exists()
 
 
 def test_the_trace_is_worked_with_once_however_it_comes(source: Path) -> None:
@@ -202,9 +248,9 @@ def test_nothing_is_kept_of_a_file_that_changes_while_it_is_read(source: Path, m
 def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
     source = tmp_path / "trace.json"
     write_trace(source, Recipe(steps=2, kernels_per_step=3))
-    dead, alive = (tmp_path / f".trace.json.tables-v4-1-2.{pid}-7.part" for pid in (2**22 + 5, os.getpid()))
+    dead, alive = (entry_of(source) / f".tables-v4-1-2.{pid}-7.part" for pid in (2**22 + 5, os.getpid()))
     for half in (dead, alive):
-        half.mkdir()
+        half.mkdir(parents=True)
     cached_trace(source)
     assert not dead.exists()
     assert alive.exists(), "somebody else may be writing"

@@ -298,7 +298,7 @@ def run_module(*arguments: str, cache: Path) -> tuple[int, list[dict[str, Any]]]
         capture_output=True,
         text=True,
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
-        timeout=60,
+        timeout=900,
         check=False,
     )
     prefix = "@llm-perf "

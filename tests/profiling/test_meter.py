@@ -447,7 +447,7 @@ TIMES = st.integers(1, 10**9)
 SCRIPTS = st.lists(st.tuples(TIMES, st.tuples(TIMES, TIMES)), min_size=1, max_size=40)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 @given(SCRIPTS, st.integers(1, 10), st.integers(1, 20), st.integers(0, 20))
 def test_whatever_the_times_the_effort_is_kept(script: list[Request], warmup: int, fewest: int, more: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -6,7 +6,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.errors import ConfigError, LlmPerfError, ParseError
 from llm_perf_opt.reading.queries import Queries
 from synthetic_traces import Recipe, Truth, write_trace
 
@@ -164,9 +164,10 @@ def test_mistakes_are_told_in_one_line(generated: tuple[Path, Truth], sql: str, 
 
 
 def test_sources_that_hold_no_trace(tmp_path: Path) -> None:
-    for source, words in ((tmp_path / "none", "does not exist"), (tmp_path, "not a run")):
-        with pytest.raises(ParseError, match=words):
+    for source, words, code in ((tmp_path / "none", "No such file", 2), (tmp_path, "not a run", 5)):
+        with pytest.raises(LlmPerfError, match=words) as refused:
             Queries(source)
+        assert refused.value.exit_code == code
     (tmp_path / "x.nsys-rep").write_bytes(b"x")
     with pytest.raises(ParseError, match="only nsys reads") as caught:
         Queries(tmp_path / "x.nsys-rep")
@@ -195,3 +196,11 @@ def test_an_export_of_nsight_systems_is_asked_the_same_way(tmp_path: Path) -> No
         ("LLM", "decode", 1),
         ("LLM", "decode_step", 8),
     ]
+
+
+def test_tables_that_are_gone_meanwhile_are_asked_of_the_trace_itself(generated: tuple[Path, Truth]) -> None:
+    queries = Queries(generated[0])
+    assert queries.opened.tables is not None
+    before = queries.ask("select count(*) from kernels").rows
+    shutil.rmtree(queries.opened.tables)
+    assert queries.ask("select count(*) from kernels").rows == before

@@ -9,6 +9,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from command import llm_perf
 from llm_perf_opt import analyse as analyse_module
 from llm_perf_opt.analyse import reanalyse
 from llm_perf_opt.analyse_trace import analyse_source
@@ -81,8 +82,7 @@ def test_without_duckdb_the_report_is_made_all_the_same(run: RunFolder, monkeypa
 
 def test_advise_as_a_user_types_it(run: RunFolder) -> None:
     def advise(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "llm_perf_opt", "advise", str(run.path), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return llm_perf("advise", run.path, *words)
 
     shown = advise()
     assert shown.returncode == 0, shown.stderr

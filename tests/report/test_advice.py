@@ -6,11 +6,14 @@ from msgspec.structs import replace
 from builders import HOSTILE_NAMES, MS, run_analysis
 from evidence_builders import evidence, stage_evidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, saving_of
-from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, GpuTotals, TraceAnalysis
+from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, GpuTotals, ThroughputLine, TraceAnalysis
 from llm_perf_opt.analysis.trace_analysis import finding_lines
+from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.advice import advice_text, budget_section, finding_sentences, findings_section
+from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.markdown import report, stakeholder_summary
+from llm_perf_opt.report.run_budget import findings_of
 from llm_perf_opt.report.trace_page import trace_text
 from markdown_reader import read
 
@@ -51,12 +54,12 @@ def test_the_report_and_the_summary_hold_both_sections() -> None:
 
 def test_the_summary_says_what_the_change_saves() -> None:
     (said,) = finding_sentences(document())
-    assert "Try `runtime.cache=static`: this saves about 0.5000 ms per token (0 ms to 1.000 ms)." in said
+    assert "Try `runtime.cache=static`: this saves about 500.0 µs per token (0 ms to 1.000 ms)." in said
     words = document()
     in_words = replace(words, findings=[replace(words.findings[0], overrides=[], to_try="Do it otherwise.")])
-    assert "What to do: Do it otherwise. The change would save about 0.5000 ms per token" in finding_sentences(in_words)[0]
+    assert "What to do: Do it otherwise. The change would save about 500.0 µs per token" in finding_sentences(in_words)[0]
     of_several = replace(words, findings=[replace(words.findings[0], overrides=[], to_try="Do this. No setting does it.")])
-    assert " What to do: Do this. No setting does it. The change would save about 0.5000 ms" in finding_sentences(of_several)[0]
+    assert " What to do: Do this. No setting does it. The change would save about 500.0 µs" in finding_sentences(of_several)[0]
 
 
 def test_the_summary_says_what_that_is_of_a_request_and_why_it_is_not_of_the_longest_stage() -> None:
@@ -100,3 +103,41 @@ def test_the_terminal_gives_the_change_in_words_beside_the_overrides() -> None:
     words = advice_text([replace(one, overrides=[], to_try=one.change) for one in finding_lines([found])])
     assert "try: Compile the step." in words
     assert "in other programs" not in words
+
+
+TRIED = Verification(
+    "the-run", "", (
+        Trial("some_rule", ("runtime.cache=static",), "token", "x", "", 9 * MS, 8 * MS, 9 * MS, 10 * MS, 2 * MS, 1000),
+        Trial("other_rule", ("runtime.batch_size=2",), "token", "", "it did not fit", 1, 0, 2),
+    ),
+)  # fmt: skip
+
+
+def test_what_was_tried_stands_in_every_report() -> None:
+    analysis = run_analysis(trace=document(), verified=TRIED)
+    page = "".join(char for char in run_page(analysis, Missing("none"), Missing("none")))
+    for text in (stakeholder_summary(analysis), report(analysis), page):
+        assert "some_rule" in text.replace("\\", "")
+        assert "10.00 ms" in text
+        assert "2.000 ms" in text, "as measured"
+        assert "1.000 ms" in text, "as predicted"
+        assert "it did not fit" in text
+    assert "Tried, some" not in stakeholder_summary(run_analysis(trace=document()))
+
+
+def test_throughput_is_no_saving() -> None:
+    more = ThroughputLine(1, 8, 19 * MS, 20 * MS, 19 * MS, 30 * MS, 52.63, 400.0, 266.7, 421.1)
+    made = document()
+    line = replace(
+        made.findings[0], id="small_batch", kind="throughput", throughput=more, saving_ns=None, saving_low_ns=None,
+        saving_high_ns=None, saving_why="a single request is no faster",
+    )  # fmt: skip
+    made = replace(made, findings=[line])
+    views = findings_of(run_analysis(trace=made))
+    assert not isinstance(views, Missing)
+    for text in (advice_text(made.findings), findings_section(made, None), trace_text(made), " ".join(views[0].gist)):
+        assert not any(words in text.lower() for words in ("saves:", "saves about", "saving n/a"))
+        assert "52.63 tokens/s at batch 1" in " ".join(text.split())
+        assert "400.0" in text
+        assert "20.00 ms" in text, "how long a token takes at that batch"
+    assert finding_sentences(made) == [], "it is nothing to change first for a request"

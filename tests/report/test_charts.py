@@ -9,7 +9,7 @@ import pytest
 from builders import HOSTILE_NAMES, MS, clean_timings, cpu_sample, in_a_row, iteration, run_analysis, telemetry
 from llm_perf_opt.analysis.sweep_rows import SweepRow, pareto_front, sweep_rows
 from llm_perf_opt.records import Distribution, Missing
-from llm_perf_opt.report.chart_data import Use, Waterfall, coarse_waterfalls, roofline
+from llm_perf_opt.report.chart_data import Point, RoofLine, Roofline, Use, Waterfall, coarse_waterfalls, roofline
 from llm_perf_opt.report.charts import (
     MOST_READINGS,
     icicle_chart,
@@ -21,6 +21,7 @@ from llm_perf_opt.report.charts import (
     wrapped,
 )
 from llm_perf_opt.report.run_budget import budget_of, findings_of
+from llm_perf_opt.report.svg import roofline_svg
 from llm_perf_opt.report.sweep_charts import parameter_chart, tradeoff_chart
 from pages import full_analysis, readings, sweep_entries
 
@@ -114,7 +115,7 @@ def test_an_icicle_has_one_root_and_exact_sums() -> None:
     (trace,) = figure["data"]
     assert trace["parents"].count("") == 1
     assert trace["values"] == [10, 3, 7, 7]
-    assert trace["labels"][0] == "time: 1.000e-05 ms", "the box around all says how much there is"
+    assert trace["labels"][0] == "time: 10 ns", "the box around all says how much there is"
     assert isinstance(icicle_chart([(("a",), 0)], "time"), Missing)
 
 
@@ -180,3 +181,25 @@ def scaled(row: SweepRow, times: int) -> Distribution:
     found = row.metrics["decode_rate"]
     assert not isinstance(found, Missing)
     return replace(found, median=found.median * times)
+
+
+def test_the_roofline_says_its_rates_in_whole_units() -> None:
+    """A CPU's tiny model reaches megaflops: no axis says so in millionths of a TFLOP/s."""
+    points = (Point("stage", "decode", "decode", 0.5, 2e6, MS), Point("stage", "prefill", "prefill", 80.0, 3e11, MS))
+    data = Roofline("fp32", (RoofLine("datasheet", 1e12, 1e10),), points)
+    axis = roofline_chart(data)["layout"]["yaxis"]
+    assert axis["ticktext"] == ["1 MFLOP/s", "10 MFLOP/s", "100 MFLOP/s", "1 GFLOP/s", "10 GFLOP/s", "100 GFLOP/s", "1 TFLOP/s"]
+    assert axis["tickvals"] == [10.0**power for power in range(6, 13)]
+    assert roofline_chart(data)["data"][1]["y"] == [2e6]
+    assert all(tick in roofline_svg(data) for tick in axis["ticktext"])
+    assert "2.000 MFLOP/s" in roofline_svg(data)
+
+
+def test_times_on_an_axis_are_in_the_unit_of_the_longest() -> None:
+    figure = waterfall_chart(Waterfall("decode", "decode", (Use("a", 3_000), Use("b", 7_000))))
+    assert figure["layout"]["xaxis"]["title"]["text"] == "µs"
+    assert figure["data"][0]["x"] == [3, 7, 10]
+    long = steps_chart(clean_timings([iteration(steps_ns=[2_000 * MS] * 3)] * 6))
+    assert not isinstance(long, Missing)
+    assert long["layout"]["yaxis"]["title"]["text"] == "decode step, s"
+    assert long["data"][1]["y"] == [2, 2, 2]

@@ -247,3 +247,31 @@ def test_a_figure_that_one_side_has_is_shown_although_it_cannot_be_compared() ->
     html = comparison_html(found)
     line = html[html.index("<td>Peak memory of tensors") : html.index("Peak memory of the allocator")]
     assert "1.00 GiB" in line
+
+
+def switching(switched: int, by: float = 1.07, moved: float = 1.0) -> RunAnalysis:
+    """A run of thirty repeats whose last ones take longer, up to a third of a percent of noise."""
+    factors = [(by if index >= 30 - switched else moved) * (1 + index % 3 * 0.003) for index in range(30)]
+    return run_analysis(timings=clean_timings([iteration(round(100 * MS * one), [round(10 * MS * one)] * 3) for one in factors]))
+
+
+def test_a_machine_that_moved_is_said_wherever_a_verdict_is_missed() -> None:
+    """In the terminal, on both pages and as data; with what to do. Two repeats at the other level are too few for a shift."""
+    gates = parse_gates(["tpot=3%"], gate_names())
+    for switched, said in ((2, "repeats 29 to 30 of base ran at the level of new"), (10, "the level of a run moved by 7.")):
+        base, new = switching(switched), replace(switching(30), run="baseline/tiny/new")
+        found = compare(Side((base,)), Side((new,)), gates=gates, judgement=ON_ACCELERATOR)
+        for shown in (comparison_text(found), comparison_page(found), comparison_html(found)):
+            assert said in shown
+            assert "make 3 runs a side, in turn" in shown
+        assert "gate cannot tell: tpot" in comparison_text(found)
+        effect = next(row["effect"] for row in msgspec.json.decode(msgspec.json.encode(found))["metrics"] if row["key"] == "e2e")
+        assert (effect["rival"] or {}).get("movement") == ("level shift" if switched == 2 else None)
+        assert effect["base_stability"][0]["movement"] == ("steady" if switched == 2 else "level shift")
+    assert "explains their difference better than a change between them" in comparison_page(found)
+
+
+def test_what_a_run_warns_of_is_a_caution_of_the_comparison() -> None:
+    warned = replace(compared_run(1.0), warnings=("End to end: repeats drift by +4.0% from first to last.",))
+    found = compare(Side((warned,)), Side((replace(compared_run(1.0), run="new"),)), judgement=ON_ACCELERATOR)
+    assert "caution: base, baseline/tiny/2026-01-02_03-04-05: End to end: repeats drift by +4.0%" in comparison_text(found)

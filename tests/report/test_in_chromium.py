@@ -17,6 +17,7 @@ from llm_perf_opt.report.compare_html import comparison_html
 from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.page import MOST_BYTES
 from llm_perf_opt.report.sweep import SweepReport, sweep_page
+from llm_perf_opt.terminal import visible
 from pages import full_analysis, readings, sweep_entries
 
 NO_REGIONS = Missing("no timeline")
@@ -198,7 +199,7 @@ def test_hostile_names_do_not_execute_and_are_shown(chromium: Chromium, hostile_
     assert browser.ask("document.querySelectorAll('main img, main script, main a[href^=javascript], h1 *').length") == 0
     shown = "".join(" ".join(column(browser, "operators", 0)).split())
     for name in ATTACKS:
-        readable = "".join(char if char.isprintable() else " " for char in name)
+        readable = visible(name)
         assert "".join(readable.split()) in shown
 
 

@@ -46,7 +46,7 @@ def test_the_page_shows_every_kernel_with_its_counters(stages: tuple[StageKernel
     assert "× 1.048" in page
     assert "n/a (c): no clean pass" in page
     head = next(row for row in rows if "384x8" in row[1] and row[2] == "8")
-    assert head[10:12] == ["34.94", "4,449"]
+    assert head[10:12] == ["34.94 TFLOP/s", "4,449 GB/s"]
     assert "† of " in page
     assert escape("sm__ops_path_tensor_src_fp8.sum") in page
     widths = {len(row) for row in rows}
@@ -103,9 +103,9 @@ def test_both_pages_mark_what_ran_under_other_conditions_and_what_may_be_no_work
     for page in (kernels_page(stages), top_kernels_section(stages)):
         (add,) = [line for line in page.splitlines() if line.startswith("| add") or " | add |" in line]
         (gemm,) = [line for line in page.splitlines() if line.startswith("| gemm") or " | gemm |" in line]
-        assert "| 3,650 † | " in add, "bytes under the tool over the trace's time"
+        assert "| 3,650 GB/s † | " in add, "bytes under the tool over the trace's time"
         assert "| 12.2 † |" in add
-        assert "| 0 ‡ |" in add, "packed half instructions are in no rate"
+        assert "| 0 FLOP/s ‡ |" in add, "packed half instructions are in no rate"
         assert "†" not in gemm
         assert "‡" not in gemm
         assert "- † of 1 kernels (31.4 % of the time) the duration under Nsight Compute differs" in page

@@ -29,6 +29,8 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarise_telemetry
 from llm_perf_opt.records import CleanTimings, Maybe, Missing, PassRecord, SubstageSpan, TorchPass
 from llm_perf_opt.report.markdown import TOP_OPERATORS, operators_page, report, stakeholder_summary
+from llm_perf_opt.report.run_tables import other_figures_table
+from llm_perf_opt.terminal import one_line
 from markdown_reader import Page, read, uneven_tables
 
 SECTIONS = [
@@ -94,7 +96,7 @@ def test_a_whole_run_shows_every_section_once_and_in_order() -> None:
 def test_figures_come_with_interval_spread_and_n() -> None:
     page, _, _ = read_all(run_analysis())
     # ten repeats of 100 + 10 + 20 + 30 ms: no spread at all
-    assert row(page, "Time to first token (TTFT)") == ["Time to first token (TTFT)", "100.0 ms", "100.0 – 100.0", "0 ms", "10"]
+    assert row(page, "Time to first token (TTFT)") == ["Time to first token (TTFT)", "100.0 ms", "100.0 – 100.0 ms", "0 ms", "10"]
     assert row(page, "Time per output token (TPOT)")[1] == "20.00 ms"
     assert row(page, "Decode throughput")[1] == "100.0 tokens/s"
     assert row(page, "Inter-token latency, p90 gap")[1:] == ["n/a: 3 values; p90 needs 50", "", "", "0"]
@@ -103,7 +105,7 @@ def test_figures_come_with_interval_spread_and_n() -> None:
 
 def test_stages_come_with_their_share_and_inflation() -> None:
     page, _, _ = read_all(run_analysis())
-    assert row(page, "prefill")[1:] == ["1", "100.0 ms", "100.0 – 100.0", "0 ms", "10", "62.5 %", "200.0 ms (× 2.00)"]
+    assert row(page, "prefill")[1:] == ["1", "100.0 ms", "100.0 – 100.0 ms", "0 ms", "10", "62.5 %", "200.0 ms (× 2.00)"]
     assert row(page, "decode_step")[1:3] == ["3", "20.00 ms"]
     table = next(table for table in page.tables if table[0][0] == "stage")
     indents = [cells[0].count("\xa0") // 2 for cells in table[1:]]
@@ -159,9 +161,21 @@ def test_the_summary_says_what_was_run_how_fast_and_what_dominates() -> None:
 def test_growth_is_claimed_only_where_the_interval_excludes_none() -> None:
     growing = [iteration(steps_ns=[MS + 1000 * step for step in range(20)])] * 10
     _, page, _ = read_all(of_timings(clean_timings(growing)))
-    assert "A decode step changes by +1.9% from the first to the last token.\n" in page.text  # 19 · 1,000 of 1,009,500 ns
+    assert "1.000 µs per cached token (95 % interval 1.000 – 1.000 µs), +1.9% from context" in page.text  # 19,000 of 1,009,500 ns
     _, page, _ = read_all(of_timings(clean_timings([iteration(steps_ns=[MS] * 20)] * 10)))
-    assert "+0.0% from the first to the last token, which the measurement cannot tell from none." in page.text
+    assert "no growth measurable" in page.text
+
+
+@pytest.mark.parametrize(("repeats", "step_ns"), [(10, -1_183_044), (10, 0), (2, 1000)])
+def test_a_slope_that_may_be_none_is_no_figure(repeats: int, step_ns: int) -> None:
+    """Steps that become shorter do not grow, and two repeats do not carry an interval of 95 %."""
+    steps = [iteration(steps_ns=[100 * MS + step_ns * step for step in range(20)])] * repeats
+    analysis = of_timings(clean_timings(steps))
+    pages = [*read_all(analysis)[:2]]
+    cells = other_figures_table(analysis, clean_timings(steps)).rows[0]
+    for text in (*(page.text + str(page.tables) for page in pages), cells[1].text):
+        assert ("not known from context" if repeats < 6 else "no growth measurable from context") in text
+        assert "per cached token" not in text
 
 
 def test_warnings_stand_on_the_first_page_of_both() -> None:
@@ -264,7 +278,7 @@ def test_one_new_token_has_no_decode_and_the_reason_is_shown() -> None:
 def test_one_repeat_has_no_interval_and_the_reason_is_shown() -> None:
     page, summary, _ = read_all(of_timings(clean_timings([iteration()])))
     assert row(page, "End to end")[2] == "n/a: 1 values; a 95 % interval of the median needs 6"
-    assert "The first token takes 100.0 ms." in summary.text
+    assert "The first token takes 100.0 ms (one value)." in summary.text
 
 
 def test_a_torch_pass_without_operators_still_renders() -> None:
@@ -312,7 +326,7 @@ def called(name: str) -> RunAnalysis:
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_names_stay_names(name: str) -> None:
     page, _, operators = read_all(called(name))
-    shown = " ".join("".join(char if char.isprintable() else " " for char in name).split())
+    shown = " ".join(one_line(name).split())
     assert sections(page) == SECTIONS
     plain = read(report(called("plain")))
     assert page.headings[1:] == plain.headings[1:], "no name became a heading"

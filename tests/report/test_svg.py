@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from builders import HOSTILE_NAMES, MS
 from llm_perf_opt.report.chart_data import Point, RoofLine, Roofline, Use, Waterfall, roof_corners, roofline_extent
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
+from llm_perf_opt.terminal import one_line
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -73,7 +74,7 @@ def test_every_point_and_every_roof_is_drawn_inside() -> None:
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_names_stay_text(name: str) -> None:
     root = ET.fromstring(roofline_svg(a_roofline(name)))
-    shown = "".join(char if char.isprintable() else " " for char in name)
+    shown = one_line(name)
     assert any("".join(node.itertext()).startswith(f"{shown} (decode)") for node in root.iter(f"{SVG}title"))
     assert not list(root.iter(f"{SVG}script"))
     ET.fromstring(waterfalls_svg([Waterfall(name, name, (Use(name, MS),))]))

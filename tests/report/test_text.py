@@ -16,6 +16,7 @@ from llm_perf_opt.report.text import (
     escape,
     gibibytes,
     interval,
+    known_within,
     milliseconds,
     percent,
     reason,
@@ -24,14 +25,11 @@ from llm_perf_opt.report.text import (
     table,
     with_unit,
 )
+from llm_perf_opt.terminal import one_line
 from markdown_reader import inline_text, read, uneven_tables
 
 WHY = Missing("the driver | said <b>no</b>\nand # more")
 WHY_SHOWN = "n/a: the driver | said <b>no</b> and # more"
-
-
-def one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 # --- names are data ---------------------------------------------------------------------------------------------------
@@ -42,7 +40,7 @@ def test_a_hostile_name_reads_as_itself(name: str) -> None:
     assert inline_text(f"x{escape(name)}x") == (f"x{one_line(name)}x", [])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=50)
 @given(st.one_of(st.text(), st.text(alphabet="\\`*_[]()<>|#~$!&;=+-.a1 \n\t", max_size=20)))
 @example("[a](b)")
 @example("<a href='x'>")
@@ -56,7 +54,7 @@ def test_any_name_reads_as_itself(name: str) -> None:
     assert shown == f"x {one_line(name)} x"
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.text(alphabet="\\`|<>*a \n-:", max_size=8), min_size=1, max_size=3))
 def test_any_name_stays_in_its_cell(names: list[str]) -> None:
     source = table(["x"] * len(names), [[f"({escape(name)})" for name in names]])
@@ -131,7 +129,7 @@ def test_four_significant_digits(value: float, shown: str) -> None:
     assert significant(value) == shown
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=50)
 @given(st.floats(-1e300, 1e300, allow_subnormal=False), st.integers(2, 6))
 def test_rounding_loses_at_most_half_a_digit(value: float, digits: int) -> None:
     shown = float(significant(value, digits).replace(",", ""))
@@ -194,7 +192,7 @@ def test_figures_in_their_units() -> None:
     assert percent(0.1234) == "12.3 %"
     assert percent(0.1234, 0) == "12 %"
     ten = summarise([value * 1_000_000 for value in range(1, 11)])
-    assert interval(ten, "ns") == "2.000 – 9.000", "second and ninth of ten, in ms"
+    assert interval(ten, "ns") == "2.000 – 9.000 ms", "second and ninth of ten"
     assert spread(ten, "ns") == "4.500 ms"  # 7.75 − 3.25
     assert interval(summarise(range(1, 11)), "tokens/s") == "2.000 – 9.000"
 
@@ -212,3 +210,17 @@ def test_figures_in_their_units() -> None:
 )
 def test_bytes_are_said_in_the_unit_they_fill(number: int, shown: str) -> None:
     assert byte_count(number) == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([5_000_000], "one value"),
+        ([5_000_000, 4_000_000], "range of 2 values: 4.000 – 5.000 ms"),
+        ([float(value) * 1_000_000 for value in range(1, 6)], "range of 5 values: 1.000 – 5.000 ms"),
+        ([float(value) * 1_000_000 for value in range(1, 7)], "95 %: 1.000 – 6.000 ms, n = 6"),
+    ],
+)
+def test_few_values_have_a_range_and_no_interval(values: list[float], shown: str) -> None:
+    assert known_within(summarise(values), "ns") == shown
+    assert ("95 %" in shown) is (len(values) >= 6)

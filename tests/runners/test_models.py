@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_perf_opt.composition import compose, group_options
+from llm_perf_opt.choices import group_options
+from llm_perf_opt.composition import compose
 from llm_perf_opt.config import HardwareConfig, RunConfig
 from llm_perf_opt.errors import ConfigError, ResourceError
 from llm_perf_opt.runners import models
@@ -69,6 +70,11 @@ def test_weights_are_made_in_the_dtype_asked_for() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         built = models.build_model(models.load_config(run.model), run.model, run.runtime, torch.device("cpu"), dtype)
         assert {tensor.dtype for tensor in built.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("spelling", ["fp32", "float32", "torch.float32"])
+def test_a_dtype_in_the_architecture_is_read_in_every_spelling(spelling: str) -> None:
+    assert models.load_config(config(f"++model.architecture.dtype={spelling}").model).dtype is torch.float32
 
 
 def test_random_weights_repeat_with_the_seed_and_are_not_zero() -> None:

@@ -11,6 +11,7 @@ from enum import Enum
 
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.units import duration
 
 
 class BudgetKey(str, Enum):
@@ -149,8 +150,7 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
         problems.append(
             BudgetProblem(
                 "busy_over_wall",
-                f"the device was busy for {facts.busy_ns / 1e6:,.3f} ms of the trace, but the stage takes "
-                f"{facts.wall_ns / 1e6:,.3f} ms "
+                f"the device was busy for {duration(facts.busy_ns)} of the trace, but the stage takes {duration(facts.wall_ns)} "
                 "unprofiled: kernels ran slower below the profiler, or the two passes did not do the same",
             )
         )
@@ -193,8 +193,7 @@ def _kernel_rows(facts: BudgetFacts, problems: list[BudgetProblem], notes: list[
         problems.append(
             BudgetProblem(
                 "kernels_under_floor",
-                f"kernels took {facts.compute_ns / 1e6:,.3f} ms, less than the {(facts.floor_ns + extra) / 1e6:,.3f} ms that "
-                "their work "
+                f"kernels took {duration(facts.compute_ns)}, less than the {duration(facts.floor_ns + extra)} that their work "
                 "needs at the known limits: the limits, the cost model or the trace is of something else",
             )
         )

@@ -1,6 +1,7 @@
 """Number formats: how many bits an element takes, and which format the arithmetic on it runs in."""
 
 from llm_perf_opt.analysis.checks import shown
+from llm_perf_opt.config import canonical_dtype
 from llm_perf_opt.errors import ConfigError, nearest
 
 DTYPE_BITS: dict[str, int] = {
@@ -14,19 +15,6 @@ DTYPE_BITS: dict[str, int] = {
 }
 """Bits of one element. Scales and zero points of quantised formats are not counted: bytes are the least possible."""
 
-_SPELLINGS = {
-    "float32": "fp32",
-    "float": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float8": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-}
-
 _COMPUTE = {"int8": "bf16", "int4": "bf16"}
 """Integer weights are taken as storage only (GPTQ, AWQ, bitsandbytes): multiplied after conversion to bf16."""
 
@@ -35,8 +23,7 @@ def dtype_named(name: object, field: str = "dtype") -> str:
     """The canonical name (`bf16`) of a format in any usual spelling (`torch.bfloat16`), or a ConfigError."""
     if not isinstance(name, str):
         raise ConfigError(f"{field} must be the name of a number format, not {shown(name)}.", _known())
-    word = name.strip().lower().removeprefix("torch.")
-    word = _SPELLINGS.get(word, word)
+    word = canonical_dtype(name)
     if word not in DTYPE_BITS:
         raise ConfigError(f"{field} '{name}' is not a known number format.{nearest(word, DTYPE_BITS)}", _known())
     return word

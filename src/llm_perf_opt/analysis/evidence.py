@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.budget import BudgetFacts, StageBudget, stage_budget
+from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, StageBudget, stage_budget
 from llm_perf_opt.analysis.kernels.classes import class_of_work
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import StageKernels
@@ -19,14 +19,15 @@ from llm_perf_opt.analysis.stats import ends, summarise
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.accounting import Account, StageTime
 from llm_perf_opt.analysis.trace.concurrency import kernels_cover, on_the_busiest, overlap_of, side_by_side_notes
-from llm_perf_opt.analysis.trace.fusion import Fusion, fusion_of
+from llm_perf_opt.analysis.trace.fusion import Fusion, fusion_of, within_device
 from llm_perf_opt.analysis.trace.host_calls import HostCallCounts, host_calls
 from llm_perf_opt.analysis.trace.idle import IdleCause
+from llm_perf_opt.analysis.trace.intervals import union_blocks
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal, kernels_by_time
 from llm_perf_opt.analysis.trace.projection import NONE
 from llm_perf_opt.analysis.trace.row_numbers import exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
-from llm_perf_opt.events import Int64, Trace, UInt8, different
+from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind, different
 from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
 from llm_perf_opt.stages import Stage
 
@@ -98,6 +99,8 @@ class StageEvidence:
     """What the kernels of the busiest device cover, in their sum: below 1, some run side by side."""
     collective_ns: int = 0
     """Time in which only collectives ran: it is part of the budget's exposed copies and communication."""
+    inner_copy_ns: int = 0
+    """Of the same, copies within the device and waiting for them: a compiler makes them part of its kernels."""
     wall_ends_ns: tuple[float, float] | None = None
     """What the unprofiled wall time of all units is known within, over the repeats; none where there is no unprofiled time."""
     request_units: int = 0
@@ -207,6 +210,7 @@ def _stage(
         unprofiled=unprofiled,
         overlap=overlap_of(trace, stages.of_stage(time.name), busiest, devices, kernels_ns),
         collective_ns=kernels_ns - compute_ns,
+        inner_copy_ns=_inner_copies(trace, stages.of_stage(time.name), account, time, budget, compute_ns),
         wall_ends_ns=wall_ends,
         request_units=0
         if time.name != DECODE or unit == DECODE or isinstance(facts.timings, Missing)
@@ -302,6 +306,25 @@ def _counted(
     recorded = facts.kernels.decode_steps if stage == DECODE else 1
     share = counters.counters if not isinstance(counters.counters, Missing) else 0.0
     return round(seconds * 1e9 * units / max(recorded, 1)), share
+
+
+def _inner_copies(trace: Trace, group: Int64, account: Account, time: StageTime, budget: StageBudget, compute_ns: int) -> int:
+    """What copies within the device cover alone, and their share of the budget's waiting for copies."""
+    inner = within_device(trace) & (group != NONE)
+    if not inner.any():
+        return 0
+    others = np.flatnonzero((group != NONE) & ~inner)
+    covered = union_blocks(trace.work.start_ns[others], trace.work.end_ns[others], group[others])
+    alone = time.busy_ns - int((covered.end_ns - covered.start_ns).sum())
+    gaps = account.gaps
+    mine = (gaps.cause == IdleCause.COPY_WAIT) & (group[gaps.after] != NONE)
+    length, copy = (
+        (gaps.end_ns - gaps.start_ns)[mine],
+        np.where(trace.work.kind[gaps.after[mine]] == WorkKind.MEMCPY, gaps.after[mine], gaps.before[mine]),
+    )
+    whole = int(length.sum())
+    waited = budget.ns(BudgetKey.EXPOSED) - (budget.busy_ns - compute_ns)
+    return alone + (round(waited * int(length[inner[copy]].sum()) / whole) if whole else 0)
 
 
 def _efficiency(stage: str, facts: RunFacts) -> StageEfficiency | None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from llm_perf_opt.analysis.evidence import StageEvidence
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.units import duration
 
 Confidence = Literal["high", "medium", "low"]
 Bounds = tuple[float, float, float]
@@ -61,6 +62,29 @@ class Saving:
 
 
 @dataclass(frozen=True)
+class Throughput:
+    """Tokens per second at the present batch and at a larger one. A token takes as long as its step: no request is faster."""
+
+    batch: int
+    larger: int
+    step_ns: int
+    """Of the present batch."""
+    then_ns: int
+    """Of the larger batch, with what it may be at least and at most."""
+    least_ns: int
+    most_ns: int
+    unit: str
+    counted: int
+    """Steps in the trace that it is a mean over."""
+
+    @property
+    def after(self) -> After:
+        """A token's share of the step, by which a trial is compared. A step that turns out otherwise is shared out, too."""
+        then, least, most = (round(ns / self.larger) for ns in (self.then_ns, self.least_ns, self.most_ns))
+        return After(then, least, most, round(self.step_ns / self.batch), kept=self.batch / self.larger)
+
+
+@dataclass(frozen=True)
 class ToTry:
     """What to change."""
 
@@ -90,6 +114,8 @@ class Finding:
     because: str
     """Why not more, or less, confident."""
     to_try: ToTry
+    throughput: Throughput | None = None
+    """What the change is for where it saves no time."""
 
     @property
     def weight_ns(self) -> int:
@@ -131,4 +157,4 @@ def gap_saving_of(stage: StageEvidence, low: float, expected: float, high: float
 
 def milliseconds(ns: float) -> str:
     """A time as claims spell it."""
-    return f"{ns / 1e6:,.3g} ms" if abs(ns) < 1e9 else f"{ns / 1e6:,.0f} ms"
+    return duration(ns, 3)

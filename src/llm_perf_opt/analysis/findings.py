@@ -101,7 +101,8 @@ _LOWER: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low"
 def _as_sure(finding: Finding, evidence: Evidence) -> Finding:
     """No surer than the unprofiled times that its saving is taken from: less so where their spread target was not reached."""
     timings, saving, stage = evidence.facts.timings, finding.saving, evidence.stage(finding.stage)
-    if isinstance(timings, Missing) or timings.stable or isinstance(saving, Missing) or not saving.high_ns:
+    promises = finding.throughput is not None or (not isinstance(saving, Missing) and bool(saving.high_ns))
+    if isinstance(timings, Missing) or timings.stable or not promises:
         return finding
     if stage is None or not stage.unprofiled:
         return finding

@@ -1,11 +1,24 @@
-"""What each pass cost the program it watched: its stages' times under the tool over the unprofiled ones of as many steps."""
+"""What each pass cost the program it watched: its stages' times under the tool over the unprofiled ones of as many steps.
+
+And what torch.profiler says of its own work: events that stand among the operators in its tables and are none.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.limits.efficiency import stage_seconds
-from llm_perf_opt.records import CleanTimings, Maybe, Missing, TorchPass, WrappedPass
+from llm_perf_opt.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass, WrappedPass
 from llm_perf_opt.stages import Stage
+from llm_perf_opt.units import duration
+
+PROFILER_EVENTS = frozenset({
+    "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Driver Compiler", "Lazy Function Loading",
+    "Runtime Triggered Module Loading", "UVM Activity Init",
+})  # fmt: skip
+"""Names of what CUPTI calls overhead (`cat: overhead` in a trace; CUpti_ActivityOverheadKind), as no label of a user's is called.
+
+Resource and Instrumentation may be such labels: those are told apart while the pass runs (profiling/torch_profiler.py).
+"""
 
 
 @dataclass(frozen=True)
@@ -16,6 +29,18 @@ class PassOverhead:
     prefill: Maybe[float]
     decode: Maybe[float]
     steps: int
+    own: tuple[OperatorRow, ...] = ()
+    """What the profiler recorded of its own work."""
+
+    @property
+    def own_words(self) -> str:
+        """Time and number of that, in all and by name; empty where there is none."""
+        if not self.own:
+            return ""
+        each = ", ".join(f"{row.name} {duration(row.cpu_total_ns)} ({row.calls:,})" for row in self.own)
+        calls = sum(row.calls for row in self.own)
+        whole = duration(sum(row.cpu_total_ns for row in self.own))
+        return f"Of the {self.name} pass the profiler's own work took {whole} in {calls:,} events, in no operator: {each}."
 
 
 def overheads(
@@ -24,10 +49,17 @@ def overheads(
     """Of the torch pass and of every pass below an outside tool."""
     found = []
     if not isinstance(torch, Missing):
-        found.append(_overhead("torch", torch.stage_wall_ns, torch.decode_steps, timings))
+        found.append(replace(_overhead("torch", torch.stage_wall_ns, torch.decode_steps, timings), own=torch.overhead))
     for name, seen in wrapped.items():
         found.append(_overhead(name, seen.stage_wall_ns, len(seen.steps_ns), timings))
     return tuple(found)
+
+
+def without_profiler_events(found: TorchPass) -> TorchPass:
+    """A pass with the profiler's own work apart from the operators, also of a run that was captured with it among them."""
+    own = tuple(row for row in found.operators if row.name in PROFILER_EVENTS)
+    kept = tuple(row for row in found.operators if row.name not in PROFILER_EVENTS)
+    return replace(found, operators=kept, overhead=(*found.overhead, *own)) if own else found
 
 
 def _overhead(name: str, walls: Mapping[str, int], steps: int, timings: CleanTimings | None) -> PassOverhead:

@@ -1,11 +1,13 @@
 """Everything that can be said of a run, in one record: what reports are made from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
+from llm_perf_opt.analysis.measured_inputs import InputNote
 from llm_perf_opt.analysis.overhead import PassOverhead
+from llm_perf_opt.analysis.stability import Stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
@@ -45,6 +47,10 @@ class RunAnalysis:
     """Why times that were measured cannot be read any more; what needs them is left out."""
     prompts_sha256: Maybe[str] = _NO_PROMPTS
     """Identifies the prompts as they were fed: equal for equal ids."""
+    inputs: tuple[InputNote, ...] = ()
+    """What was measured, so that nobody takes it for more."""
+    stability: dict[str, Stability] = field(default_factory=dict)
+    """Whether the repeats kept their level: of `e2e`, `prefill` and `decode`."""
 
     @property
     def fault(self) -> LlmPerfError | None:

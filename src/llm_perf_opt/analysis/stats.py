@@ -116,20 +116,30 @@ def drift(steps_by_iteration: Sequence[Sequence[int]], first_context: int) -> Ma
         return Missing(f"{steps} decode steps; a slope needs 8")
     profile = _profile(steps_by_iteration)
     slope = _theil_sen(profile)
-    draw = random.Random(0)  # noqa: S311 - reproducible, not secret
-    resampled = []
-    for _ in range(100):
-        chosen = [steps_by_iteration[draw.randrange(len(steps_by_iteration))] for _ in steps_by_iteration]
-        resampled.append(_theil_sen(_profile(chosen)))
+    reach = _slope_interval(steps_by_iteration)
+    low, high = (reach, reach) if isinstance(reach, Missing) else reach
     middle = percentile([value for _, value in profile], 0.5)
     return Drift(
         ns_per_token=slope,
-        ci_low=percentile(resampled, 0.025),
-        ci_high=percentile(resampled, 0.975),
+        ci_low=low,
+        ci_high=high,
         first_context=first_context,
         last_context=first_context + steps - 1,
         share=slope * (steps - 1) / middle if middle else 0.0,
     )
+
+
+def _slope_interval(steps_by_iteration: Sequence[Sequence[int]]) -> Maybe[tuple[float, float]]:
+    """The 95 % interval of the slope; fewer repeats than the interval of a median needs have none."""
+    repeats, needed = len(steps_by_iteration), _least_for_interval()
+    if repeats < needed:
+        return Missing(f"{repeats} repeats; a 95 % interval of the slope needs {needed}")
+    draw = random.Random(0)  # noqa: S311 - reproducible, not secret
+    resampled = []
+    for _ in range(100):
+        chosen = [steps_by_iteration[draw.randrange(repeats)] for _ in range(repeats)]
+        resampled.append(_theil_sen(_profile(chosen)))
+    return percentile(resampled, 0.025), percentile(resampled, 0.975)
 
 
 def _profile(steps_by_iteration: Sequence[Sequence[int]]) -> list[tuple[int, float]]:

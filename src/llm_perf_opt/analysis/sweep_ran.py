@@ -31,6 +31,11 @@ class Ran:
     software: dict[str, str]
     """Versions inside the measured process, and the driver's."""
 
+    @property
+    def workload(self) -> str:
+        """The model and the request, in words: figures of different ones are of different work, and none is the better."""
+        return f"{self.model} ({self.parameters:,} parameters), {self.prompt_tokens} prompt tokens, {self.new_tokens} new tokens"
+
 
 def ran(analysis: RunAnalysis) -> Maybe[Ran]:
     """Of a point that was measured."""

@@ -78,8 +78,13 @@ class SweepRow:
     """Whether its figures stand beside the others'; where they do not, `status` and `why` say what is wrong with them."""
     ran: Maybe[Ran] = _NOT_MEASURED
 
+    @property
+    def workload(self) -> str:
+        """What it did, in words; only points that did the same are ranked against each other. Empty where it is not known."""
+        return "" if isinstance(self.ran, Missing) else self.ran.workload
+
     def reach(self, key: str) -> Reach | None:
-        """A metric with the ends it is known within: the 95 % interval; below the repeats that need, the least and the most."""
+        """A metric with the ends it is known within: the 95 % interval; of fewer repeats than that needs, the least and most."""
         value = self.metrics.get(key)
         if value is None or isinstance(value, Missing):
             return None
@@ -129,7 +134,7 @@ def swept_keys(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def pareto_front(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """The ranked points that no other beats, the shortest TPOT first.
+    """The ranked points that no other of their workload beats, the shortest TPOT first.
 
     One point beats another that is surely worse (their intervals lie apart) in TPOT or in decode throughput, and not surely
     better in the other of the two: a difference within the noise is no reason to choose a point that is surely worse.
@@ -143,21 +148,32 @@ def pareto_front(rows: Sequence[SweepRow]) -> list[SweepRow]:
         if row.ranked and (latency := row.reach("tpot")) is not None and (rate := row.reach("decode_rate")) is not None
     ]
 
-    def beaten(latency: Reach, rate: Reach) -> bool:
-        for time, much, _ in placed:
+    def beaten(latency: Reach, rate: Reach, row: SweepRow) -> bool:
+        for time, much, other in placed:
+            if other.workload != row.workload:
+                continue
             faster, slower = time.surely_below(latency), latency.surely_below(time)
             more, less = rate.surely_below(much), much.surely_below(rate)
             if (faster and not less) or (more and not slower):
                 return True
         return False
 
-    front = [place for place in placed if not beaten(place[0], place[1])]
+    front = [place for place in placed if not beaten(*place)]
     front.sort(key=lambda place: (place[0].median, -place[1].median))
     return [row for _, _, row in front]
 
 
+def by_workload(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
+    """The ranked points of each workload, in the order they were asked for."""
+    found: dict[str, list[SweepRow]] = {}
+    for row in rows:
+        if row.ranked:
+            found.setdefault(row.workload, []).append(row)
+    return found
+
+
 def front_line(front: Sequence[SweepRow]) -> list[SweepRow]:
-    """Those of the front to join by a line: each next one has a longer TPOT and more throughput, by their medians.
+    """Those of one workload's front to join by a line: each next one has a longer TPOT and more throughput, by their medians.
 
     Points of the front that are not told apart may have medians in any order; a line through all of them would go to and fro.
     """
@@ -172,7 +188,7 @@ def front_line(front: Sequence[SweepRow]) -> list[SweepRow]:
 
 
 def not_told_apart(rows: Sequence[SweepRow], key: str, *, most: bool = False) -> list[SweepRow]:
-    """The ranked point with the least median of a metric (or the `most`), then those whose intervals reach into its own."""
+    """Of one workload the ranked point with the least median (or the `most`), then those whose intervals reach into its own."""
     placed = [(reach, row) for row in rows if row.ranked and (reach := row.reach(key)) is not None]
     placed.sort(key=lambda place: -place[0].median if most else place[0].median)
     return [row for reach, row in placed if reach.overlaps(placed[0][0])]

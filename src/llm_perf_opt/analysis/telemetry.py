@@ -16,6 +16,7 @@ from llm_perf_opt.records import (
     Missing,
     Telemetry,
 )
+from llm_perf_opt.units import duration
 
 S = TypeVar("S", GpuSample, CpuSample)
 
@@ -211,9 +212,10 @@ def _energy(telemetry: Telemetry, timings: CleanTimings, window: Window) -> tupl
 def _energy_of(name: str, telemetry: Telemetry, windows: Sequence[Window], resolved: bool) -> Energy:
     seconds = sum(end - begin for begin, end in windows) / 1e9
     if not resolved:
-        shortest = min(end - begin for begin, end in windows) / 1e6
+        shortest = min(end - begin for begin, end in windows)
         why = Missing(
-            f"it lasts {shortest:.3g} ms, under {INTERVALS_PER_STAGE} readings {telemetry.header.interval_s * 1e3:g} ms apart"
+            f"it lasts {duration(shortest, 3)}, under {INTERVALS_PER_STAGE} readings "
+            f"{telemetry.header.interval_s * 1e3:g} ms apart"
         )
         return Energy(name, seconds, why, why)
     return Energy(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.budget import StageBudget
 from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
-from llm_perf_opt.analysis.finding import Finding
+from llm_perf_opt.analysis.finding import Finding, Throughput
 from llm_perf_opt.analysis.findings import find
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.trace.accounting import Account, StageTime
@@ -22,11 +22,13 @@ from llm_perf_opt.analysis.trace.document import (
     ProblemLine,
     StageLine,
     StepLine,
+    ThroughputLine,
     TraceAnalysis,
 )
 from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace.host_time import host_table
 from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.trace.labels import label_lines
 from llm_perf_opt.analysis.trace.row_numbers import exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.events import Trace, different
@@ -90,6 +92,7 @@ def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
         operators=operators,
         devices=device_lines(trace, stages, account),
         gpu_metrics=gpu_metric_lines(trace, stages) if len(trace.samples) else [],
+        labels=label_lines(trace, stages),
     )
 
 
@@ -129,6 +132,7 @@ def _of_the_host_alone(trace: Trace, stages: TraceStages, evidence: Evidence, so
         steps=_host_steps(stages),
         modules=[],
         host=host_table(trace, stages) if len(trace.operators) else None,
+        labels=label_lines(trace, stages),
     )
 
 
@@ -185,9 +189,10 @@ def finding_lines(found: Sequence[Finding]) -> list[FindingLine]:
 
 
 def _finding(finding: Finding) -> FindingLine:
-    saving = finding.saving
+    saving, throughput = finding.saving, finding.throughput
     known = None if isinstance(saving, Missing) else saving
-    after = known.after if known else None
+    told = throughput or known
+    after = told.after if told else None
     return FindingLine(
         id=finding.id,
         claim=finding.claim,
@@ -198,20 +203,27 @@ def _finding(finding: Finding) -> FindingLine:
         stage=finding.stage,
         saving_low_ns=known.low_ns if known else None,
         saving_high_ns=known.high_ns if known else None,
-        saving_per=known.unit if known else "",
+        saving_per=told.unit if told else "",
         saving_why=saving.why if isinstance(saving, Missing) else "",
         units=finding.units,
         confidence=finding.confidence,
         because=finding.because,
         overrides=list(finding.to_try.overrides),
         change=finding.to_try.change,
-        counted=known.counted if known else 0,
+        counted=told.counted if told else 0,
         before_ns=after.before_ns if after else None,
         after_ns=after.expected_ns if after else None,
         after_low_ns=after.low_ns if after else None,
         after_high_ns=after.high_ns if after else None,
         kept=after.kept if after else 1.0,
+        throughput=_throughput(throughput) if throughput else None,
     )
+
+
+def _throughput(found: Throughput) -> ThroughputLine:
+    then, least, most = found.then_ns, found.least_ns, found.most_ns
+    rates = [found.larger * 1e9 / ns for ns in (then, most, least)]
+    return ThroughputLine(found.batch, found.larger, found.step_ns, then, least, most, found.batch * 1e9 / found.step_ns, *rates)
 
 
 def _budget(budget: StageBudget, unit: str) -> BudgetTable:

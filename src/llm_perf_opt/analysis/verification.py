@@ -28,6 +28,8 @@ class Trial:
     after_ns: int | None = None
     spread_ns: int | None = None
     """Half the distance of the quartiles of both runs, added: a saving below it is not real."""
+    kind: str = "latency"
+    """Of the finding. For throughput, times are a token's share of the batch's step, and no request is faster."""
 
     @property
     def saving_ns(self) -> int | None:
@@ -64,7 +66,7 @@ def unmeasured(finding: FindingLine, why: str, run: str = "") -> Trial:
     """A finding that could not be tried."""
     return Trial(
         finding.id, tuple(finding.overrides), finding.saving_per, run, why,
-        finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns,
+        finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns, kind=finding.kind,
     )  # fmt: skip
 
 
@@ -78,7 +80,7 @@ def measured(finding: FindingLine, base: CleanTimings, tried: CleanTimings, run:
     before_ns = round(percentile(before, 0.5))
     return Trial(
         finding.id, tuple(finding.overrides), finding.saving_per, run, "", *predicted_saving(finding, before_ns),
-        before_ns=before_ns, after_ns=round(percentile(after, 0.5)), spread_ns=round(spread),
+        before_ns=before_ns, after_ns=round(percentile(after, 0.5)), spread_ns=round(spread), kind=finding.kind,
     )  # fmt: skip
 
 

@@ -2,10 +2,11 @@
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.capturing.listener import Listener
+from llm_perf_opt.capturing.listener import TICK, Listener
 from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, nearest
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
 from llm_perf_opt.profiling.vendor.launch import run_child
@@ -45,7 +46,8 @@ def run_ceilings(argv: list[str], listener: Listener, *, out: Path, log: Path, b
 
     finished = None
     try:
-        finished = run_child(argv, log=log, timeout_s=timeout_s, on_message=hear)
+        on_tick = partial(listener.pass_message, _NAME, TICK)
+        finished = run_child(argv, log=log, timeout_s=timeout_s, on_message=hear, on_tick=on_tick)
         words = {"limit": f"{timeout_s:.0f} s", "longer": "Is the device busy?", "smaller": "free some."}
         error = verdict("Measuring the ceilings", finished, said, log, **words)
         if isinstance(error, CaptureError) and said:

@@ -50,13 +50,13 @@ _OVERRUN = 3
 _GATED_BY_RANGE = "The NVTX range opened the capture: on the CPU nothing calls cudaProfilerStart."
 
 
-def find_or_refuse(name: str, label: str, otherwise: str = "choose profiling=minimal") -> Path:
-    """Where nsys or ncu is; a ResourceError where it is nowhere."""
+def find_or_refuse(name: str, label: str, otherwise: str = "choose profiling=minimal", *, asked: bool = True) -> Path:
+    """Where nsys or ncu is; a ResourceError where it is nowhere. Not `asked` for by name, it is only left out."""
     located = locate(name)
     if located.path is None:
         nowhere = located.warning or f"there is no {name} on the PATH or in the usual folders"
         raise ResourceError(
-            f"{label} was asked for, but {nowhere}.",
+            f"{label} was {'asked for, but' if asked else 'left out:'} {nowhere}.",
             f"Install it, name the binary in the variable {name.upper()}, or {otherwise}; see `llm-perf doctor`.",
         )
     return located.path

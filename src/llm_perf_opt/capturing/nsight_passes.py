@@ -67,6 +67,7 @@ class _Kept:
                 on_message=on_message,
                 environment=plan.environment,
                 starts=self._starts,
+                on_tick=plan.on_tick,
             )
             return self.went.finished
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llm_perf_opt.capturing.listener import Listener
+from llm_perf_opt.capturing.listener import TICK, Listener
 from llm_perf_opt.errors import LlmPerfError
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
-from llm_perf_opt.profiling.vendor.child_output import OnMessage
+from llm_perf_opt.profiling.vendor.child_output import OnMessage, OnTick, no_tick
 from llm_perf_opt.profiling.vendor.launch import Finished, run_child
 from llm_perf_opt.profiling.vendor.tool_pass import ENDINGS, report_of
 from llm_perf_opt.records import PassRecord
@@ -42,6 +42,8 @@ class PassPlan:
     """Of the child; None: that of our own measured process."""
     limit: str = "profiling.pass_timeout_s"
     """The setting that `timeout_s` comes from."""
+    on_tick: OnTick = no_tick
+    """Called once a second while it runs."""
     spellings: Mapping[str, str] = field(default_factory=dict)
     """A setting of `llm-perf run` → what it is called where this pass was asked for: remedies must be typeable."""
 
@@ -65,7 +67,7 @@ Check = Callable[[LlmPerfError | None], Judged]
 
 def begin_pass(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
     """Make the pass's folder and write its command down."""
-    write_whole(folder.command_file(name), (shlex.join(argv) + "\n").encode())
+    write_whole(folder.command_file(name), (shlex.join(argv) + "\n").encode(errors="surrogateescape"))
 
 
 def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:
@@ -80,6 +82,7 @@ def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:
             on_message=on_message,
             on_start=on_start,
             environment=plan.environment,
+            on_tick=plan.on_tick,
         )
 
     return run
@@ -98,6 +101,7 @@ def run_pass(folder: RunFolder, plan: PassPlan, listener: Listener, *, run: Run 
             said.append(error)
         listener.pass_message(plan.name, message)
 
+    plan = replace(plan, on_tick=lambda: listener.pass_message(plan.name, TICK))
     finished: Finished | None = None
     try:
         finished = (run or plain_run())(plan, folder, hear)

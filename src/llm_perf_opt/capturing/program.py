@@ -4,6 +4,7 @@ The program is run once per pass, so it must do the same each time. It is given 
 """
 
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -33,7 +34,7 @@ from llm_perf_opt.capturing.passes import LABELS, PassPlan, closed, left_somethi
 from llm_perf_opt.capturing.selftest import Tested, run_selftest
 from llm_perf_opt.config import RegionsConfig
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
-from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError, interrupted
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, check_gate, on_range
 from llm_perf_opt.profiling.vendor.launch import program_environment
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
@@ -74,6 +75,12 @@ class Asked:
     timeout_s: float = 3600.0
     max_trace_gb: float = 2.0
     device_index: int = 0
+    as_available: bool = False
+    """Nobody named the passes: one whose tool is not here, or that has nothing to count, is left out and no error."""
+
+
+class NothingToCountError(CaptureError):
+    """No kernel was recorded for Nsight Compute to count."""
 
 
 def check_asked(asked: Asked) -> None:
@@ -90,6 +97,10 @@ def check_asked(asked: Asked) -> None:
     check_patterns(asked.regions)
     there = find_tool("ncu") if asked.sections else None
     _metrics(asked, None, sections_of(there) if there else None)
+    if shutil.which(asked.argv[0]) is None:
+        raise ConfigError(
+            f"There is no program {asked.argv[0]!r} that can be run.", "Check its name, its path, and that it may be executed."
+        )
 
 
 def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], listener: Listener) -> LlmPerfError | None:
@@ -110,14 +121,22 @@ def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], lis
         except Interrupted as error:
             first = error
             break
-        except KeyboardInterrupt:  # between two processes, or while a child was being ended
-            first = Interrupted("Interrupted.", "What was captured so far is kept.")
+        except KeyboardInterrupt as error:  # between two processes, or while a child was being ended
+            first = interrupted(error, "What was captured so far is kept.")
             break
         except LlmPerfError as error:
+            if asked.as_available and _left_out(folder, name, error):
+                continue
             first = first or error
             if name == "program":  # it fails by itself: below a tool it would fail as well
                 break
     return _close(folder, first)
+
+
+def _left_out(folder: RunFolder, name: str, error: LlmPerfError) -> bool:
+    """Whether a pass was not begun for want of what this machine or this program does not have."""
+    entry = folder.manifest().pass_named(name)
+    return entry is not None and entry.status == "skipped" and isinstance(error, (ResourceError, NothingToCountError))
 
 
 def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None:
@@ -125,7 +144,7 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None
     entries = closed(manifest.passes)
     kept = left_something(folder, entries)
     if isinstance(error, Interrupted) and not kept:
-        error = Interrupted("Interrupted.", "Nothing had been captured yet.")
+        error = Interrupted(error.fact, "Nothing had been captured yet.")
     status: RunStatus = "complete" if error is None else "partial" if kept else "failed"
     why, remedy = (error.fact, error.remedy) if error else ("", "")
     folder.write_manifest(replace(manifest, status=status, passes=entries, why=why, remedy=remedy))
@@ -142,7 +161,7 @@ def _run_program(asked: Asked, folder: RunFolder, listener: Listener) -> None:
 
 def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     try:
-        nsys = find_or_refuse("nsys", LABELS["nsys"], "leave it out with --passes program")
+        nsys = find_or_refuse("nsys", LABELS["nsys"], "leave it out with --passes program", asked=not asked.as_available)
         probe = probe_nsys(nsys)
         if isinstance(probe, Missing):
             raise ResourceError(f"{probe.why}.", "Install Nsight Systems anew, or name another in the variable NSYS.")
@@ -165,12 +184,12 @@ def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
 
 def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     try:
-        ncu = find_or_refuse("ncu", LABELS["ncu"], "leave it out with --passes program,nsys")
+        ncu = find_or_refuse("ncu", LABELS["ncu"], "leave it out with --passes program,nsys", asked=not asked.as_available)
         readable_counters(on_gpu(), "Leave it out: --passes program,nsys.")
         metrics = _metrics(asked, ncu)
         chosen = _choose(asked, folder, metrics)
         if isinstance(chosen, str):
-            raise CaptureError(f"No launch was chosen: {chosen}.", "The nsys pass must record kernels first.")
+            raise NothingToCountError(f"No launch was chosen: {chosen}.", "The nsys pass must record kernels first.")
         version = f"ncu {tool_version(ncu) or ''}".strip()
         tested = Tested(ncu, version, metrics.chip, asked.device_index, asked.timeout_s, asked.max_trace_gb)
         run_selftest(folder, listener, tested)

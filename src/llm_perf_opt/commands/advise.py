@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.commands.watching import ended_in_order
 
 
 def advise(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", autocompletion=complete_run)],
     verify: Annotated[
         bool, typer.Option("--verify", help="Try the findings that are plain configuration, one at a time, on this machine.")
     ] = False,
@@ -36,7 +38,12 @@ def advise(
     for note in analysis.warnings:
         print(f"note: {note}", file=sys.stderr)
     if not verify:
-        print_json({"run": str(folder.path), "findings": findings}) if as_json else sys.stdout.write(advice_text(findings))
+        tried = analysis.verified
+        if as_json:
+            verification = None if tried is None else verification_json(tried)
+            print_json({"run": str(folder.path), "findings": findings, "verification": verification})
+        else:
+            sys.stdout.write(advice_text(findings) + (trials_text(tried) if tried and tried.trials else ""))
         return
     chosen = to_try(findings, top)
     if not as_json:
@@ -45,10 +52,11 @@ def advise(
         print("note: no finding is plain configuration that promises a saving: nothing to try", file=sys.stderr)
         print_json({"run": str(folder.path), "findings": findings, "verification": None}) if as_json else None
         return
-    with progress_for(quiet) as progress:
-        found, interrupted = try_findings(folder, chosen, command_line(), progress, remeasure=remeasure)
-    if as_json:
-        print_json({"run": str(folder.path), "findings": findings, "verification": verification_json(found)})
-    else:
-        sys.stdout.write(trials_text(found))
-    raise_if(interrupted)
+    with ended_in_order():
+        with progress_for(quiet) as progress:
+            found, interrupted = try_findings(folder, chosen, command_line(), progress, remeasure=remeasure)
+        if as_json:
+            print_json({"run": str(folder.path), "findings": findings, "verification": verification_json(found)})
+        else:
+            sys.stdout.write(trials_text(found))
+        raise_if(interrupted)

@@ -6,27 +6,36 @@ from typing import Annotated
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json, raise_if
 from llm_perf_opt.commands.watching import stopped_alike
 
 
 def analyze(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN|TRACE", help="A run folder, a torch trace, an nsys report or its SQLite export.")
+        Path,
+        typer.Argument(
+            metavar="RUN|TRACE",
+            help="A run folder, a torch trace, an nsys report or its SQLite export.",
+            autocompletion=complete_run,
+        ),
     ],
     top: Annotated[int, typer.Option(min=1, help="Kernels to list in the terminal.")] = 15,
     modules_from: Annotated[
         Path | None,
         typer.Option(metavar="RUN|TRACE", help="An eager trace of the same model: its modules for kernels of CUDA graphs."),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the trace itself; keep nothing beside it.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the trace itself; keep nothing of it.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Account for a trace: health, stages, budget, idle causes, kernels, operators, and findings with what each would save."""
     note_debug(debug)
     from llm_perf_opt.analyse_trace import analyse_source, with_borrowed_modules
+    from llm_perf_opt.run_folder import there
 
+    if modules_from is not None:
+        there(modules_from, "Give a run folder or a torch trace of the same model.")
     with stopped_alike():
         found = analyse_source(source, use_cache=not no_cache)
         if modules_from is not None:

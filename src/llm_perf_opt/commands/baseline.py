@@ -5,17 +5,27 @@ from typing import Annotated
 
 import typer
 
-from llm_perf_opt.commands.compare import RunsDir
-from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.commands.compare import RUNS_DIR, RunsDir
+from llm_perf_opt.commands.completing import complete_run
+from llm_perf_opt.commands.shared import Debug, Json, WholeHelp, note_debug, print_json
 
-app = typer.Typer(name="baseline", help="Names for runs: `compare NAME NEW` holds a run against them.", no_args_is_help=True)
+app = typer.Typer(
+    name="baseline",
+    cls=WholeHelp,
+    help="Names for runs: `compare NAME NEW` holds a run against them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @app.command("set")
 def set_baseline(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '.', '_' and '-'.")],
-    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run folder, or several repeats of one configuration.")],
-    runs_dir: RunsDir = Path("runs"),
+    run: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="A run folder, or several repeats of one configuration.", autocompletion=complete_run),
+    ],
+    runs_dir: RunsDir = RUNS_DIR,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -34,12 +44,13 @@ def set_baseline(
 
 
 @app.command("list")
-def list_baselines(runs_dir: RunsDir = Path("runs"), as_json: Json = False, debug: Debug = False) -> None:
+def list_baselines(runs_dir: RunsDir = RUNS_DIR, as_json: Json = False, debug: Debug = False) -> None:
     """Every name and the runs behind it; one whose run is gone says so."""
     note_debug(debug)
     from llm_perf_opt.baselines import Baselines, is_run
+    from llm_perf_opt.data.layout import given_root
 
-    kept = Baselines(runs_dir)
+    kept = Baselines(given_root(runs_dir, RUNS_DIR, "--runs-dir"))
     rows = [
         {"name": name, "set_at": one.set_at, "run": text, "there": is_run(kept.place(text))}
         for name, one in sorted(kept.read().items())
@@ -56,11 +67,12 @@ def list_baselines(runs_dir: RunsDir = Path("runs"), as_json: Json = False, debu
 
 @app.command("remove")
 def remove_baseline(
-    name: Annotated[str, typer.Argument(metavar="NAME")], runs_dir: RunsDir = Path("runs"), debug: Debug = False
+    name: Annotated[str, typer.Argument(metavar="NAME")], runs_dir: RunsDir = RUNS_DIR, debug: Debug = False
 ) -> None:
     """Forget a name; the runs stay."""
     note_debug(debug)
     from llm_perf_opt.baselines import Baselines
+    from llm_perf_opt.data.layout import given_root
 
-    Baselines(runs_dir).remove(name)
+    Baselines(given_root(runs_dir, RUNS_DIR, "--runs-dir")).remove(name)
     print(f"{name} removed")

@@ -6,20 +6,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_side
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.errors import ConfigError
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.comparison.compare import Comparison
 
+RUNS_DIR = Path("runs")
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds runs and baselines.json.")]
 
 
 def compare(
     base: Annotated[
-        str | None, typer.Argument(metavar="BASE", help="A run, a baseline's name, a pattern, or several with commas between.")
+        str | None,
+        typer.Argument(
+            metavar="BASE",
+            help="A run, a baseline's name, a pattern, or several with commas between.",
+            autocompletion=complete_side,
+        ),
     ] = None,
-    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Likewise.")] = None,
+    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Likewise.", autocompletion=complete_side)] = None,
     more_base: Annotated[list[str] | None, typer.Option("--base", help="A run of the base side; may be repeated.")] = None,
     more_new: Annotated[list[str] | None, typer.Option("--new", help="A run of the new side; may be repeated.")] = None,
     gate: Annotated[
@@ -50,7 +57,7 @@ def compare(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="The whole page as Markdown on standard output.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page to this file (.html, .md or .json).")] = None,
-    runs_dir: RunsDir = Path("runs"),
+    runs_dir: RunsDir = RUNS_DIR,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -71,11 +78,12 @@ def compare(
     from llm_perf_opt.analysis.comparison.gates import exit_code
     from llm_perf_opt.analysis.comparison.statistics import Judgement
     from llm_perf_opt.comparing import compare_runs
+    from llm_perf_opt.data.layout import given_root
     from llm_perf_opt.report.compare import comparison_page, comparison_text
 
     found = compare_runs(
         *sides,
-        runs_dir,
+        given_root(runs_dir, RUNS_DIR, "--runs-dir"),
         experiment=experiment or (),
         allow=allow or (),
         gates=gate or (),
@@ -92,17 +100,15 @@ def compare(
 
 
 def _write(found: "Comparison", out: Path, kind: str) -> None:
-    import msgspec
-
     from llm_perf_opt.report.compare import comparison_page
-    from llm_perf_opt.run_folder import write_whole
+    from llm_perf_opt.run_folder import encoded, write_whole
 
     if kind == ".html":
         from llm_perf_opt.report.compare_html import comparison_html
 
         content = comparison_html(found).encode()
     else:
-        content = msgspec.json.encode(found) if kind == ".json" else comparison_page(found).encode()
+        content = encoded(found) if kind == ".json" else comparison_page(found).encode()
     write_whole(out, content)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.commands.shared import Debug, Json, WholeHelp, note_debug, print_json
 from llm_perf_opt.config import PROJECT_CONF
 from llm_perf_opt.data.layout import DATASETS_ROOT, SOURCE, DatasetTree, given_root
 
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from llm_perf_opt.data.metadata import Skipped
 
 app = typer.Typer(
-    name="dataset", help="Add datasets, make variants of them, find what drifted.", no_args_is_help=True, rich_markup_mode=None
+    name="dataset",
+    cls=WholeHelp,
+    help="Add datasets, make variants of them, find what drifted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Root = Annotated[Path, typer.Option(help="The folder of datasets.")]

@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.commands.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.terminal import one_line
 
 if TYPE_CHECKING:
     from llm_perf_opt.externals.verbs import Done, Row
 
 app = typer.Typer(
     name="externals",
+    cls=WholeHelp,
     help="Reference code under third_party/, listed in third_party/externals.yaml and pinned to commits.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries of externals.yaml; otherwise all.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Entries of externals.yaml; otherwise all.")]
 Root = Annotated[Path | None, typer.Option(help="The project's folder; otherwise the git repository around this one.")]
 
 
@@ -64,7 +66,7 @@ def update(
 @app.command()
 def snapshot(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Hub entries of externals.yaml, otherwise all; or OWNER/NAME.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Hub entries of externals.yaml, otherwise all; or OWNER/NAME.")
     ] = None,
     commit: Annotated[str | None, typer.Option(help="Pin OWNER/NAME to this commit, and list it where it is not.")] = None,
     root: Root = None,
@@ -119,7 +121,7 @@ def guard(
     if as_json:
         print_json({"problems": problems})
     for problem in problems if not as_json else ():
-        print(f"{_plain(problem.path)}: {_plain(problem.why)}", file=sys.stderr)
+        print(f"{one_line(problem.path)}: {one_line(problem.why)}", file=sys.stderr)
     if problems:
         raise typer.Exit(1)
 
@@ -134,10 +136,10 @@ def _finish(done: "list[Done]", as_json: bool) -> None:
         print_json({"externals": [_as_json(one) for one in done]})
     for one in done:
         if one.error is not None:
-            print(f"error: {_plain(one.error.fact)}", file=sys.stderr)
-            print(f"  → {_plain(one.error.remedy)}", file=sys.stderr)
+            print(f"error: {one_line(one.error.fact)}", file=sys.stderr)
+            print(f"  → {one_line(one.error.remedy)}", file=sys.stderr)
         elif not as_json:
-            print(f"{one.action:<6}  {one.name}  {one.path}  {one.commit[:12]}{'  ' + _plain(one.note) if one.note else ''}")
+            print(f"{one.action:<6}  {one.name}  {one.path}  {one.commit[:12]}{'  ' + one_line(one.note) if one.note else ''}")
     if not done and not as_json:
         print("nothing is listed in third_party/externals.yaml")
     failed = [one.error for one in done if one.error is not None]
@@ -163,13 +165,8 @@ def _print_status(rows: "list[Row]") -> None:
     if not rows:
         print("nothing is listed in third_party/externals.yaml")
         return
-    cells = [[row.name, row.way, row.pinned[:12], row.state, _plain(row.path), _plain(row.detail)] for row in rows]
+    cells = [[row.name, row.way, row.pinned[:12], row.state, row.path, row.detail] for row in rows]
     print(columns(["name", "way", "pinned", "state", "path", ""], cells, "llllll"))
     for row in rows:
         for warning in row.warnings:
-            print(f"warning: {row.name}: {_plain(warning)}")
-
-
-def _plain(text: str) -> str:
-    """File names are data: whatever would move the cursor is shown as a space."""
-    return "".join(char if char.isprintable() else " " for char in text)
+            print(f"warning: {row.name}: {one_line(warning)}")

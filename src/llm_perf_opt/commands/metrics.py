@@ -5,11 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.commands.shared import Debug, Json, WholeHelp, note_debug, print_json
 from llm_perf_opt.records import Missing
 
 app = typer.Typer(
     name="metrics",
+    cls=WholeHelp,
     help="Hardware counters: the named sets, what a set means on a chip, and whether a name exists there.",
     no_args_is_help=True,
     rich_markup_mode=None,

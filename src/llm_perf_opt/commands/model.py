@@ -5,11 +5,15 @@ from typing import Annotated
 
 import typer
 
-from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.commands.shared import Debug, Json, WholeHelp, note_debug, print_json
 from llm_perf_opt.data.layout import MODELS_ROOT, given_root
 
 app = typer.Typer(
-    name="model", help="Link models and check what lies behind the links.", no_args_is_help=True, rich_markup_mode=None
+    name="model",
+    cls=WholeHelp,
+    help="Link models and check what lies behind the links.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Root = Annotated[Path, typer.Option(help="The folder of links.")]

@@ -15,7 +15,7 @@ def options(
 ) -> None:
     """List the configuration groups and what each offers."""
     note_debug(debug)
-    from llm_perf_opt.composition import group_options
+    from llm_perf_opt.choices import group_options
 
     found = group_options(config_dir)
     if as_json:

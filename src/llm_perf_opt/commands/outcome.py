@@ -1,6 +1,7 @@
 """What a run came to, as `run` and `report` end with it."""
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llm_perf_opt.commands.shared import print_json
 from llm_perf_opt.stages import STAGE_NAMES
@@ -24,6 +25,8 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         "why": analysis.damaged.fact if analysis.damaged else analysis.manifest.why,
         "stages": {_stage_key(stage): stage for stage in analysis.stages},
         "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
+        "inputs": analysis.inputs,
+        "stability": analysis.stability,
         "warnings": analysis.warnings,
     }
 
@@ -36,13 +39,18 @@ def _stage_key(stage: "StageTiming") -> str:
 def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
     """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
     from llm_perf_opt.records import Distribution, Missing
-    from llm_perf_opt.report.text import interval, with_unit
+    from llm_perf_opt.report.text import known_within, with_unit
+    from llm_perf_opt.report.what_ran import what_ran
 
     if analysis is not None:
+        if not isinstance(analysis.timings, Missing):
+            print(what_ran(analysis.timings))
+        for note in analysis.inputs:
+            print(f"- {note.text}")
         for metric in analysis.metrics:
             if isinstance(metric.value, Distribution) and metric.key in ("ttft", "tpot", "e2e", "decode_rate"):
                 value = metric.value
-                shown = f"{with_unit(value.median, metric.unit)}  (95 %: {interval(value, metric.unit)}, n={value.n})"
+                shown = f"{with_unit(value.median, metric.unit)}  ({known_within(value, metric.unit)})"
                 print(f"{metric.label:<32} {shown}")
         for warning in analysis.warnings:
             print(f"warning: {warning}")
@@ -58,9 +66,28 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
 def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
     """What a user's own program came to, as `exec` and `report` end with it."""
     from llm_perf_opt.analyse_program import program_page
+    from llm_perf_opt.records import Missing
 
+    output = found.output if isinstance(found.output, Missing) else str(folder.path / found.output.file)
     if as_json:
-        print_json({"run": str(folder.path), "status": found.manifest.status, "kernels": found.kernels, "regions": found.regions})
+        values = {"passes": found.manifest.passes, "kernels": found.kernels, "regions": found.regions, "output": output}
+        print_json({"run": str(folder.path), "status": found.manifest.status, **values})
         return
-    print(program_page(found))
+    _print_page(program_page(found))
+    print(f"output: {output}")
     print(f"report: {folder.report_file}")
+
+
+def _print_page(markdown: str) -> None:
+    """A page as it is read: laid out on a terminal, as Markdown for another program."""
+    if not sys.stdout.isatty():
+        print(markdown)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from llm_perf_opt.commands.lasting_file import LastingFile
+    from llm_perf_opt.terminal import raw_stream, visible
+
+    file = LastingFile(raw_stream(sys.stdout), may_break=True)  # it draws: what it is given is cleaned instead
+    Console(file=cast("TextIO", file)).print(Markdown(visible(markdown), hyperlinks=False))

@@ -5,13 +5,16 @@ from typing import Annotated
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.outcome import outcome, print_outcome, print_program
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json, raise_if
 from llm_perf_opt.errors import ConfigError
 
 
 def report(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a sweep.")],
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run or of a sweep.", autocompletion=complete_run)
+    ],
     peak_tflops: Annotated[
         float | None, typer.Option(help="Dense peak of the run's dtype, in place of the run's own.", min=1e-9)
     ] = None,

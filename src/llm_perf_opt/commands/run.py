@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_override
 from llm_perf_opt.commands.outcome import outcome, print_outcome
 from llm_perf_opt.commands.shared import Debug, Json, command_line, note_debug, print_json, raise_if
 from llm_perf_opt.commands.watching import ended_in_order
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 def run(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="GROUP=OPTION or KEY=VALUE, as in model=qwen2_5_1_5b runtime.batch_size=4."),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="GROUP=OPTION or KEY=VALUE, as in model=qwen2_5_1_5b runtime.batch_size=4.",
+            autocompletion=complete_override,
+        ),
     ] = None,
     config_dir: Annotated[
         Path | None, typer.Option(help="A folder with options of your own: model/mine.yaml, runtime/mine.yaml …")
@@ -53,9 +58,11 @@ def run(
 
 
 def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet: bool, as_json: bool) -> None:
+    from llm_perf_opt.capturing.preflight import refuse_early
     from llm_perf_opt.composition import compose
 
     composed = compose(overrides, config_dir)
+    refuse_early([composed.config])  # before what captures is loaded: an answer that is known is given at once
     if dry_run:
         _print_plan(composed, as_json)
         return
@@ -95,7 +102,8 @@ def _sweep(
         folder = begin_sweep(planned, command_line(), config_dir)
 
     def run_one(composed: "Composed", words: str) -> "tuple[RunFolder, LlmPerfError | None]":
-        print(words, file=sys.stderr)
+        if not quiet:
+            print(words, file=sys.stderr)
         run, analysis, error = _capture(composed, quiet)
         images = _images(run, analysis)
         if not as_json:
@@ -151,10 +159,8 @@ def _print_plan(composed: "Composed", as_json: bool) -> None:
 
     from llm_perf_opt.capture import planned_passes
     from llm_perf_opt.capturing.asked_metrics import settled
-    from llm_perf_opt.capturing.preflight import refuse_early
     from llm_perf_opt.composition import config_to_yaml
 
-    refuse_early([composed.config])
     config = settled(composed.config)
     passes = planned_passes(config)
     if as_json:

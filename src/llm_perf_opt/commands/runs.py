@@ -49,9 +49,8 @@ def runs(
     cut = [row[-1] for row in rows if len(row[-1]) > _LONGEST_WHY]
     for row in rows:
         row[-1] = _line(row[-1])
-    printable = [["".join(char if char.isprintable() else " " for char in cell) for cell in row] for row in rows]
-    if printable:
-        print(columns(header, printable, "llllrrll"))
+    if rows:
+        print(columns(header, rows, "llllrrll"))
     if cut:
         print("A reason that ends in … is whole with --json, and in the run's own report.", file=sys.stderr)
     if len(found.rows) < found.matching:

@@ -6,18 +6,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.terminal import one_line
 
 if TYPE_CHECKING:
+    from llm_perf_opt.events import TraceProblem
+    from llm_perf_opt.parsers.trace_cache import CachedTrace
     from llm_perf_opt.reading.queries import Answer, TableInfo
 
 SHOWN_ROWS = 50
 _WIDEST_CELL = 72
+_AS_TOLD = ("missing_shapes", "no_device_work")
+"""Problems of a trace that a run was made to have: on the CPU, with a preset that records no shapes."""
 
 
 def sql(
-    source: Annotated[Path, typer.Argument(metavar="RUN|TRACE", help="A run folder, a torch trace or an nsys SQLite export.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|TRACE", help="A run folder, a torch trace or an nsys SQLite export.", autocompletion=complete_run
+        ),
+    ],
     query: Annotated[str | None, typer.Argument(metavar="SQL", help="One SELECT; without it the tables are listed.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Rows as CSV.")] = False,
     limit: Annotated[
@@ -33,7 +44,7 @@ def sql(
     if as_json and as_csv:
         raise ConfigError("--json and --csv ask for two formats.", "Give one.")
     queries = Queries(source)
-    for problem in queries.opened.trace.problems:
+    for problem in _to_tell(queries.opened, of_a_run=source.is_dir()):
         print(f"warning: {problem.what}", file=sys.stderr)
     if queries.opened.note:
         print(f"note: {queries.opened.note}", file=sys.stderr)
@@ -45,6 +56,12 @@ def sql(
     _show(answer, as_json, as_csv)
     if answer.more:
         print(f"note: the first {shown} rows; --limit 0 gives all", file=sys.stderr)
+
+
+def _to_tell(opened: "CachedTrace", *, of_a_run: bool) -> "list[TraceProblem]":
+    """What makes numbers wrong, each time; remarks once, when the trace is parsed, and none on what a run was told to record."""
+    remarks = [one for one in opened.trace.problems if not (of_a_run and one.id in _AS_TOLD)] if opened.parsed else []
+    return [one for one in opened.trace.problems if one.fatal or one in remarks]
 
 
 def _show_tables(tables: "list[TableInfo]", as_json: bool, as_csv: bool) -> None:
@@ -107,5 +124,5 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return significant(value, 6) if abs(value) < float("inf") else str(value)
-    text = "".join(char if char.isprintable() else " " for char in str(value))
+    text = one_line(str(value))
     return text if len(text) <= _WIDEST_CELL else text[: _WIDEST_CELL - 1] + "…"

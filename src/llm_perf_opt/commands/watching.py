@@ -1,13 +1,15 @@
 """How far a long reading of data is, and how it ends when the user stops it."""
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
-from llm_perf_opt.errors import Interrupted, LlmPerfError, Terminated
+from llm_perf_opt.commands.lasting_file import LastingFile
+from llm_perf_opt.errors import HungUp, Interrupted, LlmPerfError, Terminated
 from llm_perf_opt.records import PassRecord
 
 if TYPE_CHECKING:
@@ -49,30 +51,50 @@ def stopped_alike() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+_ENDS: dict[int, tuple[type[Interrupted], str]] = {
+    signal.SIGTERM: (Terminated, "Ended by SIGTERM."),
+    signal.SIGHUP: (HungUp, "Ended by SIGHUP: the terminal was closed."),
+}
+
+
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """SIGTERM, as a scheduler sends it, ends a capture as Ctrl-C does: what there is is kept and reported; only the code differs.
+    """SIGTERM, as a scheduler sends it, and SIGHUP, as a closed terminal does, end a capture as Ctrl-C does.
 
-    It is heard once: a second one must not break into the clearing up that the first began.
+    What there is is kept and reported; only the exit code differs, and nobody reads what is printed to a terminal that is gone.
+    The first signal counts: a second one must not break into the clearing up that the first began. Where SIGHUP is ignored, as
+    below nohup, it stays so.
     """
-    told = False
+    told: list[int] = []
+    output = [LastingFile(sys.stdout), LastingFile(sys.stderr)]
 
     def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        del number, frame
+        del frame
+        if number == signal.SIGHUP:
+            for file in output:
+                file.may_break = True
         if not told:
-            told = True
-            raise KeyboardInterrupt
+            told.append(number)
+            raise KeyboardInterrupt(_ENDS[number][1])  # run.json and the pages say it, too
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM]
+    previous = {number: signal.signal(number, stop) for number in heard}
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", tuple(output))
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as error:
         if not told:
             raise
-        raise Terminated("Ended by SIGTERM.", error.remedy if isinstance(error, Interrupted) else "") from error
+        kind, fact = _ENDS[told[0]]
+        raise kind(fact, error.remedy if isinstance(error, Interrupted) else "") from error
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        sys.stdout, sys.stderr = streams
+        if any(file.may_break for file in output):
+            for file in output:
+                file.close_if_gone()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from llm_perf_opt.composition import packaged_options, root_for_option
+from llm_perf_opt.choices import packaged_options
+from llm_perf_opt.composition import root_for_option
 from llm_perf_opt.data.formats import DataFile, data_files
 from llm_perf_opt.data.inventory import content_sha256, files_below, inventory, total_bytes
 from llm_perf_opt.data.layout import DatasetFolder, DatasetTree, option_file, refuse_existing
@@ -16,7 +17,8 @@ from llm_perf_opt.data.metadata import SCHEMA, DatasetMetadata, Size, now, tool_
 from llm_perf_opt.data.preparing import Phases, silent
 from llm_perf_opt.data.record_streams import check_text_field, count_records
 from llm_perf_opt.errors import ConfigError, ResourceError
-from llm_perf_opt.run_folder import write_whole
+from llm_perf_opt.run_folder import there, write_whole
+from llm_perf_opt.terminal import visible
 
 _KEPT_OUT_OF_GIT = "*/source-data\n*/source-data/**\n*/*/data/\n.*.part/\n"
 _OPTION_HEAD = "# Made by `llm-perf dataset add`. dataset.variant=NAME chooses a variant; without one the source is read.\n"
@@ -51,7 +53,7 @@ def add_dataset(
     option, content = option_file(conf, name), _option(folder, conf, said)
     if not (option.is_file() and option.read_text(errors="replace") == content):  # our own, of an add that was killed
         refuse_existing(option, "Nothing is overwritten: choose another name, or remove that file first.")
-    files = files_below(source)
+    files = files_below(there(source, "Give the folder or the file of the data."))
     _refuse_itself(tree, source)
     records = data_files(files, source, said.format)
     if records[0].format == "tokens":
@@ -101,7 +103,7 @@ def _describe(
         schema=SCHEMA,
         name=name,
         version=said.version,
-        source=said.origin or str(_lasting(source, files)),
+        source=said.origin or visible(str(_lasting(source, files))),
         license=said.license,
         notes=said.notes,
         format=records[0].format,

@@ -23,6 +23,8 @@ class Entry:
     tokenizer: str | None
     """Of a tokenized variant; it has ids in place of texts."""
     id_bytes: int
+    records: int
+    """As counted when it was added or made."""
 
     def check_first(self) -> bool:
         """Whether it holds anything; an error where its first record has no text in the field asked for."""
@@ -53,11 +55,11 @@ def open_entry(root: str, variant: str | None, text_field: str) -> Entry:
     chosen = folder.variant(variant)
     metadata = read_metadata(chosen.metadata_file, VariantMetadata)
     files = data_files(files_below(chosen.data), chosen.data, metadata.format)
-    label = f"{folder.name}, variant {variant}"
+    label, records = f"{folder.name}, variant {variant}", metadata.size.records
     if metadata.format == "tokens":
         arguments = metadata.arguments
-        return Entry(label, files, text_field, str(arguments.get("tokenizer")), int(arguments.get("id_bytes", 0)))
-    return Entry(label, files, _field_of_variant(folder, metadata, text_field), None, 0)
+        return Entry(label, files, text_field, str(arguments.get("tokenizer")), int(arguments.get("id_bytes", 0)), records)
+    return Entry(label, files, _field_of_variant(folder, metadata, text_field), None, 0, records)
 
 
 def _field_of_variant(folder: DatasetFolder, variant: VariantMetadata, asked: str) -> str:
@@ -71,4 +73,4 @@ def _source(folder: DatasetFolder, text_field: str) -> Entry:
         raise dangling_error(folder.source)
     metadata = read_metadata(folder.metadata_file, DatasetMetadata)
     files = data_files(files_below(folder.source), folder.source, metadata.format)
-    return Entry(f"{folder.name}, source-data", files, text_field, None, 0)
+    return Entry(f"{folder.name}, source-data", files, text_field, None, 0, metadata.size.records)

@@ -33,10 +33,15 @@ def with_pictures(prompts: Prompts, picture: Picture, longest: int, seed: int) -
             f"Set runtime.prompt_tokens={least} or more: a token before the picture and one after it.",
         )
     placeholder = 0 if picture.token_id else 1
+    room = longest - picture.tokens
+    texts = prompts.texts
+    if texts is not None:
+        texts = replace(texts, cut=sum(len(ids) > room for ids in prompts.ids[: texts.used]), limit=room)
     found = []
     for ids in prompts.ids:
-        text = [placeholder if token == picture.token_id else token for token in ids[: longest - picture.tokens]]
+        text = [placeholder if token == picture.token_id else token for token in ids[:room]]
         text += [placeholder] * (2 - len(text))
         found.append((text[0], *[picture.token_id] * picture.tokens, *text[1:]))
     source = f"{prompts.source}; one picture of random pixels each, seed {seed} ({picture.tokens} of the prompt's tokens)"
-    return replace(prompts, ids=tuple(found), source=source, pixels=(len(found), *picture.shape), pixel_seed=seed)
+    pixels = (len(found), *picture.shape)
+    return replace(prompts, ids=tuple(found), source=source, pixels=pixels, pixel_seed=seed, texts=texts)

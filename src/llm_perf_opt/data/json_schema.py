@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from llm_perf_opt.data.parquet_files import quoted
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.sql_files import quoted
 
 _EXACT_IN_DOUBLE = 2**53
 _MOST_FIELDS = 200

@@ -177,14 +177,14 @@ class DatasetTree:
         return folder
 
 
-def given_root(root: Path, usual: Path) -> Path:
+def given_root(root: Path, usual: Path, option: str = "--root") -> Path:
     """A tree to look at. The usual one may not be there yet; another that is not there is a slip of the pen, and says so."""
     try:
         there = root.is_dir()
     except OSError:  # a name that is too long, a folder that may not be looked into
         there = False
     if root != usual and not there:
-        raise ConfigError(f"--root {root}: no such folder.", f"Leave it out for {usual}/ of the current folder.")
+        raise ConfigError(f"{option} {root}: no such folder.", f"Leave it out for {usual}/ of the current folder.")
     return root
 
 

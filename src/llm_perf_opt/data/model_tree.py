@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from llm_perf_opt.choices import HUB_NAME, model_remedy
 from llm_perf_opt.data.layout import checked_name, dangling, dangling_error, refuse_existing
 from llm_perf_opt.data.making import write_error
 from llm_perf_opt.data.safetensors_header import StoredTensor, read_header
-from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, nearest
+from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, file_error, nearest
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.user_files import read_bytes
 
@@ -61,13 +62,13 @@ def link_model(root: Path, name: str, target: Path) -> Path:
     try:
         if not target.is_dir():
             what = "a link to nothing" if dangling(target) else "not a folder"
-            raise ResourceError(f"{target} is {what}.", _GIVE_A_FOLDER)
+            raise ConfigError(f"{target} is {what}.", _GIVE_A_FOLDER)
         if dangling(target / _CONFIG):
             raise dangling_error(target / _CONFIG)
         if not (target / _CONFIG).is_file():
             raise ResourceError(f"{target} has no {_CONFIG}.", _GIVE_A_FOLDER)
     except OSError as error:  # a name that is too long, a folder that may not be looked into
-        raise ResourceError(f"{target} cannot be looked at: {error.strerror or error}.", _GIVE_A_FOLDER) from error
+        raise file_error(error, _GIVE_A_FOLDER) from error
     if root.resolve().is_relative_to(target.resolve()):
         raise ConfigError(f"{target} contains {root} itself.", "Give the folder of the weights.")
     try:
@@ -88,6 +89,8 @@ def model_folder(path: str) -> Path:
         )
     try:
         if not folder.is_dir():
+            if HUB_NAME.fullmatch(path) and not folder.parent.exists():
+                raise ConfigError(f"model.path={path}: no such folder. It looks like a name on the Hub.", model_remedy(path))
             what = "is a file, not a folder" if folder.exists() else "no such folder"
             raise ConfigError(f"model.path={path}: {what}.{_beside(folder)}", _GIVE_A_FOLDER)
         if dangling(folder / _CONFIG):

@@ -11,7 +11,7 @@ from llm_perf_opt.data.inventory import Advance
 from llm_perf_opt.data.lines import MAX_LINE_BYTES
 from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, nearest
 from llm_perf_opt.host import available_memory_bytes
-from llm_perf_opt.sql_files import AS_WRITTEN, literal, parquet_rows, pattern_of
+from llm_perf_opt.sql_files import AS_WRITTEN, literal, parquet_rows, pattern_of, quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -136,11 +136,6 @@ def write_parquet(lines: Path, columns: dict[str, str], rows: int, out: Path, ad
     options = f"FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {group}"
     sql = f"COPY (SELECT * FROM {read}) TO {literal(str(out))} ({options})"  # noqa: S608 - names are quoted
     _copy(sql, [], lines, out.parent, row_bytes * min(rows, _ROWS_HELD), advance)
-
-
-def quoted(name: str) -> str:
-    """A column's name in SQL."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _types_of(path: Path) -> list[tuple[str, Any]]:

@@ -11,12 +11,14 @@ from typing import TextIO
 
 from llm_perf_opt.config import DatasetConfig
 from llm_perf_opt.data.entries import Entry, open_entry
-from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.errors import ConfigError, ResourceError, words_of
+from llm_perf_opt.runtime_records import TextUse
 from llm_perf_opt.user_files import check_ordinary
 
 Tokenize = Callable[[str], list[int]]
 
 _MAX_RECORD_CHARS = 16 * 1024 * 1024
+_MOST_COUNTED_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Prompts:
     pixels: tuple[int, ...] = ()
     """Shape of the pixel values that go with them (pictures, channels, height, width); empty without pictures."""
     pixel_seed: int = 0
+    texts: TextUse | None = None
+    """What of a dataset they are; None for made-up ids."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -51,9 +55,13 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
     """The first `batch_size` texts of the dataset, cut to `longest` tokens; fewer texts are repeated in turn."""
     entry = open_entry(dataset.root, dataset.variant, dataset.text_field) if dataset.root else None
     sequences: list[tuple[int, ...]] = []
+    lengths: list[int] = []
+    taken = 0
     for ids in _sequences(dataset, entry, vocabulary, tokenize):
+        taken += 1
         if ids:
             sequences.append(tuple(ids[:longest]))
+            lengths.append(len(ids))
         if len(sequences) == batch_size:
             break
     if not sequences:
@@ -67,7 +75,24 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
     where = f"dataset {dataset.name}" if dataset.path is None else f"file {dataset.path}"
     if entry:
         where = f"dataset {entry.label}"
-    return Prompts(tuple(repeated), f"{where}, {tokenizer}{again}")
+    there = entry.records if entry else _count(dataset)
+    unused = None if there is None else max(0, there - taken)
+    use = TextUse(found, sum(length > longest for length in lengths), max(lengths), longest, unused)
+    return Prompts(tuple(repeated), f"{where}, {tokenizer}{again}", texts=use)
+
+
+def _count(dataset: DatasetConfig) -> int | None:
+    """Records of a file: its lines that are not blank. None of one too large to be read through for that."""
+    if dataset.path is None:
+        return sum(1 for _ in _texts(dataset))
+    path = Path(dataset.path)
+    try:
+        if path.stat().st_size > _MOST_COUNTED_BYTES:
+            return None
+        with path.open("rb") as lines:
+            return sum(1 for line in lines if line.strip())
+    except OSError:  # gone since it was read
+        return None
 
 
 def check_first_text(dataset: DatasetConfig) -> None:
@@ -151,7 +176,9 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:  # not only JSONDecodeError: a number may have too many digits
-            raise ResourceError(f"{where}, line {number}: not JSON ({error}).", "Write one JSON object per line.") from error
+            raise ResourceError(
+                f"{where}, line {number}: not JSON ({words_of(error)}).", "Write one JSON object per line."
+            ) from error
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
             known = ", ".join(record) if isinstance(record, dict) else type(record).__name__

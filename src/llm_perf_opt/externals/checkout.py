@@ -5,6 +5,7 @@ from pathlib import Path
 
 from llm_perf_opt.externals.entry import External, Standing
 from llm_perf_opt.externals.git import Git, GitError, reason
+from llm_perf_opt.terminal import one_line
 
 _SHOWN = 3
 """So many edited files are named; the rest is counted."""
@@ -27,7 +28,7 @@ def checkout_standing(folder: Path, entry: External, *, only_below: bool = False
 
 def edited(paths: list[str]) -> str:
     """The first edited files by name."""
-    named = ", ".join("".join(char if char.isprintable() else "?" for char in path) for path in paths[:_SHOWN])
+    named = ", ".join(one_line(path) for path in paths[:_SHOWN])
     return named + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from llm_perf_opt.errors import ResourceError
 from llm_perf_opt.profiling.vendor.launch import Answer, answer
+from llm_perf_opt.terminal import one_line
 
 LOCAL_S = 120.0
 FETCH_S = 1800.0
@@ -101,7 +102,7 @@ def reason(errors: str) -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     telling = [line for line in lines if line.lower().startswith(("fatal:", "error:"))] or lines[-1:] or ["it gave no reason"]
     plain = re.sub(r"^(?:(?:fatal|error|remote error): )+", "", telling[0], flags=re.IGNORECASE)
-    return _CREDENTIALS.sub("://", "".join(char if char.isprintable() else " " for char in plain)).rstrip(".")[:300]
+    return _CREDENTIALS.sub("://", one_line(plain)).rstrip(".")[:300]
 
 
 def command(folder: str, *words: str) -> str:

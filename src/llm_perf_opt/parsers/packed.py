@@ -1,7 +1,7 @@
 """A trace file's bytes, plain, gzipped or in a zip, unpacked piece by piece. What the file is, its first bytes say, not its name.
 
-A small file that unpacks to something enormous is refused: by ratio, and by a size that `LLM_PERF_MAX_TRACE_GB` raises. Whatever
-the file holds, no more is unpacked at once than was asked for.
+A small file that unpacks to something enormous is refused: by ratio, and by a size that `LLM_PERF_MAX_TRACE_GB` raises. No more
+is unpacked at once than was asked for, whatever the file holds.
 """
 
 import os

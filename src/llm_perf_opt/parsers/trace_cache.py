@@ -1,10 +1,10 @@
-"""A trace is parsed once: its tables lie beside it under a name with a fingerprint of its bytes, and are read from then on."""
+"""A trace is parsed once: its tables are kept in the user's cache under a fingerprint of its bytes, and are read from then on."""
 
-import glob
 import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +14,18 @@ from llm_perf_opt.errors import ParseError, ResourceError
 from llm_perf_opt.events import Trace
 from llm_perf_opt.parsers.checksum import Checksum, checksum_of
 from llm_perf_opt.parsers.open_trace import read_trace
-from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION, seen_of, tables_beside
+from llm_perf_opt.parsers.trace_mark import (
+    META_FILE,
+    MOST_BYTES,
+    SCHEMA_VERSION,
+    kept_bytes,
+    kept_for,
+    note_use,
+    seen_of,
+    tables_of,
+)
 from llm_perf_opt.parsers.trace_tables import made_of, read_tables, write_tables
+from llm_perf_opt.records import Maybe, Missing
 
 
 @dataclass(frozen=True)
@@ -49,22 +59,20 @@ def cached_trace(
 ) -> CachedTrace:
     """The trace in `source`, from its tables where they are sound and of these very bytes, else parsed and the tables written.
 
-    The tables lie beside the source, or in `folder`. Where they cannot be written the trace comes all the same, with a note.
+    The tables lie in the user's cache, or in `folder`. Where they cannot be written the trace comes all the same, with a note.
     `meanwhile` is given the trace, once, and works with it while the tables are written.
     """
     seen, state = seen_of(source), _state(source)
-    places = [folder] if folder else tables_beside(source)
+    places = [folder] if folder else tables_of(source)
     for tables in places:
         if seen and (trace := _kept(tables, seen=seen)):
-            meanwhile(trace)
-            return CachedTrace(trace, tables, parsed=False)
+            return _used(trace, tables, folder, meanwhile)
     of = ""
     if any((place / META_FILE).is_file() for place in places):  # else nothing can be of the same bytes
         of = fingerprint(source)
-        tables = folder or _place(source, of)
-        if trace := _kept(tables, of=of):
-            meanwhile(trace)
-            return CachedTrace(trace, tables, parsed=False)
+        same = folder or _place(source, of)
+        if not isinstance(same, Missing) and (trace := _kept(same, of=of)):
+            return _used(trace, same, folder, meanwhile)
     checksum = Checksum()
     trace = read_trace(source, checksum)
     if checksum.size == state.size:  # every byte came by
@@ -76,6 +84,13 @@ def cached_trace(
     return CachedTrace(trace, written, True, note)
 
 
+def _used(trace: Trace, tables: Path, folder: Path | None, meanwhile: Callable[[Trace], None]) -> CachedTrace:
+    if folder is None:
+        note_use(tables.parent)
+    meanwhile(trace)
+    return CachedTrace(trace, tables, parsed=False)
+
+
 def _write(trace: Trace, source: Path, folder: Path | None, of: str, seen: str, state: _State) -> tuple[Path | None, str]:
     """The tables of a trace, or why there are none."""
     try:
@@ -83,18 +98,42 @@ def _write(trace: Trace, source: Path, folder: Path | None, of: str, seen: str, 
         if _state(source) != state:
             return None, "the tables were not kept: the file was changed while it was read"
         tables = folder or _place(source, of)
+        if isinstance(tables, Missing):
+            return None, f"the tables were not kept: {tables.why}"
+        if folder is None:
+            tables.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_tables(trace, tables, stage_columns(trace), of=of, seen=seen)
     except OSError as error:
-        return None, f"the tables were not kept: {error.strerror or error}"
+        where = f"{error.filename}: " if error.filename else ""
+        return None, f"the tables were not kept: {where}{error.strerror or error}"
     except (ParseError, ResourceError) as error:
         return None, f"the tables were not kept: {error.fact}"
     if folder is None:
         _remove_others(source, tables)
+        make_room(tables.parent)
     return tables, ""
 
 
-def _place(source: Path, of: str) -> Path:
-    return source.with_name(f"{source.name}.tables-{of}")
+def _place(source: Path, of: str) -> Maybe[Path]:
+    kept = kept_for(source)
+    return kept if isinstance(kept, Missing) else kept / f"tables-{of}"
+
+
+def make_room(kept: Path) -> None:
+    """Remove from the cache what was used least recently, until the rest is within its bound. What is `kept` now stays."""
+    note_use(kept)
+    entries: list[tuple[int, int, Path]] = []
+    with suppress(OSError):
+        for entry in kept.parent.iterdir():
+            with suppress(OSError):  # another process may remove it meanwhile
+                entries.append((entry.lstat().st_mtime_ns, kept_bytes(entry), entry))
+    total = sum(size for _, size, _ in entries)
+    for _, size, entry in sorted(entries):
+        if total <= MOST_BYTES:
+            return
+        if entry != kept:
+            shutil.rmtree(entry, ignore_errors=True)
+            total -= size
 
 
 def _state(source: Path) -> _State:
@@ -125,10 +164,10 @@ def _fingerprint(checksum: Checksum) -> str:
 
 def _remove_others(source: Path, kept: Path) -> None:
     """Tables of what this source held before serve nobody, nor does what a killed writer left half-made."""
-    for folder in tables_beside(source):
+    for folder in tables_of(source):
         if folder != kept:
             shutil.rmtree(folder, ignore_errors=True)
-    for half in source.parent.glob(f".{glob.escape(source.name)}.tables-*.part"):
+    for half in kept.parent.glob(".tables-*.part"):
         writer = re.search(r"\.(\d+)-\d+\.part$", half.name)
         if writer and not Path("/proc", writer[1]).exists():
             shutil.rmtree(half, ignore_errors=True)

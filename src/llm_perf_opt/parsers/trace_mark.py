@@ -1,6 +1,7 @@
-"""Whether the tables beside a trace are still of it: told from a few bytes, so that what is kept is shown at once."""
+"""What is kept of a trace in the user's cache, and whether it is still of it: told from a few bytes, and so shown at once."""
 
 import hashlib
+import os
 import time
 from contextlib import suppress
 from functools import cache
@@ -10,11 +11,15 @@ import msgspec
 
 from llm_perf_opt import __version__
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.host import user_cache_folder
+from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.user_files import read_bytes
 
 META_FILE = "meta.json"
 SCHEMA_VERSION = 5
 """Of the tables; raised when a reader of the old ones would misread the new, or miss something."""
+MOST_BYTES = 5_000_000_000
+"""Of all that is kept of traces; what was used least recently goes first."""
 
 
 _DECIDES = ("*.py", "parsers/**/*.py", "analysis/**/*.py", "reading/**/*.py")
@@ -53,21 +58,52 @@ def seen_of(source: Path) -> str:
     return f"{stat.st_dev:x}-{stat.st_ino:x}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ctime_ns:x}"
 
 
-def tables_beside(source: Path) -> list[Path]:
-    """Folders of tables that were made of a file of this name."""
-    prefix = f"{source.name}.tables-v"
+def cache_folder() -> Maybe[Path]:
+    """Where everything that is kept of traces lies, for this user; a run keeps what is made of its own in itself."""
+    return user_cache_folder("traces")
+
+
+def kept_for(source: Path) -> Maybe[Path]:
+    """The folder for what is kept of one file, by where the file lies; it may not be there yet."""
+    cache = cache_folder()
+    if isinstance(cache, Missing):
+        return cache
+    return cache / hashlib.blake2b(os.fsencode(source.resolve()), digest_size=12).hexdigest()
+
+
+def note_use(kept: Path) -> None:
+    """What was used last is removed last."""
+    with suppress(OSError):
+        os.utime(kept)
+
+
+def kept_bytes(folder: Path) -> int:
+    """All that lies below a folder; what is removed meanwhile counts no more."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += Path(place, name).lstat().st_size
+    return total
+
+
+def tables_of(source: Path) -> list[Path]:
+    """Folders of tables that were made of a file in this place."""
+    kept = kept_for(source)
     try:
-        return [folder for folder in source.parent.iterdir() if folder.name.startswith(prefix) and (folder / META_FILE).is_file()]
+        inside = [] if isinstance(kept, Missing) else list(kept.iterdir())
     except OSError:
-        return []  # a folder that may be entered and not listed
+        return []  # nothing was kept yet, or it may not be looked into
+    return [folder for folder in inside if folder.name.startswith("tables-v") and (folder / META_FILE).is_file()]
 
 
 def fresh_tables(source: Path) -> Path | None:
-    """The tables beside a file that has not been touched since they were made of it; they are not read."""
+    """The tables of a file that has not been touched since they were made of it; they are not read."""
     seen = seen_of(source)
-    for folder in tables_beside(source) if seen else []:
+    for folder in tables_of(source) if seen else []:
         with suppress(OSError, ParseError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             mark = msgspec.json.decode(read_bytes(folder / META_FILE), type=_Mark)
             if mark.schema == SCHEMA_VERSION and mark.seen == seen and mark.by == made_by():
+                note_use(folder.parent)
                 return folder
     return None

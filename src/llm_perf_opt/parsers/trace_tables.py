@@ -32,6 +32,7 @@ from llm_perf_opt.events import (
     is_beyond_clocks,
 )
 from llm_perf_opt.parsers.trace_mark import META_FILE, SCHEMA_VERSION, made_by
+from llm_perf_opt.run_folder import encoded
 from llm_perf_opt.sql_files import literal, parquet_rows, pattern_of
 from llm_perf_opt.user_files import read_bytes
 
@@ -169,7 +170,7 @@ def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str
             SCHEMA_VERSION, trace.source, of, seen, made_by(), {table: len(_columns_of(trace, table)) for table in _TABLES},
             files, list(trace.problems), trace.facts,
         )  # fmt: skip
-        (beside / META_FILE).write_bytes(msgspec.json.encode(meta))
+        (beside / META_FILE).write_bytes(encoded(meta))
         _replace(folder, beside)
     finally:
         connection.close()

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from llm_perf_opt.records import GpuSample, Maybe, Missing
@@ -47,6 +48,39 @@ def gpu_name(device_index: int = 0) -> Maybe[str]:
             return handle
         name = read(library, lambda: library.nvmlDeviceGetName(handle))
         return name.decode() if isinstance(name, bytes) else name
+
+
+@dataclass(frozen=True)
+class GpuSize:
+    """What decides what fits on a GPU."""
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+    driver_cuda: int
+    """Major version of CUDA that the driver can run."""
+
+
+def gpu_size(device_index: int = 0) -> Maybe[GpuSize]:
+    """Of cuda:`device_index`, or why that cannot be said."""
+    with nvml() as library:
+        if isinstance(library, Missing):
+            return library
+        handle = handle_of(library, device_index)
+        if isinstance(handle, Missing):
+            return handle
+
+        def ask() -> GpuSize:
+            name = library.nvmlDeviceGetName(handle)
+            major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
+            return GpuSize(
+                name.decode() if isinstance(name, bytes) else str(name),
+                int(library.nvmlDeviceGetMemoryInfo(handle).total),
+                (int(major), int(minor)),
+                int(library.nvmlSystemGetCudaDriverVersion()) // 1000,
+            )
+
+        return read(library, ask)
 
 
 def handle_of(library: Any, device_index: int) -> Maybe[Any]:

@@ -26,6 +26,11 @@ class Profiled:
     operators: list[OperatorRow]
     activity: Maybe[tuple[StageActivity, ...]]
     parts: Maybe[tuple[PartTime, ...]]
+    overhead: tuple[OperatorRow, ...] = ()
+    """Rows that are surely the profiler's own work, although a label could be called so."""
+
+
+_OWN_WORK = ("Instrumentation", "Resource")
 
 
 def profile_iteration(iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path) -> Profiled:
@@ -41,9 +46,11 @@ def profile_iteration(iterate: Callable[[], Iteration], preset: TorchPreset, cud
     profiler.export_chrome_trace(str(beside))
     beside.replace(trace)
     events = _events(profiler)
+    averages = profiler.key_averages()
     return Profiled(
         iteration=measured,
-        operators=operators(profiler.key_averages(), preset, cuda),
+        operators=operators([row for row in averages if not is_own_work(row)], preset, cuda),
+        overhead=tuple(operators([row for row in averages if is_own_work(row)], preset, cuda)),
         activity=stage_activity(events) if cuda else Missing("the run is on the CPU"),
         parts=part_times(events, cuda),
     )
@@ -120,6 +127,11 @@ def part_times(events: Sequence[DeviceEvent], cuda: bool) -> Maybe[tuple[PartTim
             _stage_ranges(events), parts, [(launched, duration) for _, launched, duration in _device_work(events)]
         )
     return host_times(_stage_ranges(events), parts)
+
+
+def is_own_work(row: Any) -> bool:
+    """Whether a row of the table has a name of the profiler's and is no label, such as record_function("Resource")."""
+    return row.key in _OWN_WORK and not getattr(row, "is_user_annotation", True)
 
 
 def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRow]:

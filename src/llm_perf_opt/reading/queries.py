@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.errors import ConfigError, ParseError
-from llm_perf_opt.run_folder import RunFolder
-from llm_perf_opt.sql_files import parquet_rows
+from llm_perf_opt.run_folder import RunFolder, there
+from llm_perf_opt.sql_files import parquet_rows, quoted
 from llm_perf_opt.user_files import check_ordinary
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from llm_perf_opt.parsers.trace_cache import CachedTrace
 
 _LINE = 300
+_MOST_ROWS = 2**31
+_VIEW = "llm_perf_answer"
+_ZONED = "TIMESTAMP WITH TIME ZONE"
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,9 @@ class Queries:
         with self.closed_off(named) as connection:
             try:
                 _check(connection, sql)
-                connection.execute(sql)
+                connection.execute(_zones_as_text(connection, sql))
                 columns = tuple(column[0] for column in connection.description or ())
-                rows = connection.fetchmany(limit + 1) if limit else connection.fetchall()
+                rows = connection.fetchmany(min(limit, _MOST_ROWS) + 1) if limit else connection.fetchall()
             except duckdb.PermissionException as error:
                 raise ConfigError("A query reaches the tables only: no files, no network, no settings.", remedy) from error
             except duckdb.Error as error:
@@ -81,12 +84,14 @@ class Queries:
     def closed_off(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
         """A database that holds these tables in memory, from which nothing else can be reached."""
         from llm_perf_opt.analysis.trace.stage_columns import stage_columns
+        from llm_perf_opt.parsers.trace_mark import META_FILE
         from llm_perf_opt.parsers.trace_tables import connect, load_trace, open_tables
 
         connection = connect()
         try:
-            if self.opened.tables is not None:
-                open_tables(connection, self.opened.tables)
+            kept = self.opened.tables
+            if kept is not None and (kept / META_FILE).is_file():  # another process may have made room in the cache
+                open_tables(connection, kept)
             else:
                 load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
             for table, file in self._derived.items():
@@ -114,13 +119,30 @@ def _check(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
         raise ConfigError(f"{kind.name} is not a query: the tables are read, never changed.", "Give a SELECT.")
 
 
+def _zones_as_text(connection: "duckdb.DuckDBPyConnection", sql: str) -> str:
+    """The query with times of a time zone as text: for those DuckDB asks for a package that is not among ours."""
+    import duckdb
+
+    try:
+        connection.execute(f"create temp view {_VIEW} as {sql}")
+        columns = connection.execute(f"describe {_VIEW}").fetchall()
+    except duckdb.Error:  # no query that a view can be of; what is wrong with it is told where it is run
+        return sql
+    if not any(_ZONED in kind for _, kind, *_ in columns):
+        connection.execute(f"drop view {_VIEW}")
+        return sql
+    shown = [
+        f"#{number}{'::varchar' if _ZONED in kind else ''} as {quoted(name)}"
+        for number, (name, kind, *_) in enumerate(columns, start=1)
+    ]
+    return f"select {', '.join(shown)} from {_VIEW}"  # noqa: S608 - quoted
+
+
 def open_source(source: Path) -> "CachedTrace":
     """The trace of a run folder or of a file, with its tables; or a ParseError that says what is missing."""
     from llm_perf_opt.parsers.trace_cache import cached_trace
 
-    if not source.exists():
-        raise ParseError(f"{source} does not exist.", "Give a run folder, a torch trace or an nsys SQLite export.")
-    if not source.is_dir():
+    if not there(source, "Give a run folder, a torch trace or an nsys SQLite export.").is_dir():
         check_ordinary(source)
         return cached_trace(source)
     run = RunFolder.open(source)

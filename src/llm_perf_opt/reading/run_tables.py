@@ -42,7 +42,7 @@ def write_run_tables(folder: RunFolder, analysis: RunAnalysis) -> str:
     try:
         for name, rows in _rows(folder, analysis).items():
             write_rows(folder.derived_tables / f"{name}.parquet", _TYPES[name], rows)
-    except ResourceError as error:
+    except (ParseError, ResourceError) as error:
         return f"tables/ was not written: {error.fact} {error.remedy}"
     except OSError as error:
         raise disk_error(error, folder.derived_tables) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from llm_perf_opt.config import PYTORCH
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.records import CleanTimings, Iteration, Manifest, MemoryPeaks, Missing, ModelFacts, Workload
-from llm_perf_opt.run_folder import RunFolder, read_record
+from llm_perf_opt.run_folder import RunFolder, check_plain, read_record
 
 LONGEST_NS = 2**63 - 1
 """What a clock of nanoseconds in 64 bits can tell: three centuries."""
@@ -25,6 +25,10 @@ MOST_BYTES = 2**50
 def read_timings(path: Path) -> CleanTimings:
     """The record, or a ParseError that names the first value in it that cannot be."""
     timings = read_record(path, CleanTimings)
+    try:
+        check_plain(timings.model.architecture)
+    except ValueError as error:
+        raise ParseError(f"{path} cannot be right: the architecture: {error}.", "The file is damaged, or was changed.") from error
     flaw = next(_flaws(timings), "")
     if flaw:
         raise ParseError(f"{path} cannot be right: {flaw}.", "The file is damaged, or was changed: run it again.")

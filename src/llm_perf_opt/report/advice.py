@@ -7,9 +7,11 @@ from typing import Any
 from llm_perf_opt.analysis.trace.document import OVERLAP, BudgetTable, FindingLine, TraceAnalysis
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.report.text import columns, escape, milliseconds, percent, reason, table
-from llm_perf_opt.report.trace_page import finding_lines, ms, plain, saving_words
+from llm_perf_opt.report.text import columns, escape, milliseconds, percent, reason, significant, table
+from llm_perf_opt.report.trace_page import finding_lines, ms, saving_words, throughput_words
+from llm_perf_opt.terminal import one_line
 
+THROUGHPUT = "throughput"
 WITHIN = 0.25
 """A predicted time this near to the measured one is called right."""
 
@@ -24,10 +26,10 @@ def advice_text(findings: Sequence[FindingLine]) -> str:
 
 def trials_text(found: Verification) -> str:
     """Predicted against measured, for the terminal."""
-    rows = [[plain(cell) for cell in _cells(trial)] for trial in found.trials]
-    lines = [f"Tried, each alone, against {plain(found.base)}", columns(_HEADER, rows, "lrrrrrl")]
+    rows = [trial_cells(trial) for trial in found.trials]
+    lines = [f"Tried, each alone, against {one_line(found.base)}", columns(TRIAL_HEADER, rows, "lrrrrrl")]
     if found.remeasured:
-        lines.append(f"The base was measured again: {plain(found.remeasured)}.")
+        lines.append(f"The base was measured again: {one_line(found.remeasured)}.")
     return "\n" + "\n".join(lines) + "\n"
 
 
@@ -69,11 +71,30 @@ def findings_section(trace: Maybe[TraceAnalysis], verified: Verification | None)
     if verified is not None and verified.trials:
         parts += [
             f"### Tried, each alone, against {escape(verified.base)}\n",
-            table(_HEADER, [[escape(cell) for cell in _cells(trial)] for trial in verified.trials], "lrrrrrl"),
+            table(TRIAL_HEADER, [[escape(cell) for cell in trial_cells(trial)] for trial in verified.trials], "lrrrrrl"),
         ]
         if verified.remeasured:
             parts.append(f"The base was measured again: {escape(verified.remeasured)}.\n")
     return "\n".join(parts)
+
+
+def trial_sentences(found: Verification | None) -> list[str]:
+    """What became of findings that were tried, for the summary: predicted against measured."""
+    return [] if found is None else [f"Tried, {escape(trial.id)}: {escape(trial_words(trial))}" for trial in found.trials]
+
+
+def trial_words(trial: Trial) -> str:
+    """One trial in a sentence."""
+    overrides = f"{' '.join(trial.overrides)}: " if trial.overrides else ""
+    if trial.saving_ns is None or trial.before_ns is None or trial.after_ns is None:
+        return f"{overrides}not measured: {trial.why.rstrip('.')}."
+    of_rate = trial.kind == THROUGHPUT
+    before, after = (token_rate(ns) if of_rate else ms(ns) for ns in (trial.before_ns, trial.after_ns))
+    per = "" if of_rate else f" per {trial.unit}"
+    expected = ""
+    if trial.predicted_ns:
+        expected = f" where {token_rate(trial.predicted_ns) if of_rate else ms(trial.predicted_ns)} was predicted"
+    return f"{overrides}{before} became {after}{per}{expected} ({_verdict(trial)})."
 
 
 def finding_sentences(trace: Maybe[TraceAnalysis], shares: Mapping[str, float] | None = None) -> list[str]:
@@ -85,13 +106,17 @@ def finding_sentences(trace: Maybe[TraceAnalysis], shares: Mapping[str, float] |
         return []
     saved = escape(saving_words(found))
     if found.overrides:
-        tried = f"Try `{found.to_try.replace('`', ' ')}`: this saves {saved}."
+        tried = f"Try {_code(found.to_try)}: this saves {saved}."
     else:
         tried = f"What to do: {escape(found.to_try.rstrip('.'))}. The change would save {saved}."
     said = [f"What to change first: {escape(found.claim)} {tried}"]
     if shares and found.stage in shares:
         said += [_of_a_request(trace, found, shares[found.stage]), _elsewhere(trace, found, max(shares, key=shares.__getitem__))]
     return [" ".join(text for text in said if text)]
+
+
+def _code(words: str) -> str:
+    return f"`{one_line(words).replace('`', ' ')}`"
 
 
 def _saves(finding: FindingLine) -> bool:
@@ -132,21 +157,38 @@ def _budget(budget: BudgetTable) -> str:
 def _finding(number: int, finding: FindingLine) -> str:
     lines = [
         f"{number}. **{escape(finding.claim)}**",
-        f"   - saves: {escape(saving_words(finding))}; {finding.confidence} confidence: {escape(finding.because)}",
+        f"   - {_effect(finding)}; {finding.confidence} confidence: {escape(finding.because)}",
         *[f"   - {escape(row)}" for row in finding.evidence],
-        f"   - try: `{finding.to_try.replace('`', ' ')}`" if finding.overrides else f"   - try: {escape(finding.to_try)}",
+        f"   - try: {_code(finding.to_try) if finding.overrides else escape(finding.to_try)}",
     ]
     if finding.overrides and finding.change:
         lines.append(f"   - in other programs: {escape(finding.change)}")
     return "\n".join(lines) + "\n"
 
 
-_HEADER = ["finding", "before", "predicted", "measured", "saved", "predicted saving", "verdict"]
+def _effect(finding: FindingLine) -> str:
+    if finding.throughput is not None:
+        return f"throughput: {escape(throughput_words(finding.throughput))}"
+    return f"saves: {escape(saving_words(finding))}"
 
 
-def _cells(trial: Trial) -> list[str]:
+TRIAL_HEADER = ["finding", "before", "predicted", "measured", "saved", "predicted saving", "verdict"]
+
+
+def trial_cells(trial: Trial) -> list[str]:
+    """A row of the trials: times, or tokens per second of what is for throughput."""
     if trial.before_ns is None or trial.after_ns is None or trial.saving_ns is None:
         return [trial.id, "", "", "", "", _maybe(trial.predicted_saving_ns), f"n/a: {trial.why}"]
+    if trial.kind == THROUGHPUT:
+        return [
+            trial.id,
+            token_rate(trial.before_ns),
+            "n/a" if not trial.predicted_ns else token_rate(trial.predicted_ns),
+            token_rate(trial.after_ns),
+            "no time: throughput",
+            "no time: throughput",
+            _verdict(trial),
+        ]
     return [
         trial.id,
         ms(trial.before_ns),
@@ -165,9 +207,16 @@ def _maybe(ns: int | None) -> str:
 def _verdict(trial: Trial) -> str:
     if trial.saving_ns is None or trial.error is None or trial.spread_ns is None:
         return "n/a"
-    near = f"predicted time {trial.error:+.0%}"
+    of_rate = trial.kind == THROUGHPUT
+    near = f"predicted tokens/s {1 / (1 + trial.error) - 1:+.0%}" if of_rate else f"predicted time {trial.error:+.0%}"
     if abs(trial.saving_ns) <= trial.spread_ns:
         return f"no difference beyond the spread; {near}"
     if trial.saving_ns < 0:
-        return f"slower; {near}"
-    return f"{'holds' if abs(trial.error) <= WITHIN else 'saves, but not as predicted'}; {near}"
+        return f"{'fewer tokens/s' if of_rate else 'slower'}; {near}"
+    better = "more tokens/s" if of_rate else "saves"
+    return f"{'holds' if abs(trial.error) <= WITHIN else f'{better}, but not as predicted'}; {near}"
+
+
+def token_rate(ns: int) -> str:
+    """A token's share of the batch's step as tokens per second."""
+    return f"{significant(1e9 / ns)} tokens/s"

@@ -3,14 +3,11 @@
 from datetime import datetime, timedelta
 
 from llm_perf_opt.records import CeilingRow, Distribution, FoundCeilings, Missing
-from llm_perf_opt.report.text import percent, significant
+from llm_perf_opt.report.text import percent
+from llm_perf_opt.units import BYTE_RATE, FLOP_RATE, TIME, Scale, in_unit, scale_of
 
 _HEADER = ("quantity", "median", "95 % interval", "IQR", "n", "how")
-_SCALES: dict[str, tuple[tuple[float, str], ...]] = {
-    "FLOP/s": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s")),
-    "B/s": ((1e9, "GB/s"),),
-    "ns": ((1e3, "µs"),),
-}
+_SCALES = {"FLOP/s": FLOP_RATE, "B/s": BYTE_RATE, "ns": TIME}
 
 
 def age_s(found: FoundCeilings, now: datetime) -> float:
@@ -52,23 +49,17 @@ def ceilings_json(found: FoundCeilings, now: datetime) -> dict[str, object]:
 def _cells(row: CeilingRow) -> tuple[str, ...]:
     if isinstance(row.value, Missing):
         return (row.label, str(row.value))
-    scale, unit = _scale(row)
+    scale = scale_of(row.value.median, _SCALES[row.unit])
     how = f"{row.how} [{row.conditions}]" if row.conditions else row.how
     value = row.value
     spread = percent(value.iqr / value.median) if value.median else "n/a"
-    return (row.label, f"{significant(value.median / scale)} {unit}", _interval(value, scale), spread, str(value.n), how)
+    return (row.label, f"{in_unit(value.median, scale)} {scale[1]}", _interval(value, scale), spread, str(value.n), how)
 
 
-def _scale(row: CeilingRow) -> tuple[float, str]:
-    scales = _SCALES[row.unit]
-    median = row.value.median if isinstance(row.value, Distribution) else 0.0
-    return next((scale for scale in scales if median >= scale[0]), scales[-1])
-
-
-def _interval(value: Distribution, scale: float) -> str:
+def _interval(value: Distribution, scale: Scale) -> str:
     if isinstance(value.ci_low, Missing) or isinstance(value.ci_high, Missing):
         return str(value.ci_low)
-    return f"{significant(value.ci_low / scale)} – {significant(value.ci_high / scale)}"
+    return f"{in_unit(value.ci_low, scale)} – {in_unit(value.ci_high, scale)}"
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import ceil, floor, log10
 from typing import Literal
 
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, PartEfficiency, StageEfficiency
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.units import FLOP_RATE, in_unit, scaled
 
 MOST_KERNEL_POINTS = 60
 """Of each stage on the roofline, the longest: the others lie among them and take no time."""
@@ -149,12 +151,12 @@ def _stage_point(stage: StageEfficiency) -> Point:
 
 
 def _part_point(stage: str, part: PartEfficiency) -> Point | None:
-    floor = part.floor
-    if floor is None or isinstance(part.time_ns, Missing) or not floor.flops or not floor.bytes:
+    least = part.floor
+    if least is None or isinstance(part.time_ns, Missing) or not least.flops or not least.bytes:
         return None
     seconds = max(part.time_ns, 1) / 1e9
     return Point(
-        "part", stage, part.name, floor.flops / floor.bytes, floor.flops / seconds, part.time_ns, "model FLOPs over least bytes"
+        "part", stage, part.name, least.flops / least.bytes, least.flops / seconds, part.time_ns, "model FLOPs over least bytes"
     )
 
 
@@ -196,6 +198,24 @@ def roofline_extent(data: Roofline) -> tuple[tuple[float, float], tuple[float, f
     x = axis_range(across or [1.0, 100.0], 4.0)
     heights = [point.flops_per_s for point in data.points] + [roof.peak_flops_per_s for roof in data.roofs]
     return x, axis_range(heights, 2.5)
+
+
+Ticks = list[tuple[float, str]]
+"""Where a mark stands on an axis, and what it says."""
+
+
+def intensity_ticks(low: float, high: float) -> Ticks:
+    """The decades between two intensities, as plain numbers."""
+    return [(value, in_unit(value, (1.0, ""), 1)) for value in _decades(low, high)]
+
+
+def rate_ticks(low: float, high: float) -> Ticks:
+    """The decades between two rates, each in its own unit: 100 GFLOP/s, 1 TFLOP/s."""
+    return [(value, scaled(value, FLOP_RATE, 1)) for value in _decades(low, high)]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    return [10.0**power for power in range(ceil(log10(low)), floor(log10(high)) + 1)]
 
 
 def roof_corners(roof: RoofLine, low: float, high: float) -> list[tuple[float, float]]:

@@ -10,9 +10,11 @@ from llm_perf_opt.analysis.separable import inseparable, unstepped
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.telemetry import measured_window
 from llm_perf_opt.records import CleanTimings, CpuSample, GpuSample, Maybe, Missing, Telemetry
-from llm_perf_opt.report.chart_data import Roofline, Waterfall, roof_corners, roofline_extent
+from llm_perf_opt.report.chart_data import Roofline, Ticks, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
 from llm_perf_opt.report.palette import BLUE, GREY, ORANGE, SERIES, STAGE_COLOURS, colour_of
-from llm_perf_opt.report.text import milliseconds, percent, share_words, significant
+from llm_perf_opt.report.text import bytes_per_s, flops_per_s, milliseconds, percent, share_words, significant
+from llm_perf_opt.terminal import one_line
+from llm_perf_opt.units import TIME, scale_of
 
 Figure = dict[str, Any]
 """`data` and `layout`, as Plotly takes them."""
@@ -27,8 +29,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 
 def label(name: str) -> str:
     """A name as Plotly shows it literally, on one line."""
-    one_line = "".join(char if char.isprintable() else " " for char in name)
-    return one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return one_line(name).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def wrapped(text: str, width: int = 26) -> str:
@@ -47,10 +48,11 @@ def waterfall_chart(data: Waterfall) -> Figure:
     names, bases, lengths, texts, hovers, colours = [], [], [], [], [], []
     reached = 0
     whole = data.total_ns
+    size, unit = time_unit([whole, *[use.ns for use in data.uses]])
     for use in data.uses:
         names.append(wrapped(use.label))
-        bases.append(reached / 1e6)
-        lengths.append(use.ns / 1e6)
+        bases.append(reached / size)
+        lengths.append(use.ns / size)
         share = share_words(use.ns / whole) if whole else "n/a"
         texts.append(f"{milliseconds(use.ns)} · {share}")
         hovers.append(
@@ -60,7 +62,7 @@ def waterfall_chart(data: Waterfall) -> Figure:
         reached += use.ns
     names.append("measured")
     bases.append(0)
-    lengths.append(whole / 1e6)
+    lengths.append(whole / size)
     texts.append(milliseconds(whole))
     hovers.append(f"<b>{label(data.title)}</b><br>{milliseconds(whole)}")
     colours.append(GREY)
@@ -81,7 +83,7 @@ def waterfall_chart(data: Waterfall) -> Figure:
     longest = max([abs(base + length) for base, length in zip(bases, lengths, strict=True)] or [1.0]) or 1.0
     lowest = min(0.0, *[base + length for base, length in zip(bases, lengths, strict=True)])
     layout = {
-        "xaxis": {"title": {"text": "ms"}, "range": [lowest * 1.05, longest * 1.62], "zeroline": True},
+        "xaxis": {"title": {"text": unit}, "range": [lowest * 1.05, longest * 1.62], "zeroline": True},
         "yaxis": {
             "autorange": "reversed",
             "tickmode": "array",
@@ -103,15 +105,15 @@ def roofline_chart(data: Roofline) -> Figure:
     for number, roof in enumerate(data.roofs):
         corners = roof_corners(roof, low, high)
         bandwidth = roof.bandwidth_bytes_per_s
-        moved = f" and {significant(bandwidth / 1e9)} GB/s" if bandwidth else ""
-        text = f"<b>{label(roof.name)}</b><br>{significant(roof.peak_flops_per_s / 1e12)} TFLOP/s{moved}"
+        moved = f" and {bytes_per_s(bandwidth)}" if bandwidth else ""
+        text = f"<b>{label(roof.name)}</b><br>{flops_per_s(roof.peak_flops_per_s)}{moved}"
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines",
                 "name": f"{label(roof.name)} limits",
                 "x": [x for x, _ in corners],
-                "y": [y / 1e12 for _, y in corners],
+                "y": [y for _, y in corners],
                 "line": {"dash": _DASHES[number % len(_DASHES)], "width": 2, "color": GREY},
                 "hovertext": [text] * len(corners),
                 "hoverinfo": "text",
@@ -127,7 +129,7 @@ def roofline_chart(data: Roofline) -> Figure:
                 "mode": "markers",
                 "name": f"{label(stage)}: {'whole' if kind == 'stage' else f'{kind}s'}",
                 "x": [point.flops_per_byte for point in members],
-                "y": [point.flops_per_s / 1e12 for point in members],
+                "y": [point.flops_per_s for point in members],
                 "marker": {
                     "symbol": _SYMBOLS[kind],
                     "color": STAGE_COLOURS.get(stage, SERIES[2]),
@@ -137,8 +139,7 @@ def roofline_chart(data: Roofline) -> Figure:
                 },
                 "hovertext": [
                     f"<b>{label(point.name)}</b><br>{label(point.stage)}, {milliseconds(point.time_ns)}<br>"
-                    f"{significant(point.flops_per_s / 1e12)} TFLOP/s, "
-                    f"{significant(point.flops_per_s / point.flops_per_byte / 1e9)} GB/s<br>"
+                    f"{flops_per_s(point.flops_per_s)}, {bytes_per_s(point.flops_per_s / point.flops_per_byte)}<br>"
                     f"{significant(point.flops_per_byte)} FLOP/byte<br>{label(point.detail)}"
                     for point in members
                 ],
@@ -146,17 +147,34 @@ def roofline_chart(data: Roofline) -> Figure:
             }
         )
     layout = {
-        "xaxis": {"type": "log", "title": {"text": "arithmetic intensity, FLOP/byte"}, "range": _log_range(low, high)},
+        "xaxis": {
+            "type": "log",
+            "title": {"text": "arithmetic intensity, FLOP/byte"},
+            "range": _log_range(low, high),
+            **_marks(intensity_ticks(low, high)),
+        },
         "yaxis": {
             "type": "log",
-            "title": {"text": f"TFLOP/s ({label(data.dtype)})"},
-            "range": _log_range(bottom / 1e12, top / 1e12),
+            "title": {"text": f"achieved rate ({label(data.dtype)})"},
+            "range": _log_range(bottom, top),
+            **_marks(rate_ticks(bottom, top)),
         },
         "legend": {"orientation": "h", "y": -0.2},
         "hovermode": "closest",
         "height": 560,
     }
     return {"data": traces, "layout": layout}
+
+
+def time_unit(values_ns: Sequence[float]) -> tuple[float, str]:
+    """How many nanoseconds one unit of an axis is, and its name: that of the longest time on it."""
+    longest = max((abs(value) for value in values_ns), default=0.0)
+    return scale_of(longest, TIME) if longest else (1e6, "ms")
+
+
+def _marks(ticks: Ticks) -> Figure:
+    """An axis with these marks alone: the library's own carry prefixes of their own."""
+    return {"tickmode": "array", "tickvals": [value for value, _ in ticks], "ticktext": [said for _, said in ticks]}
 
 
 def _log_range(low: float, high: float) -> list[float]:
@@ -173,7 +191,8 @@ def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
     steps = min((len(iteration.steps_ns) for iteration in timings.iterations), default=0)
     if not steps:
         return Missing("the request has no decode step")
-    columns = [[iteration.steps_ns[step] / 1e6 for iteration in timings.iterations] for step in range(steps)]
+    size, unit = time_unit([ns for iteration in timings.iterations for ns in iteration.steps_ns[:steps]])
+    columns = [[iteration.steps_ns[step] / size for iteration in timings.iterations] for step in range(steps)]
     contexts = [timings.workload.padded_tokens + 1 + step for step in range(steps)]
     median, low, high = ([percentile(column, share) for column in columns] for share in (0.5, 0.25, 0.75))
     band = {
@@ -195,11 +214,11 @@ def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
         "y": median,
         "line": {"color": BLUE},
         "marker": {"size": 5},
-        "hovertemplate": "context %{x} tokens<br>%{y:.4g} ms<extra></extra>",
+        "hovertemplate": f"context %{{x}} tokens<br>%{{y:.4g}} {unit}<extra></extra>",
     }
     layout = {
         "xaxis": {"title": {"text": "context the step attends to, tokens"}},
-        "yaxis": {"title": {"text": "decode step, ms"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": f"decode step, {unit}"}, "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": -0.25},
         "height": 380,
     }

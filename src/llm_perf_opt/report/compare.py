@@ -1,5 +1,6 @@
 """A comparison as a Markdown page and as lines for the terminal."""
 
+import math
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.comparison.compare import Comparison, Row
@@ -7,12 +8,13 @@ from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, POWER_SPREAD, FigureChange, OperatorChange, UsageChange
 from llm_perf_opt.analysis.comparison.gates import GateResult
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, KernelPair, LoneKernel
-from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, Effect, are_several, is_measured
+from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, RECOMMENDED_RUNS, Effect, are_several, is_measured
 from llm_perf_opt.analysis.comparison.traces import Both, unlike
 from llm_perf_opt.analysis.kernels.names import short_name, short_names
 from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, table, with_unit
+from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, signed, table, with_unit
 from llm_perf_opt.stages import Stage
+from llm_perf_opt.terminal import one_line
 
 TOP = 15
 KERNELS_TITLE = "Kernels on both sides, matched by name or by role; decode per token"
@@ -65,6 +67,7 @@ def cause_sentences(found: Comparison) -> list[str]:
     return sentences
 
 
+_IN_TURN = f"make {RECOMMENDED_RUNS} runs a side, in turn"
 _MOST_CAUSES = 3
 _WORTH_NAMING = 0.05
 """Of all that moved in a budget: what is less explains nothing."""
@@ -87,6 +90,11 @@ def _verdict_words(effect: Effect) -> str:
     about = f"{signed_percent(effect.change)}, {LEVEL_WORDS}: {_interval(effect)}"
     if effect.verdict != "not distinguishable":
         return f"new is {effect.verdict} ({about})"
+    if effect.rival is not None:
+        return f"not distinguishable ({about}; not judged: {effect.rival.words}, so the machine changed its speed; {_IN_TURN})"
+    if effect.uncertainty.moved and effect.interval.has_zero:
+        by = math.expm1(effect.uncertainty.moved)
+        return f"not distinguishable ({about}; the level of a run moved by {by:.1%} while it was measured; {_IN_TURN})"
     if effect.uncertainty.restless:
         return f"not distinguishable ({about}; repeats scatter by {effect.uncertainty.scatter:.1%}, much for so few runs a side)"
     if not effect.interval.has_zero:
@@ -115,15 +123,15 @@ def comparison_text(found: Comparison) -> str:
     lines = [*verdict_sentences(found), *cause_sentences(found), ""]
     rows: list[Row | UsageChange] = [*found.metrics, *found.stages, *found.memory, *found.energy]
     body = [row_cells(row) for row in rows if not isinstance(row.effect, Missing)]
-    lines.append(columns(_HEADER, body, _ALIGN))
-    lines += [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
-    lines += _lacking_usage((*found.memory, *found.energy))
-    lines.append("")
-    lines += [f"setting {row.key}: {row.base} → {row.new}" for row in found.settings]
-    lines += [f"environment {row.key}: {row.base} → {row.new}" for row in found.environment]
-    lines += [f"caution: {text}" for text in found.cautions]
-    lines += [f"gate {gate_line(result)}" for result in found.gates]
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in "\n".join(lines).rstrip() + "\n")
+    said = [f"{row.key}: {row.effect}" for row in (*found.metrics, *found.stages) if isinstance(row.effect, Missing)]
+    said += _lacking_usage((*found.memory, *found.energy))
+    said.append("")
+    said += [f"setting {row.key}: {row.base} → {row.new}" for row in found.settings]
+    said += [f"environment {row.key}: {row.base} → {row.new}" for row in found.environment]
+    said += [f"caution: {text}" for text in found.cautions]
+    said += [f"gate {gate_line(result)}" for result in found.gates]
+    parts = [*map(one_line, lines), columns(_HEADER, body, _ALIGN), *map(one_line, said)]
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _lacking_usage(rows: Sequence[UsageChange]) -> list[str]:
@@ -288,7 +296,7 @@ def _operators(rows: Maybe[tuple[OperatorChange, ...]], unseen: str) -> str:
             escape(row.name),
             "appeared" if row.base_ns is None else milliseconds(row.base_ns),
             "vanished" if row.new_ns is None else milliseconds(row.new_ns),
-            f"{((row.new_ns or 0) - (row.base_ns or 0)) / 1e6:+.3f} ms",
+            signed((row.new_ns or 0) - (row.base_ns or 0)),
             f"{row.base_calls:,} / {row.new_calls:,}",
         ]
         for row in rows[:TOP]
@@ -333,7 +341,7 @@ def _kernels(match: Maybe[KernelMatch], traced: str) -> str:
             escape(pair_words(pair)),
             milliseconds(pair.base_ns),
             milliseconds(pair.new_ns),
-            f"{(pair.new_ns - pair.base_ns) / 1e6:+.3f} ms",
+            signed(pair.new_ns - pair.base_ns),
             f"{calls_words(pair.base_calls)} / {calls_words(pair.new_calls)}",
         ]
         for pair in match.pairs[:TOP]
@@ -390,7 +398,9 @@ def method_words(found: Comparison) -> str:
     """How the verdicts were come by."""
     return (
         f"A change is that of the medians of unprofiled repeats, with a {LEVEL_WORDS} bootstrap interval, widened where "
-        f"neighbouring repeats resemble each other. {_between_words(found)} A change is called faster or slower when its "
+        f"neighbouring repeats resemble each other. {_between_words(found)} Where sides were made one after the other, and "
+        "a drift or a switch of the machine's speed inside the runs explains their difference better than a change between them, "
+        "the interval reaches to no change. A change is called faster or slower when its "
         f"interval excludes zero and it is at least {found.judgement.smallest:.1%}; of changes that are none, the level lets "
         f"{1 - LEVEL:.0%} be called one. "
         f"A gate passes where the worsening is, with {BOUND_LEVEL:.0%} confidence, within its tolerance, and is a regression "
@@ -407,8 +417,8 @@ def _between_words(found: Comparison) -> str:
         return "The spread between processes is unknown, so there is no interval and no verdict."
     else:
         words = (
-            f"The spread between processes is assumed to be {judgement.process_spread:.1%}, or more where a run drifts by more "
-            "or runs of one side differ by more (with Student's t for so few)."
+            f"The spread between processes is assumed to be {judgement.process_spread:.1%}, or more where the level of a run "
+            "moved by more while it was measured or runs of one side differ by more (with Student's t for so few)."
         )
     if are_several(runs):
         return words

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.comparison.statistics import Effect
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.report.charts import Figure, label
+from llm_perf_opt.report.charts import Figure, label, time_unit
 from llm_perf_opt.report.compare import (
     KERNELS_TITLE,
     LEVEL_WORDS,
@@ -34,7 +34,7 @@ from llm_perf_opt.report.compare import (
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, name_cell, numbers
 from llm_perf_opt.report.page import Absent, Block, Chart, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.palette import BLUE, GREY, ORANGE
-from llm_perf_opt.report.text import milliseconds
+from llm_perf_opt.report.text import milliseconds, signed
 
 
 def comparison_html(found: Comparison) -> str:
@@ -155,10 +155,11 @@ def _budget(rows: Maybe[tuple[FigureChange, ...]]) -> list[Block]:
 
 def _budget_chart(rows: Sequence[FigureChange]) -> Figure:
     names = [label(row.label.partition("/")[2].partition(", per ")[0]) for row in rows]
+    size, unit = time_unit([value for row in rows for value in (row.base, row.new) if not isinstance(value, Missing)])
     traces = [
         {
             "type": "bar", "orientation": "h", "name": name, "y": names, "marker": {"color": colour},
-            "x": [None if isinstance(value, Missing) else value / 1e6 for value in values],
+            "x": [None if isinstance(value, Missing) else value / size for value in values],
         }
         for name, colour, values in (
             ("base", ORANGE, [row.base for row in rows]),
@@ -166,7 +167,7 @@ def _budget_chart(rows: Sequence[FigureChange]) -> Figure:
         )
     ]  # fmt: skip
     layout = {
-        "barmode": "group", "xaxis": {"title": {"text": "ms"}}, "yaxis": {"autorange": "reversed", "automargin": True},
+        "barmode": "group", "xaxis": {"title": {"text": unit}}, "yaxis": {"autorange": "reversed", "automargin": True},
         "legend": {"orientation": "h", "y": -0.25}, "height": 120 + 44 * len(rows),
     }  # fmt: skip
     return {"data": traces, "layout": layout}
@@ -204,7 +205,7 @@ def _kernels(match: Maybe[KernelMatch]) -> list[Block]:
         name = pair.base_name if pair.how == "same name" else f"{pair.base_name} → {pair.new_name}"
         difference = pair.new_ns - pair.base_ns
         made.add(
-            pair.stage, Cell(f"{difference / 1e6:+.4f} ms", difference), Cell(milliseconds(pair.base_ns), pair.base_ns),
+            pair.stage, Cell(signed(difference), difference), Cell(milliseconds(pair.base_ns), pair.base_ns),
             Cell(milliseconds(pair.new_ns), pair.new_ns), name_cell(name, pair_words(pair)), pair.role,
             Cell(calls_words(pair.base_calls), pair.base_calls), Cell(calls_words(pair.new_calls), pair.new_calls),
         )  # fmt: skip
@@ -220,7 +221,7 @@ def _operators(rows: Maybe[tuple[OperatorChange, ...]], unseen: str) -> list[Blo
         difference = (row.new_ns or 0) - (row.base_ns or 0)
         made.add(
             name_cell(row.name),
-            Cell(f"{difference / 1e6:+.4f} ms", difference),
+            Cell(signed(difference), difference),
             Cell("appeared", 0) if row.base_ns is None else Cell(milliseconds(row.base_ns), row.base_ns),
             Cell("vanished", 0) if row.new_ns is None else Cell(milliseconds(row.new_ns), row.new_ns),
             Cell(f"{row.base_calls:,}", row.base_calls),

@@ -6,7 +6,7 @@ from llm_perf_opt.analysis.cost_model.cost import ModelCost, StageCost
 from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.report.text import columns, count, percent, significant
+from llm_perf_opt.report.text import columns, count, milliseconds, percent, significant
 
 
 def cost_page(cost: ModelCost) -> str:
@@ -106,7 +106,7 @@ def _stage(title: str, stage: StageCost) -> str:
 
 
 def _floor(value: Maybe[Floor]) -> str:
-    return "n/a" if isinstance(value, Missing) else f"{significant(value.seconds * 1e3)} ms"
+    return "n/a" if isinstance(value, Missing) else milliseconds(value.seconds * 1e9)
 
 
 def _bound(value: Maybe[Floor]) -> str:

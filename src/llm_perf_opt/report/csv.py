@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from llm_perf_opt.records import CpuSample, GpuSample, Missing, OperatorRow, Telemetry
+from llm_perf_opt.terminal import one_line
 
 _FORMULA_STARTS = ("=", "+", "-", "@")
 
@@ -44,5 +45,5 @@ def _cell(value: Any) -> Any:
         return ""
     if not isinstance(value, str):
         return value
-    one_line = "".join(char if char.isprintable() else " " for char in value)
-    return f"'{one_line}" if one_line.lstrip().startswith(_FORMULA_STARTS) else one_line
+    text = one_line(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA_STARTS) else text

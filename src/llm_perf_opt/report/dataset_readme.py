@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.data.metadata import DatasetMetadata
 from llm_perf_opt.report.text import escape, table
+from llm_perf_opt.terminal import one_line
 
 _MOST_NAMES = 100
 
@@ -53,7 +54,7 @@ def _said(value: str | float | None) -> str:
 
 
 def _tree(names: Sequence[str]) -> str:
-    shown = ["".join(char if char.isprintable() else "?" for char in name) for name in names[:_MOST_NAMES]]
+    shown = [one_line(name) for name in names[:_MOST_NAMES]]
     if len(names) > _MOST_NAMES:
         shown.append(f"… and {len(names) - _MOST_NAMES} more")
     return "\n".join(f"{'└──' if index == len(shown) - 1 else '├──'} {name}" for index, name in enumerate(shown))

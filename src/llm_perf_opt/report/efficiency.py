@@ -1,14 +1,25 @@
 """The section on limits: MFU, MBU, floor and roofline, per stage and per part."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
 from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
 from llm_perf_opt.analysis.limits.efficiency import Against, Efficiency, PartEfficiency, StageEfficiency
 from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
+from llm_perf_opt.analysis.limits.floor import FloorPart
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.reasons import Reasons
-from llm_perf_opt.report.text import escape, interval, milliseconds, percent, significant, table
+from llm_perf_opt.report.text import (
+    bytes_per_s,
+    escape,
+    fine_percent,
+    flops_per_s,
+    known_within,
+    milliseconds,
+    percent,
+    significant,
+    table,
+)
 
 
 def efficiency_section(found: Maybe[Efficiency], hfus: Sequence[StageHfu] = ()) -> str:
@@ -48,9 +59,9 @@ def _roofs(found: Efficiency, reasons: Reasons) -> str:
     rows = [
         [
             roof.name,
-            reasons.cell(_scaled(roof.peak_flops_per_s, 1e-12, "TFLOP/s")),
-            reasons.cell(_scaled(roof.bandwidth_bytes_per_s, 1e-9, "GB/s")),
-            reasons.cell(_scaled(roof.ridge_flops_per_byte, 1, "FLOP/byte")),
+            reasons.cell(_shown(roof.peak_flops_per_s, flops_per_s)),
+            reasons.cell(_shown(roof.bandwidth_bytes_per_s, bytes_per_s)),
+            reasons.cell(_shown(roof.ridge_flops_per_byte, lambda ridge: f"{significant(ridge)} FLOP/byte")),
             escape(roof.source) if not isinstance(roof.peak_flops_per_s, Missing) else "",
         ]
         for roof in found.roofs
@@ -68,7 +79,7 @@ def _hfu_of(stage: StageEfficiency, hfus: Sequence[StageHfu]) -> list[Maybe[str]
 
 
 def _executed(value: Maybe[Hfu]) -> Maybe[str]:
-    return value if isinstance(value, Missing) else f"{value.sign} {significant(value.share * 100, 3)} %".strip()
+    return value if isinstance(value, Missing) else f"{value.sign} {fine_percent(value.share)}".strip()
 
 
 def _stage(stage: StageEfficiency, hfu: list[Maybe[str]], reasons: Reasons) -> str:
@@ -83,10 +94,10 @@ def _stage(stage: StageEfficiency, hfu: list[Maybe[str]], reasons: Reasons) -> s
     ]
     facts = (
         f"{stage.stage}: {milliseconds(stage.time_ns.median)} "
-        f"(95 % interval {interval(stage.time_ns, 'ns')}, n = {stage.time_ns.n}), "
+        f"({known_within(stage.time_ns, 'ns')}), "
         f"{significant(stage.cost.flops / 1e9)} GFLOP causal "
         f"({significant(stage.cost.flops_full_attention / 1e9)} whole), {significant(stage.cost.bytes / 1e6)} MB at least; "
-        f"achieved {significant(stage.flops_per_s / 1e12)} TFLOP/s and {significant(stage.bytes_per_s / 1e9)} GB/s; "
+        f"achieved {flops_per_s(stage.flops_per_s)} and {bytes_per_s(stage.bytes_per_s)}; "
         f"intensity {significant(stage.cost.flops_per_byte)} FLOP/byte; "
         f"kernels' share of the time {reasons.cell(_percent(stage.busy))}{_launches(stage)}.\n"
     )
@@ -113,8 +124,8 @@ def _parts(stage: StageEfficiency, reasons: Reasons) -> str:
         f"parts of {stage.stage}",
         "time",
         "share",
-        "TFLOP/s",
-        "GB/s",
+        "FLOP/s",
+        "bytes/s",
         "FLOP/byte",
         "MFU",
         "MBU",
@@ -130,8 +141,8 @@ def _part_cells(part: PartEfficiency, reasons: Reasons) -> list[str]:
         return [reasons.cell(_percent(part.mfu))] * 8
     floor, time = part.floor, part.time_ns
     rates: list[Maybe[str]] = [time, time] if isinstance(time, Missing) else [
-        significant(floor.flops / max(time, 1) / 1e3),
-        significant(floor.bytes / max(time, 1)),
+        flops_per_s(floor.flops * 1e9 / max(time, 1)),
+        bytes_per_s(floor.bytes * 1e9 / max(time, 1)),
     ]  # fmt: skip
     intensity = significant(floor.flops / floor.bytes) if floor.bytes else "no bytes"
     times: Maybe[str] = part.times_floor if isinstance(part.times_floor, Missing) else f"× {significant(part.times_floor, 3)}"
@@ -140,15 +151,20 @@ def _part_cells(part: PartEfficiency, reasons: Reasons) -> list[str]:
         intensity,
         _percent(part.mfu),
         _percent(part.mbu),
-        milliseconds(round(floor.seconds * 1e9, 3)),
+        milliseconds(floor.seconds * 1e9),
         times,
-        floor.bound if floor.seconds > 1e-15 else "nothing",
+        bound_words(floor),
     ]
     return [reasons.cell(cell) for cell in cells]
 
 
+def bound_words(floor: FloorPart) -> str:
+    """Which of computing and moving a part's floor is; of a part with no floor, neither."""
+    return floor.bound if floor.seconds else "nothing"
+
+
 def _percent(value: Maybe[float]) -> Maybe[str]:
-    return value if isinstance(value, Missing) else f"{significant(value * 100, 3)} %"
+    return value if isinstance(value, Missing) else fine_percent(value)
 
 
 def _floor(entry: Against) -> Maybe[str]:
@@ -169,5 +185,5 @@ def _times(value: Maybe[float], stage: StageEfficiency) -> Maybe[str]:
     return f"× {significant(value, 3)} ({significant(low, 3)} – {significant(high, 3)})"
 
 
-def _scaled(value: Maybe[float], factor: float, unit: str) -> Maybe[str]:
-    return value if isinstance(value, Missing) else f"{significant(value * factor)} {unit}"
+def _shown(value: Maybe[float], show: Callable[[float], str]) -> Maybe[str]:
+    return value if isinstance(value, Missing) else show(value)

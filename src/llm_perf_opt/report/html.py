@@ -18,6 +18,7 @@ from llm_perf_opt.report.environment import environment_rows
 from llm_perf_opt.report.gpu_metrics import metric_html_tables
 from llm_perf_opt.report.html_tables import Column, HtmlTable
 from llm_perf_opt.report.kernel_remarks import stage_remarks
+from llm_perf_opt.report.labels import label_html_tables
 from llm_perf_opt.report.page import Absent, Block, Card, Cards, Chart, Code, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.run_budget import FindingView, budget_of, findings_of
 from llm_perf_opt.report.run_tables import (
@@ -33,9 +34,10 @@ from llm_perf_opt.report.run_tables import (
     roofs_table,
     stages_table,
     telemetry_table,
+    trials_table,
 )
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.report.text import interval, with_unit
+from llm_perf_opt.report.text import known_within, with_unit
 from llm_perf_opt.report.what_ran import what_ran
 
 TOP_FINDINGS = 3
@@ -99,6 +101,8 @@ def _summary(analysis: RunAnalysis, shown: Shown) -> Section:
     blocks += _findings(findings_of(analysis), TOP_FINDINGS)
     blocks += waterfall_blocks(shown.budget)
     blocks += _meanings(analysis)
+    if analysis.inputs:
+        blocks += [Words("What was measured", "heading"), Items([("", note.text) for note in analysis.inputs], "inputs")]
     if analysis.warnings:
         blocks.append(Words("Warnings", "heading"))
         blocks.append(Items([("", warning) for warning in analysis.warnings], "warnings"))
@@ -115,8 +119,7 @@ def _card(analysis: RunAnalysis, key: str) -> Card | None:
     value = metric.value
     if isinstance(value, Missing):
         return Card(metric.label, "n/a", value.why)
-    bounds = value.ci_low if isinstance(value.ci_low, Missing) else f"95 %: {interval(value, metric.unit)}, n = {value.n}"
-    return Card(metric.label, with_unit(value.median, metric.unit), str(bounds))
+    return Card(metric.label, with_unit(value.median, metric.unit), known_within(value, metric.unit))
 
 
 def _verdicts(analysis: RunAnalysis) -> list[Block]:
@@ -167,7 +170,10 @@ def _all_findings(analysis: RunAnalysis) -> Section:
     if isinstance(found, Missing):
         return Section("findings", "Findings", [Absent("Findings:", found.why)])
     items = [(finding.claim, f"{finding.detail} — {finding.grounds}") for finding in found]
-    return Section("findings", "Findings", [Items(items, "findings") if items else Words("No rule found anything worth naming.")])
+    blocks: list[Block] = [Items(items, "findings") if items else Words("No rule found anything worth naming.")]
+    if analysis.verified is not None and analysis.verified.trials:
+        blocks.append(Table(trials_table(analysis.verified)))
+    return Section("findings", "Findings", blocks)
 
 
 # --- below it ---------------------------------------------------------------------------------------------------------
@@ -183,7 +189,7 @@ def _timings(analysis: RunAnalysis) -> Section:
         blocks.append(Absent("Decode steps over the context:", chart.why))
     else:
         blocks.append(Chart("steps", "Decode steps as the context grows, unprofiled", chart))
-    blocks += [Table(made) for made in device_html_tables(analysis.trace)]
+    blocks += [Table(made) for made in (*device_html_tables(analysis.trace), *label_html_tables(analysis.trace))]
     blocks.append(Table(other_figures_table(analysis, timings)))
     return Section("timings", "Stages and steps", blocks)
 

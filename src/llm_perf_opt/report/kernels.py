@@ -1,6 +1,6 @@
 """kernels.md and the report's section on kernels: time from the trace, work from counters where they were read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
@@ -9,15 +9,25 @@ from llm_perf_opt.analysis.kernels.table import PerCall, StageKernel, StageKerne
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.report.kernel_remarks import differs_mark, half_mark, stage_remarks
 from llm_perf_opt.report.reasons import Reasons
-from llm_perf_opt.report.text import escape, milliseconds, percent, reason, significant, table
+from llm_perf_opt.report.text import (
+    bytes_per_s,
+    escape,
+    fine_percent,
+    flops_per_s,
+    milliseconds,
+    percent,
+    reason,
+    significant,
+    table,
+)
 
 NAME_WIDTH = 72
 TOP = 10
 
 _HEADER = [
-    *("#", "kernel", "calls", "total", "mean, µs", "share", "tensor, MFLOP per call", "vector, MFLOP per call"),
-    *("packed half, MFLOP per call at most", "DRAM, kB per call", "TFLOP/s", "GB/s", "FLOP/byte"),
-    *("SM, % of peak", "DRAM, % of peak", "occupancy, %", "mean under ncu, µs", "sampled"),
+    *("#", "kernel", "calls", "total", "mean", "share", "tensor, MFLOP per call", "vector, MFLOP per call"),
+    *("packed half, MFLOP per call at most", "DRAM, kB per call", "FLOP/s", "bytes/s", "FLOP/byte"),
+    *("SM, % of peak", "DRAM, % of peak", "occupancy, %", "mean under ncu", "sampled"),
 ]
 
 
@@ -61,7 +71,7 @@ def top_kernels_section(stages: Maybe[Sequence[StageKernels]], hfus: Sequence[St
         return f"## Top kernels\n\n{reason(stages)}\n"
     reasons = Reasons()
     parts = ["## Top kernels\n"]
-    header = ["kernel", "calls", "total", "share", "TFLOP/s", "GB/s", "SM, % of peak", "DRAM, % of peak"]
+    header = ["kernel", "calls", "total", "share", "FLOP/s", "bytes/s", "SM, % of peak", "DRAM, % of peak"]
     for stage in stages:
         rows = [_top_cells(row, reasons) for row in stage.rows[:top]]
         rest = stage.rows[top:]
@@ -95,8 +105,8 @@ def _cells(row: StageKernel, reasons: Reasons) -> list[str]:
         _scaled(_of(counted, "vector_flops"), 1e-6),
         _scaled(_of(counted, "half_flops"), 1e-6),
         _scaled(_of(counted, "dram_bytes"), 1e-3, mark=differs),
-        _scaled(row.flops_per_s, 1e-12, mark=half_mark(row)),
-        _scaled(row.bytes_per_s, 1e-9, mark=differs),
+        _rate(row.flops_per_s, flops_per_s, half_mark(row)),
+        _rate(row.bytes_per_s, bytes_per_s, differs),
         _scaled(row.flops_per_byte, 1, mark=half_mark(row) + differs),
         _scaled(_of(counted, "sm_pct"), 1, 3, differs),
         _scaled(_of(counted, "dram_pct"), 1, 3, differs),
@@ -108,7 +118,7 @@ def _cells(row: StageKernel, reasons: Reasons) -> list[str]:
         escape(short_name(row.name, NAME_WIDTH)),
         f"{row.calls:,}",
         milliseconds(row.total_ns),
-        significant(row.mean_ns / 1e3),
+        milliseconds(row.mean_ns),
         percent(row.share),
         *[reasons.cell(cell) for cell in cells],
     ]
@@ -117,8 +127,8 @@ def _cells(row: StageKernel, reasons: Reasons) -> list[str]:
 def _top_cells(row: StageKernel, reasons: Reasons) -> list[str]:
     differs = differs_mark(row)
     cells = [
-        _scaled(row.flops_per_s, 1e-12, mark=half_mark(row)),
-        _scaled(row.bytes_per_s, 1e-9, mark=differs),
+        _rate(row.flops_per_s, flops_per_s, half_mark(row)),
+        _rate(row.bytes_per_s, bytes_per_s, differs),
         _scaled(_of(row.per_call, "sm_pct"), 1, 3, differs),
         _scaled(_of(row.per_call, "dram_pct"), 1, 3, differs),
     ]
@@ -135,7 +145,7 @@ def _own_time(row: StageKernel) -> Maybe[str]:
     own = _of(row.per_call, "time_ns")
     if isinstance(own, Missing):
         return own
-    return significant(own / 1e3) + differs_mark(row)
+    return milliseconds(own) + differs_mark(row)
 
 
 def _sampled(row: StageKernel) -> Maybe[str]:
@@ -190,7 +200,7 @@ def _hfu_section(hfus: Sequence[StageHfu], reasons: Reasons, level: str = "##") 
 
 
 def _hfu(value: Maybe[Hfu]) -> Maybe[str]:
-    return value if isinstance(value, Missing) else f"{value.sign} {significant(value.share * 100, 3)} %".strip()
+    return value if isinstance(value, Missing) else f"{value.sign} {fine_percent(value.share)}".strip()
 
 
 def _selftest(found: Maybe[SelfTest]) -> str:
@@ -220,3 +230,7 @@ def _of(counted: Maybe[PerCall], amount: str) -> Maybe[float]:
 
 def _scaled(value: Maybe[float], factor: float, digits: int = 4, mark: str = "") -> Maybe[str]:
     return value if isinstance(value, Missing) else significant(value * factor, digits) + mark
+
+
+def _rate(value: Maybe[float], show: Callable[[float], str], mark: str) -> Maybe[str]:
+    return value if isinstance(value, Missing) else show(value) + mark

@@ -8,19 +8,22 @@ from llm_perf_opt.analysis.latency import compile_seconds
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.records import CleanTimings, Distribution, Missing, OperatorRow, StageTiming
-from llm_perf_opt.report.advice import budget_section, finding_sentences, findings_section
+from llm_perf_opt.report.advice import budget_section, finding_sentences, findings_section, trial_sentences
 from llm_perf_opt.report.device_tables import devices_section
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
 from llm_perf_opt.report.environment import environment_rows
 from llm_perf_opt.report.gpu_metrics import metrics_section
 from llm_perf_opt.report.image_links import images
 from llm_perf_opt.report.kernel_evidence import kernels_section
+from llm_perf_opt.report.labels import labels_section
 from llm_perf_opt.report.passes import passes_section
 from llm_perf_opt.report.substages import substage_notes
 from llm_perf_opt.report.text import (
+    bounds,
     escape,
     gibibytes,
-    interval,
+    growth,
+    known_within,
     milliseconds,
     percent,
     reason,
@@ -30,6 +33,7 @@ from llm_perf_opt.report.text import (
     with_unit,
 )
 from llm_perf_opt.report.what_ran import what_ran
+from llm_perf_opt.terminal import visible
 
 TOP_OPERATORS = 15
 
@@ -38,12 +42,14 @@ def report(analysis: RunAnalysis) -> str:
     """The whole report."""
     sections = [
         _title(analysis),
+        _inputs(analysis),
         _warnings(analysis.warnings),
         images(analysis),
         _environment(analysis),
         _aggregates(analysis),
         _stages(analysis),
         devices_section(analysis.trace),
+        labels_section(analysis.trace),
         budget_section(analysis.trace),
         findings_section(analysis.trace, analysis.verified),
         efficiency_section(analysis.efficiency, () if isinstance(analysis.kernels, Missing) else analysis.kernels.hfus),
@@ -68,6 +74,7 @@ def stakeholder_summary(analysis: RunAnalysis) -> str:
     lines.append(escape(what_ran(timings)) + "\n")
     lines += [f"- {sentence}" for sentence in _narrative(analysis, timings)]
     lines.append("")
+    lines.append(_inputs(analysis))
     lines.append(_warnings(analysis.warnings) or _all_well(analysis))
     lines.append(images(analysis))
     lines.append("Every figure is a median of unprofiled repeats; definitions, intervals and spread are in report.md.\n")
@@ -113,6 +120,12 @@ def _warnings(warnings: Sequence[str]) -> str:
     return "## Warnings\n\n" + "".join(f"- {escape(warning)}\n" for warning in warnings)
 
 
+def _inputs(analysis: RunAnalysis) -> str:
+    if not analysis.inputs:
+        return ""
+    return "## What was measured\n\n" + "".join(f"- {escape(note.text)}\n" for note in analysis.inputs)
+
+
 def _environment(analysis: RunAnalysis) -> str:
     if not analysis.env:
         return "## Environment\n\nn/a: env.json was not written before the run ended, or is damaged\n"
@@ -130,7 +143,7 @@ def _aggregates(analysis: RunAnalysis) -> str:
         if isinstance(value, Missing):
             rows.append([metric.label, reason(value), "", "", "0"])
         else:
-            cells = [with_unit(value.median, metric.unit), interval(value, metric.unit), spread(value, metric.unit)]
+            cells = [with_unit(value.median, metric.unit), bounds(value, metric.unit), spread(value, metric.unit)]
             rows.append([metric.label, *cells, str(value.n)])
     parts = [
         "## Aggregates\n",
@@ -157,18 +170,12 @@ def _percentiles(analysis: RunAnalysis) -> str:
 
 def _other_figures(analysis: RunAnalysis, timings: CleanTimings) -> str:
     drift = analysis.drift
-    if isinstance(drift, Missing):
-        growth = reason(drift)
-    else:
-        growth = (
-            f"{drift.ns_per_token:+.1f} ns per cached token (95 % interval {drift.ci_low:+.1f} to {drift.ci_high:+.1f}), "
-            f"{drift.share:+.1%} from context {drift.first_context} to {drift.last_context}"
-        )
+    grown = reason(drift) if isinstance(drift, Missing) else escape(growth(drift))
     extra = compile_seconds(timings)
     first = milliseconds(timings.warmup[0].wall_ns) if timings.warmup else "n/a: no warm-up"
     memory = timings.memory
     rows = [
-        ["Decode step's growth with context", growth],
+        ["Decode step's growth with context", grown],
         ["Warm-up", f"{len(timings.warmup)} iterations, the first {first}"],
         [
             "Warm-up beyond settled times (compiling, allocating, noise)",
@@ -221,7 +228,7 @@ def _stage_row(stage: StageTiming) -> list[str]:
         "&nbsp;&nbsp;" * stage.depth + escape(stage.name),
         str(stage.per_iteration),
         milliseconds(time.median),
-        interval(time, "ns"),
+        bounds(time, "ns"),
         spread(time, "ns"),
         str(time.n),
         percent(stage.share),
@@ -326,7 +333,7 @@ def _assumptions(analysis: RunAnalysis) -> str:
 
 
 def _repeat(analysis: RunAnalysis) -> str:
-    return f"## To repeat\n\n```\n{shlex.join(analysis.manifest.command).replace('```', '` ` `')}\n```\n"
+    return f"## To repeat\n\n```\n{visible(shlex.join(analysis.manifest.command)).replace('```', '` ` `')}\n```\n"
 
 
 # --- narrative --------------------------------------------------------------------------------------------------------
@@ -353,13 +360,9 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
     sentences += efficiency_sentences(analysis.efficiency)
     shares = {stage.name: stage.share for stage in (prefill, decode) if stage}
     sentences += finding_sentences(analysis.trace, shares)
+    sentences += trial_sentences(analysis.verified)
     if not isinstance(analysis.drift, Missing):
-        moved = analysis.drift
-        certain = moved.ci_low > 0 or moved.ci_high < 0
-        sentences.append(
-            f"A decode step changes by {moved.share:+.1%} from the first to the last token"
-            + ("." if certain else ", which the measurement cannot tell from none.")
-        )
+        sentences.append(f"A decode step's growth with the context: {escape(growth(analysis.drift))}.")
     if not isinstance(analysis.torch, Missing) and analysis.torch.operators:
         rows = analysis.torch.operators
         whole = sum(_self_ns(row) for row in rows) or 1
@@ -378,4 +381,6 @@ def _whole(analysis: RunAnalysis) -> float:
 
 def _plus_minus(value: Distribution) -> str:
     relative = value.ci_relative
-    return "" if isinstance(relative, Missing) else f" (median of {value.n}, ± {relative * 100:.1f} %)"
+    if isinstance(relative, Missing):
+        return f" ({known_within(value, 'ns')})"
+    return f" (median of {value.n}, ± {relative * 100:.1f} %)"

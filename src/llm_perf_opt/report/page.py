@@ -11,11 +11,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.errors import ResourceError
 from llm_perf_opt.report.charts import Figure
 from llm_perf_opt.report.html_tables import HtmlTable
+from llm_perf_opt.terminal import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MOST_BYTES = 8_000_000
 """A page larger than this is a defect: mail and browsers still take it."""
@@ -119,9 +123,6 @@ class Page:
     made_by: str
 
 
-_NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What no reader sees: control characters, those that turn the direction of writing, halves of characters."""
-
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
@@ -132,20 +133,12 @@ def _as_text(value: Any) -> Any:
     """Every value that a template shows goes through here; only our own markup is left as it is."""
     from markupsafe import Markup
 
-    return value if not isinstance(value, str) or isinstance(value, Markup) else _NOT_TEXT.sub(" ", value)
+    return value if not isinstance(value, str) or isinstance(value, Markup) else visible(value)
 
 
 def render(page: Page) -> str:
     """The page as one file of HTML."""
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
-        raise ResourceError("The package jinja2 is not installed, so there is no HTML page.", "pip install jinja2") from error
-
-    environment = Environment(
-        loader=PackageLoader("llm_perf_opt", "report/templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True, finalize=_as_text,
-    )  # fmt: skip
+    environment = _environment()
     charts = {block.id: block.figure for section in page.sections for block in section.blocks if isinstance(block, Chart)}
     library = _plotly() if charts else ""
     if charts and not library:
@@ -159,6 +152,19 @@ def render(page: Page) -> str:
         page=page, policy=policy, style=_template("page.css"), library=library, script=script, charts=script_data(charts)
     )
     return made
+
+
+@cache
+def _environment() -> "Environment":
+    """Keeps the template, which takes longer to compile than to fill in."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise ResourceError("The package jinja2 is not installed, so there is no HTML page.", "pip install jinja2") from error
+    return Environment(
+        loader=PackageLoader("llm_perf_opt", "report/templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, finalize=_as_text,
+    )  # fmt: skip
 
 
 def script_data(value: Any) -> str:

@@ -26,6 +26,7 @@ def passes_section(analysis: RunAnalysis) -> str:
         "Times are the unprofiled pass's. Another pass's overhead says how far its own clock is from them: kernels keep their "
         "duration under torch.profiler and Nsight Systems, the gaps between them do not; Nsight Compute replays every kernel "
         "it counts.\n",
+        *[f"{escape(entry.own_words)}\n" for entry in analysis.overheads if entry.own],
         *reasons.lines(),
     ]
     return "## Passes\n\n" + table(header, rows, "lllrrrl") + "\n".join(notes) + "\n"

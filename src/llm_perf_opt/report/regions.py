@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.regions.records import CounterValue, FreeRange, KernelTime, Region, RegionGroup, RegionReport
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.text import escape, milliseconds, percent, significant, table
@@ -117,7 +118,7 @@ def _kernels(rows: Sequence[tuple[str, KernelTime]], with_region: bool) -> str:
     cells = [
         [
             *([region] if with_region else []),
-            escape(_shortened(entry.name)),
+            escape(short_name(entry.name, _LONGEST_NAME)),
             f"{entry.calls:,}",
             milliseconds(entry.total_ns),
             milliseconds(entry.total_ns / entry.calls if entry.calls else Missing("no calls")),
@@ -186,7 +187,3 @@ def _value(value: CounterValue) -> str:
 
 def _share(part: int, whole: int) -> float | Missing:
     return part / whole if whole else Missing("no kernels")
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"

@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import BudgetTable, FindingLine
 from llm_perf_opt.analysis.verification import Trial
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.report.advice import trial_words
 from llm_perf_opt.report.chart_data import Use, Waterfall, coarse_waterfalls
 from llm_perf_opt.report.text import milliseconds
-from llm_perf_opt.report.trace_page import saving_words
+from llm_perf_opt.report.trace_page import saving_words, throughput_words
 
 _PLACES = {key.value: place for place, key in enumerate(BudgetKey)}
 """A row has the same colour in every stage."""
@@ -71,8 +72,7 @@ def findings_of(analysis: RunAnalysis) -> Maybe[Sequence[FindingView]]:
 
 
 def _view(finding: FindingLine, trial: Trial | None) -> FindingView:
-    saving = saving_words(finding)
-    words = f"Saving {saving}." if finding.saving_ns is None else f"Saves {saving}, confidence {finding.confidence}."
+    words = _effect(finding)
     claim = finding.claim if finding.claim.endswith((".", "!", "?")) else f"{finding.claim}."
     attempt = f"Try: {finding.to_try}" if finding.to_try else ""
     detail = f"{words} {attempt}" if attempt else words
@@ -84,12 +84,17 @@ def _view(finding: FindingLine, trial: Trial | None) -> FindingView:
     return FindingView((words, f"{_first_sentence(claim)} {attempt}.{outcome}"), claim, detail, grounds)
 
 
+def _effect(finding: FindingLine) -> str:
+    if finding.throughput is not None:
+        return f"Throughput: {throughput_words(finding.throughput)}; confidence {finding.confidence}."
+    saving = saving_words(finding)
+    return f"Saving {saving}." if finding.saving_ns is None else f"Saves {saving}, confidence {finding.confidence}."
+
+
 def _first_sentence(text: str) -> str:
     """Up to the first full stop that a capital follows; names and numbers hold stops of their own."""
     return re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
 
 
 def _tried(trial: Trial) -> str:
-    if trial.saving_ns is None or trial.before_ns is None or trial.after_ns is None:
-        return f"Tried, not measured: {trial.why}."
-    return f"Tried: {milliseconds(trial.before_ns)} became {milliseconds(trial.after_ns)} per {trial.unit}."
+    return f"Tried: {trial_words(replace(trial, overrides=()))}"

@@ -1,6 +1,6 @@
 """The tables of a run's page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
@@ -10,10 +10,24 @@ from llm_perf_opt.analysis.latency import compile_seconds
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass
+from llm_perf_opt.report.advice import TRIAL_HEADER, trial_cells
+from llm_perf_opt.report.efficiency import bound_words
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, name_cell, numbers
 from llm_perf_opt.report.kernel_remarks import differs_mark, half_mark
-from llm_perf_opt.report.text import gibibytes, interval, milliseconds, percent, significant, with_unit
+from llm_perf_opt.report.text import (
+    bounds,
+    bytes_per_s,
+    fine_percent,
+    flops_per_s,
+    gibibytes,
+    growth,
+    milliseconds,
+    percent,
+    significant,
+    with_unit,
+)
 
 MOST_ROWS = 400
 """Of a large table in the page; the rest is one row, and all are in the run's files."""
@@ -26,6 +40,10 @@ def _ms(value: Maybe[float]) -> Cell | Missing:
 
 def _number(value: Maybe[float], scale: float = 1.0, digits: int = 4, mark: str = "") -> Cell | Missing:
     return figure(value, lambda known: significant(known * scale, digits) + mark)
+
+
+def _rate(value: Maybe[float], show: Callable[[float], str], mark: str) -> Cell | Missing:
+    return figure(value, lambda known: show(known) + mark)
 
 
 def _share(value: Maybe[float]) -> Cell | Missing:
@@ -49,11 +67,11 @@ def metrics_table(analysis: RunAnalysis) -> HtmlTable:
         def unit(number: float, name: str = metric.unit) -> str:
             return with_unit(number, name)
 
-        bounds = value.ci_low if isinstance(value.ci_low, Missing) else Cell(interval(value, metric.unit))
+        within = Cell(bounds(value, metric.unit))
         table.add(
             metric.label,
             figure(value.median, unit),
-            bounds,
+            within,
             figure(value.iqr, unit),
             figure(p90, unit),
             figure(p99, unit),
@@ -68,10 +86,7 @@ def other_figures_table(analysis: RunAnalysis, timings: CleanTimings) -> HtmlTab
     drift = analysis.drift
     table.add(
         "Decode step's growth with context",
-        drift
-        if isinstance(drift, Missing)
-        else f"{drift.ns_per_token:+.1f} ns per cached token (95 % interval {drift.ci_low:+.1f} to {drift.ci_high:+.1f}), "
-        f"{drift.share:+.1%} from context {drift.first_context} to {drift.last_context}",
+        drift if isinstance(drift, Missing) else growth(drift),
     )
     first = Missing("no warm-up") if not timings.warmup else milliseconds(timings.warmup[0].wall_ns)
     table.add("Warm-up iterations", str(len(timings.warmup)))
@@ -103,19 +118,27 @@ def stages_table(analysis: RunAnalysis) -> HtmlTable:
     ]
     table = HtmlTable("stages", "Stages of one request, unprofiled", columns)
     for stage in analysis.stages:
-        bounds = (
-            stage.time_ns.ci_low if isinstance(stage.time_ns.ci_low, Missing) else Cell(interval(stage.time_ns, "ns") + " ms")
-        )
+        within = Cell(bounds(stage.time_ns, "ns"))
         table.add(
             "\u2003" * stage.depth + stage.name,
             Cell(str(stage.per_iteration), stage.per_iteration),
             _ms(stage.time_ns.median),
-            bounds,
+            within,
             Cell(str(stage.time_ns.n), stage.time_ns.n),
             _share(stage.share),
             _ms(stage.profiled_ns),
             _number(stage.inflation, 1, 3),
         )
+    return table
+
+
+def trials_table(found: Verification) -> HtmlTable:
+    """What became of findings that were tried."""
+    columns = [Column("finding"), *numbers(*TRIAL_HEADER[1:-1]), Column("verdict")]
+    table = HtmlTable("trials", f"Tried, each alone, against {found.base}", columns)
+    for trial in found.trials:
+        table.add(*trial_cells(trial))
+    table.foot = f"The base was measured again: {found.remeasured}." if found.remeasured else ""
     return table
 
 
@@ -147,7 +170,7 @@ def limits_table(found: Efficiency, hfus: Sequence[StageHfu]) -> HtmlTable:
 
 
 def _percent3(value: Maybe[float]) -> Cell | Missing:
-    return figure(value, lambda share: f"{significant(share * 100, 3)} %")
+    return figure(value, fine_percent)
 
 
 def _hfu(stage: StageEfficiency, roof: str, hfus: Sequence[StageHfu]) -> Cell | Missing:
@@ -157,7 +180,7 @@ def _hfu(stage: StageEfficiency, roof: str, hfus: Sequence[StageHfu]) -> Cell | 
     value: Maybe[Hfu] = found.get(roof, Missing("it was not compared with this limit"))
     if isinstance(value, Missing):
         return value
-    return Cell(f"{value.sign} {significant(value.share * 100, 3)} %".strip(), value.share)
+    return Cell(f"{value.sign} {fine_percent(value.share)}".strip(), value.share)
 
 
 def roofs_table(found: Efficiency) -> HtmlTable:
@@ -167,8 +190,8 @@ def roofs_table(found: Efficiency) -> HtmlTable:
     for roof in found.roofs:
         table.add(
             roof.name,
-            figure(roof.peak_flops_per_s, lambda v: f"{significant(v / 1e12)} TFLOP/s"),
-            figure(roof.bandwidth_bytes_per_s, lambda v: f"{significant(v / 1e9)} GB/s"),
+            figure(roof.peak_flops_per_s, flops_per_s),
+            figure(roof.bandwidth_bytes_per_s, bytes_per_s),
             figure(roof.ridge_flops_per_byte, lambda v: f"{significant(v)} FLOP/byte"),
             roof.source,
         )
@@ -180,7 +203,7 @@ def parts_table(found: Efficiency) -> HtmlTable:
     columns = [
         Column("stage"),
         Column("part"),
-        *numbers("time", "TFLOP/s", "GB/s", "FLOP/byte", "MFU", "MBU", "floor", "× floor"),
+        *numbers("time", "FLOP/s", "bytes/s", "FLOP/byte", "MFU", "MBU", "floor", "× floor"),
         Column("floor is"),
     ]
     table = HtmlTable("parts", "Parts of the model, in the profiled steps", columns, tools=True)
@@ -195,27 +218,27 @@ def parts_table(found: Efficiency) -> HtmlTable:
                 table.add(stage.stage, part.name, _ms(time), *[outside] * 8)
                 continue
             intensity: Maybe[float] = least.flops / least.bytes if least.bytes else Missing("no bytes")
-            flops: Maybe[float] = time if isinstance(time, Missing) else least.flops / max(time, 1) / 1e3
-            moved: Maybe[float] = time if isinstance(time, Missing) else least.bytes / max(time, 1)
+            flops: Maybe[float] = time if isinstance(time, Missing) else least.flops * 1e9 / max(time, 1)
+            moved: Maybe[float] = time if isinstance(time, Missing) else least.bytes * 1e9 / max(time, 1)
             table.add(
                 stage.stage,
                 part.name,
                 _ms(time),
-                _number(flops),
-                _number(moved),
+                figure(flops, flops_per_s),
+                figure(moved, bytes_per_s),
                 _number(intensity),
                 _percent3(part.mfu),
                 _percent3(part.mbu),
                 _ms(least.seconds * 1e9),
                 _number(part.times_floor, 1, 3),
-                least.bound,
+                bound_words(least),
             )
     return table
 
 
 def kernels_table(found: KernelEvidence) -> HtmlTable:
     """Kernels by time."""
-    columns = [Column("stage"), Column("kernel"), *numbers("calls", "total", "mean, µs", "share of its stage", "TFLOP/s", "GB/s")]
+    columns = [Column("stage"), Column("kernel"), *numbers("calls", "total", "mean", "share of its stage", "FLOP/s", "bytes/s")]
     table = HtmlTable("kernels", "Kernels, from the timeline", columns, tools=True)
     left_out = 0
     for stage in found.stages:
@@ -225,10 +248,10 @@ def kernels_table(found: KernelEvidence) -> HtmlTable:
                 name_cell(row.spelled, short_name(row.name, _NAME)),
                 Cell(f"{row.calls:,}", row.calls),
                 _ms(row.total_ns),
-                _number(row.mean_ns, 1e-3),
+                _ms(row.mean_ns),
                 _share(row.share),
-                _number(row.flops_per_s, 1e-12, mark=half_mark(row)),
-                _number(row.bytes_per_s, 1e-9, mark=differs_mark(row)),
+                _rate(row.flops_per_s, flops_per_s, half_mark(row)),
+                _rate(row.bytes_per_s, bytes_per_s, differs_mark(row)),
             )
         rest = stage.rows[MOST_ROWS:]
         left_out += len(rest)
@@ -240,7 +263,7 @@ def kernels_table(found: KernelEvidence) -> HtmlTable:
                 f"{len(rest):,} others",
                 Cell(f"{calls:,}", calls),
                 _ms(time),
-                _number(time / calls, 1e-3),
+                _ms(time / calls),
                 _share(time / max(stage.total_ns, 1)),
                 why,
                 why,
@@ -263,8 +286,8 @@ def counters_table(found: KernelEvidence) -> HtmlTable:
             "SM, % of peak",
             "DRAM, % of peak",
             "occupancy, %",
-            "mean, µs",
-            "mean under ncu, µs",
+            "mean",
+            "mean under ncu",
         ),
     ]
     table = HtmlTable("counters", "Hardware counters, per call", columns, tools=True)
@@ -292,8 +315,8 @@ def _counted(table: HtmlTable, row: StageKernel, counted: PerCall) -> None:
         _number(counted.sm_pct, 1, 3, differs),
         _number(counted.dram_pct, 1, 3, differs),
         _number(counted.occupancy_pct, 1, 3, differs),
-        _number(row.mean_ns, 1e-3),
-        _number(counted.time_ns, 1e-3, mark=differs),
+        _ms(row.mean_ns),
+        _rate(counted.time_ns, milliseconds, differs),
     )
 
 
@@ -381,4 +404,5 @@ def passes_table(analysis: RunAnalysis) -> HtmlTable:
             _number(decode, 1, 3),
             f"{entry.why} {entry.remedy}".strip(),
         )
+    table.foot = " ".join(entry.own_words for entry in analysis.overheads if entry.own)
     return table

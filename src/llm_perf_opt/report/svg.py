@@ -6,11 +6,12 @@ readable wherever they are put.
 
 from collections.abc import Sequence
 from html import escape as _markup
-from math import ceil, floor, log10
+from math import log10
 
-from llm_perf_opt.report.chart_data import Roofline, Waterfall, roof_corners, roofline_extent
+from llm_perf_opt.report.chart_data import Roofline, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
 from llm_perf_opt.report.palette import GREY, SERIES, STAGE_COLOURS, colour_of
-from llm_perf_opt.report.text import milliseconds, share_words, significant
+from llm_perf_opt.report.text import flops_per_s, milliseconds, share_words
+from llm_perf_opt.terminal import one_line
 
 WIDTH = 960
 _FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#222"'
@@ -21,8 +22,8 @@ _TEXT = 150
 
 
 def plain(text: str) -> str:
-    """A name as text inside an SVG: characters that XML forbids become spaces, markup becomes text."""
-    return _markup("".join(char if char.isprintable() else " " for char in text))
+    """A name as text inside an SVG: characters that XML forbids become escapes, markup becomes text."""
+    return _markup(one_line(text))
 
 
 def waterfalls_svg(waterfalls: Sequence[Waterfall]) -> str:
@@ -60,7 +61,7 @@ def _waterfall(data: Waterfall, top: int, parts: list[str]) -> int:
 
 def roofline_svg(data: Roofline) -> str:
     """Log-log; stages as stars, parts as diamonds, kernels as circles."""
-    width, height, left, right, bottom, top = WIDTH, 560, 80, 20, 110, 20
+    width, height, left, right, bottom, top = WIDTH, 560, 130, 20, 110, 20
     (x_low, x_high), (y_low, y_high) = roofline_extent(data)
 
     def across(value: float) -> float:
@@ -70,19 +71,17 @@ def roofline_svg(data: Roofline) -> str:
         return height - bottom - (height - top - bottom) * (log10(value) - log10(y_low)) / (log10(y_high) - log10(y_low))
 
     parts: list[str] = []
-    for value in _decades(x_low, x_high):
+    for value, said in intensity_ticks(x_low, x_high):
         parts.append(f'<line x1="{across(value):.1f}" x2="{across(value):.1f}" y1="{top}" y2="{height - bottom}" stroke="#ddd"/>')
-        parts.append(
-            f'<text x="{across(value):.1f}" y="{height - bottom + 18}" text-anchor="middle">{significant(value, 1)}</text>'
-        )
-    for value in _decades(y_low, y_high):
+        parts.append(f'<text x="{across(value):.1f}" y="{height - bottom + 18}" text-anchor="middle">{said}</text>')
+    for value, said in rate_ticks(y_low, y_high):
         parts.append(f'<line x1="{left}" x2="{width - right}" y1="{up(value):.1f}" y2="{up(value):.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{significant(value / 1e12, 1)}</text>')
+        parts.append(f'<text x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{said}</text>')
     middle = (left + width - right) / 2
     parts.append(f'<text x="{middle}" y="{height - bottom + 40}" text-anchor="middle">arithmetic intensity, FLOP/byte</text>')
     parts.append(
         f'<text transform="translate(18 {(top + height - bottom) / 2:.0f}) rotate(-90)" text-anchor="middle">'
-        f"TFLOP/s ({plain(data.dtype)})</text>"
+        f"achieved rate ({plain(data.dtype)})</text>"
     )
     for number, roof in enumerate(data.roofs):
         line = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in roof_corners(roof, x_low, x_high))
@@ -94,7 +93,7 @@ def roofline_svg(data: Roofline) -> str:
         shape = _mark(
             point.kind, across(point.flops_per_byte), up(point.flops_per_s), size, STAGE_COLOURS.get(point.stage, SERIES[2])
         )
-        said = f"{point.name} ({point.stage}): {milliseconds(point.time_ns)}, {significant(point.flops_per_s / 1e12)} TFLOP/s"
+        said = f"{point.name} ({point.stage}): {milliseconds(point.time_ns)}, {flops_per_s(point.flops_per_s)}"
         parts.append(f"<g>{shape}<title>{plain(said)}</title></g>")
     parts += _legend(data, height - bottom + 70, left)
     return _document(width, height, "Roofline", parts)
@@ -138,10 +137,6 @@ def _mark(kind: str, x: float, y: float, size: float, colour: str) -> str:
         ]
     points = " ".join(f"{x + dx * size:.1f},{y + dy * size:.1f}" for dx, dy in corners)
     return f'<polygon points="{points}" fill="{colour}" stroke="#222"/>'
-
-
-def _decades(low: float, high: float) -> list[float]:
-    return [10.0**power for power in range(ceil(log10(low)), floor(log10(high)) + 1)]
 
 
 def _short(text: str, most: int) -> str:

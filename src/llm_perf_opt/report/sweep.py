@@ -11,9 +11,9 @@ from llm_perf_opt.records import Distribution, Maybe, Missing
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, numbers
 from llm_perf_opt.report.page import Absent, Block, Chart, Code, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.reasons import Reasons
-from llm_perf_opt.report.sweep_charts import number_of, parameter_chart, tradeoff_chart
+from llm_perf_opt.report.sweep_charts import bar_words, number_of, parameter_chart, tradeoff_chart
 from llm_perf_opt.report.sweep_words import headline, troubles, what_points_ran
-from llm_perf_opt.report.text import escape, interval, milliseconds, significant, table
+from llm_perf_opt.report.text import escape, interval, known_within, milliseconds, significant, table
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class SweepReport:
 _FIRST = ("warnings", "repeats")
 _LAST = ("prefill is", "decode is", "front", "why not complete")
 _FIGURES = (
-    "TPOT, ms (95 % interval)",
-    "TTFT, ms (95 % interval)",
+    "TPOT (95 % interval)",
+    "TTFT (95 % interval)",
     "end to end",
     "decode tokens/s",
     "output tokens/s",
@@ -79,8 +79,9 @@ _DEFINITIONS = [
     ("TTFT:", "time to first token; median of unprofiled repeats, as all times here."),
     (
         "95 % interval:",
-        "distribution-free, of the median, in brackets and as error bars. Too few repeats have none: then the least "
-        "and the most that was measured are compared. Points whose intervals overlap are not told apart by this sweep.",
+        "distribution-free, of the median, in brackets and as error bars. Too few repeats have none: then their range, the least "
+        "and the most that was measured, stands in its place and is called that. Points whose intervals or ranges overlap are "
+        "not told apart by this sweep.",
     ),
     ("Warnings:", "how many the point's own report begins with; they say why its figures may be off."),
     ("TPOT:", "time per output token, (end-to-end − TTFT) / (new tokens − 1), per sequence."),
@@ -88,9 +89,9 @@ _DEFINITIONS = [
     ("Floor:", "the least time of a decode step on the best limits known; × floor: measured time over it."),
     (
         "Front:",
-        "the points that no other beats. A point is beaten by one that is surely better in TPOT or in decode tokens/s (their "
-        "intervals lie apart) and not surely worse in the other: what may be noise is no reason to take what is surely worse. "
-        "A point without the two is neither on it nor beaten.",
+        "the points that no other of the same workload (model, prompt and new tokens) beats. A point is beaten by one that is "
+        "surely better in TPOT or in decode tokens/s (their intervals lie apart) and not surely worse in the other: what may be "
+        "noise is no reason to take what is surely worse. A point without the two is neither on it nor beaten.",
     ),
     (
         "Not ranked:",
@@ -145,9 +146,8 @@ def _figures(row: SweepRow) -> list[Cell | Missing]:
 def _with_interval(value: Maybe[Distribution]) -> Cell | Missing:
     if isinstance(value, Missing):
         return value
-    known = not isinstance(value.ci_low, Missing) and not isinstance(value.ci_high, Missing)
-    ends = interval(value, "ns") if known else "no interval"
-    return Cell(significant(value.median / 1e6), value.median, below=f"({ends})")
+    ends = known_within(value, "ns") if isinstance(value.ci_low, Missing) else interval(value, "ns")
+    return Cell(milliseconds(value.median), value.median, below=f"({ends})")
 
 
 def _text(value: Maybe[int]) -> Maybe[str]:
@@ -177,8 +177,11 @@ def _names(row: SweepRow, keys: Sequence[str]) -> list[Cell]:
 
 
 def _points(rows: Sequence[SweepRow]) -> HtmlTable:
-    columns = [*_heads(rows), Column("status"), Column("front"), *numbers("TPOT, ms", "TTFT, ms", *_FIGURES[2:5])]
-    caption = "Every point of the sweep; its number leads to its own report, where there is one. In brackets: 95 % interval"
+    columns = [*_heads(rows), Column("status"), Column("front"), *numbers("TPOT", "TTFT", *_FIGURES[2:5])]
+    caption = (
+        "Every point of the sweep; its number leads to its own report, where there is one. In brackets: 95 % interval, or the "
+        "range of fewer repeats than that needs"
+    )
     made = HtmlTable("points-table", caption, columns, tools=True)
     front = {row.number for row in pareto_front(rows)}
     for row in rows:
@@ -206,8 +209,8 @@ def _tradeoff(rows: Sequence[SweepRow]) -> Block:
     if isinstance(chart, Missing):
         return Absent("Latency against throughput:", chart.why)
     caption = (
-        "TPOT against decode throughput; bars: 95 % intervals; rings: points that no other beats (the front); the mark says what "
-        "binds decode"
+        f"TPOT against decode throughput; bars: {bar_words(rows)}; rings: points that no other beats (the front); the mark says "
+        "what binds decode"
     )
     left_out = sum(not row.ranked for row in rows)
     notes = [f"{left_out} of {len(rows)} points are not ranked and not drawn."] if left_out else []
@@ -222,6 +225,6 @@ def _parameters(rows: Sequence[SweepRow]) -> list[Block]:
             blocks.append(Absent(f"Over {key}:", chart.why))
         else:
             blocks.append(
-                Chart(f"parameter-{number}", f"Over {key}; bars: 95 % intervals; dashed: what the floor would give", chart)
+                Chart(f"parameter-{number}", f"Over {key}; bars: {bar_words(rows)}; dashed: what the floor would give", chart)
             )
     return blocks or [Absent("Swept parameters:", "nothing differs between the points")]

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.limits.binding import UNKNOWN
-from llm_perf_opt.analysis.sweep_rows import SweepRow, front_line, swept_keys
-from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.report.charts import Figure, label
+from llm_perf_opt.analysis.sweep_rows import SweepRow, by_workload, front_line, swept_keys
+from llm_perf_opt.records import Distribution, Maybe, Missing
+from llm_perf_opt.report.charts import Figure, label, time_unit
 from llm_perf_opt.report.palette import GREY, colour_of
-from llm_perf_opt.report.text import milliseconds, significant
+from llm_perf_opt.report.text import known_within, milliseconds, significant
 
 _LONGEST_LABEL = 36
 """Characters that have room in half of a narrow chart."""
@@ -22,24 +22,41 @@ class Quantity:
 
     name: str
     key: str
-    scale: float
+    is_time: bool
     least: Callable[[SweepRow], Maybe[float]] | None
-    """The value at the floor, in the quantity's own unit."""
+    """The value at the floor."""
 
     def value(self, row: SweepRow) -> Maybe[float]:
-        """The median, in its unit."""
-        return _scaled(row.median(self.key), self.scale)
+        """The median."""
+        return row.median(self.key)
+
+    def axis(self, rows: Sequence[SweepRow]) -> tuple[float, str]:
+        """What one unit of its axis is, and the axis's title."""
+        if not self.is_time:
+            return 1.0, self.name
+        size, unit = _time_axis(rows, self.key)
+        return size, f"{self.name}, {unit}"
 
 
 _QUANTITIES = (
-    Quantity("TTFT, ms", "ttft", 1e-6, None),
-    Quantity("TPOT, ms", "tpot", 1e-6, lambda row: _scaled(row.floor_ns, 1e-6)),
-    Quantity("decode tokens/s", "decode_rate", 1.0, lambda row: row.floor_rate),
+    Quantity("TTFT", "ttft", True, None),
+    Quantity("TPOT", "tpot", True, lambda row: row.floor_ns),
+    Quantity("decode tokens/s", "decode_rate", False, lambda row: row.floor_rate),
 )
 
 
-def _scaled(value: Maybe[float], factor: float) -> Maybe[float]:
-    return value if isinstance(value, Missing) else value * factor
+def _time_axis(rows: Sequence[SweepRow], key: str) -> tuple[float, str]:
+    return time_unit([value for row in rows if not isinstance(value := row.median(key), Missing)])
+
+
+def bar_words(rows: Sequence[SweepRow]) -> str:
+    """What the error bars of the ranked points are."""
+    known = [value for row in rows if row.ranked for value in row.metrics.values() if not isinstance(value, Missing)]
+    few = [value for value in known if isinstance(value.ci_low, Missing)]
+    if not few:
+        return "95 % intervals"
+    ranges = "the range of the repeats, which are too few for a 95 % interval"
+    return ranges if len(few) == len(known) else f"95 % intervals; of some points {ranges}"
 
 
 def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe[Figure]:
@@ -47,8 +64,10 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
     placed = [(row, place) for row in rows if row.ranked and (place := _place(row)) is not None]
     if not placed:
         return _why_none(rows)
-    farthest = max(max(x, _ends(row, "tpot", 1e-6)[1]) for row, (x, _) in placed)
-    traces = _front_traces(front)
+    size, unit = _time_axis([row for row, _ in placed], "tpot")
+    placed = [(row, (x / size, y)) for row, (x, y) in placed]
+    farthest = max(max(x, _ends(row, "tpot", size)[1]) for row, (x, _) in placed)
+    traces = _front_traces(front, size)
     bounds = list(dict.fromkeys(_bound_words(row) for row, _ in placed))
     for number, bound in enumerate(bounds):
         members = [(row, place) for row, place in placed if _bound_words(row) == bound]
@@ -59,13 +78,13 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
             # on the right half towards the middle, so that no label is cut at the edge
             "textposition": ["top left" if place[0] > 0.5 * farthest else "bottom right" for _, place in members],
             "marker": {"size": 11, "symbol": _SYMBOLS[number % len(_SYMBOLS)], "color": colour_of(number)},
-            "error_x": _bars([row for row, _ in members], "tpot", 1e-6),
+            "error_x": _bars([row for row, _ in members], "tpot", size),
             "error_y": _bars([row for row, _ in members], "decode_rate"),
             "hovertext": [_hover(row) for row, _ in members], "hoverinfo": "text",
         })  # fmt: skip
     rates = [end for row, (_, y) in placed for end in (y, *_ends(row, "decode_rate"))]
     layout = {
-        "xaxis": {"title": {"text": "TPOT, ms (less is better)"}, "range": [0, 1.15 * farthest]},
+        "xaxis": {"title": {"text": f"TPOT, {unit} (less is better)"}, "range": [0, 1.15 * farthest]},
         "yaxis": {"title": {"text": "decode tokens/s (more is better)"}, **_rate_axis(rates)},
         "legend": {"orientation": "h", "y": -0.2},
         "hovermode": "closest",
@@ -74,18 +93,18 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
     return {"data": traces, "layout": layout}
 
 
-def _front_traces(front: Sequence[SweepRow]) -> list[Figure]:
-    """Rings around the front, and a line that only ever goes up to the right."""
+def _front_traces(front: Sequence[SweepRow], size: float) -> list[Figure]:
+    """Rings around the front, and for each workload a line that only ever goes up to the right."""
 
     def at(rows: Sequence[SweepRow]) -> Figure:
         places = [place for row in rows if (place := _place(row)) is not None]
-        return {"type": "scatter", "x": [x for x, _ in places], "y": [y for _, y in places], "hoverinfo": "skip"}
+        return {"type": "scatter", "x": [x / size for x, _ in places], "y": [y for _, y in places], "hoverinfo": "skip"}
 
     line = {"mode": "lines", "showlegend": False, "line": {"dash": "dash", "color": GREY}}
     ring = {"size": 20, "symbol": "circle-open", "color": GREY, "line": {"width": 2}}
     return [
         {**at(front), "mode": "markers", "name": "on the front", "marker": ring},
-        {**at(front_line(front)), "name": "the front", **line},
+        *[{**at(front_line(members)), "name": "the front", **line} for members in by_workload(front).values()],
     ]
 
 
@@ -110,7 +129,7 @@ def _rate_axis(rates: Sequence[float]) -> Figure:
 
 def _place(row: SweepRow) -> tuple[float, float] | None:
     latency, rate = row.median("tpot"), row.median("decode_rate")
-    return None if isinstance(latency, Missing) or isinstance(rate, Missing) else (latency / 1e6, rate)
+    return None if isinstance(latency, Missing) or isinstance(rate, Missing) else (latency, rate)
 
 
 def _bound_words(row: SweepRow) -> str:
@@ -119,27 +138,28 @@ def _bound_words(row: SweepRow) -> str:
 
 def _hover(row: SweepRow) -> str:
     rate = row.median("decode_rate")
-    low, high = _ends(row, "tpot", 1e-6)
-    lines = [f"<b>{label(row.label)}</b>", f"TPOT {milliseconds(row.median('tpot'))} ({significant(low)} – {significant(high)})"]
+    tpot = row.metrics.get("tpot")
+    within = f" ({known_within(tpot, 'ns')})" if isinstance(tpot, Distribution) else ""
+    lines = [f"<b>{label(row.label)}</b>", f"TPOT {milliseconds(row.median('tpot'))}{within}"]
     lines.append("" if isinstance(rate, Missing) else f"{significant(rate)} decode tokens/s")
     lines.append(f"TTFT {label(milliseconds(row.median('ttft')))}")
     lines.append(label(_bound_words(row)))
     return "<br>".join(line for line in lines if line)
 
 
-def _ends(row: SweepRow, key: str, scale: float = 1.0) -> tuple[float, float]:
+def _ends(row: SweepRow, key: str, size: float = 1.0) -> tuple[float, float]:
     """The ends that a metric is known within; of one without a value, none that reach anywhere."""
     reach = row.reach(key)
-    return (math.nan, math.nan) if reach is None else (reach.low * scale, reach.high * scale)
+    return (math.nan, math.nan) if reach is None else (reach.low / size, reach.high / size)
 
 
-def _bars(rows: Sequence[SweepRow], key: str, scale: float = 1.0) -> Figure:
+def _bars(rows: Sequence[SweepRow], key: str, size: float = 1.0) -> Figure:
     """Error bars of rows that have a value."""
     reaches = [reach for row in rows if (reach := row.reach(key)) is not None]
     return {
         "type": "data", "symmetric": False, "thickness": 1, "width": 4,
-        "array": [max(reach.high - reach.median, 0.0) * scale for reach in reaches],
-        "arrayminus": [max(reach.median - reach.low, 0.0) * scale for reach in reaches],
+        "array": [max(reach.high - reach.median, 0.0) / size for reach in reaches],
+        "arrayminus": [max(reach.median - reach.low, 0.0) / size for reach in reaches],
     }  # fmt: skip
 
 
@@ -164,20 +184,21 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
         height = 1 / len(shown)
         low = 1 - (place + 1) * height
         domain = [low + 0.06 * height, low + 0.94 * height]
-        layout[f"yaxis{axis}"] = {"title": {"text": one.name}, "domain": domain, "rangemode": "tozero"}
+        size, title_of_axis = one.axis([row for members in groups.values() for row in members])
+        layout[f"yaxis{axis}"] = {"title": {"text": title_of_axis}, "domain": domain, "rangemode": "tozero"}
         for number, (words, members) in enumerate(groups.items()):
             ordered = sorted(members, key=lambda row: number_of(row.values[key]) or 0.0) if as_numbers else members
             common = {"yaxis": f"y{axis}", "xaxis": "x", "type": "scatter", "legendgroup": f"g{number}"}
             title = label(words) or "measured"
             traces.append({
-                **common, **_line(ordered, key, one.value, as_numbers), "mode": "lines+markers", "name": title,
+                **common, **_line(ordered, key, one, one.value, as_numbers, size), "mode": "lines+markers", "name": title,
                 "showlegend": place == 0, "line": {"color": colour_of(number)},
                 "marker": {"symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8},
-                "error_y": _bars(ordered, one.key, one.scale),
+                "error_y": _bars(ordered, one.key, size),
             })  # fmt: skip
             if one.least is not None:
                 traces.append({
-                    **common, **_line(ordered, key, one.least, as_numbers), "mode": "lines", "name": f"{title}: floor",
+                    **common, **_line(ordered, key, one, one.least, as_numbers, size), "mode": "lines", "name": f"{title}: floor",
                     "showlegend": place == 1, "line": {"dash": "dash", "color": colour_of(number)},
                 })  # fmt: skip
     last = "" if len(shown) == 1 else str(len(shown))
@@ -207,12 +228,20 @@ def _values_axis(values: Sequence[float]) -> Figure:
     return axis
 
 
-def _line(rows: Sequence[SweepRow], key: str, value: Callable[[SweepRow], Maybe[float]], as_numbers: bool) -> Figure:
+def _line(
+    rows: Sequence[SweepRow],
+    key: str,
+    one: Quantity,
+    value: Callable[[SweepRow], Maybe[float]],
+    as_numbers: bool,
+    size: float,
+) -> Figure:
+    shown = milliseconds if one.is_time else significant
     points = [(row, found) for row in rows if not isinstance(found := value(row), Missing)]
     return {
         "x": [number_of(row.values[key]) if as_numbers else label(row.values[key]) for row, _ in points],
-        "y": [found for _, found in points],
-        "hovertext": [f"<b>{label(row.label)}</b><br>{significant(found)}" for row, found in points],
+        "y": [found / size for _, found in points],
+        "hovertext": [f"<b>{label(row.label)}</b><br>{shown(found)}" for row, found in points],
         "hoverinfo": "text",
     }
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from llm_perf_opt.analysis.sweep_ran import Ran, mixed_models, mixed_software
-from llm_perf_opt.analysis.sweep_rows import SweepRow, not_told_apart, swept_keys
+from llm_perf_opt.analysis.sweep_rows import SweepRow, by_workload, not_told_apart, swept_keys
 from llm_perf_opt.records import Missing
 from llm_perf_opt.report.text import count, milliseconds, significant
 
@@ -56,25 +56,43 @@ def _status(row: SweepRow) -> str:
 
 
 def headline(rows: Sequence[SweepRow]) -> list[str]:
-    """How many points are complete, and the best of those that are ranked."""
+    """How many points are complete, and the best of those that are ranked, for each workload of several points by itself."""
     complete = sum(row.status == "complete" for row in rows)
     found = [f"{complete} of {len(rows)} points are complete."]
-    shortest = not_told_apart(rows, "tpot")
-    if shortest:
-        found.append(_best("shortest TPOT", shortest, lambda row: milliseconds(row.median("tpot"))))
+    workloads = by_workload(rows)
+    compared = {workload: members for workload, members in workloads.items() if len(members) > 1 or len(workloads) == 1}
+    if len(workloads) > 1 and not compared:
+        found.append("No two points share a workload: none is better than another.")
+    for workload, members in compared.items():
+        found += _best_of(members, f"Of {workload}: the" if len(workloads) > 1 else "The")
+    return found
+
+
+def _best_of(rows: Sequence[SweepRow], the: str) -> list[str]:
+    """The best points of one workload. A token of a larger batch takes longer: its time is compared at each batch by itself."""
+    batches: dict[str, list[SweepRow]] = {}
+    for row in rows:
+        batches.setdefault("n/a" if isinstance(row.batch, Missing) else f"{row.batch:,}", []).append(row)
+    apart = len(batches) > 1 and any(len(members) > 1 for members in batches.values())
+    found = []
+    for batch, members in batches.items() if apart else [("", rows)]:
+        shortest = not_told_apart(members, "tpot")
+        if shortest:
+            over = f" at batch {batch}" if apart else f" over batch sizes {', '.join(batches)}" if len(batches) > 1 else ""
+            found.append(_best(f"{the} shortest TPOT{over}", shortest, lambda row: milliseconds(row.median("tpot"))))
     most = not_told_apart(rows, "decode_rate", most=True)
     if most:
-        found.append(_best("most decode throughput", most, _rate_words))
+        found.append(_best(f"{the} most decode throughput", most, _rate_words))
     return found
 
 
 def _best(what: str, rows: Sequence[SweepRow], words: Callable[[SweepRow], str]) -> str:
     """The best point; where others may be as good, all of them: which is the best is then not known."""
     if len(rows) == 1:
-        return f"The {what} is {words(rows[0])}, at {rows[0].label}."
+        return f"{what} is {words(rows[0])}, at {rows[0].label}."
     named = [f"{row.label} ({words(row)})" for row in rows[:_MOST_NAMED]]
     more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
-    return f"The {what} is one of {len(rows)} points that are not told apart: {', '.join(named)}{more}."
+    return f"{what} is one of {len(rows)} points that are not told apart: {', '.join(named)}{more}."
 
 
 def _rate_words(row: SweepRow) -> str:

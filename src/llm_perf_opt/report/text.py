@@ -1,10 +1,12 @@
 """Numbers and tables as text. A missing value shows its reason; names are data and cannot become markup."""
 
-import math
 import re
 from collections.abc import Sequence
 
-from llm_perf_opt.records import Distribution, Maybe, Missing
+from llm_perf_opt.records import Distribution, Drift, Maybe, Missing
+from llm_perf_opt.terminal import one_line
+from llm_perf_opt.units import BYTE_RATE, FLOP_RATE, SHARE, duration, durations, scaled
+from llm_perf_opt.units import significant as significant
 
 _ESCAPED = str.maketrans({char: f"\\{char}" for char in "\\`*[]<>|#~$!&"})
 _EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -12,8 +14,7 @@ _EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 def escape(name: str) -> str:
     """A name from a trace, a model or a dataset as literal Markdown text on one line."""
-    one_line = "".join(char if char.isprintable() else " " for char in name)
-    return _EDGE_UNDERSCORE.sub(r"\\_", one_line.translate(_ESCAPED))
+    return _EDGE_UNDERSCORE.sub(r"\\_", one_line(name).translate(_ESCAPED))
 
 
 def reason(missing: Missing) -> str:
@@ -47,20 +48,29 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "")
     return "\n".join(lines) + "\n"
 
 
-def significant(value: float, digits: int = 4) -> str:
-    """A number with `digits` significant digits and no exponent in the range people read."""
-    if value == 0:
-        return "0"
-    if not 1e-4 <= abs(value) < 1e9:
-        return f"{value:.{digits - 1}e}"
-    rounded = float(f"{value:.{digits - 1}e}")  # 9.9996 has one digit more before the point than it seems
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
-    return f"{value:,.{decimals}f}"
-
-
 def milliseconds(ns: Maybe[float]) -> str:
-    """Nanoseconds shown as milliseconds."""
-    return reason(ns) if isinstance(ns, Missing) else f"{significant(ns / 1e6)} ms"
+    """Nanoseconds in the unit that suits them."""
+    return reason(ns) if isinstance(ns, Missing) else duration(ns)
+
+
+def signed(ns: float) -> str:
+    """A difference of two times, with its sign."""
+    return f"{'+' if ns > 0 else ''}{duration(ns)}"
+
+
+def flops_per_s(rate: float) -> str:
+    """A rate of computing: 12.34 TFLOP/s, 62.10 MFLOP/s."""
+    return scaled(rate, FLOP_RATE)
+
+
+def bytes_per_s(rate: float) -> str:
+    """A rate of moving."""
+    return scaled(rate, BYTE_RATE)
+
+
+def fine_percent(share: float) -> str:
+    """A share with three significant digits, however small."""
+    return scaled(share, SHARE, 3)
 
 
 def gibibytes(count: Maybe[int]) -> str:
@@ -93,7 +103,38 @@ def interval(value: Distribution, unit: str) -> str:
         return reason(value.ci_low)
     if isinstance(value.ci_high, Missing):
         return reason(value.ci_high)
-    return f"{_bare(value.ci_low, unit)} – {_bare(value.ci_high, unit)}"
+    if unit == "ns":
+        return durations(value.ci_low, value.ci_high, around_ns=value.median)
+    return f"{significant(value.ci_low)} – {significant(value.ci_high)}"
+
+
+def known_within(value: Distribution, unit: str) -> str:
+    """What a median is known within: its 95 % interval, or the range of the values where they are too few for one."""
+    if not isinstance(value.ci_low, Missing):
+        return f"95 %: {interval(value, unit)}, n = {value.n}"
+    if value.n == 1:
+        return "one value"
+    ends = value.minimum, value.maximum
+    words = durations(*ends, around_ns=value.median) if unit == "ns" else " – ".join(map(significant, ends))
+    return f"range of {value.n} values: {words}"
+
+
+def bounds(value: Distribution, unit: str) -> str:
+    """A cell for the interval of a median; of few values their range."""
+    return known_within(value, unit) if isinstance(value.ci_low, Missing) and value.n > 1 else interval(value, unit)
+
+
+def growth(found: Drift) -> str:
+    """How a decode step's time grows with the context; a slope that may be none, or is below zero, is no figure."""
+    contexts = f"from context {found.first_context} to {found.last_context}"
+    if isinstance(found.ci_low, Missing) or isinstance(found.ci_high, Missing):
+        return f"not known {contexts}: {found.ci_low.why if isinstance(found.ci_low, Missing) else found.ci_high}"
+    if min(found.ci_low, found.ns_per_token) <= 0:
+        return f"no growth measurable {contexts}"
+    return (
+        f"{duration(found.ns_per_token)} per cached token (95 % interval {durations(found.ci_low, found.ci_high)}), "
+        f"{found.share:+.1%} {contexts}"
+    )
 
 
 def spread(value: Distribution, unit: str) -> str:
@@ -101,13 +142,10 @@ def spread(value: Distribution, unit: str) -> str:
     return with_unit(value.iqr, unit)
 
 
-def _bare(value: float, unit: str) -> str:
-    return significant(value / 1e6) if unit == "ns" else significant(value)
-
-
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """A table for the terminal: aligned columns, two spaces apart."""
-    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
+    """A table for the terminal: aligned columns, two spaces apart; each cell stays on its line."""
+    head, *body = [[one_line(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[index]) for row in (head, *body)) for index in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
         parts = [
@@ -116,4 +154,4 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], align: str) ->
         ]
         return "  ".join(parts).rstrip()
 
-    return "\n".join([line(header), *[line(row) for row in rows]])
+    return "\n".join([line(head), *[line(row) for row in body]])

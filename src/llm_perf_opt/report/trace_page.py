@@ -5,6 +5,7 @@ modules, operators, findings.
 import textwrap
 from collections.abc import Callable, Sequence
 
+from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.trace.document import (
     OVERLAP,
     BudgetTable,
@@ -12,11 +13,14 @@ from llm_perf_opt.analysis.trace.document import (
     HostTable,
     OwnerLine,
     StageLine,
+    ThroughputLine,
     TraceAnalysis,
 )
 from llm_perf_opt.report.device_tables import DEVICE_HEADER, STAGE_HEADER, device_rows, device_stage_rows
 from llm_perf_opt.report.gpu_metrics import metric_header, metric_rows
-from llm_perf_opt.report.text import columns, significant
+from llm_perf_opt.report.labels import LABEL_HEADER, label_rows
+from llm_perf_opt.report.text import columns, milliseconds, significant
+from llm_perf_opt.terminal import one_line
 
 WIDTH = 100
 _NAME = 52
@@ -28,7 +32,7 @@ def trace_text(found: TraceAnalysis, top: int = 15) -> str:
     """The whole page."""
     parts = [_head(found)]
     if found.complete:
-        parts += [_gpu(found), _devices(found), _stages(found), _host_operators(found.host, top)]
+        parts += [_gpu(found), _devices(found), _stages(found), _labels(found, top), _host_operators(found.host, top)]
         parts += [*[_budget(budget) for budget in found.budgets], _idle(found)]
         parts += [_kernels(found, top), _owners("Modules", found.modules, top), _owners("Operators", found.operators, top)]
         parts += [_borrowed(found, top), _metrics(found, top), _findings(found)]
@@ -36,7 +40,7 @@ def trace_text(found: TraceAnalysis, top: int = 15) -> str:
 
 
 def _head(found: TraceAnalysis) -> str:
-    lines = [plain(found.source), f"trace     {found.profiler}{', ' + plain(found.device) if found.device else ''}"]
+    lines = [one_line(found.source), f"trace     {found.profiler}{', ' + one_line(found.device) if found.device else ''}"]
     state = "complete" if found.complete else "INCOMPLETE: no number of it can be believed"
     lines.append(f"health    {state}{'' if found.problems else ', no problems'}")
     for problem in found.problems:
@@ -75,8 +79,8 @@ def _devices(found: TraceAnalysis) -> str:
 def _stages(found: TraceAnalysis) -> str:
     covered = "" if found.stage_coverage is None else f", {found.stage_coverage:.1%} of the device time"
     if not found.stages:
-        return f"Stages: none found ({plain(found.stage_why)})\n"
-    head = _wrapped(f"Stages, by {found.stage_method} ({plain(found.stage_why)}{covered})", "")
+        return f"Stages: none found ({one_line(found.stage_why)})\n"
+    head = _wrapped(f"Stages, by {found.stage_method} ({one_line(found.stage_why)}{covered})", "")
     if all(one.gpu_busy_ns is None for one in found.stages):
         return "\n".join([*head, _host_stages(found.stages, found.host)]) + "\n"
     rows = [
@@ -94,6 +98,15 @@ def _stages(found: TraceAnalysis) -> str:
     ]
     header = ["stage", "count", "wall, profiled", "GPU busy", "GPU idle", "GPU span", "kernels", "launches"]
     return "\n".join([*head, columns(header, rows, "lrrrrrrr")]) + "\n"
+
+
+def _labels(found: TraceAnalysis, top: int) -> str:
+    """What the program marked that is no stage."""
+    if not found.labels:
+        return ""
+    rows = [[short(row[0]), *row[1:]] for row in label_rows(found.labels[:top])]
+    head = f"Labels that mark no stage: the first {len(rows)} of {len(found.labels)}; kernels launched within them"
+    return head + "\n" + columns(LABEL_HEADER, rows, "lrrrr") + "\n"
 
 
 def _host_stages(stages: Sequence[StageLine], host: HostTable | None) -> str:
@@ -140,12 +153,12 @@ _TELLING_STAGES = ("prefill", "decode", "mixed_step", "step")
 def _budget(budget: BudgetTable) -> str:
     per = f", {ms(budget.wall_ns / budget.units)} per {budget.unit}" if budget.units > 1 else ""
     many = f"{budget.units} {budget.unit}s" if budget.units > 1 else f"one {budget.unit}"
-    lines = _wrapped(f"Where {budget.stage} goes: {ms(budget.wall_ns)} for {many}{per}; from {plain(budget.wall_source)}", "")
+    lines = _wrapped(f"Where {budget.stage} goes: {ms(budget.wall_ns)} for {many}{per}; from {one_line(budget.wall_source)}", "")
     rows = [[row.label, ms(row.ns), ms(row.ns / budget.units), f"{row.share:.1%}"] for row in budget.rows]
     rows.append(["sum", ms(budget.wall_ns), ms(budget.wall_ns / budget.units), "100.0%"])
     lines.append(columns(["", "time", f"per {budget.unit}", "share"], rows, "lrrr"))
     for text in (*[f"PROBLEM: {problem}" for problem in budget.problems], *budget.notes):
-        lines += _wrapped(f"- {plain(text)}", "  ")
+        lines += _wrapped(f"- {one_line(text)}", "  ")
     return "\n".join(lines) + "\n"
 
 
@@ -161,7 +174,7 @@ def _kernels(found: TraceAnalysis, top: int) -> str:
     if not found.kernels:
         return ""
     rows = [
-        [short(row.name), row.kind, f"{row.calls:,}", ms(row.total_ns), us(row.mean_ns), f"{row.share:.1%}"]
+        [short_name(row.name, _NAME), row.kind, f"{row.calls:,}", ms(row.total_ns), ms(row.mean_ns), f"{row.share:.1%}"]
         for row in found.kernels[:top]
     ]
     head = f"Kernels: the longest {len(rows)} of {len(found.kernels)}"
@@ -189,7 +202,7 @@ def _borrowed(found: TraceAnalysis, top: int) -> str:
     if table is None:
         return ""
     shares = ", ".join(f"{rule} {share:.1%}" for rule, share in table.coverage.items() if share)
-    lines = _wrapped(f"Modules by the eager trace {plain(table.source)}; of the kernel time, by rule: {shares}", "")
+    lines = _wrapped(f"Modules by the eager trace {one_line(table.source)}; of the kernel time, by rule: {shares}", "")
     rows = [[short(row.name), f"{row.kernels:,}", ms(row.self_ns), f"{row.share:.1%}"] for row in table.rows[: min(top, _OWNERS)]]
     return "\n".join([*lines, columns(["module", "kernels", "own", "share"], rows, "lrrr")]) + "\n"
 
@@ -218,15 +231,14 @@ def _findings(found: TraceAnalysis) -> str:
 
 def finding_lines(number: int, finding: FindingLine) -> list[str]:
     """One finding with its saving, its evidence and what to try."""
-    lines = _wrapped(f"{number}. [{finding.id}] {plain(finding.claim)}", "   ")
-    lines += _wrapped(
-        f"   saves: {saving_words(finding)} ({finding.confidence} confidence: {plain(finding.because)})", "          "
-    )
+    lines = _wrapped(f"{number}. [{finding.id}] {one_line(finding.claim)}", "   ")
+    effect = f"throughput: {throughput_words(finding.throughput)}" if finding.throughput else f"saves: {saving_words(finding)}"
+    lines += _wrapped(f"   {effect} ({finding.confidence} confidence: {one_line(finding.because)})", "          ")
     for row in finding.evidence:
-        lines += _wrapped(f"   · {plain(row)}", "     ")
-    lines += _wrapped(f"   try: {plain(finding.to_try)}", "        ")
+        lines += _wrapped(f"   · {one_line(row)}", "     ")
+    lines += _wrapped(f"   try: {one_line(finding.to_try)}", "        ")
     if finding.overrides and finding.change:
-        lines += _wrapped(f"   in other programs: {plain(finding.change)}", "        ")
+        lines += _wrapped(f"   in other programs: {one_line(finding.change)}", "        ")
     return lines
 
 
@@ -240,24 +252,25 @@ def saving_words(finding: FindingLine) -> str:
     return f"about {ms(finding.saving_ns)} per {finding.saving_per} ({low} to {high})"
 
 
+def throughput_words(found: ThroughputLine) -> str:
+    """Tokens per second now and at the larger batch, and how long a token takes then. Nothing of it is a saving."""
+    low, high = significant(found.tokens_per_s_after_low), significant(found.tokens_per_s_after_high)
+    longest = f", {ms(found.step_after_high_ns)} at worst" if found.step_after_high_ns > found.step_after_ns else ""
+    return (
+        f"{significant(found.tokens_per_s)} tokens/s at batch {found.batch:,}, about {significant(found.tokens_per_s_after)} "
+        f"({low} to {high}) at batch {found.batch_after:,}, where a token takes about {ms(found.step_after_ns)}{longest}, not "
+        f"{ms(found.step_ns)}"
+    )
+
+
 def ms(ns: float) -> str:
-    """Nanoseconds as milliseconds."""
-    return f"{significant(ns / 1e6)} ms"
-
-
-def us(ns: float) -> str:
-    """Nanoseconds as microseconds."""
-    return f"{significant(ns / 1e3, 3)} µs"
-
-
-def plain(text: str) -> str:
-    """A text from a trace on one line, without anything a terminal obeys."""
-    return "".join(char if char.isprintable() else " " for char in text)
+    """Nanoseconds in the unit that suits them."""
+    return milliseconds(ns)
 
 
 def short(name: str, most: int = _NAME) -> str:
-    """A kernel's name, cut in the middle: both ends tell kernels apart."""
-    text = plain(name)
+    """A name of an operator, a module or a device, cut in the middle: both ends tell them apart."""
+    text = one_line(name)
     tail = min(15, most // 3)
     return text if len(text) <= most else f"{text[: most - tail - 1]}…{text[-tail:]}"
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from llm_perf_opt.analysis.overhead import without_profiler_events
 from llm_perf_opt.composition import compose, config_from_mapping
 from llm_perf_opt.config import RunConfig
 from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
@@ -29,9 +30,10 @@ from llm_perf_opt.profiling.engine_trace import profile_engine
 from llm_perf_opt.profiling.meter import Effort, Measured, Meter, Progress, RequestMeter
 from llm_perf_opt.profiling.torch_profiler import Profiled
 from llm_perf_opt.profiling.vendor.child import framework_error, last_words
-from llm_perf_opt.profiling.vendor.launch import die_with_parent, send
+from llm_perf_opt.profiling.vendor.launch import die_with_parent, heed_interrupts, send
 from llm_perf_opt.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, WrappedPass
 from llm_perf_opt.run_folder import write_record
+from llm_perf_opt.runners.models import weight_facts
 from llm_perf_opt.runners.session import Session, is_steppable, open_session
 from llm_perf_opt.stages import Stage
 from llm_perf_opt.user_files import read_text
@@ -86,10 +88,11 @@ def torch_pass(session: Session, out: Path) -> None:
         activity=profiled.activity,
         parts=profiled.parts,
         operators=tuple(profiled.operators),
+        overhead=profiled.overhead,
         trace_file=trace.name,
         trace_bytes=trace.stat().st_size,
     )
-    write_record(out / "operators.json", record)
+    write_record(out / "operators.json", without_profiler_events(record))
 
 
 def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profiled:
@@ -220,8 +223,9 @@ def _timings(session: Session, measured: Measured, meter: RequestMeter) -> Clean
         runtime = replace(
             runtime, inseparable=meter.inseparable or runtime.inseparable, unstepped=meter.unstepped or runtime.unstepped
         )
+    facts = session.runner.facts
     return CleanTimings(
-        model=session.runner.facts,
+        model=facts if facts.weights else replace(facts, weights=weight_facts(session.config.model)),
         workload=session.workload,
         clock=session.clock,
         load_s=session.load_s,
@@ -323,6 +327,7 @@ def main() -> None:
             raise ConfigError("--config is a resolved configuration; overrides have no place beside it.")
         if arguments.config:
             die_with_parent()
+            heed_interrupts()
         config = _read_config(arguments.config) if arguments.config else compose(arguments.overrides).config
         finished = run_pass(config, arguments.which, arguments.out, arguments.decode_steps)
         sys.exit(0 if finished else 130)

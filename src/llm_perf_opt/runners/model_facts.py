@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.config import canonical_dtype
 from llm_perf_opt.host import last_level_cache_bytes
 from llm_perf_opt.records import Maybe
-from llm_perf_opt.runners.models import SHORT_DTYPES
 
 
 def last_level_cache_of(device: torch.device) -> Maybe[int]:
@@ -18,8 +18,7 @@ def last_level_cache_of(device: torch.device) -> Maybe[int]:
 
 def short_dtype(dtype: torch.dtype) -> str:
     """bf16, fp16, fp32; another as torch calls it."""
-    name = str(dtype).removeprefix("torch.")
-    return SHORT_DTYPES.get(name, name)
+    return canonical_dtype(str(dtype))
 
 
 def plain_config(values: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.config import HardwareConfig, ModelConfig, RuntimeConfig
+from llm_perf_opt.config import HardwareConfig, ModelConfig, RuntimeConfig, canonical_dtype
 from llm_perf_opt.data.images import Picture
 from llm_perf_opt.data.model_tree import check_model, model_folder
 from llm_perf_opt.data.prompts import Tokenize
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
 from llm_perf_opt.profiling.device import DeviceRequest, pick_device
+from llm_perf_opt.runtime_records import WeightFacts
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NAMED = 3
 """So many tensors that are not there are named; the rest are counted."""
-SHORT_DTYPES = {long: short for short, long in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,15 @@ class MemoryNeed:
         return self.weight_bytes + self.cache_bytes + self.logits_bytes
 
 
+def device_request(hardware: HardwareConfig) -> DeviceRequest:
+    """The device asked for, in the words of a run's configuration."""
+    index = f"hardware.device_index={hardware.device_index}"
+    return DeviceRequest(hardware.device, hardware.device_index, f"hardware.device={hardware.device}", index, "hardware=cpu")
+
+
 def choose_device(hardware: HardwareConfig) -> "torch.device":
     """The device asked for, or a ResourceError that says which are here."""
-    index = f"hardware.device_index={hardware.device_index}"
-    return pick_device(
-        DeviceRequest(hardware.device, hardware.device_index, f"hardware.device={hardware.device}", index, "hardware=cpu")
-    )
+    return pick_device(device_request(hardware))
 
 
 def choose_dtype(wanted: str, device: "torch.device") -> "torch.dtype":
@@ -72,6 +75,8 @@ def load_config(model: ModelConfig) -> "PretrainedConfig":
     if model.source == "random":
         fields = dict(model.architecture)
         model_type = str(fields.pop("model_type"))
+        for name in {"dtype", "torch_dtype"} & fields.keys():  # transformers knows only torch's own names
+            fields[name] = _DTYPES.get(canonical_dtype(str(fields[name])), fields[name])
         try:
             made: PretrainedConfig = AutoConfig.for_model(model_type, **fields)
             _check_fields(made, fields)
@@ -171,8 +176,11 @@ def picture_of(config: "PretrainedConfig") -> Picture | None:
 
 def check_positions(config: "PretrainedConfig", longest_prompt: int, new_tokens: int) -> None:
     """Refuse a request that runs past the model's positions."""
-    text = config.get_text_config(decoder=True)
-    positions = getattr(text, "max_position_embeddings", None)
+    refuse_positions(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None), longest_prompt, new_tokens)
+
+
+def refuse_positions(positions: object, longest_prompt: int, new_tokens: int) -> None:
+    """A ConfigError where a model of so many positions, if it says how many, cannot take such a request."""
     fed = longest_prompt + new_tokens - 1  # the last token comes out and is not fed again
     if isinstance(positions, int) and fed > positions:
         raise ConfigError(
@@ -235,6 +243,16 @@ def _refuse_partial_weights(model: ModelConfig, loaded: "PreTrainedModel", repor
                 f"{where} does not hold the whole model: {len(names)} tensors that config.json asks for {what}: {first}{more}.",
                 "Obtain the weights again, or the config.json that belongs to them.",
             )
+
+
+def weight_facts(model: ModelConfig) -> WeightFacts:
+    """Where the weights come from, and in which formats they are stored."""
+    if model.source == "random":
+        return WeightFacts("random")
+    stored: dict[str, int] = {}
+    for name, size in check_model(model_folder(model.path or "")).dtypes.items():
+        stored[canonical_dtype(name)] = stored.get(canonical_dtype(name), 0) + size
+    return WeightFacts("stored", stored)
 
 
 def load_tokenizer(model: ModelConfig) -> Tokenize | None:

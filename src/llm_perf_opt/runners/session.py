@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llm_perf_opt.config import ENGINES, PYTORCH, RunConfig
+from llm_perf_opt.config import ENGINES, PYTORCH, RunConfig, canonical_dtype
 from llm_perf_opt.data.images import with_pictures
 from llm_perf_opt.data.prompts import Prompts, synthetic_prompts, text_prompts
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
@@ -86,7 +86,7 @@ def open_session(config: RunConfig, trace_dir: Path | None = None) -> Session:
     dtype = models.choose_dtype(config.model.dtype, device)
     architecture = models.load_config(config.model)
     prompts = _prompts(config, architecture, device, dtype)
-    send("phase", text=f"loading {config.model.name} on {device} in {str(dtype).removeprefix('torch.')}")
+    send("phase", text=f"loading {config.model.name} on {device} in {canonical_dtype(str(dtype))}")
     begun = time.monotonic()
     runner = opener(RunnerRequest(config, architecture, prompts, device, dtype, trace_dir))
     _check_runner(runner, runtime)
@@ -97,6 +97,7 @@ def open_session(config: RunConfig, trace_dir: Path | None = None) -> Session:
         padded_tokens=max(prompts.lengths),
         new_tokens=config.runtime.num_new_tokens,
         source=prompts.source,
+        texts=prompts.texts,
     )
     return Session(config, runner, prompts, batch, workload, device, time.monotonic() - begun, untouched_until)
 

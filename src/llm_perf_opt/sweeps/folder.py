@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.reading.timings import read_timings
 from llm_perf_opt.records import SCHEMA
-from llm_perf_opt.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.run_folder import RunFolder, read_record, there, write_record
 from llm_perf_opt.user_files import check_folder
 
 PointStatus = Literal["pending", "complete", "partial", "failed"]
@@ -52,9 +52,10 @@ class SweepFolder:
     @classmethod
     def open(cls, path: Path) -> "SweepFolder":
         """An existing sweep, or a ParseError."""
+        remedy = "Give the folder that `llm-perf run -m` printed."
         check_folder(path)
-        if not is_sweep(path):
-            raise ParseError(f"{path} is not a sweep: it has no sweep.json.", "Give the folder that `llm-perf run -m` printed.")
+        if not is_sweep(there(path, remedy)):
+            raise ParseError(f"{path} is not a sweep: it has no sweep.json.", remedy)
         return cls(path.resolve())
 
     @property
@@ -84,7 +85,7 @@ class SweepFolder:
             run = RunFolder.open(self.path / point.folder)
             if run.manifest().pass_named("clean") is not None:
                 read_timings(run.clean_file)
-        except ParseError as error:
+        except (ConfigError, ParseError) as error:  # gone, or damaged
             return error.fact
         return ""
 
@@ -94,7 +95,7 @@ class SweepFolder:
         if sweep.schema > SCHEMA:
             raise ParseError(f"{self.sweep_file} was written by a newer version.", "Upgrade llm-perf-opt.")
         for point in sweep.points:
-            if Path(point.folder).name != point.folder:
+            if Path(point.folder).name != point.folder or "\0" in point.folder:
                 raise ParseError(f"{self.sweep_file} names a run outside of the sweep: {point.folder!r}.")
         return sweep
 

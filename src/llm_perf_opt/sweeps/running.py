@@ -92,7 +92,7 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
             point = replace(point, status="failed", why=_why(raised))
         folder.update(number, point)
         if isinstance(error, Interrupted):
-            return Interrupted("Interrupted.", f"`llm-perf run --resume {folder.path}` goes on with what is not complete.")
+            return Interrupted(error.fact, f"`llm-perf run --resume {folder.path}` goes on with what is not complete.")
         failed += error is not None
     if failed:
         return CaptureError(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from builders import MS, clean_timings, in_a_row, iteration, model_facts, operator, run_analysis, torch_pass, workload
@@ -14,6 +15,7 @@ from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effe
 from llm_perf_opt.analysis.latency import METRICS
 from llm_perf_opt.analysis.latency import metrics as run_metrics
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.stability import Movement
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.records import CleanTimings, Iteration, Maybe, MemoryPeaks, Missing, SubstageSpan
@@ -424,3 +426,80 @@ def test_every_gate_name_has_a_row() -> None:
     found = one_to_one(run(), run())
     rows = {row.key for row in (*found.metrics, *found.stages)} | {row.key for row in (*found.memory, *found.energy)}
     assert set(gate_names().values()) <= rows
+
+
+# --- the order of the runs, and machines that move ----------------------------------------------------------------------
+
+
+def made(hour: int, slower: float = 1.0) -> RunAnalysis:
+    """A run of this hour."""
+    found = run(slower, timings=clean_timings(in_a_row(10, round(100 * MS * slower))))
+    return replace(
+        found, run=f"at {hour}", manifest=replace(found.manifest, created=f"2026-01-02T{hour:02}:00:00+00:00")
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "order", "said"),
+    [
+        ((1,), (2,), "base first", False),
+        ((2,), (1,), "new first", False),
+        ((1,), (1,), "in turn", False),
+        ((1, 3), (2, 4), "in turn", False),
+        ((1, 2), (3, 4), "base first", True),
+        ((3, 4), (1, 2), "new first", True),
+        ((2, 1), (3, 4), "in turn", False),
+        ((1, 2, 3), (4,), "base first", True),
+    ],
+)
+def test_the_order_of_the_runs_is_known(base: tuple[int, ...], new: tuple[int, ...], order: str, said: bool) -> None:
+    sides = [Side(tuple(made(hour) for hour in hours)) for hours in (base, new)]
+    found = compare(sides[0], sides[1], judgement=Judgement(process_spread=ACCELERATOR_SPREAD))
+    assert found.judgement.order == order
+    assert any("in turn" in caution and "All runs of" in caution for caution in found.cautions) == said
+
+
+def at_level(factors: Sequence[float]) -> RunAnalysis:
+    """A run whose repeats take these times the usual, up to a tenth of a percent."""
+    one = [1.0, 1.001, 0.999, 1.0005, 0.9995]
+    times = [factor * one[index % 5] for index, factor in enumerate(factors)]
+    return run(timings=clean_timings([iteration(round(100 * MS * time), [round(20 * MS * time)] * 3) for time in times]))
+
+
+def test_a_switch_inside_a_run_keeps_every_row_without_a_verdict() -> None:
+    """And is there as data: what each run did, and what explains the difference."""
+    gates = parse_gates(["tpot=3%", "throughput=3%"], gate_names())
+    base, new = at_level([1.0] * 24 + [1.07] * 6), at_level([1.07] * 30)
+    found = one_to_one(base, new, gates=gates)
+    assert {row.effect.verdict for row in (*found.metrics, *found.stages) if isinstance(row.effect, Effect)} == {
+        "not distinguishable"
+    }
+    assert [result.outcome for result in found.gates] == ["cannot tell", "cannot tell"]
+    effect = found_effect(found, "e2e")
+    assert [one.movement for one in effect.base_stability] == [Movement.SHIFT]
+    assert [one.at for one in effect.base_stability] == [25]
+    assert [one.movement for one in effect.new_stability] == [Movement.STEADY]
+    told = msgspec.json.decode(msgspec.json.encode(found))
+    row = next(row for row in told["metrics"] if row["key"] == "e2e")["effect"]
+    assert row["base_stability"][0]["movement"] == "level shift"
+    assert told["judgement"]["order"] == "in turn"
+
+
+def test_a_switch_between_the_runs_cannot_be_told_from_a_change() -> None:
+    """Nothing in either run shows it: what the documentation says of one run a side."""
+    found = one_to_one(at_level([1.0] * 30), at_level([1.07] * 30))
+    assert found_effect(found, "e2e").verdict == "slower"
+    assert found_effect(found, "e2e").rival is None
+
+
+def test_the_order_decides_which_ends_meet() -> None:
+    """The later run ends at the other's level, for a repeat: with the runs the other way round that is where they meet."""
+    base, new = at_level([1.0] * 30), at_level([1.07] * 29 + [1.0])
+    early, late = (replace(base.manifest, created=f"2026-01-0{day}T00:00:00+00:00") for day in (1, 2))
+    first = one_to_one(replace(base, manifest=early), replace(new, manifest=late))
+    other = one_to_one(replace(base, manifest=late), replace(new, manifest=early))
+    assert (first.judgement.order, other.judgement.order) == ("base first", "new first")
+    assert found_effect(other, "e2e").verdict == "not distinguishable"
+    rival = found_effect(other, "e2e").rival
+    assert rival is not None
+    assert (rival.movement, rival.side, rival.first, rival.last) == (Movement.SHIFT, "new", 30, 30)

@@ -267,3 +267,38 @@ def test_a_sure_worsening_is_a_regression_and_no_change_hardly_ever() -> None:
     assert worse.count(1) >= 0.95 * len(worse)
     assert worse.count(0) == 0
     assert same.count(1) <= 0.05 * len(same)
+
+
+SWITCHES_LATE = [100.0 + 0.3 * (index % 3) for index in range(26)] + [108.0 + 0.3 * (index % 3) for index in range(4)]
+FAST, SLOW = SWITCHES_LATE[:24], [108.0 + 0.3 * (index % 3) for index in range(30)]
+
+
+@pytest.mark.parametrize("higher_is_better", [False, True])
+def test_a_machine_that_changed_its_speed_is_no_regression(higher_is_better: bool) -> None:
+    """The base run ends at the level of the new one: the switch is seen, so the difference is no change for sure."""
+    gate = Gate("tpot", "tpot", 0.03)
+    sides = [[SWITCHES_LATE], [SLOW]]
+    if higher_is_better:
+        sides = [[[1 / time for time in run] for run in side] for side in sides]
+    found = effect(sides[0], sides[1], higher_is_better, ON_ACCELERATOR)
+    assert isinstance(found, Effect)
+    result = hold(gate, found, higher_is_better)
+    assert result.outcome == "cannot tell"
+    assert exit_code([result]) == 2
+    assert "repeats 27 to 30 of base ran at the level of new" in result.why
+    assert result.needed == "3 runs on each side, made in turn"
+    steady = effect([FAST], [SLOW], judgement=ON_ACCELERATOR)
+    assert isinstance(steady, Effect)
+    assert hold(gate, steady, False).outcome == "regression"
+
+
+def test_a_run_that_moved_needs_runs_and_not_repeats() -> None:
+    drifting = [100 * math.exp(0.05 * index / 29 + 0.001 * (index * 7 % 5)) for index in range(30)]
+    found = effect([drifting], [drifting], judgement=ON_ACCELERATOR)
+    assert isinstance(found, Effect)
+    assert found.uncertainty.moved == pytest.approx(0.05, abs=0.01)
+    result = hold(Gate("tpot", "tpot", 0.03), found, False)
+    assert (result.outcome, exit_code([result])) == ("cannot tell", 2)
+    assert "moved by 5." in result.why or "moved by 4." in result.why
+    assert isinstance(result.needed, str)
+    assert "repeats" not in result.needed

@@ -111,6 +111,7 @@ def test_the_same_thing_twice_is_rarely_called_a_change(n: int, kind: str) -> No
     ("processes", "kind"), [(0.0, "log-normal"), (0.10, "log-normal"), (0.10, "spikes"), *[(0.03, kind) for kind in KINDS]]
 )
 @pytest.mark.parametrize("runs", [2, 3, 5])
+@pytest.mark.slow
 def test_processes_that_differ_are_no_change_where_runs_measure_it(runs: int, processes: float, kind: str) -> None:
     """Up to ten times the spread that would be assumed; the true rate is 2 %."""
     found = verdicts(n=10, kind=kind, processes=processes, runs=runs)
@@ -128,6 +129,7 @@ UNEVEN = [(2, 1), (2, 2), (3, 1), (1, 5)]
     ids=["1 %", "2 %", "5 %", "15 %, a CPU taken for 5 %"],
 )
 @pytest.mark.parametrize("counts", UNEVEN)
+@pytest.mark.slow
 def test_few_and_uneven_runs_that_differ_are_no_change(counts: tuple[int, int], processes: float, judgement: Judgement) -> None:
     """Whatever is assumed, and however far from it the processes are, as soon as one side has two runs."""
     generator = np.random.default_rng(11)
@@ -180,6 +182,7 @@ def test_many_runs_against_one_on_a_busy_machine_have_no_interval(counts: tuple[
 
 
 @pytest.mark.parametrize("chance", [0.15, 0.25])
+@pytest.mark.slow
 def test_states_of_a_machine_are_rarely_called_a_change_by_three_runs_a_side(chance: float) -> None:
     generator = np.random.default_rng(9)
 
@@ -235,6 +238,7 @@ TINY_STAGES = [(name, stage) for name in TINY for stage in ("prefill_ns", "decod
 
 
 @pytest.mark.parametrize(("name", "stage"), TINY_STAGES)
+@pytest.mark.slow
 def test_single_real_runs_of_one_thing_on_a_cpu_are_never_told_apart(name: str, stage: str) -> None:
     """What is assumed of an accelerator would call many of these pairs a change: a level is what the machine gave a run."""
     pairs = list(itertools.combinations(tiny(name, stage), 2))
@@ -263,6 +267,7 @@ def test_real_runs_of_one_thing_made_in_turn_are_not_told_apart(name: str, stage
 
 
 @pytest.mark.parametrize(("name", "stage"), TINY_STAGES)
+@pytest.mark.slow
 def test_real_runs_of_one_thing_in_any_order_are_rarely_told_apart(name: str, stage: str) -> None:
     generator = np.random.default_rng(3)
     series = tiny(name, stage)

@@ -261,7 +261,7 @@ JUNK = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(config=st.sampled_from([LLAMA, MOE, MLA, GPT2]), data=st.data())
 def test_junk_gives_an_architecture_or_a_named_error(config: dict[str, object], data: st.DataObject) -> None:
     extra = ["sliding_window", "layer_types", "mlp_only_layers", "head_dim", "text_config", "model_type", "mlp_bias"]

@@ -23,7 +23,9 @@ from llm_perf_opt.records import (
     Workload,
 )
 from llm_perf_opt.report.efficiency import efficiency_section
+from llm_perf_opt.report.run_tables import parts_table
 from llm_perf_opt.runtime_records import RuntimeFacts
+from llm_perf_opt.units import duration
 
 # One layer, no grouping: d = 8, two heads of 4, ff = 16, vocabulary 10, bf16.
 TINY = {
@@ -150,7 +152,7 @@ def test_the_section_shows_what_was_found() -> None:
     assert "- n/a (a): not here" in text
     least = found(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE)).stages[1].against[0].floor
     assert not isinstance(least, Missing)
-    assert f"| floor | {least.seconds * 1e3:.4g}".rstrip("0") in decode
+    assert f"| floor | {duration(least.seconds * 1e9)} |" in decode
 
 
 def test_parts_are_held_against_their_own_floor() -> None:
@@ -164,7 +166,20 @@ def test_parts_are_held_against_their_own_floor() -> None:
     assert isinstance(parts["attention_core"].time_ns, Missing)
     assert decode.cost.part("mlp") is not None
     table = efficiency_section(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE))
-    assert "| mlp | 0.0007680 ms | 85.3 % | 0.002000 |" in table.split("parts of decode")[1]
+    assert "| mlp | 768 ns | 85.3 % | 2.000 GFLOP/s |" in table.split("parts of decode")[1]
+
+
+def test_a_part_that_only_moves_what_stays_in_the_cache_has_no_floor() -> None:
+    """Norms have no FLOPs in the cost model: with the weights in the cache their floor is none, not 6.554e-23 ms."""
+    held = found(efficiency(timings(10**6, 10**6, cache_bytes=20_000), torch_pass(1, 1), given(1e13, 1e12), NOT_HERE))
+    assert held.roofs[0].in_cache
+    assert not isinstance(held.stages[1].parts, Missing)
+    norms = next(part for part in held.stages[1].parts if part.name == "norms")
+    assert norms.floor is not None
+    assert norms.floor.seconds == 0
+    shown = next(row for row in parts_table(held).rows if (row[0].text, row[1].text) == ("decode", "norms"))
+    assert (shown[8].text, shown[10].text) == ("0 ms", "nothing")
+    assert "e-" not in efficiency_section(held).split("parts of decode")[1].split("\n\n")[0]
 
 
 def test_whole_attention_alone_never_stops_a_report() -> None:

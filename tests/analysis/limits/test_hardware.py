@@ -84,6 +84,9 @@ def test_an_unknown_key_is_refused_with_the_known_ones() -> None:
     assert "Did you mean 'h100_sxm'?" in caught.value.fact
     assert "rtx_4090" in caught.value.remedy
     assert caught.value.exit_code == 2
+    with pytest.raises(ConfigError) as caught:
+        hardware_named("H100")
+    assert all(f"'{name}'" in caught.value.fact for name in ("h100_sxm", "h100_nvl", "h100_pcie"))
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def chain(parents: list[int], row: int) -> Iterator[int]:
         row = parents[row]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(traces(), SELECTIONS, REGION_SELECTIONS, st.booleans())
 def test_every_table_adds_up_to_the_nanosecond(trace: Trace, kernels: Selection, chosen: Selection, aggregate: bool) -> None:
     report = regions(trace, RegionOptions(aggregate, kernels, chosen))
@@ -296,7 +296,7 @@ def test_every_table_adds_up_to_the_nanosecond(trace: Trace, kernels: Selection,
     assert sum(group.check.trace_kernel_ns for group in report.groups) == whole
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(traces())
 def test_each_region_agrees_with_the_obvious_way(trace: Trace) -> None:
     projection = project(trace)

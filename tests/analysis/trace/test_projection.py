@@ -167,7 +167,7 @@ def traces(draw: st.DrawFn) -> Trace:
     return made.trace()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(traces())
 def test_it_agrees_with_the_obvious_way(trace: Trace) -> None:
     projection = project(trace)

@@ -1,7 +1,6 @@
-"""Mutated traces: analysed or a ParseError, never anything else. `LLM_PERF_FUZZ=10000` tries more than the daily run."""
+"""Mutated traces: analysed or a ParseError, never anything else. `make test-all` tries ten thousand."""
 
 import gzip
-import os
 import random
 import re
 import resource
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fuzzing import SEED, TRIES
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.trace.stage_columns import stage_columns
@@ -21,7 +21,6 @@ from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
 from llm_perf_opt.reading.traces import document_of
 from synthetic_traces import Recipe, write_trace
 
-TRIES = int(os.environ.get("LLM_PERF_FUZZ", "2000"))
 TOKENS = [
     b"null", b"true", b"NaN", b"-Infinity", b"1e999", b"-1e-999", b"9" * 400, b"0x10", b"1_000", b"+1", b".5", b"\x00",
     b"\xff\xfe", b'"', b'\\"', b"\\u12", b"[", b"]", b"{", b"}", b",", b":", b"[]", b"{}", b"\xf0\x28\x8c\xbc", b"[" * 3000,
@@ -104,6 +103,7 @@ def assert_analysed(trace: Trace) -> None:
         assert sum(row.ns for row in budget.rows) == budget.wall_ns
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("part", range(4))
 def test_mutated_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
     """Each base in chunks far smaller than it, so that the cutting is tried as well."""
@@ -116,7 +116,7 @@ def test_mutated_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: i
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcomes = {"trace": 0, "error": 0}
     for number in range(TRIES // 4):
-        draw = random.Random(part * TRIES + number)
+        draw = random.Random(SEED + part * TRIES + number)
         data = draw.choice(MUTATORS)(bytearray(base), draw)
         path.unlink(missing_ok=True)  # a new file is written faster than an old one anew
         path.write_bytes(data)

@@ -1,5 +1,6 @@
 """What doctor says of the tools: what is here, what a missing piece costs, how to get it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,18 @@ def test_what_is_missing_says_what_it_costs_and_how_to_get_it(
     assert check.status != "ok"
     assert check.costs
     assert check.remedy
+
+
+def test_the_cache_of_traces_is_named_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "llm-perf-opt" / "traces"
+    empty = found("Trace cache")
+    assert (empty.status, empty.found) == ("ok", f"0 bytes of at most 5.0 GB in {folder}")
+    (folder / "entry" / "tables").mkdir(parents=True)
+    (folder / "entry" / "tables" / "kernels.parquet").write_bytes(bytes(1_234_000))
+    assert checks._cache().found.startswith("1.2 MB of")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    shut = checks._cache()
+    assert (shut.status, bool(shut.costs), bool(shut.remedy)) == ("warning", True, True)
+    monkeypatch.setattr(checks, "cache_folder", lambda: Missing("no home"))
+    assert checks._cache().found == "no home"

@@ -99,7 +99,7 @@ def test_the_real_ncu_takes_every_flag_and_a_program_without_kernels_is_named(re
     )  # fmt: skip
     assert {flag for flag in argv if flag.startswith("--")} <= set(probe.flags)
     run = run_tool(
-        "ncu", argv, tmp_path / "run", log=tmp_path / "log.txt", timeout_s=120, max_trace_gb=1, on_message=lambda _: None
+        "ncu", argv, tmp_path / "run", log=tmp_path / "log.txt", timeout_s=900, max_trace_gb=1, on_message=lambda _: None
     )
     found = {problem.id for problem in run.problems}
     assert "no_kernels" in found, (tmp_path / "log.txt").read_text()
@@ -110,7 +110,7 @@ def test_the_real_ncu_takes_every_flag_and_a_program_without_kernels_is_named(re
 def test_the_real_ncu_refuses_a_bare_pattern_and_we_say_why(real_ncu: Path, tmp_path: Path) -> None:
     argv = build_ncu_cmd(real_ncu, tmp_path / "run", ["/bin/true"], sections=[".*SpeedOfLight.*"])
     run = run_tool(
-        "ncu", argv, tmp_path / "run", log=tmp_path / "log.txt", timeout_s=120, max_trace_gb=1, on_message=lambda _: None
+        "ncu", argv, tmp_path / "run", log=tmp_path / "log.txt", timeout_s=900, max_trace_gb=1, on_message=lambda _: None
     )
     assert run.finished.exit_code == 1
     assert [problem.id for problem in run.problems] == ["unknown_section"]

@@ -101,7 +101,7 @@ def run_real(nsys: Path, folder: Path, argv: list[str]) -> ToolRun:
         argv,
         folder / "run",
         log=folder / "log.txt",
-        timeout_s=120,
+        timeout_s=900,
         max_trace_gb=1,
         on_message=lambda _: None,
         starts=STARTS,

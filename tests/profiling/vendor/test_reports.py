@@ -116,7 +116,7 @@ def test_two_exports_of_one_report_at_once_do_not_mix(tmp_path: Path, report: Pa
     found: list[object] = []
 
     def convert(number: int) -> None:
-        found.append(export_nsys(nsys, report, target, log=tmp_path / f"log{number}.txt", timeout_s=60))
+        found.append(export_nsys(nsys, report, target, log=tmp_path / f"log{number}.txt", timeout_s=900))
 
     writers = [threading.Thread(target=convert, args=(number,)) for number in range(2)]
     for writer in writers:

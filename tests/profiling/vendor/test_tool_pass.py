@@ -7,12 +7,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.errors import CaptureError, Interrupted
-from llm_perf_opt.profiling.vendor import tool_pass
+from llm_perf_opt.profiling.vendor import launch, tool_pass
 from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, OnMessage
 from llm_perf_opt.profiling.vendor.launch import Finished
 from llm_perf_opt.profiling.vendor.logs import log_error
@@ -26,7 +27,7 @@ PROGRAM = """
 import os, sys, time, nvtx
 open(sys.argv[1], "w").write(str(os.getpid()))
 with nvtx.annotate("profile", domain="LLM"):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 900
     while time.monotonic() < end:
         for _ in range(int(sys.argv[2])):
             with nvtx.annotate("decode", domain="LLM"):
@@ -57,7 +58,7 @@ def agents_in(scratch: str) -> list[str]:
 
 
 class Pass:
-    """One pass of the real nsys over a program that would take a minute."""
+    """One pass of the real nsys over a program that would take many minutes."""
 
     def __init__(self, nsys: Path, folder: Path) -> None:
         self.folder = folder
@@ -67,7 +68,7 @@ class Pass:
         (folder / "program.py").write_text(PROGRAM)
 
     def run(
-        self, timeout_s: float, *, events: int = 1, max_trace_gb: float = 1, grace_s: tuple[float, float, float] = (60, 10, 10)
+        self, timeout_s: float, *, events: int = 1, max_trace_gb: float = 1, grace_s: tuple[float, float, float] = (900, 10, 10)
     ) -> ToolRun:
         work = [sys.executable, str(self.folder / "program.py"), str(self.folder / "pid"), str(events)]
         argv = build_nsys_cmd(self._nsys, self.out, work, trace=["nvtx"])
@@ -92,8 +93,31 @@ def real_pass(real_nsys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return Pass(real_nsys, tmp_path)
 
 
+class LateClock:
+    """A clock by which the time of a pass is over two seconds after its program began, however long nsys took to start it."""
+
+    def __init__(self, begun: Callable[[], bool]) -> None:
+        self._begun = begun
+        self._seen: float | None = None
+
+    def monotonic(self) -> float:
+        now = time.monotonic()
+        if self._seen is None and self._begun():
+            self._seen = now
+        return now + 10_000 if self._seen is not None and now - self._seen > 2 else now
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@pytest.fixture
+def late(real_pass: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "time", LateClock(real_pass.begun))
+
+
+@pytest.mark.usefixtures("late")
 def test_a_time_limit_leaves_a_report_and_no_process(real_pass: Pass) -> None:
-    run = real_pass.run(timeout_s=8)
+    run = real_pass.run(timeout_s=900)
     assert run.finished.timed_out
     assert run.report == report_of("nsys", real_pass.out)
     real_pass.assert_nothing_runs()
@@ -109,15 +133,16 @@ def test_an_interrupt_leaves_a_report_and_no_process(real_pass: Pass) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(Interrupted):
-        real_pass.run(timeout_s=60)
+        real_pass.run(timeout_s=900)
     thread.join()
     assert report_of("nsys", real_pass.out).stat().st_size > 0
     real_pass.assert_nothing_runs()
 
 
+@pytest.mark.usefixtures("late")
 def test_a_tool_that_gets_no_time_leaves_an_honest_absence_and_no_process(real_pass: Pass) -> None:
     """Killed outright: its agent and the program would go on below init, and what was recorded is not whole."""
-    run = real_pass.run(timeout_s=8, grace_s=(0, 0, 10))
+    run = real_pass.run(timeout_s=900, grace_s=(0, 0, 900))
     assert run.finished.timed_out
     if isinstance(run.report, Missing):
         assert "no report" in run.report.why
@@ -127,7 +152,7 @@ def test_a_tool_that_gets_no_time_leaves_an_honest_absence_and_no_process(real_p
 
 
 def test_the_budget_sees_what_nsys_writes_outside_the_run(real_pass: Pass) -> None:
-    run = real_pass.run(timeout_s=60, events=2000, max_trace_gb=0.03)
+    run = real_pass.run(timeout_s=900, events=2000, max_trace_gb=0.03)
     assert isinstance(run.finished.stopped, CaptureError)
     assert "profiling.max_trace_gb" in run.finished.stopped.fact
     assert not run.finished.timed_out
@@ -144,7 +169,7 @@ def stand_in(path: Path, body: str) -> list[str]:
 
 
 def run_stand_in(
-    argv: list[str], folder: Path, timeout_s: float = 30, on_message: OnMessage = lambda _: None, starts: int = 1
+    argv: list[str], folder: Path, timeout_s: float = 900, on_message: OnMessage = lambda _: None, starts: int = 1
 ) -> ToolRun:
     return run_tool(
         "nsys",
@@ -261,7 +286,7 @@ def test_nsys_is_started_once_where_nothing_else_is_asked(tmp_path: Path) -> Non
 
 
 def test_nsys_is_not_started_again_when_its_time_was_over(tmp_path: Path) -> None:
-    argv = stand_in(tmp_path / "nsys", f"echo '{LOST[0]}'; exec sleep 60")
+    argv = stand_in(tmp_path / "nsys", f"echo '{LOST[0]}'; exec sleep 600")
     assert run_stand_in(argv, tmp_path, timeout_s=1, starts=3).starts == 1
 
 
@@ -294,6 +319,7 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+@pytest.mark.usefixtures("late")
 def test_a_real_stream_without_an_importer_is_kept_and_can_be_imported_later(real_pass: Pass, real_nsys: Path) -> None:
     """The target part of nsys alone, as a container may have it."""
     importer = find_importer(real_nsys)
@@ -305,7 +331,7 @@ def test_a_real_stream_without_an_importer_is_kept_and_can_be_imported_later(rea
     (nsys,) = stand_in(alone / "nsys", script)
     if find_importer(Path(nsys)) is not None:
         pytest.skip("another installation of nsys lends its importer")
-    run = Pass(Path(nsys), real_pass.folder).run(timeout_s=8)
+    run = Pass(Path(nsys), real_pass.folder).run(timeout_s=900)
     assert isinstance(run.report, Missing)
     assert "no QdstrmImporter" in run.report.why
     assert "importer_missing" in [problem.id for problem in run.problems]

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.facts import machine_cautions
 from llm_perf_opt.analysis.comparison.soundness import unknown_records
-from llm_perf_opt.analysis.comparison.statistics import RECOMMENDED_RUNS, Judgement, are_several, is_measured, runs_to_measure
+from llm_perf_opt.analysis.comparison.statistics import (
+    RECOMMENDED_RUNS,
+    Judgement,
+    Order,
+    are_several,
+    is_measured,
+    runs_to_measure,
+)
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.records import CleanTimings, Missing
 
@@ -26,6 +33,27 @@ def few_runs(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:
             f"{fewest} runs a side measure it{roughly}.",
         )
     return ()
+
+
+def order_of(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis]) -> Order:
+    """In which the runs were made, if all of one side were before the other and each side is given in its order."""
+    made = [[run.manifest.created for run in side] for side in (base, new)]
+    if any(sorted(side) != side for side in made):
+        return "in turn"
+    if made[0][-1] < made[1][0]:
+        return "base first"
+    return "new first" if made[1][-1] < made[0][0] else "in turn"
+
+
+def not_in_turn(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:
+    """That a machine which changed its speed between the sides looks like a change."""
+    if judgement.order == "in turn" or max(runs) == 1:
+        return ()
+    first, then = ("base", "new") if judgement.order == "base first" else ("new", "base")
+    return (
+        f"All runs of {first} were made before those of {then}. A machine that changed its speed in between looks like a change: "
+        "make the runs in turn.",
+    )
 
 
 def cautions(

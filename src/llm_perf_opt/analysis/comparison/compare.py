@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from llm_perf_opt.analysis.comparison.cautions import cautions, few_runs
+from llm_perf_opt.analysis.comparison.cautions import cautions, few_runs, not_in_turn, order_of
 from llm_perf_opt.analysis.comparison.differences import (
     Difference,
     FactDifference,
@@ -167,6 +167,7 @@ def compare(
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
     if judgement.process_spread is None:
         judgement = _by_the_machine(judgement, everyone, [*timings[0], *timings[1]])
+    judgement = replace(judgement, order=order_of(base.runs, new.runs))
     memory, energy = memory_changes(timings[0], timings[1], judgement), energy_changes(base.runs, new.runs, judgement)
     metrics, stages = _metrics(timings[0], timings[1], judgement), _stages(timings[0], timings[1], judgement)
     traced = TracedSteps(
@@ -200,6 +201,7 @@ def compare(
         traced=traced,
         cautions=(
             *few_runs((len(base.runs), len(new.runs)), judgement),
+            *not_in_turn((len(base.runs), len(new.runs)), judgement),
             *cautions(base.runs, new.runs, timings, settings, experiment, unjudged),
         ),
         gates=tuple(

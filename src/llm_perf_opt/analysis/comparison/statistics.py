@@ -9,15 +9,19 @@ apart, because more repeats cure only the first:
   for the median, and the simulations in the tests hold the percentile interval to its level.
 - **between processes**: memory layout, clocks, neighbours. Two runs of one process each differ by it for no reason of the change.
   From `MEASURED_FROM` degrees of freedom it is measured: Student's t over the runs' medians, pooled over both sides. With fewer
-  it is assumed, where it may be (`Judgement.process_spread`): that, or more where a run drifts by more. What runs of one side
-  show all the same is taken with Student's t as well, and the wider of the two holds: two runs against one show a spread whose
-  one degree of freedom tells next to nothing, and would call one pair of the same in four a change if it were taken as known.
+  it is assumed, where it may be (`Judgement.process_spread`): that, or more where the level of a run moved by more while it was
+  measured (`stability`): two levels so far apart deviate by that over √2. What runs of one side show all the same is taken with
+  Student's t as well, and the wider of the two holds: two runs against one show a spread whose one degree of freedom tells next
+  to nothing, and would call one pair of the same in four a change if it were taken as known.
 
 A busy machine has states, and a run sits in one of them: single runs of one thing on a CPU were seen a factor of two apart with
 repeats that scatter by 2.5 % each, so nothing inside a run tells. Where no spread may be assumed there is no interval, and so no
 verdict, below three runs on each side; two runs a side in two states look like a change too often, and so does a single run
 against any number. Where one may be, and the repeats of a run scatter by more than `Judgement.restless`, processes are taken to
 differ by the whole range that the repeats visited.
+
+A machine that drifts or changes its speed makes two runs differ as a change does. Where sides that were made one after the other
+differ, `rivals` asks whether what the machine did inside the runs explains it better. If so, the interval reaches to no change.
 """
 
 import math
@@ -26,15 +30,17 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from llm_perf_opt.analysis.comparison.repeats import drift, inflation_of, quarter_spread
+from llm_perf_opt.analysis.comparison.rivals import Rival, rival
+from llm_perf_opt.analysis.comparison.sampled import SampledSide, mean, pooled_scatter
 from llm_perf_opt.analysis.comparison.student import student_quantile
+from llm_perf_opt.analysis.stability import Floats, Stability, inflation_of
 from llm_perf_opt.records import Maybe, Missing
 
-Floats = npt.NDArray[np.float64]
 Verdict = Literal["faster", "slower", "less", "more", "not distinguishable", "not judged"]
 """Of times and rates the first two; of what is used up, energy and memory, the next two. Not judged: a run cannot be believed."""
+
+Order = Literal["base first", "new first", "in turn"]
 
 LEVEL = 0.98
 """Of the interval shown, from which the verdict is read: a change that is none is called one in at most 1 % each way."""
@@ -52,7 +58,6 @@ ACCELERATOR_SPREAD = 0.01
 """Standard deviation between processes that is assumed of an accelerator, which one process has to itself."""
 QUIET_CPU_SPREAD = 0.2
 """The same of a CPU that nothing else was seen to use: eight runs of one thing on a quiet virtual machine differed by 16 %."""
-DRAWS = 1000
 MOST_STEPS = 64
 """Decode steps used for pairing; more of them, evenly thinned, tell the same and cost memory."""
 UNKNOWN_SPREAD = Missing("too few runs to know how much processes differ")
@@ -76,6 +81,8 @@ class Judgement:
     """Standard deviation of the change that no number of runs shows, since what makes it lies between the sides, not in them."""
     apart_why: str = ""
     """What makes it."""
+    order: Order = "in turn"
+    """In which the runs were made. Of one run a side there is no turn: base is taken to have been first."""
 
 
 DEFAULT_JUDGEMENT = Judgement()
@@ -96,13 +103,15 @@ class Uncertainty:
     seen: float
     """Deviation between runs of one side, whether or not they are enough to measure it; 0 where no side has two."""
     scatter: float
-    """Standard deviation of the repeats inside a run, from their quartiles; the most restless run's."""
+    """Standard deviation of the repeats inside a run, from their quartiles; of the most restless run and those like it."""
     visited: float
     """From the least to the most of the repeats of a run; the widest run's."""
     restless: bool
     """Whether they scatter so much, in so few runs, that a change must exceed the range they visited."""
     inflation: float
     """How much wider the repeats' likeness to their neighbours made the interval; 1: not at all."""
+    moved: float = 0.0
+    """How far the level of a run moved while it was measured, where that is beyond chance and so few runs cannot show it."""
     apart: float = 0.0
     """Deviation of the change that runs do not show: `Judgement.apart`."""
     apart_why: str = ""
@@ -125,6 +134,15 @@ class Interval:
         """Whether no change at all is among what may be."""
         return self.low <= 0 <= self.high
 
+    def or_none(self, point: float) -> "Interval":
+        """The interval for a change that may be `point`, a logarithm, or no change at all."""
+        low, high, bound_low, bound_high = (
+            math.expm1(math.log1p(end) - point) for end in (self.low, self.high, self.bound_low, self.bound_high)
+        )
+        return Interval(
+            min(self.low, low), max(self.high, high), min(self.bound_low, bound_low), max(self.bound_high, bound_high)
+        )
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -143,6 +161,11 @@ class Effect:
     paired_steps: int
     """Decode steps compared one with one; 0: not paired."""
     uncertainty: Uncertainty
+    base_stability: tuple[Stability, ...] = ()
+    """Whether each run kept its level."""
+    new_stability: tuple[Stability, ...] = ()
+    rival: Rival | None = None
+    """What the machine did that explains the change better than a difference between the sides; then none may be."""
 
     @property
     def runs(self) -> tuple[int, int]:
@@ -267,11 +290,14 @@ def _effect(
     """`base` and `new`: per run the logarithms, repeats × steps (one column where nothing is paired)."""
     generator = np.random.default_rng(_SEED)
     inflation = inflation_of([np.median(run, axis=1) for run in (*base, *new)])
-    sides = _Side(base, inflation, generator, higher_is_better), _Side(new, inflation, generator, higher_is_better)
+    sides = SampledSide(base, inflation, generator, higher_is_better), SampledSide(new, inflation, generator, higher_is_better)
     point = float(np.median(sides[1].profile - sides[0].profile))
     drawn = np.median(sides[1].draws - sides[0].draws, axis=1)
     uncertainty = _uncertainty(sides, point, drawn, inflation, judgement)
     interval = _interval(point, drawn, uncertainty, (len(base), len(new)))
+    explained = _rival(sides, interval, judgement.order)
+    if explained is not None and not isinstance(interval, Missing):
+        interval = interval.or_none(point)
     change = math.expm1(point)
     return Effect(
         base=sides[0].level,
@@ -283,54 +309,18 @@ def _effect(
         new_repeats=tuple(len(run) for run in new),
         paired_steps=paired_steps,
         uncertainty=uncertainty,
+        base_stability=sides[0].stability,
+        new_stability=sides[1].stability,
+        rival=explained,
     )
 
 
-class _Side:
-    """One side: its profile (a value per step, or just one), bootstrap draws of it, and each run's level."""
-
-    def __init__(self, runs: Sequence[Floats], inflation: float, generator: np.random.Generator, rates: bool) -> None:
-        profiles = [np.median(run, axis=0) for run in runs]
-        draws = [
-            profile + inflation * (_resampled_medians(run, generator) - profile)
-            for run, profile in zip(runs, profiles, strict=True)
-        ]
-        self.profile = _mean(profiles)
-        self.draws = _mean(draws)
-        self.run_levels: Floats = np.asarray([np.median(profile) for profile in profiles])
-        # As a run's own report has it: of an even count the middle two times are averaged as they are, not as logarithms, nor
-        # as the rates that they make.
-        sign = -1 if rates else 1
-        shown = [sign * np.log(np.median(np.median(np.exp(sign * run), axis=0))) for run in runs]
-        self.level = float(np.exp(_mean(shown)))
-        repeats = [np.median(run, axis=1) for run in runs]
-        self.scatter = max(quarter_spread(values) for values in repeats)
-        self.visited = max(float(np.ptp(values)) for values in repeats)
-        self.drift = max(drift(values, inflation) for values in repeats)
-
-
-def _mean(values: Sequence[Floats]) -> Floats:
-    """Of several runs; of equal ones exactly what they are, which a sum divided by their number need not be."""
-    found: Floats = values[0] + np.mean([value - values[0] for value in values], axis=0)
-    return found
-
-
-def _resampled_medians(run: Floats, generator: np.random.Generator) -> Floats:
-    """Medians over resampled repeats, draws × steps; whole repeats are drawn, so the steps of one stay together."""
-    repeats, steps = run.shape
-    medians = np.empty((DRAWS, steps))
-    at_once = max(1, 4_000_000 // (repeats * steps))
-    for first in range(0, DRAWS, at_once):
-        count = min(at_once, DRAWS - first)
-        chosen = generator.integers(0, repeats, (count, repeats))
-        medians[first : first + count] = np.median(run[chosen], axis=1)
-    return medians
-
-
-def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflation: float, judgement: Judgement) -> Uncertainty:
+def _uncertainty(
+    sides: tuple[SampledSide, SampledSide], point: float, drawn: Floats, inflation: float, judgement: Judgement
+) -> Uncertainty:
     runs = len(sides[0].run_levels), len(sides[1].run_levels)
     seen = _seen(sides, sum(runs) - 2)
-    scatter = max(side.scatter for side in sides)
+    scatter = pooled_scatter([one for side in sides for one in side.scatters])
     return Uncertainty(
         inside=max(*_halves(point, drawn, _OUTER), 0.0),
         between=_between(sides, seen, judgement),
@@ -341,6 +331,7 @@ def _uncertainty(sides: tuple[_Side, _Side], point: float, drawn: Floats, inflat
         visited=max(side.visited for side in sides),
         restless=not are_several(runs) and scatter > judgement.restless,
         inflation=inflation,
+        moved=0.0 if is_measured(runs, judgement) else max(side.moved for side in sides),
         apart=judgement.apart,
         apart_why=judgement.apart_why,
     )
@@ -362,19 +353,30 @@ def runs_to_measure(judgement: Judgement) -> int:
     return next(runs for runs in range(1, RECOMMENDED_RUNS + 1) if is_measured((runs, runs), judgement))
 
 
-def _seen(sides: tuple[_Side, _Side], freedom: int) -> float:
+def _seen(sides: tuple[SampledSide, SampledSide], freedom: int) -> float:
     """Deviation between the runs of a side, pooled over both."""
-    squares = sum(float(((side.run_levels - _mean(list(side.run_levels))) ** 2).sum()) for side in sides)
+    squares = sum(float(((side.run_levels - mean(list(side.run_levels))) ** 2).sum()) for side in sides)
     return math.sqrt(squares / freedom) if freedom else 0.0
 
 
-def _between(sides: tuple[_Side, _Side], seen: float, judgement: Judgement) -> Maybe[float]:
+def _between(sides: tuple[SampledSide, SampledSide], seen: float, judgement: Judgement) -> Maybe[float]:
     """Deviation from process to process: measured over the runs, or assumed, or neither."""
     if is_measured((len(sides[0].run_levels), len(sides[1].run_levels)), judgement):
         return seen
     if judgement.process_spread is None:
         return UNKNOWN_SPREAD
-    return max(judgement.process_spread, seen, *(side.drift for side in sides))
+    return max(judgement.process_spread, seen, *(side.moved / math.sqrt(2) for side in sides))
+
+
+def _rival(sides: tuple[SampledSide, SampledSide], interval: Maybe[Interval], order: Order) -> Rival | None:
+    """What the machine did that explains a difference, where one is seen between sides made one after the other."""
+    repeats = [side.repeats for side in sides]
+    in_turn = order == "in turn" and max(map(len, repeats)) > 1
+    few = min(len(run) for side in repeats for run in side) < LEAST_REPEATS
+    if isinstance(interval, Missing) or interval.has_zero or in_turn or few:
+        return None
+    base, new = (np.concatenate(side) for side in repeats)
+    return rival(new, base, ("new", "base")) if order == "new first" else rival(base, new)
 
 
 def _interval(point: float, drawn: Floats, about: Uncertainty, counts: tuple[int, int]) -> Maybe[Interval]:

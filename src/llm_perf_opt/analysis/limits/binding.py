@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.limits.floor import Floor
 from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.units import duration
 
 BUSY_ENOUGH = 0.5
 """A stage whose kernels run for less than this share of its time waits for launches, whatever its kernels are bound by."""
@@ -85,7 +86,7 @@ class Nearest:
     def words(self) -> str:
         """In words, for a sentence."""
         times = _on_its_side(self.times, NEAR_FLOOR, "{:,.1f}", "{:,.2f}", "{:,.3f}")
-        return f"it takes {times} times its floor of {self.floor.seconds * 1e3:.4g} ms on the {self.limits} limits"
+        return f"it takes {times} times its floor of {duration(self.floor.seconds * 1e9)} on the {self.limits} limits"
 
 
 def _on_its_side(value: float, threshold: float, *formats: str) -> str:

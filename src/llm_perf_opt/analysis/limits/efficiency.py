@@ -307,7 +307,7 @@ def _part(part: FloorPart, time_ns: Maybe[int], roof: Roof) -> PartEfficiency:
         floor=part,
         mfu=share(part.flops, roof.peak_flops_per_s),
         mbu=share(part.bytes, roof.bandwidth_bytes_per_s),
-        times_floor=seconds / part.seconds if part.seconds > 1e-15 else Missing("it has no floor"),
+        times_floor=seconds / part.seconds if part.seconds else Missing("it has no floor"),
     )
 
 

@@ -5,7 +5,7 @@ part computing and moving overlap perfectly. The cache's bytes overlap with the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from llm_perf_opt.analysis.checks import positive_number, whole_number
@@ -73,6 +73,11 @@ class Floor:
         return "compute" if self.compute_s >= self.memory_s else "memory"
 
 
+def computing_alone(stage: StageCost, peak_flops_per_s: float) -> Floor:
+    """The floor of a stage whose bytes take no time: they stay in a cache."""
+    return Floor(tuple(replace(part, memory_s=0.0) for part in floor(stage, peak_flops_per_s, 1.0).parts))
+
+
 def floor(stage: StageCost, peak_flops_per_s: float, bandwidth_bytes_per_s: float) -> Floor:
     """The floor of a stage; FLOPs with causal attention."""
     peak = positive_number("peak_flops_per_s", peak_flops_per_s)
@@ -136,6 +141,39 @@ def what_if(
     ]
 
 
+def step_floor(architecture: Architecture, hardware: Hardware, step: Step, formats: Formats) -> Maybe[Floor]:
+    """The least time of one step on the datasheet's limits."""
+    peak = hardware.peak(compute_dtype(formats.weights))
+    if isinstance(peak, Missing):
+        return peak
+    return floor(step_cost(architecture, step, formats), peak.flops_per_s, hardware.bandwidth_bytes_per_s)
+
+
+def largest_batch_within(
+    architecture: Architecture, hardware: Hardware, batch: int, context: int, formats: Formats, longer: float
+) -> Maybe[int]:
+    """The largest batch whose decode step has a floor at most `longer` (a share) above that of `batch`."""
+    now = step_floor(architecture, hardware, Step(batch, 1, context), formats)
+    if isinstance(now, Missing):
+        return now
+    most_s = now.seconds * (1 + longer)
+
+    def is_longer(larger: int) -> bool:
+        found = step_floor(architecture, hardware, Step(larger, 1, context), formats)
+        return isinstance(found, Missing) or found.seconds > most_s
+
+    high = batch + 1
+    while not is_longer(high):
+        high *= 2
+        if high > _MOST_BATCH:
+            return _MOST_BATCH
+    low = max(batch, high // 2)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_longer(middle) else (middle, high)
+    return low
+
+
 @dataclass(frozen=True)
 class TurningPoint:
     """The smallest batch at which a decode step is bound by compute."""
@@ -178,26 +216,18 @@ def _row(architecture: Architecture, hardware: Hardware, batch: int, prompt: int
     held = weight_bytes(architecture, formats)
     cache = kv_cache_bytes(architecture, batch, max(prompt, context + 1), formats)
     memory = hardware.memory_bytes
-    numbers = compute_dtype(formats.weights)
-    peak = hardware.peak(numbers)
-
-    def least(step: Step) -> Maybe[Floor]:
-        if isinstance(peak, Missing):
-            return peak
-        return floor(step_cost(architecture, step, formats), peak.flops_per_s, hardware.bandwidth_bytes_per_s)
-
     return WhatIf(
         hardware=hardware.key,
         formats=formats,
-        compute_dtype=numbers,
+        compute_dtype=compute_dtype(formats.weights),
         batch=batch,
         prompt=prompt,
         context=context,
         weight_bytes=held,
         kv_cache_bytes=cache,
         fits=memory if isinstance(memory, Missing) else held + cache <= memory,
-        prefill=least(Step(batch, prompt)),
-        decode=least(Step(batch, 1, context)),
+        prefill=step_floor(architecture, hardware, Step(batch, prompt), formats),
+        decode=step_floor(architecture, hardware, Step(batch, 1, context), formats),
     )
 
 

@@ -61,7 +61,7 @@ def hardware_named(key: str) -> Hardware:
     found = HARDWARE.get(key.strip().lower().replace("-", "_")) or _BY_DEVICE_NAME.get(_plain(key))
     if found is not None:
         return found
-    raise ConfigError(f"Unknown hardware '{key}'.{nearest(key.lower(), HARDWARE)}", f"Known: {', '.join(HARDWARE)}.")
+    raise ConfigError(f"Unknown hardware '{key}'.{nearest(key.lower(), HARDWARE)}", f"Name a product: {', '.join(HARDWARE)}.")
 
 
 def hardware_of_device(name: str) -> Maybe[Hardware]:

@@ -4,12 +4,9 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.cost_model.cost import StageCost
 from llm_perf_opt.analysis.limits.ceiling_peaks import bandwidth, peak_flops
-from llm_perf_opt.analysis.limits.floor import Floor, floor
+from llm_perf_opt.analysis.limits.floor import Floor, computing_alone, floor
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
-
-UNLIMITED = 1e30
-"""Bytes per second that no model notices: for a floor of computing alone."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def least_time(cost: StageCost, roof: Roof) -> Maybe[Floor]:
     if isinstance(roof.peak_flops_per_s, Missing):
         return roof.peak_flops_per_s
     if isinstance(roof.bandwidth_bytes_per_s, Missing):
-        return floor(cost, roof.peak_flops_per_s, UNLIMITED) if roof.in_cache else roof.bandwidth_bytes_per_s
+        return computing_alone(cost, roof.peak_flops_per_s) if roof.in_cache else roof.bandwidth_bytes_per_s
     return floor(cost, roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
 
 

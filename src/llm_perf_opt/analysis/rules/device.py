@@ -1,21 +1,23 @@
 """Rules on how much of the device is used: occupancy, waves, and a batch that leaves the memory roof to one sequence."""
 
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from llm_perf_opt.analysis.cost_model.cost import step_cost
+from llm_perf_opt.analysis.cost_model.cost import kv_cache_bytes, weight_bytes
 from llm_perf_opt.analysis.cost_model.work import Step
-from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import After, Bounds, Finding, Kind, Saving, ToTry, milliseconds, saving_of, weightiest
+from llm_perf_opt.analysis.finding import Finding, Kind, Throughput, ToTry, milliseconds, saving_of, weightiest
+from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.kernels.table import StageKernel
 from llm_perf_opt.analysis.limits.device_limits import devices_of
 from llm_perf_opt.analysis.limits.efficiency import RequestCost, request_cost
-from llm_perf_opt.analysis.limits.floor import floor, turning_point
+from llm_perf_opt.analysis.limits.floor import largest_batch_within, step_floor, turning_point
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.rules.launching import request_units
 from llm_perf_opt.analysis.rules.wall_clock import felt
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.records import Missing
 
 LOW_OCCUPANCY = 25.0
 """Percent of the warps an SM can hold, below which latency is hardly hidden."""
@@ -25,7 +27,11 @@ NOTEWORTHY = 0.05
 TAIL = 0.25
 """Share of a kernel's blocks' last round that stands empty, over all its rounds, from which on it is worth a word."""
 LARGER_BATCH = 8
-"""How many times the batch is tried, where the turning point is not nearer."""
+"""How many times the batch is tried, where nothing says less."""
+HARDLY_LONGER = 0.10
+"""A step whose roofline time is longer by at most this share is called hardly longer."""
+WORTHWHILE = 1.1
+"""How many times as many tokens per second a larger batch must make."""
 
 WordsOf = Callable[[StageKernel], tuple[str, float] | None]
 """What holds a kernel back, in words, and the share of its time that a better one could save at most."""
@@ -58,7 +64,7 @@ def wave_tail(evidence: Evidence) -> Finding | None:
 
 
 def small_batch(evidence: Evidence) -> Finding | None:
-    """Decode reads all weights for a few tokens: more sequences cost little."""
+    """Decode reads its weights for few tokens: a larger batch makes more tokens per second."""
     stage, facts = evidence.stage(DECODE), evidence.facts
     if stage is None or not stage.by_token or isinstance(facts.timings, Missing) or isinstance(facts.hardware, Missing):
         return None
@@ -66,57 +72,94 @@ def small_batch(evidence: Evidence) -> Finding | None:
     if isinstance(request, Missing):
         return None
     work = facts.timings.workload
-    turn = turning_point(request.architecture, facts.hardware, work.padded_tokens, request.formats)
-    if isinstance(turn.weights, Missing) or work.batch_size * 2 > turn.weights:
-        return None
-    larger = min(work.batch_size * LARGER_BATCH, turn.weights)
-    shared = devices_of(facts.timings)
-    floors = [_step_floor_ns(request, facts.hardware, batch, work.padded_tokens, shared) for batch in (work.batch_size, larger)]
-    if isinstance(floors[0], Missing) or isinstance(floors[1], Missing):
+    cost = _StepCost(request, facts.hardware, work.padded_tokens, devices_of(facts.timings))
+    batch, larger, alike = work.batch_size, cost.larger_batch(work.batch_size, work.new_tokens), cost.alike(work.batch_size)
+    floors = [cost.least_ns(one) for one in (batch, larger, max(alike, batch))]
+    if larger < 2 * batch or min(floors) <= 0:
         return None
     # A larger step moves and computes more, at the limits of the device; at worst, all its kernels grow with the batch.
     step_ns, busy_ns = stage.wall_ns, stage.per_unit(stage.budget.busy_ns)
-    now, best = step_ns / work.batch_size, step_ns / larger
-    then = (step_ns + floors[1] - floors[0]) / larger
-    worst = (step_ns + busy_ns * (larger / work.batch_size - 1)) / larger
-    whole = "" if isinstance(turn.step, Missing) else f"; with the cache's bytes at {turn.step:,}"
+    then = step_ns + floors[1] - floors[0]
+    worst = step_ns + busy_ns * (larger / batch - 1)
+    if larger / then < WORTHWHILE * batch / step_ns:
+        return None
+    most = round(max(then, worst))
+    found = Throughput(batch, larger, round(step_ns), round(then), round(step_ns), most, stage.unit, stage.units)
     return Finding(
         "small_batch",
         Kind.THROUGHPUT,
         stage.name,
-        f"At batch {work.batch_size} each token reads all weights for itself. Products turn from memory- to compute-bound at "
-        "batch "
-        f"{turn.weights:,} ({facts.hardware.name}){whole}: until then a step takes hardly longer, and a token's share of it "
-        "falls. "
-        "A single request is no faster.",
+        f"At batch {batch} a decode step reads its weights for {'one token' if batch == 1 else f'{batch} tokens at once'}. "
+        f"{_growth_words(cost, (batch, larger, alike), (floors[0], floors[1], floors[2]))} A larger batch makes more tokens per "
+        "second; a single request is no faster.",
         (
-            f"a step of {milliseconds(step_ns)} at batch {work.batch_size}: {milliseconds(now)} a token",
-            f"a step of batch {larger} moves and computes {milliseconds(floors[1] - floors[0])} more: {milliseconds(then)} a "
-            "token",
+            f"a step of {milliseconds(step_ns)} at batch {batch}: {batch * 1e9 / step_ns:,.4g} tokens/s",
+            f"a step of batch {larger} moves and computes {milliseconds(floors[1] - floors[0])} more at the limits of "
+            f"{facts.hardware.name}: {milliseconds(then)}, {larger * 1e9 / then:,.4g} tokens/s",
         ),
-        _batch_saving(stage, now, (min(then, best), then, max(then, worst)), kept=work.batch_size / larger),
+        Missing("a single request is no faster"),
         request_units(evidence, stage),
         "medium",
         "the larger step is taken for the present one and what more it must move; at worst all its kernels grow with the batch",
         ToTry((f"runtime.batch_size={larger}",), "Serve more sequences at once (continuous batching)."),
+        found,
     )
 
 
-def _batch_saving(stage: StageEvidence, now: float, after: Bounds, kept: float) -> Saving:
-    """A token's share of the step, now and then. Of another step than the present one the larger batch shares that out, too."""
-    low, then, high = (round(ns) for ns in after)
-    before = round(now)
-    told = After(then, low, high, before, kept)
-    expected, least, most = (max(before - ns, 0) for ns in (then, high, low))
-    return Saving(expected, least, most, stage.unit, stage.units, told)
+@dataclass(frozen=True)
+class _StepCost:
+    """What a decode step of any batch takes at least, by the same arithmetic as `llm-perf cost`."""
+
+    request: RequestCost
+    hardware: Hardware
+    context: int
+    devices: int
+
+    @property
+    def has_idle_experts(self) -> bool:
+        """Whether a larger batch reads weights that a smaller one does not."""
+        return self.request.architecture.active_params < self.request.architecture.params
+
+    def least_ns(self, batch: int) -> float:
+        """The roofline time of a step; 0 where it is not known."""
+        found = step_floor(self.request.architecture, self.hardware, Step(batch, 1, self.context), self.request.formats)
+        return 0.0 if isinstance(found, Missing) else found.seconds * 1e9 / self.devices
+
+    def alike(self, batch: int) -> int:
+        """The largest batch whose step is hardly longer."""
+        found = largest_batch_within(
+            self.request.architecture, self.hardware, batch, self.context, self.request.formats, HARDLY_LONGER
+        )
+        return batch if isinstance(found, Missing) else found
+
+    def larger_batch(self, batch: int, new_tokens: int) -> int:
+        """What to try: so many times the batch, as long as products wait for memory, and what the device has room for."""
+        turn = turning_point(self.request.architecture, self.hardware, self.context, self.request.formats).weights
+        bounds = [LARGER_BATCH * batch, self._room(new_tokens), 0 if isinstance(turn, Missing) else turn]
+        alike = self.alike(batch)
+        return min([*bounds, alike] if alike >= 2 * batch else bounds)
+
+    def _room(self, new_tokens: int) -> int:
+        """The largest batch whose weights and cache are within the devices' memory; where that is not known, any."""
+        memory, formats, architecture = self.hardware.memory_bytes, self.request.formats, self.request.architecture
+        sequence = kv_cache_bytes(architecture, 1, self.context + new_tokens, formats)
+        if isinstance(memory, Missing) or not sequence:
+            return sys.maxsize
+        return int((memory * self.devices - weight_bytes(architecture, formats)) // sequence)
 
 
-def _step_floor_ns(request: RequestCost, hardware: Hardware, batch: int, context: int, devices: int) -> Maybe[float]:
-    peak = hardware.peak(compute_dtype(request.formats.weights))
-    if isinstance(peak, Missing):
-        return peak
-    cost = step_cost(request.architecture, Step(batch, 1, context), request.formats)
-    return floor(cost, peak.flops_per_s, hardware.bandwidth_bytes_per_s).seconds * 1e9 / devices
+def _growth_words(cost: _StepCost, batches: tuple[int, int, int], floors: tuple[float, float, float]) -> str:
+    """How the roofline time of a step grows with the batch: up to where hardly, or, where it does at once, how much."""
+    batch, larger, alike = batches
+    now, then, longest = (milliseconds(ns) for ns in floors)
+    name = cost.hardware.name
+    if alike >= 2 * batch:
+        return (
+            f"Its roofline time, the least that {name} allows, is {now}; up to batch {alike:,} it stays within "
+            f"{HARDLY_LONGER:.0%} of that ({longest})."
+        )
+    why = ": more sequences reach more experts, whose weights are read, too" if cost.has_idle_experts else ""
+    return f"Its roofline time, the least that {name} allows, grows from {now} to {then} at batch {larger}{why}."
 
 
 def _counted(
@@ -144,7 +187,7 @@ def _device_finding(
 ) -> Finding:
     share = stage.kernel_ns / max(sum(row.total_ns for row in _all_rows(stage)), 1)
     gain = sum(row.total_ns * part for row, (_, part) in held) * share
-    names = "; ".join(f"{row.name[:60]} ({words})" for row, (words, _) in held[:3])
+    names = "; ".join(f"{short_name(row.name, 60)} ({words})" for row, (words, _) in held[:3])
     text = claim.format(stage=stage.name, names=names)
     on_the_wall = felt(stage, (0, gain / 2, gain))
     because = "counters say what is not used, not what a better kernel would reach; half of it is shown"
@@ -154,8 +197,8 @@ def _device_finding(
         stage.name,
         text + on_the_wall.claim,
         tuple(
-            f"{row.name[:90]}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s kernel "
-            f"time, {words}"
+            f"{short_name(row.name, 90)}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s "
+            f"kernel time, {words}"
             for row, (words, _) in held[:3]
         ),
         saving_of(stage, *on_the_wall.bounds),

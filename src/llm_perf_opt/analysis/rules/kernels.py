@@ -9,6 +9,7 @@ from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Bounds, Finding, Kind, ToTry, gap_saving_of, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.kernels.classes import KernelClass
+from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import request_cost
 from llm_perf_opt.analysis.limits.roofs import best_floor
 from llm_perf_opt.analysis.rules.launching import launches_one_by_one, lengthened, request_units
@@ -216,8 +217,8 @@ def _calls(rows: Sequence[KernelTotal], stage: StageEvidence) -> str:
 def _rows(rows: Sequence[KernelTotal], stage: StageEvidence) -> tuple[str, ...]:
     """The longest three, as the kernel table has them."""
     return tuple(
-        f"{row.kind} {row.name[:96]}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s "
-        "kernel time"
+        f"{row.kind} {short_name(row.name, 90)}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of "
+        f"{stage.name}'s kernel time"
         for row in rows[:3]
     )
 

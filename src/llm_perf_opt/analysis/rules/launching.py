@@ -35,7 +35,8 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
     if stage is None or not is_launch_bound(stage) or stage.fusion.kept_kernels + stage.fusion.fusable_kernels == 0:
         return None
     fusion = stage.fusion
-    exposed = max(stage.budget.ns(BudgetKey.EXPOSED) - stage.collective_ns, 0)  # collectives are among the kernels that stay
+    # Collectives are among the kernels that stay, and copies within the device among what fuses.
+    exposed = max(stage.budget.ns(BudgetKey.EXPOSED) - stage.collective_ns - stage.inner_copy_ns, 0)
     gap, source = _graph_gap(evidence, stage)
     stays = stage.budget.ns(BudgetKey.SYNC) + stage.budget.ns(BudgetKey.HOST)  # at worst: graphs launch faster, no more
     least, estimate, most = (
@@ -198,12 +199,15 @@ def _graph_gap(evidence: Evidence, stage: StageEvidence) -> tuple[float, str]:
     ceilings = evidence.facts.ceilings
     measured = ceilings if isinstance(ceilings, Missing) else graph_interval_ns(ceilings)
     if not isinstance(measured, Missing):
-        return measured, f"from kernel to kernel inside a CUDA graph: at most {measured:,.0f} ns, as measured on this device"
+        return (
+            measured,
+            f"from kernel to kernel inside a CUDA graph: at most {milliseconds(measured)}, as measured on this device",
+        )
     if not isinstance(stage.queued_gap_ns, Missing):
         gap = stage.queued_gap_ns
         return (
             gap,
-            f"inside a CUDA graph, from kernel to kernel: at most the trace's median gap of queued ones, {gap:,.0f} ns",
+            f"inside a CUDA graph, from kernel to kernel: at most the trace's median gap of queued ones, {milliseconds(gap)}",
         )
     return 0.0, f"gaps inside a CUDA graph are left out: {stage.queued_gap_ns.why}"
 

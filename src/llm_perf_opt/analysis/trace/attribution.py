@@ -162,8 +162,7 @@ def _by_owner(trace: Trace, owner: Int64, parent: Int64, name: Int64, names: int
             count, duration = _with_inner(parent, np.bincount(at, minlength=len(name)), sums(at, duration, len(name)))
             at = np.flatnonzero(count)
             reached[at] = True
-            tops = at[outer[at]]
-            total_ns += sums(name[tops], duration[tops], names)
+            total_ns += sums(name[at[outer[at]]], duration[at[outer[at]]], names)
             break
         reached[at] = True
         counted = outer[at]

@@ -129,6 +129,19 @@ class HostTable(msgspec.Struct, frozen=True):
     stages: list[HostStageLine]
 
 
+class LabelLine(msgspec.Struct, frozen=True):
+    """All ranges of one label that marks neither a stage nor a module."""
+
+    name: str
+    """As `DOMAIN@name` where it has a domain."""
+    calls: int
+    wall_ns: int
+    """Of the label, under the profiler; one inside another of its name counts once."""
+    kernels: int | None
+    """Launched while it was open, inner labels included; None where that is not told."""
+    kernel_ns: int | None
+
+
 class OwnerLine(msgspec.Struct, frozen=True):
     """The device time of one operator or module."""
 
@@ -201,6 +214,21 @@ class BudgetTable(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
+class ThroughputLine(msgspec.Struct, frozen=True):
+    """Tokens per second now and at a larger batch, and how long a token takes then: as long as a step."""
+
+    batch: int
+    batch_after: int
+    step_ns: int
+    step_after_ns: int
+    step_after_low_ns: int
+    step_after_high_ns: int
+    tokens_per_s: float
+    tokens_per_s_after: float
+    tokens_per_s_after_low: float
+    tokens_per_s_after_high: float
+
+
 class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
     """One finding; savings are of wall time per `saving_per`."""
 
@@ -232,6 +260,9 @@ class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
     kept: float = 1.0
     """Where the time before is measured otherwise, the share of the difference that the time after has, too: 0 where the time
     after is predicted by itself, 1 where a saving is."""
+    throughput: ThroughputLine | None = None
+    """Of a change that makes no request faster: then nothing is saved, and `before_ns` and `after_ns` are a token's share of the
+    batch's step."""
 
 
 class TraceAnalysis(msgspec.Struct, frozen=True):
@@ -269,3 +300,5 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     """Sampled by nsys, where it was told to; of a run, from its nsys pass, whichever trace the rest is from."""
     host: HostTable | None = None
     """Of a trace without device work that records operators."""
+    labels: list[LabelLine] = msgspec.field(default_factory=list)
+    """What the program marked that is neither a stage nor a module."""

@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.trace.launches import graph_launches, kernel_launches
 from llm_perf_opt.analysis.trace.projection import NONE, Bool, Projection, own_stage, packed_keys, project
 from llm_perf_opt.analysis.trace.silent_stages import CUT_SHORT, WORKING_STAGES, silent_stages
 from llm_perf_opt.events import MOST_NS, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
+from llm_perf_opt.units import duration
 
 TOLERATED_SHARE = 0.01
 """Of launches without kernels: a few are cut off where recording ends; more means that kernels were lost."""
@@ -188,7 +189,7 @@ def _calls_stop_early(trace: Trace) -> Iterator[TraceProblem]:
     first, last = int(trace.ranges.start_ns[working].min()), int(trace.ranges.end_ns[working].max())
     stopped = int(trace.calls.end_ns.max())
     if stopped - first < (last - first) / 2:
-        fact = f"the last call was recorded {(stopped - first) / 1e6:,.1f} ms into {(last - first) / 1e6:,.1f} ms of stages"
+        fact = f"the last call was recorded {duration(stopped - first)} into {duration(last - first)} of stages"
         yield TraceProblem("calls_stop_early", fact, fatal=False, remedy=CUT_SHORT)
 
 
@@ -208,8 +209,8 @@ def _clocks(trace: Trace, projection: Projection) -> Iterator[TraceProblem]:
     early = trace.calls.start_ns[projection.call_of_work[joined]] - trace.work.start_ns[joined]
     count = int(np.count_nonzero(early > 0))
     if count:
-        most_us = int(early.max()) / 1e3
-        fact = f"{count:,} device events start before their launch call, by up to {most_us:,.1f} us: the clocks disagree"
+        most = duration(int(early.max()))
+        fact = f"{count:,} device events start before their launch call, by up to {most}: the clocks disagree"
         yield TraceProblem("clock_skew", fact, fatal=False)
 
 

@@ -49,13 +49,13 @@ def host_calls(trace: Trace, stages: TraceStages, stage: str) -> HostCallCounts:
         windows.holding(rows.start_ns, rows.process, rows.thread, np.flatnonzero(chosen))
         for rows, chosen in (
             (calls, synchronising_calls(trace)),
-            (calls, _matching(trace, calls.name, ALLOCATING)),
-            (operators, _matching(trace, operators.name, _ITEM)),
+            (calls, matching(trace, calls.name, ALLOCATING)),
+            (operators, matching(trace, operators.name, _ITEM)),
         )
     )
     copies = (stages.of_stage(stage) != NONE) & (trace.work.kind == WorkKind.MEMCPY)
-    to_device = copies & _matching(trace, trace.work.name, _TO_DEVICE)
-    to_host = copies & _matching(trace, trace.work.name, _TO_HOST)
+    to_device = copies & matching(trace, trace.work.name, _TO_DEVICE)
+    to_host = copies & matching(trace, trace.work.name, _TO_HOST)
     known = (to_device | to_host) & (trace.work.size_bytes > 0)
     return HostCallCounts(
         syncs=len(waits),
@@ -112,7 +112,7 @@ def _launching_windows(trace: Trace, stages: TraceStages, stage: str) -> _Window
     )
 
 
-def _matching(trace: Trace, name: Int32, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+def matching(trace: Trace, name: Int32, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
     """Per row: whether its name begins so, or holds it. Each distinct name is looked at once."""
     matches = np.zeros(len(trace.names) + 1, np.bool_)  # the last entry answers NO_NAME
     for index in distinct(name.astype(np.int64), len(trace.names)):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import KernelClass, classify, within_reason
+from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.trace.nesting import lanes_of, numbered
 from llm_perf_opt.analysis.trace.row_numbers import sums
 from llm_perf_opt.events import Int64, Trace, WorkKind, different
@@ -99,7 +100,7 @@ def find_steps(trace: Trace, rows: Int64) -> tuple[Int64, str] | None:
 
 
 def _why(trace: Trace, marker: _Marker, periods: int) -> str:
-    return f"{periods} periods of {marker.period} kernels, by '{trace.name_of(marker.name)[:60]}'"
+    return f"{periods} periods of {marker.period} kernels, by '{short_name(trace.name_of(marker.name), 60)}'"
 
 
 def _are_steps(trace: Trace, names: Int64, steps: list[tuple[int, int]], period: int) -> bool:

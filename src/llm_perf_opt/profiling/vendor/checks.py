@@ -1,5 +1,6 @@
 """What is on this machine, what is missing, what that costs, and how to get it."""
 
+import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.host import available_memory_bytes, cpu_has_native_bf16, cpu_name, usable_cpus
+from llm_perf_opt.parsers.trace_mark import MOST_BYTES, cache_folder, kept_bytes
 from llm_perf_opt.profiling.gpu import describe, handle_of, nvml
 from llm_perf_opt.profiling.vendor.compatibility import NVTX_REMEDY, blind_to_ranges, cuda_runtime, nvtx_version, too_old_for
 from llm_perf_opt.profiling.vendor.permission import REMEDY, counter_permission
@@ -22,6 +24,7 @@ from llm_perf_opt.profiling.vendor.probe import (
     tool_version,
 )
 from llm_perf_opt.records import Missing
+from llm_perf_opt.report.text import byte_count
 from llm_perf_opt.run_folder import LEAST_FREE_BYTES
 
 _LAST_BLIND_NSYS = "2023.4.4"
@@ -44,7 +47,7 @@ class Check:
 def check_machine() -> list[Check]:
     """Every check, in the order a reader wants them."""
     checks: tuple[Callable[[], Check], ...] = (
-        _python, _processor, _memory, _disk, _torch, _transformers, _gpu, _nvtx, _nsys, _importer, _ncu, _counters,
+        _python, _processor, _memory, _disk, _cache, _torch, _transformers, _gpu, _nvtx, _nsys, _importer, _ncu, _counters,
         _compiler,
     )  # fmt: skip
     return [check() for check in checks]
@@ -69,6 +72,20 @@ def _disk() -> Check:
     if free < LEAST_FREE_BYTES:
         return Check("Disk", "missing", found, "No run can begin here.", "Free some space, or use hydra.run.dir=DIR.")
     return Check("Disk", "ok", found)
+
+
+def _cache() -> Check:
+    """What is kept of traces, and whether more can be."""
+    name, costs = "Trace cache", "Traces are parsed anew each time."
+    folder = cache_folder()
+    if isinstance(folder, Missing):
+        return Check(name, "warning", folder.why, costs, "Set XDG_CACHE_HOME to a folder.")
+    found = f"{byte_count(kept_bytes(folder))} of at most {byte_count(MOST_BYTES)} in {folder}"
+    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    if not os.access(there, os.W_OK):
+        remedy = f"Make {there} writable, or set XDG_CACHE_HOME to another folder."
+        return Check(name, "warning", f"{found}, which cannot be written to", costs, remedy)
+    return Check(name, "ok", found)
 
 
 def _torch() -> Check:

@@ -12,6 +12,13 @@ MESSAGE_PREFIX = "@llm-perf "
 _MAX_LINE = 1 << 20
 
 OnMessage = Callable[[dict[str, Any]], None]
+OnTick = Callable[[], None]
+"""Called once a second while a child runs, whatever it says: for whoever shows that it is still at work."""
+TICK_S = 1.0
+
+
+def no_tick() -> None:
+    """Nobody shows it."""
 
 
 class LineReader:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError
-from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, LineReader, OnMessage, pidfd
+from llm_perf_opt.errors import CaptureError, LlmPerfError, ResourceError, interrupted
+from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, TICK_S, LineReader, OnMessage, OnTick, no_tick, pidfd
 from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
 from llm_perf_opt.run_folder import disk_error
 
-GRACE_S = (10.0, 5.0, 5.0)
-"""How long a child may take to end after SIGINT, SIGTERM and SIGKILL."""
+GRACE_S = (30.0, 5.0, 5.0)
+"""How long a child may take to end after SIGINT, SIGTERM and SIGKILL. A second Ctrl-C goes on to the next signal at once."""
 REPORT_GRACE_S = (120.0, 20.0, 5.0)
 """The same for a tool that writes its report when it is interrupted."""
 SETTLE_S = 3.0
@@ -84,6 +84,7 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     watch: DiskWatch | None = None,
     grace_s: tuple[float, float, float] | None = None,
+    on_tick: OnTick = no_tick,
 ) -> Finished:
     """Run a child to its end, sleeping meanwhile: everything it prints goes to `log`, its messages to `on_message`.
 
@@ -106,7 +107,7 @@ def run_child(
             raise CaptureError(
                 f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and may be run."
             ) from error
-        running = _Running(child, Descendants(child.pid, mark), LineReader(file, on_message), grace_s or GRACE_S)
+        running = _Running(child, Descendants(child.pid, mark), LineReader(file, on_message), grace_s or GRACE_S, on_tick)
         stopped: LlmPerfError | None = None
         try:
             on_start(child.pid)
@@ -115,10 +116,10 @@ def run_child(
             if outcome != "ended":
                 running.end()
             running.clear_away()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             running.end()
             running.clear_away()
-            raise Interrupted("Interrupted.", "What was captured so far is kept.") from None
+            raise interrupted(error, "What was captured so far is kept.") from None
         except OSError as error:  # the log cannot be written: the disk is full
             running.end(heard=False)
             running.clear_away()
@@ -149,9 +150,9 @@ def convert(argv: Sequence[str], *, log: Path, timeout_s: float, output: Path | 
         except subprocess.TimeoutExpired:
             end(child)
             return Finished(child.wait(), time.monotonic() - begun, True)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             end(child)
-            raise Interrupted("Interrupted.", "What was captured so far is kept.") from None
+            raise interrupted(error, "What was captured so far is kept.") from None
     return Finished(child.wait(), time.monotonic() - begun, False)
 
 
@@ -215,9 +216,9 @@ def answer(
             end(child)
             output, errors = child.communicate()
             return Answer(child.returncode, output, errors.decode(errors="replace"), True)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             end(child)
-            raise Interrupted("Interrupted.", "What was complete before is kept.") from None
+            raise interrupted(error, "What was complete before is kept.") from None
     return Answer(child.returncode, output, errors.decode(errors="replace"))
 
 
@@ -241,25 +242,33 @@ class _Running:
         descendants: Descendants,
         reader: LineReader,
         grace_s: tuple[float, float, float],
+        on_tick: OnTick,
     ) -> None:
         self._child = child
         self._descendants = descendants
         self._reader = reader
         self._grace_s = grace_s
+        self._on_tick = on_tick
 
     def follow(self, deadline: float, watch: DiskWatch | None = None) -> Literal["ended", "late"] | LlmPerfError:
         """Copy output until the child ends, time runs out or the watch finds a problem. Sleeps in the kernel, never spins."""
         assert self._child.stdout is not None  # noqa: S101 - opened with PIPE
         pipe = self._child.stdout.fileno()
+        tick_at = time.monotonic() + TICK_S
         with selectors.DefaultSelector() as selector, pidfd(self._child.pid) as ended:
             selector.register(pipe, selectors.EVENT_READ)
             if ended is not None:
                 selector.register(ended, selectors.EVENT_READ)
             while True:
-                left = deadline - time.monotonic()
+                now = time.monotonic()
+                left = deadline - now
                 if left <= 0:
                     return "late"
-                ready = {key.fd for key, _ in selector.select(min(left, watch.interval_s) if watch else left)}
+                if now >= tick_at:
+                    self._on_tick()
+                    tick_at = now + TICK_S
+                waits = (left, tick_at - now, watch.interval_s if watch else left)
+                ready = {key.fd for key, _ in selector.select(min(waits))}
                 if pipe in ready:
                     chunk = os.read(pipe, 65536)
                     self._reader.feed(chunk)
@@ -378,6 +387,11 @@ def build_work_argv(config_file: Path, which: str, out: Path, decode_steps: int 
     module = "llm_perf_opt.runners.llm_profile_runner"
     argv = [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
     return argv if decode_steps is None else [*argv, "--decode-steps", str(decode_steps)]
+
+
+def heed_interrupts() -> None:
+    """Called by a child: be interruptible, even if a script started llm-perf in the background, where shells ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def die_with_parent() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_perf_opt.errors import Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.profiling.vendor import ncu, nsys
-from llm_perf_opt.profiling.vendor.child_output import OnMessage
+from llm_perf_opt.profiling.vendor.child_output import OnMessage, OnTick, no_tick
 from llm_perf_opt.profiling.vendor.disk_watch import BYTES_PER_GB, DiskWatch
 from llm_perf_opt.profiling.vendor.gates import Tool
 from llm_perf_opt.profiling.vendor.launch import REPORT_GRACE_S, Finished, child_environment, run_child
@@ -57,6 +57,7 @@ def run_tool(
     environment: Mapping[str, str] | None = None,
     grace_s: tuple[float, float, float] = REPORT_GRACE_S,
     starts: int = 1,
+    on_tick: OnTick = no_tick,
 ) -> ToolRun:
     """Run what `build_nsys_cmd` or `build_ncu_cmd` made of `out_base`, within time and disk.
 
@@ -75,7 +76,7 @@ def run_tool(
     spent_s = 0.0
     for number in range(1, starts + 1):
         left_s = timeout_s - spent_s
-        went = _started(tool, argv, out_base, log, left_s, max_trace_gb, hear, on_start, environment, grace_s)
+        went = _started(tool, argv, out_base, log, left_s, max_trace_gb, hear, on_start, environment, grace_s, on_tick)
         spent_s += went.finished.seconds
         if number == starts or told_error or spent_s >= timeout_s or not _lost_its_agent(went):
             break
@@ -101,6 +102,7 @@ def _started(
     on_start: Callable[[int], None],
     environment: Mapping[str, str] | None,
     grace_s: tuple[float, float, float],
+    on_tick: OnTick,
 ) -> ToolRun:
     begun = log.stat().st_size if log.exists() else 0
     for left in (report_of(tool, out_base), _stream_of(out_base)):
@@ -119,6 +121,7 @@ def _started(
                 environment={**inherited, **({"TMPDIR": str(scratch)} if scratch else {})},
                 watch=watch,
                 grace_s=grace_s,
+                on_tick=on_tick,
             )
         except Interrupted:
             _salvage(tool, Path(argv[0]), out_base, scratch, log)

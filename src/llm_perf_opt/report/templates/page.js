@@ -65,7 +65,7 @@
       hoverlabel: { bgcolor: ground, bordercolor: text, font: { color: text }, align: "left", namelength: -1 }
     });
     Object.keys(made).filter(function (key) { return /^[xy]axis/.test(key); }).forEach(function (key) {
-      made[key] = Object.assign({ automargin: true }, made[key], { gridcolor: grid, zerolinecolor: grid, linecolor: grid });
+      made[key] = Object.assign({ automargin: true, exponentformat: "none", separatethousands: true }, made[key], { gridcolor: grid, zerolinecolor: grid, linecolor: grid });
     });
     return made;
   }

@@ -1,0 +1,114 @@
+"""How often `llm-perf compare` calls two sides of the same thing different, and how often it finds a slowdown.
+
+    python benchmarks/false_verdicts.py [--pairs 200] [--deviation 2.4] [--seed 7] [--against REVISION]
+
+Pairs are drawn from machines with known noise (tests/machine_noise.py says exactly how) and compared as on an accelerator. With
+--against the same pairs are also compared by the code of another revision of this repository. Fails when a kind of noise gets
+more than 5 % of false verdicts from one run a side.
+"""
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+MOST_FALSE = 0.05
+GATE = 0.03
+"""Tolerance of the gate that is held against the same pairs."""
+
+
+def cases(deviation: float) -> "dict[str, tuple[str, object]]":
+    """What is drawn, by the name of its row: the kind of noise and the plan."""
+    from machine_noise import KINDS, MOVING, STATIONARY, Plan
+
+    one, three = Plan(deviation=deviation), Plan(runs=3, repeats=10, deviation=deviation)
+    blocks = Plan(runs=3, repeats=10, deviation=deviation, in_turn=False)
+    far = Plan(deviation=deviation, gap=one.repeats)
+    rows: dict[str, tuple[str, object]] = {f"1 × 30, {kind}": (kind, one) for kind in KINDS}
+    rows |= {f"1 × 30, {kind}, a run's length between the runs": (kind, far) for kind in ("one switch", "switches")}
+    for inside in (0, 1, 2, 3, 5, 10):
+        place = f"one switch, {inside} repeats before the end of base" if inside else "one switch, between the runs"
+        rows[f"1 × 30, {place}"] = "one switch", Plan(deviation=deviation, switch_at=one.repeats - inside)
+    rows |= {f"3 × 10 in turn, {kind}": (kind, three) for kind in KINDS}
+    rows |= {f"3 × 10, base first, {kind}": (kind, blocks) for kind in MOVING}
+    for slowdown in (0.05, 0.10):
+        for kind in STATIONARY:
+            slower = Plan(deviation=deviation, slowdown=slowdown)
+            rows[f"1 × 30, {kind}, {slowdown:.0%} slower"] = kind, slower
+        slower = Plan(runs=3, repeats=10, deviation=deviation, slowdown=slowdown)
+        rows[f"3 × 10 in turn, normal, {slowdown:.0%} slower"] = "normal", slower
+    return rows
+
+
+def measured(pairs: int, deviation: float, seed: int) -> dict[str, tuple[float, float]]:
+    """By row the share of pairs that get a verdict, and of those that a gate would fail."""
+    from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effect, Interval, Judgement, effect
+    from machine_noise import Plan
+    from machine_noise import pairs as drawn
+
+    found = {}
+    for row, (kind, plan) in cases(deviation).items():
+        assert isinstance(plan, Plan)
+        judgement = Judgement(process_spread=ACCELERATOR_SPREAD)
+        if not plan.in_turn and hasattr(judgement, "order"):
+            judgement = replace(judgement, order="base first")
+        effects = [effect(base, new, judgement=judgement) for base, new in drawn(kind, plan, pairs, seed)]
+        called = sum(isinstance(one, Effect) and one.verdict in ("faster", "slower") for one in effects)
+        gated = sum(isinstance(one, Effect) and isinstance(one.interval, Interval) and one.interval.low > GATE for one in effects)
+        found[row] = called / pairs, gated / pairs
+        print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return found
+
+
+def measured_by(revision: str, asked: list[str]) -> dict[str, tuple[float, float]]:
+    """The same by the code of another revision."""
+    packed = subprocess.run(["git", "archive", revision, "src"], cwd=ROOT, check=True, capture_output=True).stdout
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+            files.extractall(folder, filter="data")
+        argv = [sys.executable, __file__, *asked, "--json"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(folder) / "src")}
+        said = subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=environment).stdout
+    return {row: (called, gated) for row, (called, gated) in json.loads(said).items()}
+
+
+def main() -> None:
+    """Command line of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--deviation", type=float, default=2.4, help="of the repeats inside a run, in percent")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--against", metavar="REVISION", help="a revision of this repository to set beside it")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    asked = ["--pairs", str(arguments.pairs), "--deviation", str(arguments.deviation), "--seed", str(arguments.seed)]
+    now = measured(arguments.pairs, arguments.deviation / 100, arguments.seed)
+    if arguments.json:
+        print(json.dumps(now))
+        return
+    from machine_noise import KINDS
+
+    before = measured_by(arguments.against, asked) if arguments.against else {}
+    print(f"{'share of pairs with a verdict (beyond a gate of 3 %)':<62} {'before':>14} {'now':>14}")
+    for row, shares in now.items():
+        print(f"{row:<62} {_shown(before.get(row)):>14} {_shown(shares):>14}")
+    wrong = [row for row in (f"1 × 30, {kind}" for kind in KINDS) if now[row][0] > MOST_FALSE]
+    if wrong:
+        sys.exit(f"more than {MOST_FALSE:.0%} of false verdicts: {'; '.join(wrong)}")
+
+
+def _shown(shares: tuple[float, float] | None) -> str:
+    return "" if shares is None else f"{shares[0]:.1%} ({shares[1]:.1%})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Labels of a trace that are neither stages nor modules: what a program marked for itself, and what it launched meanwhile."""
+
+import numpy as np
+
+from llm_perf_opt.analysis.trace.attribution import MODULE_LABEL, outermost_of_its_name
+from llm_perf_opt.analysis.trace.document import LabelLine
+from llm_perf_opt.analysis.trace.nesting import lanes_of, nest
+from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, through
+from llm_perf_opt.analysis.trace.row_numbers import distinct, sums
+from llm_perf_opt.analysis.trace.stage_instances import TraceStages
+from llm_perf_opt.events import NO_NAME, Int64, RangeKind, Trace, WorkKind, different_pairs
+
+
+def label_lines(trace: Trace, stages: TraceStages) -> list[LabelLine]:
+    """Each label by name and domain, those whose kernels took longest first.
+
+    A label holds the kernels that were launched while it was open on the launching thread; one inside another of its name counts
+    once. NVTX ranges that are started and ended by hand may end on another thread: what they hold is not told.
+    """
+    rows, number, names = _labels(trace, stages)
+    if not len(rows):
+        return []
+    ranges = trace.ranges.rows(rows)
+    nested = ranges.kind == RangeKind.PUSH_POP
+    lane, call_lane = lanes_of((ranges.process, ranges.thread), (trace.calls.process, trace.calls.thread))
+    lane = np.where(nested, lane, -1 - np.arange(len(rows)))  # a lane of its own, on which nothing is launched
+    nesting = nest(ranges.start_ns, ranges.end_ns, lane, overlapping=True)
+    outer = outermost_of_its_name(nesting.parent, number, np.arange(len(rows)))
+    wall = sums(number[outer], (ranges.end_ns - ranges.start_ns)[outer], len(names))
+    calls = np.bincount(number, minlength=len(names))
+    kernels, kernel_ns = _launched(trace, nesting.innermost(trace.calls.start_ns, call_lane), nesting.parent, number, outer)
+    told = np.bincount(number[nested], minlength=len(names)) > 0
+    found = [
+        LabelLine(
+            name,
+            int(calls[place]),
+            int(wall[place]),
+            int(kernels[place]) if told[place] else None,
+            int(kernel_ns[place]) if told[place] else None,
+        )
+        for place, name in enumerate(names)
+    ]
+    return sorted(found, key=lambda line: (-(line.kernel_ns or 0), -line.wall_ns, line.name))
+
+
+def _labels(trace: Trace, stages: TraceStages) -> tuple[Int64, Int64, list[str]]:
+    """Rows of the ranges that label neither, per row the number of its name, and the names, with their domain."""
+    ranges = trace.ranges
+    marks = np.zeros(len(ranges), np.bool_)
+    marks[stages.instances.range[stages.instances.range != NONE]] = True
+    module = np.zeros(len(trace.names) + 1, np.bool_)  # the last entry answers NO_NAME
+    for index in distinct(ranges.name.astype(np.int64), len(trace.names)):
+        module[index] = MODULE_LABEL.fullmatch(trace.name_of(int(index))) is not None
+    stage_names = distinct(ranges.name[marks].astype(np.int64), len(trace.names))
+    rows = np.flatnonzero(~marks & ~module[ranges.name] & ~np.isin(ranges.name, stage_names))
+    domain, name = (column[rows].astype(np.int64) for column in (ranges.domain, ranges.name))
+    domains, labels = different_pairs(domain, name)
+    width = len(trace.names) + 1
+    number = np.searchsorted(domains * width + labels, domain * width + name)  # both in the order of the pairs
+    names = [
+        trace.name_of(label) if domain == NO_NAME else f"{trace.name_of(domain)}@{trace.name_of(label)}"
+        for domain, label in zip(domains.tolist(), labels.tolist(), strict=True)
+    ]
+    return rows, number, names
+
+
+def _launched(
+    trace: Trace, of_call: Int64, parent: Int64, number: Int64, outer: "np.typing.NDArray[np.bool_]"
+) -> tuple[Int64, Int64]:
+    """Kernels launched in each label and their time, climbing from the innermost label around each launch."""
+    names = int(number.max()) + 1
+    count, time = np.zeros(names, np.int64), np.zeros(names, np.int64)
+    owner = through(launching_calls(trace), of_call)
+    mine = np.flatnonzero((owner != NONE) & (trace.work.kind == WorkKind.KERNEL))
+    at, duration = owner[mine], (trace.work.end_ns - trace.work.start_ns)[mine]
+    while len(at):
+        counted = outer[at]
+        count += np.bincount(number[at[counted]], minlength=names)
+        time += sums(number[at[counted]], duration[counted], names)
+        above = parent[at]
+        at, duration = above[above != NONE], duration[above != NONE]
+    return count, time

@@ -1,0 +1,74 @@
+"""Numbers as people read them: significant digits, and a unit that scales to the value. The same in every output."""
+
+import math
+
+Scale = tuple[float, str]
+"""How many base units one unit is, and its name."""
+
+TIME: tuple[Scale, ...] = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+"""Of nanoseconds."""
+FLOP_RATE: tuple[Scale, ...] = (
+    (1e12, "TFLOP/s"),
+    (1e9, "GFLOP/s"),
+    (1e6, "MFLOP/s"),
+    (1e3, "kFLOP/s"),
+    (1.0, "FLOP/s"),
+)
+"""Of FLOP/s."""
+BYTE_RATE: tuple[Scale, ...] = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
+"""Of bytes per second."""
+SHARE: tuple[Scale, ...] = ((0.01, "%"),)
+
+DIGITS = 4
+_LEAST = 1e-4
+"""Below this many of the smallest unit a number is said to be less than it."""
+
+
+def significant(value: float, digits: int = DIGITS) -> str:
+    """A number with `digits` significant digits and no exponent in the range people read."""
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{digits - 1}e}"
+    return _plain(value, digits)
+
+
+def scale_of(value: float, scales: tuple[Scale, ...], digits: int = DIGITS) -> Scale:
+    """The largest unit of which the value, rounded, is at least one; of less than one of any the smallest."""
+    rounded = abs(float(f"{value:.{digits - 1}e}"))  # 999.96 µs are 1.000 ms
+    return next((scale for scale in scales if rounded >= scale[0]), scales[-1])
+
+
+def in_unit(value: float, scale: Scale, digits: int = DIGITS) -> str:
+    """The bare number in a unit, never with an exponent; a whole number of the base unit has no decimals."""
+    number = value / scale[0]
+    if number == 0:
+        return "0"
+    if abs(number) < _LEAST:
+        return f"{'>' if number < 0 else '<'} {'-' if number < 0 else ''}{_LEAST:.4f}"
+    if scale[0] == 1.0 and number == round(number) and abs(number) < 10**digits:
+        return f"{number:,.0f}"
+    return _plain(number, digits)
+
+
+def scaled(value: float, scales: tuple[Scale, ...], digits: int = DIGITS) -> str:
+    """A number with the unit that suits it."""
+    scale = scale_of(value, scales, digits)
+    return f"{in_unit(value, scale, digits)} {scale[1]}"
+
+
+def duration(ns: float, digits: int = DIGITS) -> str:
+    """Nanoseconds: 726 ns, 12.40 µs, 3.062 ms, 1.200 s."""
+    return "0 ms" if ns == 0 else scaled(ns, TIME, digits)
+
+
+def durations(low_ns: float, high_ns: float, digits: int = DIGITS, *, around_ns: float | None = None) -> str:
+    """Return two times in one unit: that of the value they lie around, or of the longer."""
+    scale = scale_of(max(abs(low_ns), abs(high_ns)) if around_ns is None else around_ns, TIME, digits)
+    return f"{in_unit(low_ns, scale, digits)} – {in_unit(high_ns, scale, digits)} {scale[1]}"
+
+
+def _plain(value: float, digits: int) -> str:
+    rounded = float(f"{value:.{digits - 1}e}")  # 9.9996 has one digit more before the point than it seems
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{value:,.{decimals}f}"

@@ -1,0 +1,61 @@
+"""What a run says of its inputs."""
+
+from typing import Any
+
+import pytest
+
+from builders import clean_timings, model_facts, workload
+from llm_perf_opt.analysis.measured_inputs import InputKind, measured_inputs
+from llm_perf_opt.records import Missing
+from llm_perf_opt.runtime_records import TextUse, WeightFacts
+
+STORED = {"model": {"source": "pretrained"}}
+RANDOM = {"model": {"source": "random"}}
+
+
+def said(config: dict[str, Any] = STORED, dtype: str = "fp32", **facts: Any) -> dict[InputKind, str]:
+    weights, texts = facts.get("weights"), facts.get("texts")
+    timings = clean_timings(model=model_facts(dtype=dtype, weights=weights), workload=workload(texts=texts))
+    found = {note.kind: note.text for note in measured_inputs(timings, config)}
+    assert "synthetic ids, seed 0" in found.pop(InputKind.PROMPTS)
+    return found
+
+
+def test_a_run_of_stored_weights_as_they_are_says_no_more_than_its_prompts() -> None:
+    assert said(weights=WeightFacts("stored", {"fp32": 100}), texts=TextUse(2, 0, 10, 16, 0)) == {}
+    assert measured_inputs(Missing("it failed"), RANDOM) == ()
+
+
+def test_random_weights_are_called_that_also_in_runs_that_did_not_record_it() -> None:
+    assert set(said(weights=WeightFacts("random"))) == {InputKind.RANDOM_WEIGHTS}
+    assert set(said(RANDOM)) == {InputKind.RANDOM_WEIGHTS}
+    assert said() == {}
+    assert said({"model": "nonsense"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "words"),
+    [
+        ({"bf16": 100}, "fp32", ["The weights", "stored in bf16", "cast to fp32"]),
+        ({"fp32": 25, "bf16": 75}, "bf16", ["25% of the weights", "stored in fp32", "cast to bf16"]),
+        ({"bf16": 50, "fp16": 50}, "fp32", ["The weights", "bf16 and fp16"]),
+        ({"bf16": 100}, "bf16", []),
+        ({"i32": 90, "fp16": 10}, "fp16", []),  # packed by a quantizer: they stay as they are
+        ({"fp8": 90, "bf16": 10}, "fp8", []),
+        ({}, "bf16", []),
+    ],
+)
+def test_weights_in_another_format_than_stored_are_said_to_be_cast(stored: dict[str, int], dtype: str, words: list[str]) -> None:
+    found = said(dtype=dtype, weights=WeightFacts("stored", stored))
+    assert set(found) == ({InputKind.CAST_WEIGHTS} if words else set())
+    assert all(word in found[InputKind.CAST_WEIGHTS] for word in words)
+
+
+def test_texts_that_were_cut_or_left_out_are_counted() -> None:
+    found = said(texts=TextUse(used=4, cut=3, longest=5000, limit=128, unused=996))
+    assert "3 of 4" in found[InputKind.CUT_PROMPTS]
+    assert "128 tokens" in found[InputKind.CUT_PROMPTS]
+    assert "5,000" in found[InputKind.CUT_PROMPTS]
+    assert "996" in found[InputKind.UNUSED_RECORDS]
+    assert "the first 4" in found[InputKind.UNUSED_RECORDS]
+    assert "uncounted" in said(texts=TextUse(4, 0, 10, 128, None))[InputKind.UNUSED_RECORDS]
