@@ -67,7 +67,7 @@ def test_from_add_to_a_run(project: Path) -> None:
         (["dataset", "prepare", "mine", "--variant", "v", "--to", "txt", "--seed", "7"], 2, "--seed 7 has no effect"),
         (["dataset", "prepare", "mime", "--variant", "v", "--num-samples", "1"], 2, "Did you mean 'mine'?"),
         (["dataset", "add", "x", "--source", "x" * 5000], 2, "File name too long"),
-        (["dataset", "add", "x", "--source", "/dev/null"], 3, "neither a file nor a folder"),
+        (["dataset", "add", "x", "--source", "/dev/null"], 2, "character device"),
         (["dataset", "check", "--root", "datasetz"], 2, "--root datasetz: no such folder"),
         (["dataset", "list", "--root", "x" * 5000], 2, "no such folder"),
         (["model", "check", "--root", "modelz"], 2, "--root modelz: no such folder"),

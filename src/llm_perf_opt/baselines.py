@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llm_perf_opt.errors import ConfigError, ParseError, nearest
 from llm_perf_opt.run_folder import RunFolder, read_record, write_record
+from llm_perf_opt.user_files import check_ordinary
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -111,5 +112,6 @@ def check_name(name: str) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a run lies here."""
+    """Whether a run lies here; a SpecialFileError where its run.json is no ordinary file."""
+    check_ordinary(RunFolder(path).manifest_file)
     return RunFolder(path).manifest_file.is_file()

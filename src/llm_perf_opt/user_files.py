@@ -31,7 +31,7 @@ def check_ordinary(path: Path) -> None:
     """Raise a SpecialFileError where something else than an ordinary file or a folder lies there. Nothing there is no fault."""
     try:
         mode = path.stat().st_mode
-    except OSError:
+    except (OSError, ValueError):
         return
     _check(path, mode)
 

@@ -8,6 +8,7 @@ import pytest
 
 from llm_perf_opt.data.inventory import FileEntry, content_sha256, files_below, inventory
 from llm_perf_opt.errors import ResourceError
+from llm_perf_opt.user_files import SpecialFileError
 
 
 def test_every_file_below_is_found_through_links(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
         files_below(tmp_path / "gone")
     (tmp_path / "gone").unlink()
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ResourceError, match="neither a file nor a folder"):
+    with pytest.raises(SpecialFileError, match="named pipe"):
         files_below(tmp_path)
     with pytest.raises(ResourceError, match="no such file or folder"):
         files_below(tmp_path / "nothing")
