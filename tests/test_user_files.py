@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from builders import clean_timings, manifest, torch_pass
 from llm_perf_opt.cli import app
 from llm_perf_opt.errors import ConfigError, LlmPerfError, ParseError
+from llm_perf_opt.parsers.trace_mark import tables_of
 from llm_perf_opt.records import SCHEMA
 from llm_perf_opt.run_folder import RunFolder, write_record
 from llm_perf_opt.sweeps.folder import Sweep, SweepFolder, SweepPoint
@@ -158,7 +159,7 @@ def test_in_place_of_a_table_of_a_trace(tmp_path: Path) -> None:
     trace = Path(shutil.copy(REAL, tmp_path / "trace.json.gz"))
     for name in ("meta.json", "kernels.parquet", "names.parquet", "analysis.json"):
         assert CliRunner().invoke(app, ["analyze", str(trace)]).exit_code == 0
-        (tables,) = tmp_path.glob("*.tables-*")
+        (tables,) = tables_of(trace)
         swapped(tables / name, pipe)
         assert CliRunner().invoke(app, ["analyze", str(trace)]).exit_code == 0, name
 
