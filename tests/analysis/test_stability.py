@@ -26,7 +26,7 @@ def noise(count: int, deviation: float = 0.005, seed: int = 1) -> Floats:
 
 def steps(count: int, at: int, by: float) -> Floats:
     """A level that moves by a share at a repeat, counted from 1."""
-    return math.log1p(by) * (np.arange(1, count + 1) >= at)
+    return np.asarray(math.log1p(by) * (np.arange(1, count + 1) >= at), np.float64)
 
 
 @pytest.mark.parametrize("count", [10, 30, 60])
