@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from builders import clean_timings, iteration, manifest
 from command import llm_perf
+from llm_perf_opt.cli import app
+from llm_perf_opt.run_folder import RunFolder, write_record
 
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "compare.md").read_text()
 COMMANDS = [line for block in re.findall(r"```\n(.*?)```", DOCUMENT, re.S) for line in block.splitlines()]
@@ -296,3 +300,35 @@ def test_runs_are_listed_as_data(project: Path) -> None:
     assert {"runs/main/1", "runs/change/2", "runs/batch4/1"} <= {row["path"] for row in rows}
     assert [row["created"] for row in rows] == sorted((row["created"] for row in rows), reverse=True)
     assert all(row["model"] == "tiny" and row["tpot_ns"] > 0 for row in rows)
+
+
+# --- a machine that changes its speed: times written into runs that need no model ----------------------------------------
+
+
+def a_run_of(path: Path, factors: Sequence[float], created: str, begun: int) -> str:
+    """A run whose repeats take these times the usual."""
+    folder = RunFolder.create(path)
+    folder.write_manifest(manifest(created=created))
+    times = [factor * (1 + index % 3 * 0.002) for index, factor in enumerate(factors)]
+    repeats = [iteration(round(100e6 * time), [round(10e6 * time)] * 3, begun + index) for index, time in enumerate(times)]
+    write_record(folder.clean_file, clean_timings(repeats))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("base", "code", "said"),
+    [
+        ([1.0] * 30, 1, "gate regression"),
+        ([1.0] * 28 + [1.08] * 2, 2, "repeats 29 to 30 of base ran at the level of new"),
+        ([1.0] * 20 + [1.08] * 10, 2, "repeats switch level at repeat 21 by +8."),
+        ([1.0 + 0.08 * index / 29 for index in range(30)], 2, "from first to last"),
+    ],
+    ids=["steady", "a switch at the very end", "a switch inside", "a drift"],
+)
+def test_a_machine_that_changed_its_speed_ends_no_gate_with_1(tmp_path: Path, base: list[float], code: int, said: str) -> None:
+    one = a_run_of(tmp_path / "base", base, "2026-01-01T00:00:00+00:00", 0)
+    other = a_run_of(tmp_path / "new", [1.08] * 30, "2026-01-02T00:00:00+00:00", 1_000_000)
+    words = ["compare", one, other, "--gate=tpot=3%", "--process-spread=1", "--allow=hardware"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == code, done.output
+    assert said in done.stdout

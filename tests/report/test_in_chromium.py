@@ -18,6 +18,7 @@ from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.page import MOST_BYTES
 from llm_perf_opt.report.sweep import SweepReport, sweep_page
 from llm_perf_opt.terminal import visible
+from llm_perf_opt.units import FLOP_RATE
 from pages import full_analysis, readings, sweep_entries
 
 NO_REGIONS = Missing("no timeline")
@@ -144,6 +145,11 @@ def test_no_label_of_a_waterfall_is_cut_off(chromium: Chromium, run_file: Path) 
         assert cut_off(browser, "#waterfall-0 .main-svg", "#waterfall-0 .bartext, #waterfall-0 .ytick text") == []
 
 
+def _rate(text: str) -> float:
+    number, _, unit = text.replace(",", "").partition(" ")
+    return float(number) * {name: base for base, name in FLOP_RATE}.get(unit, 1.0)
+
+
 def test_a_table_sorts_both_ways_with_missing_values_last(chromium: Chromium, run_file: Path) -> None:
     browser = opened(chromium, run_file)
     heading = "document.querySelectorAll('#kernels th')[6]"
@@ -152,14 +158,14 @@ def test_a_table_sorts_both_ways_with_missing_values_last(chromium: Chromium, ru
     browser.ask(f"{heading}.querySelector('button').click()")
     assert browser.ask(f"{heading}.getAttribute('aria-sort')") == "descending"
     down = column(browser, "kernels", 6)
-    known = [float(text.replace(",", "")) for text in down if not text.startswith("n/a")]
+    known = [_rate(text) for text in down if not text.startswith("n/a")]
     assert known == sorted(known, reverse=True)
     assert down[: len(known)] == [text for text in down if not text.startswith("n/a")]
     browser.ask(f"{heading}.querySelector('button').click()")
     assert browser.ask(f"{heading}.getAttribute('aria-sort')") == "ascending"
     up = column(browser, "kernels", 6)
     assert [text for text in up if not text.startswith("n/a")] == sorted(
-        (text for text in down if not text.startswith("n/a")), key=lambda text: float(text.replace(",", ""))
+        (text for text in down if not text.startswith("n/a")), key=_rate
     )
     assert up[-1].startswith("n/a")
     assert sorted(up) == sorted(before)

@@ -157,7 +157,7 @@ def _shift(points: Floats, sums: Floats, repeats: int) -> tuple[Stability, float
     """A shift of the level, likewise: where it leaves least scatter, of the places that the ranks show about as well as any."""
     count = len(points)
     places = np.flatnonzero(sums >= _AS_WELL * sums.max()) + 1
-    left, cut = min((float(np.abs(_without_shift(points, cut)).sum()), int(cut)) for cut in places.tolist())
+    left, cut = min((float(np.abs(_without_shift(points, int(cut))).sum()), int(cut)) for cut in places)
     rest = _without_shift(points, cut)
     by = float(np.median(points[cut:]) - np.median(points[:cut]))
     error = quarter_spread(rest) * math.sqrt(math.pi / 2 * (1 / cut + 1 / (count - cut)))

@@ -17,13 +17,17 @@ from llm_perf_opt.analysis.comparison.statistics import (
     Effect,
     Interval,
     Judgement,
+    Order,
     effect,
     is_measured,
     paired_effect,
     runs_to_measure,
     usage_effect,
 )
+from llm_perf_opt.analysis.stability import Movement
 from llm_perf_opt.records import Missing
+from machine_noise import KINDS as MACHINES
+from machine_noise import Plan, pairs
 
 PAIRS = 200
 NONE = "not distinguishable"
@@ -466,3 +470,80 @@ def test_the_runs_said_to_measure_the_spread_are_the_fewest_that_do(judgement: J
     runs = [noise(np.random.default_rng(seed), 10, 0.01) for seed in range(2 * fewest)]
     assert compared(runs[:fewest], runs[fewest:], judgement).uncertainty.measured
     assert not compared(runs[: fewest - 1], runs[fewest - 1 : 2 * fewest - 2], judgement).uncertainty.measured
+
+
+# --- machines that move while they are measured -------------------------------------------------------------------------
+
+
+def called(kind: str, plan: Plan, order: Order = "in turn", count: int = PAIRS) -> float:
+    """The share of simulated pairs that are called faster or slower."""
+    judgement = Judgement(process_spread=ACCELERATOR_SPREAD, order=order)
+    found = [compared(base, new, judgement) for base, new in pairs(kind, plan, count)]
+    return false_verdicts(found) / count
+
+
+@pytest.mark.parametrize("kind", ["drift, own", "one switch"])
+def test_a_machine_that_moves_is_rarely_called_a_change(kind: str) -> None:
+    """The cheap part of the next test; 8 and 16 % before movements were looked for."""
+    assert called(kind, Plan()) <= 0.05
+
+
+@pytest.mark.slow  # together half a minute
+@pytest.mark.parametrize("plan", [Plan(), Plan(runs=3, repeats=10)], ids=["one run a side", "three in turn"])
+@pytest.mark.parametrize("kind", MACHINES)
+def test_no_kind_of_noise_is_called_a_change_in_more_than_5_percent(kind: str, plan: Plan) -> None:
+    assert called(kind, plan) <= 0.05
+
+
+@pytest.mark.parametrize(("kind", "most"), [("drift, continuing", 0.05), ("one switch", 0.08)])
+def test_sides_made_one_after_the_other_are_not_called_a_change_by_what_the_machine_did(kind: str, most: float) -> None:
+    """Three runs of base, then three of new: 32 and 18 % where the order is not known."""
+    assert called(kind, Plan(runs=3, repeats=10, in_turn=False), "base first") <= most
+
+
+POWER_BEFORE = {
+    ("normal", 1, 0.05): 0.71,
+    ("log-normal", 1, 0.05): 0.705,
+    ("bimodal", 1, 0.05): 0.42,
+    ("normal", 3, 0.05): 0.925,
+    ("normal", 1, 0.10): 0.87,
+    ("log-normal", 1, 0.10): 0.88,
+    ("bimodal", 1, 0.10): 0.83,
+    ("normal", 3, 0.10): 1.0,
+}
+"""By kind of noise, runs a side and slowdown: the share of these pairs found before movements were looked for."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "runs", "slowdown"), POWER_BEFORE)
+def test_looking_for_movements_costs_no_power(kind: str, runs: int, slowdown: float) -> None:
+    plan = Plan(runs=runs, repeats=30 if runs == 1 else 10, slowdown=slowdown)
+    assert called(kind, plan) >= POWER_BEFORE[kind, runs, slowdown]
+
+
+def test_one_run_a_side_still_finds_a_slowdown() -> None:
+    """The cheap part of the test above."""
+    assert called("log-normal", Plan(slowdown=0.10)) >= POWER_BEFORE["log-normal", 1, 0.10]
+
+
+def test_a_difference_that_the_machine_explains_reaches_to_no_change() -> None:
+    """And says so as data. The verdict, the gates' bounds and the interval agree."""
+    generator = np.random.default_rng(5)
+    base, new = noise(generator, 30, 0.01), noise(generator, 30, 0.01, level=107)
+    base[-4:] = noise(generator, 4, 0.01, level=107)
+    found = compared([base], [new])
+    assert found.rival is not None
+    assert (found.rival.movement, found.rival.side, found.rival.last) == (Movement.SHIFT, "base", 30)
+    assert found.verdict == NONE
+    ends = interval_of(found)
+    assert ends.low < 0 < found.change < ends.high
+    assert ends.low <= ends.bound_low < 0 < ends.bound_high <= ends.high
+    assert compared([base[:-4]], [new]).verdict == "slower"
+
+
+def test_runs_that_scatter_alike_are_pooled_and_a_restless_one_still_counts() -> None:
+    generator = np.random.default_rng(2)
+    calm, restless = noise(generator, 30, 0.002), noise(generator, 30, 0.05, level=115)
+    assert compared([calm], [restless]).uncertainty.restless
+    spread = [compared([noise(generator, 30, 0.024)], [noise(generator, 30, 0.024)]).uncertainty.restless for _ in range(100)]
+    assert np.mean(spread) <= 0.1, "one run in seven scatters by more than 3 % by chance, and two are pooled"

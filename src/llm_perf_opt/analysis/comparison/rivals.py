@@ -8,14 +8,15 @@ moved at another place, inside a run, the machine did it. So where two runs diff
   as noise, which a few outliers do not impress. If the program changed, such a sum reaches x with a chance of at most e⁻ˣ,
   however many numbers are tried (Ville's inequality). At the far ends of the runs more is asked for: there the machine must have
   switched twice.
-- **a drift**: both runs begin at one level and slide off it, or one begins where the other ended: a line for each run, against a
-  level for each.
+- **a drift**: both runs begin at one level and slide off it, or one begins where the other ended. Either lines that meet there
+  fit better than a level for each run, or, whatever shape the drift has, the repeats where the runs meet do not differ.
 
 Because it is known which difference is to be explained, two or three repeats tell, where a test of one run alone needs many.
 A switch that fell exactly between the runs leaves nothing in either and cannot be told from a change.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,8 +30,13 @@ _SURE_OF_SHIFT = 2.9
 """Logarithm of the likelihood ratio from which a shift where the runs meet is held to explain their difference."""
 _SURE_OF_FAR_SHIFT = 5.0
 """The same at the beginning of the earlier run and at the end of the later one."""
-_SURE_OF_DRIFT = 2.0
-"""The same of a drift, which has no place that is looked for."""
+_SURE_OF_LINES = 2.0
+"""The same of a drift along a line, which has no place that is looked for."""
+_SURE_OF_ENDS = 1.5
+"""The same of a drift of any shape, by the repeats where the runs meet."""
+_PARTS = 5
+"""Of a run: so many repeats are taken where the runs meet, at least `_FEWEST`."""
+_FEWEST = 3
 _FREEDOM = 8
 _WITHIN = 3.0
 """Repeats further beyond both levels than this many deviations are taken as this far, where lines are fitted."""
@@ -98,20 +104,46 @@ def _unlikeliness(deviations: Floats) -> Floats:
 
 
 def _drift(earlier: Floats, later: Floats, levels: tuple[float, float], scale: float) -> Rival | None:
-    """A line for each run, which meet: at both beginnings, or at the end of the earlier and the beginning of the later."""
+    """Runs that meet: at both beginnings, or at the end of the earlier and the beginning of the later."""
     low, high = min(levels) - _WITHIN * scale, max(levels) + _WITHIN * scale
-    earlier, later = np.clip(earlier, low, high), np.clip(later, low, high)
+    runs = np.clip(earlier, low, high), np.clip(later, low, high)
+    evidence = max(_of_lines(*runs, meeting) for meeting in (0, 1))
+    if evidence < _SURE_OF_LINES:
+        evidence = max(_of_ends(*runs, meeting) for meeting in (0, 1))
+        if evidence < _SURE_OF_ENDS:
+            return None
+    return Rival(Movement.DRIFT, "both", 0, 0, evidence)
+
+
+def _of_lines(earlier: Floats, later: Floats, meeting: int) -> float:
+    """Evidence of lines that meet at the beginning (0) or the end (1) of the earlier run, against a level for each run."""
     both = np.concatenate([earlier, later])
-    from_levels = float(((earlier - earlier.mean()) ** 2).sum() + ((later - later.mean()) ** 2).sum())
-    best = 0.0
-    for meeting in (0, 1):
-        lines = np.zeros((len(both), 3))
-        lines[:, 0] = 1
-        lines[: len(earlier), 1] = np.linspace(0, 1, len(earlier)) - meeting
-        lines[len(earlier) :, 2] = np.linspace(0, 1, len(later))
-        rest = both - lines @ np.linalg.lstsq(lines, both, rcond=None)[0]
-        from_lines = max(float(rest @ rest), 1e-9 * from_levels)
-        if 0 < from_lines < from_levels:
-            likeness = inflation_of([rest[: len(earlier)], rest[len(earlier) :]], fitted=2) ** 2
-            best = max(best, len(both) / 2 * math.log(from_levels / from_lines) / likeness)
-    return Rival(Movement.DRIFT, "both", 0, 0, best) if best >= _SURE_OF_DRIFT else None
+    lines = np.zeros((len(both), 3))
+    lines[:, 0] = 1
+    lines[: len(earlier), 1] = np.linspace(0, 1, len(earlier)) - meeting
+    lines[len(earlier) :, 2] = np.linspace(0, 1, len(later))
+    rest = both - lines @ np.linalg.lstsq(lines, both, rcond=None)[0]
+    from_levels = _squares([earlier - earlier.mean(), later - later.mean()])
+    from_lines = max(float(rest @ rest), _LEAST_SCALE**2 * from_levels)
+    if not from_lines < from_levels:
+        return 0.0
+    return len(both) / 2 * math.log(from_levels / from_lines) / _likeness([rest[: len(earlier)], rest[len(earlier) :]])
+
+
+def _of_ends(earlier: Floats, later: Floats, meeting: int) -> float:
+    """Evidence that the difference is not there where the runs meet, whatever shape their drift has."""
+    count = max(_FEWEST, min(len(earlier), len(later)) // _PARTS)
+    apart = float(later.mean() - earlier.mean())
+    near = float(later[:count].mean() - (earlier[-count:] if meeting else earlier[:count]).mean())
+    rest = [run - np.polyval(np.polyfit(np.arange(len(run)), run, 1), np.arange(len(run))) for run in (earlier, later)]
+    variance = max(_squares(rest) / (len(earlier) + len(later)), (_LEAST_SCALE * apart) ** 2)
+    return apart * (apart - 2 * near) / (4 * variance / count) / _likeness(rest)
+
+
+def _squares(rest: Sequence[Floats]) -> float:
+    return sum(float(run @ run) for run in rest)
+
+
+def _likeness(rest: Sequence[Floats]) -> float:
+    """By how much likeness of neighbors makes evidence appear larger, from what lines leave."""
+    return inflation_of(rest, fitted=2) ** 2
