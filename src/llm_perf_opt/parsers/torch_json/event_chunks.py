@@ -6,13 +6,15 @@ array among its arguments; a chunk cut there does not decode, and is then read f
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.events import Int64
 from llm_perf_opt.parsers.torch_json.brackets import event_ends
 
 CHUNK_BYTES = 4 << 20
@@ -159,7 +161,7 @@ class EventChunks:
             ended = not count
 
     def _feed(self, window: "_Window", cut: int, last: bool) -> _Fed:
-        """Give a piece to the decoder: as it is, else mended, else event by event, so that one bad event costs one event."""
+        """Give a piece to the decoder: as it is, else mended, else in parts, so that one bad event costs one event."""
         try:
             self.events += window.decode(self._decode, cut)
             return _Fed(True)
@@ -171,7 +173,7 @@ class EventChunks:
         if fed.cut_inside and last and self._take_whole_part(piece):
             return _Fed(True)
         fed = self._attempt_mended(piece)
-        return fed if fed.used else self._one_by_one(piece, last)
+        return fed if fed.used else self._part_by_part(piece, last)
 
     def _attempt_mended(self, piece: bytes) -> _Fed:
         fed = self._attempt(self._repair(piece))
@@ -199,14 +201,24 @@ class EventChunks:
             return str(error) or type(error).__name__
         return ""
 
-    def _one_by_one(self, piece: bytes, last: bool) -> _Fed:
+    def _part_by_part(self, piece: bytes, last: bool) -> _Fed:
+        """Read what can be read of a piece: parts that do not decode are halved, down to single events, which are also mended."""
+        starts, ends = _single_events(piece)
         lost = 0
         fed = _Fed(True)
-        event = b""
-        for event in _single_events(piece):
-            fed = _Fed(False) if len(event) == len(piece) else self._attempt(event)  # the whole was tried
-            if not fed.used and len(event) < len(piece):
-                fed = self._attempt_mended(event)
+        part = b""
+        waiting = [(0, len(starts))]
+        while waiting:
+            low, high = waiting.pop()
+            part = piece[starts[low] : ends[high - 1]]
+            is_whole = high - low == len(starts)  # that was tried, and mended
+            fed = _Fed(False) if is_whole else self._attempt(part)
+            if not fed.used and high - low > 1:
+                middle = (low + high) // 2
+                waiting += [(middle, high), (low, middle)]
+                continue
+            if not fed.used and not is_whole:
+                fed = self._attempt_mended(part)
             if fed.after is not None:
                 break
             lost += not fed.used
@@ -215,7 +227,7 @@ class EventChunks:
                 raise ParseError(f"{self.name} is damaged: {what}.", NOT_A_TRACE)
         if last and not fed.used:
             lost -= 1  # the file's end cut this one in two
-            self._take_whole_part(event)
+            self._take_whole_part(part)
         self.unreadable += lost
         return _Fed(True, fed.after)
 
@@ -295,12 +307,10 @@ class _Window:
         self.end = 1 + len(rest)
 
 
-def _single_events(piece: bytes) -> Iterator[bytes]:
-    start = 0
-    for match in BOUNDARY.finditer(piece):
-        yield piece[start : match.start() + 1]
-        start = match.end()
-    yield piece[start:]
+def _single_events(piece: bytes) -> tuple[Int64, Int64]:
+    """Where single events begin and end, as far as bytes can tell."""
+    between = np.fromiter((place for match in BOUNDARY.finditer(piece) for place in match.span()), np.int64).reshape(-1, 2)
+    return np.append(0, between[:, 1]), np.append(between[:, 0] + 1, len(piece))
 
 
 def _filled(read: ReadInto, room: memoryview) -> int:
