@@ -32,7 +32,7 @@ _SURE_OF_FAR_SHIFT = 5.0
 """The same at the beginning of the earlier run and at the end of the later one."""
 _SURE_OF_LINES = 2.0
 """The same of a drift along a line, which has no place that is looked for."""
-_SURE_OF_ENDS = 1.5
+_SURE_OF_ENDS = 1.25
 """The same of a drift of any shape, by the repeats where the runs meet."""
 _PARTS = 5
 """Of a run: so many repeats are taken where the runs meet, at least `_FEWEST`."""
