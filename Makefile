@@ -7,7 +7,7 @@ OVERRIDES ?=
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadgroup
+PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses=8 --dist=loadfile
 
 .PHONY: profile test test-all explore check format bench vllm-venv clean
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 # Examples are the same on every machine and have no time limit. `make explore` draws new ones and prints its seed.
-settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=True, max_examples=50)
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=True, max_examples=25)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("explore" if os.environ.get("LLM_PERF_EXPLORE") else "fixed")
 

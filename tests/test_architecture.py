@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,9 +59,15 @@ def floor_of(module: str) -> int:
     return next(index for index, rooms in enumerate(FLOORS) if room in rooms)
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Every imported module, and whether it is imported at the top of the file."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     top = {id(node) for node in tree.body}
     found = []
     for node in ast.walk(tree):
@@ -123,7 +130,7 @@ def test_only_launch_starts_processes(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_copies_the_process(module: str) -> None:
-    tree = ast.parse(MODULES[module].read_text())
+    tree = parsed(MODULES[module])
     called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert not called & {"fork", "forkpty", "posix_spawn"}
     assert "multiprocessing" not in {name.split(".")[0] for name, _ in imports(MODULES[module])}
@@ -132,7 +139,7 @@ def test_nothing_copies_the_process(module: str) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_and_functions_stay_small_and_documented(module: str) -> None:
     text = MODULES[module].read_text()
-    tree = ast.parse(text)
+    tree = parsed(MODULES[module])
     assert ast.get_docstring(tree), f"{module} has no docstring"
     assert text.count("\n") <= LONGEST_MODULE
     for node in ast.walk(tree):

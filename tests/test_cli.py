@@ -41,9 +41,6 @@ def statuses(run: Path) -> dict[str, str]:
     return {entry["name"]: entry["status"] for entry in manifest(run)["passes"]}
 
 
-pytestmark = pytest.mark.xdist_group("cli")  # one worker makes the whole run, and few real processes run at once
-
-
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """One complete run, with sub-stages and prompts of different lengths, that several tests look at."""
@@ -51,7 +48,6 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     outcome = run_json(
         *SMALL, "dataset=sample_prompts", "runtime.prompt_tokens=150", "runtime.batch_size=3",
         "model.substages.first=model.layers.0", "profiling.torch.preset=default", "profiling.nvml.interval_s=0.02", cwd=folder,
-        start=llm_perf_process,
     )  # fmt: skip
     return Path(outcome["run"]), outcome
 
@@ -135,6 +131,17 @@ def test_report_verb_makes_it_anew(whole_run: tuple[Path, dict[str, Any]]) -> No
     assert (run / "report.md").read_text() == before
 
 
+@pytest.mark.slow
+def test_a_whole_run_in_processes_of_its_own(tmp_path: Path) -> None:
+    """As a user starts it: the command is a process, and so is each pass."""
+    outcome = run_json(*SMALL, cwd=tmp_path, start=llm_perf_process)
+    run = Path(outcome["run"])
+    assert outcome["status"] == "complete"
+    assert statuses(run) == {"nvml": "complete", "clean": "complete", "ceilings": "complete", "torch": "complete"}
+    assert (run / "raw/torch/trace.json.gz").stat().st_size > 0
+
+
+@pytest.mark.slow
 def test_config_of_a_run_runs_again(whole_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     run, _ = whole_run
     module = "llm_perf_opt.runners.llm_profile_runner"
@@ -248,7 +255,8 @@ def test_interrupt_keeps_what_was_measured(running: tuple[subprocess.Popen[str],
     assert "report:" in out
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_a_run_as_an_interrupt_does(running: tuple[subprocess.Popen[str], Path], number: int, code: int) -> None:
     """As a scheduler ends it, or a terminal that is closed."""
     process, run = running
@@ -266,6 +274,7 @@ def test_a_signal_ends_a_run_as_an_interrupt_does(running: tuple[subprocess.Pope
     assert "report:" in out
 
 
+@pytest.mark.slow
 def test_a_killed_child_is_called_that(running: tuple[subprocess.Popen[str], Path]) -> None:
     process, run = running
     os.kill(measured_pid(run), signal.SIGKILL)
@@ -276,6 +285,7 @@ def test_a_killed_child_is_called_that(running: tuple[subprocess.Popen[str], Pat
     assert statuses(run)["nvml"] == "complete"
 
 
+@pytest.mark.slow
 def test_killing_us_leaves_a_truthful_folder_and_no_process(running: tuple[subprocess.Popen[str], Path]) -> None:
     process, run = running
     pid = measured_pid(run)
@@ -301,6 +311,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_before_and_during(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(b"x" * 30_000_000)
     done = llm_perf("run", *SMALL, cwd=small_disk)

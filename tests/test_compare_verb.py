@@ -25,7 +25,6 @@ SMALL = (
     "runtime.max_repeats=8", "runtime.max_warmup=5",
 )  # fmt: skip
 NONE = "not distinguishable"
-pytestmark = pytest.mark.xdist_group("compare")  # one worker makes the runs
 TIMINGS = "raw/clean/timings.json"
 
 

@@ -55,6 +55,7 @@ def test_tasks_are_the_ones_people_know() -> None:
     assert PROJECT["tool"]["pixi"]["workspace"]["channels"] == ["conda-forge"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_task_still_runs(task: str, tmp_path: Path) -> None:
     """Each command of each task, asked for its help or a dry run."""

@@ -159,7 +159,7 @@ SHORT = ["runtime.num_new_tokens=7", "runtime.max_repeats=6", "runtime.min_repea
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("import os; os._exit(0)", "timings.json is missing"),
+        pytest.param("import os; os._exit(0)", "timings.json is missing", marks=pytest.mark.slow),
         (
             "return replace(made, started_ns=made.started_ns + 0.5, "
             "arrivals_ns=tuple(tuple(at + 0.5 for at in row) for row in made.arrivals_ns))",

@@ -149,6 +149,7 @@ def test_near_keeps_the_suffix_where_it_fits() -> None:
     assert near("gh100", "zzzzqqqq") == ()
 
 
+@pytest.mark.slow
 def test_near_is_much_faster_than_difflib_over_the_list() -> None:
     import difflib
 

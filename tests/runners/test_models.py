@@ -40,6 +40,7 @@ def test_presets_with_a_published_size_are_all_the_named_ones() -> None:
     assert set(PUBLISHED) == set(group_options()["model"]) - {"tiny", "tiny_vlm", "hf"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_preset_has_the_published_number_of_parameters(name: str) -> None:
     run = config(f"model={name}")

@@ -33,7 +33,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     tensorrt_llm.LLM.opened.clear()
     yield tensorrt_llm.LLM
     for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

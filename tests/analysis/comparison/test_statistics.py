@@ -147,6 +147,7 @@ def test_few_and_uneven_runs_that_differ_are_no_change(counts: tuple[int, int], 
     assert sum(one.bound_low > 0 for one in beyond) <= 0.1 * PAIRS, "a gate at no tolerance is one-sided at 95 %"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 0.02], ids=["to the byte", "resident"])
 @pytest.mark.parametrize("processes", [0.001, 0.02, 0.1])
 @pytest.mark.parametrize("counts", UNEVEN)

@@ -330,6 +330,7 @@ SPOILT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("newer", [OLDER, NEWER])
 @pytest.mark.parametrize("which", range(len(USUAL)))
 def test_one_spoilt_event_is_read_or_refused_as_decoding_does(reader: Reader, which: int, newer: bool) -> None:
