@@ -1,5 +1,6 @@
 """Shared by all tests."""
 
+import gc
 import os
 import random
 import shutil
@@ -7,7 +8,9 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -51,6 +54,15 @@ def pytest_unconfigure() -> None:
     """Remove the cache folder when all workers have ended."""
     if not _WORKER:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_full_collections() -> Iterator[None]:
+    """Before measuring, the meter collects garbage: 0.3 s each time with PyTorch imported, in hundreds of tests."""
+    from llm_perf_opt.profiling import meter
+
+    with patch.object(meter, "gc", SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze)):
+        yield
 
 
 def _real_tool(name: str) -> Path:

@@ -382,3 +382,11 @@ def test_without_standard_output_an_answer_is_an_error(
         main()
     assert ended.value.code == 1
     assert "Standard output is closed" in capsys.readouterr().err
+
+
+def test_a_line_break_in_a_name_begins_no_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["llm-perf", "analyze", "no\nerror: all is well"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")] == ["error: no"]

@@ -28,7 +28,7 @@ from llm_perf_opt.commands import (
 )
 from llm_perf_opt.commands.shared import WithCompletion, WithOverrides, debugging
 from llm_perf_opt.errors import LlmPerfError, file_error
-from llm_perf_opt.terminal import safe_streams
+from llm_perf_opt.terminal import indented, safe_streams
 
 app = typer.Typer(
     name="llm-perf",
@@ -106,7 +106,7 @@ def _main() -> None:
 def _end(error: Exception, fact: str, remedy: str, exit_code: int) -> NoReturn:
     if debugging():
         traceback.print_exception(error)
-    print(f"error: {fact}", file=sys.stderr)
+    print("error:", indented(fact), file=sys.stderr)
     if remedy:
-        print(f"  → {remedy}", file=sys.stderr)
+        print("  →", indented(remedy), file=sys.stderr)
     sys.exit(exit_code)

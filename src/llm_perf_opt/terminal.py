@@ -31,6 +31,11 @@ def one_line(text: str) -> str:
     return visible("".join(" " if char.isspace() else char for char in text))
 
 
+def indented(text: str) -> str:
+    """Return the text with every line but its first indented, so that a line break in a name begins no message."""
+    return text.replace("\n", "\n    ")
+
+
 def json_text(value: Any, encoding: str = "utf-8") -> str:
     """JSON for another program, valid and with the data intact in any terminal and any encoding."""
     import msgspec

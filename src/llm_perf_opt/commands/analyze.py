@@ -8,7 +8,7 @@ import typer
 
 from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json, raise_if
-from llm_perf_opt.commands.watching import stopped_alike
+from llm_perf_opt.commands.watching import ended_in_order
 
 
 def analyze(
@@ -36,7 +36,7 @@ def analyze(
 
     if modules_from is not None:
         there(modules_from, "Give a run folder or a torch trace of the same model.")
-    with stopped_alike():
+    with ended_in_order():
         found = analyse_source(source, use_cache=not no_cache)
         if modules_from is not None:
             found = with_borrowed_modules(found, source, modules_from)

@@ -21,7 +21,10 @@ _LONGEST_NAME = 100
 
 
 def exec_program(
-    program: Annotated[list[str], typer.Argument(metavar="-- PROGRAM [ARGUMENTS]", help="The program, behind two dashes.")],
+    program: Annotated[
+        list[str],
+        typer.Argument(metavar="PROGRAM", help="The program and its arguments, after two dashes: exec -- python serve.py."),
+    ],
     metrics: Annotated[
         str, typer.Option(help="Sets of counters and traces, comma-separated: see `llm-perf metrics list`.")
     ] = "roofline",

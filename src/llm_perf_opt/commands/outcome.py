@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llm_perf_opt.commands.shared import print_json
 from llm_perf_opt.stages import STAGE_NAMES
+from llm_perf_opt.terminal import indented, raw_stream, visible
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +54,7 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
                 shown = f"{with_unit(value.median, metric.unit)}  ({known_within(value, metric.unit)})"
                 print(f"{metric.label:<32} {shown}")
         for warning in analysis.warnings:
-            print(f"warning: {warning}")
+            print("warning:", indented(warning))
     if isinstance(images, Missing) and folder.waterfall_file.exists():
         print(f"images: SVG only, PNG n/a: {images.why}")
     written = next((path for path in (folder.page_file, folder.report_file) if path.exists()), None)
@@ -87,7 +88,6 @@ def _print_page(markdown: str) -> None:
     from rich.markdown import Markdown
 
     from llm_perf_opt.commands.lasting_file import LastingFile
-    from llm_perf_opt.terminal import raw_stream, visible
 
     file = LastingFile(raw_stream(sys.stdout), may_break=True)  # it draws: what it is given is cleaned instead
     Console(file=cast("TextIO", file)).print(Markdown(visible(markdown), hyperlinks=False))

@@ -9,7 +9,7 @@ import typer
 from llm_perf_opt.commands.completing import complete_run
 from llm_perf_opt.commands.shared import Debug, Json, note_debug, print_json
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.terminal import one_line
+from llm_perf_opt.terminal import indented, one_line
 
 if TYPE_CHECKING:
     from llm_perf_opt.events import TraceProblem
@@ -45,7 +45,7 @@ def sql(
         raise ConfigError("--json and --csv ask for two formats.", "Give one.")
     queries = Queries(source)
     for problem in _to_tell(queries.opened, of_a_run=source.is_dir()):
-        print(f"warning: {problem.what}", file=sys.stderr)
+        print("warning:", indented(problem.what), file=sys.stderr)
     if queries.opened.note:
         print(f"note: {queries.opened.note}", file=sys.stderr)
     if query is None:

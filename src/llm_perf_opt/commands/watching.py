@@ -25,30 +25,19 @@ def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int],
     from llm_perf_opt.commands.progress import progress_for
 
     begun = time.monotonic()
-    try:
-        with stopped_alike(), progress_for(quiet) as progress:
-            progress.pass_started(name, label)
-            try:
-                yield lambda phase, total: _Phase(progress, name, phase, total).advance
-            except BaseException as error:
-                why = error.fact if isinstance(error, LlmPerfError) else _WHY.get(type(error), type(error).__name__)
-                progress.pass_ended(PassRecord(name, "failed", seconds=time.monotonic() - begun, why=why))
-                raise
-            progress.pass_ended(PassRecord(name, "complete", seconds=time.monotonic() - begun))
-    except KeyboardInterrupt as error:
-        raise Interrupted("Interrupted.", "Nothing half-made is left.") from error
-
-
-@contextmanager
-def stopped_alike() -> Iterator[None]:
-    """SIGTERM, and the end of the terminal, stop what is done inside as Ctrl-C does: it can clean up behind itself."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, _stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with ended_in_order():
+        try:
+            with progress_for(quiet) as progress:
+                progress.pass_started(name, label)
+                try:
+                    yield lambda phase, total: _Phase(progress, name, phase, total).advance
+                except BaseException as error:
+                    why = error.fact if isinstance(error, LlmPerfError) else _WHY.get(type(error), type(error).__name__)
+                    progress.pass_ended(PassRecord(name, "failed", seconds=time.monotonic() - begun, why=why))
+                    raise
+                progress.pass_ended(PassRecord(name, "complete", seconds=time.monotonic() - begun))
+        except KeyboardInterrupt as error:
+            raise Interrupted("Interrupted.", "Nothing half-made is left.") from error
 
 
 _ENDS: dict[int, tuple[type[Interrupted], str]] = {
@@ -59,7 +48,7 @@ _ENDS: dict[int, tuple[type[Interrupted], str]] = {
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """SIGTERM, as a scheduler sends it, and SIGHUP, as a closed terminal does, end a capture as Ctrl-C does.
+    """SIGTERM, as a scheduler sends it, and SIGHUP, as a closed terminal does, end the work inside as Ctrl-C does.
 
     What there is is kept and reported; only the exit code differs, and nobody reads what is printed to a terminal that is gone.
     The first signal counts: a second one must not break into the clearing up that the first began. Where SIGHUP is ignored, as
@@ -95,11 +84,6 @@ def ended_in_order() -> Iterator[None]:
                 file.close_if_gone()
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    raise KeyboardInterrupt
 
 
 class _Phase:

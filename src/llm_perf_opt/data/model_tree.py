@@ -14,7 +14,7 @@ from llm_perf_opt.choices import HUB_NAME, model_remedy
 from llm_perf_opt.data.layout import checked_name, dangling, dangling_error, refuse_existing
 from llm_perf_opt.data.making import write_error
 from llm_perf_opt.data.safetensors_header import StoredTensor, read_header
-from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, file_error, nearest
+from llm_perf_opt.errors import ConfigError, ParseError, ResourceError, file_error, nearest, words_of
 from llm_perf_opt.records import Maybe, Missing
 from llm_perf_opt.user_files import read_bytes
 
@@ -98,7 +98,7 @@ def model_folder(path: str) -> Path:
         if not (folder / _CONFIG).is_file():
             raise ConfigError(f"model.path={path} has no {_CONFIG}.{_models_inside(folder)}", _GIVE_A_FOLDER)
     except (OSError, ValueError) as error:  # a name too long, a part that may not be looked into, a zero byte
-        raise ConfigError(f"model.path={path!r} cannot be looked at: {error}.", _GIVE_A_FOLDER) from error
+        raise ConfigError(f"model.path={path!r} cannot be looked at: {words_of(error)}.", _GIVE_A_FOLDER) from error
     return folder
 
 
@@ -232,7 +232,7 @@ def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor],
         try:
             weight_map = msgspec.json.decode(read_bytes(path), type=_Index).weight_map
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
-            problems.append(f"{path.name} cannot be read: {error}")
+            problems.append(f"{path.name} cannot be read: {words_of(error)}")
             continue
         if not weight_map:
             problems.append(f"{path.name} lists no tensor")

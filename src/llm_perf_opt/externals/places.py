@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.errors import ConfigError, ResourceError, words_of
 from llm_perf_opt.externals.entry import External
 from llm_perf_opt.externals.git import Git
 from llm_perf_opt.externals.listing import read_listing
@@ -89,7 +89,7 @@ class Places:
                 f"{self.listing_file} is not there.", "`llm-perf externals init --template` writes one to fill in."
             ) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self.listing_file} cannot be read: {error}.", "Mend the file.") from error
+            raise ConfigError(f"{self.listing_file} cannot be read: {words_of(error)}.", "Mend the file.") from error
 
     def listing(self) -> dict[str, External]:
         """The entries of externals.yaml."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.errors import ParseError, words_of
 from llm_perf_opt.kernel_records import CounterProblem
 from llm_perf_opt.user_files import open_ordinary
 
@@ -49,7 +49,7 @@ def opened(path: Path) -> Iterator[IO[str]]:
             f"{path} is not text in UTF-8: {error.reason if isinstance(error, UnicodeDecodeError) else error}."
         ) from error
     except (OSError, EOFError, zlib.error) as error:
-        raise ParseError(f"{path} cannot be read: {error}.") from error
+        raise ParseError(f"{path} cannot be read: {words_of(error)}.") from error
     except csv.Error as error:
         raise ParseError(f"{path} is not CSV: {error}.") from error
 
