@@ -84,12 +84,12 @@ def write_tokenizer(source: Path, path: Path) -> None:
 
 def ours(operation: str, source: Path, tokenizer: Path, out: Path) -> Callable[[], object]:
     """What `llm-perf dataset prepare` does, without the hashing before and after."""
-    from llm_perf_opt.data.conversion import Conversion, write_converted
-    from llm_perf_opt.data.formats import DataFile
-    from llm_perf_opt.data.inventory import ignore
-    from llm_perf_opt.data.lines import BadRecords
-    from llm_perf_opt.data.subset import write_subset
-    from llm_perf_opt.data.tokenizing import load_tokenizer, write_tokenized
+    from llm_perf_opt.workspace.data.conversion import Conversion, write_converted
+    from llm_perf_opt.workspace.data.formats import DataFile
+    from llm_perf_opt.workspace.data.inventory import ignore
+    from llm_perf_opt.workspace.data.lines import BadRecords
+    from llm_perf_opt.workspace.data.subset import write_subset
+    from llm_perf_opt.workspace.data.tokenizing import load_tokenizer, write_tokenized
 
     files = [DataFile(source.name, source, "jsonl", "all")]
     bad = BadRecords(skip=False)

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from transformers import DynamicCache, StaticCache
 
-from llm_perf_opt.composition import compose
-from llm_perf_opt.profiling import nvml
-from llm_perf_opt.profiling.annotations import unmarked
+from llm_perf_opt.config.composition import compose
 from llm_perf_opt.profiling.vendor.launch import Companion
+from llm_perf_opt.runners.measure import nvml
+from llm_perf_opt.runners.measure.annotations import unmarked
 from llm_perf_opt.runners.session import Session, open_session
 
 LIMITS = {"cuda": 1.01, "cpu": 1.03}

@@ -23,17 +23,18 @@ MOST_S, MOST_MB = 5.0, 8.0
 TABLES = """
 import sys
 from pathlib import Path
-from llm_perf_opt.parsers.trace_cache import cached_trace
-from llm_perf_opt.run_folder import RunFolder
+from llm_perf_opt.analysis.trace.stages import stage_columns
+from llm_perf_opt.traces.trace_cache import cached_trace
+from llm_perf_opt.core.run_folder import RunFolder
 folder = RunFolder.open(Path(sys.argv[1]))
-assert not cached_trace(folder.torch_trace_file, folder.tables("torch")).parsed
+assert not cached_trace(folder.torch_trace_file, folder.tables("torch"), columns=stage_columns).parsed
 """
 
 
 def make_run(path: Path, events: int) -> int:
     """A run folder whose torch pass left a trace of about as many events."""
     from builders import clean_timings, manifest, torch_pass
-    from llm_perf_opt.run_folder import RunFolder, write_record
+    from llm_perf_opt.core.run_folder import RunFolder, write_record
     from synthetic_traces import sized, write_trace
 
     folder = RunFolder.create(path)

@@ -60,10 +60,10 @@ def measure(path: Path) -> dict[str, Any]:
     """Analyse one trace in this process."""
     import duckdb  # noqa: F401 - imports are not what is measured here
 
-    import llm_perf_opt.reading.traces  # noqa: F401
-    from llm_perf_opt.analyse_trace import analyse_source
-    from llm_perf_opt.parsers.torch_json.trace import read_torch_trace  # noqa: F401
-    from llm_perf_opt.parsers.trace_mark import fresh_tables
+    import llm_perf_opt.workflows.run_traces  # noqa: F401
+    from llm_perf_opt.traces.torch_json.trace import read_torch_trace  # noqa: F401
+    from llm_perf_opt.traces.trace_mark import fresh_tables
+    from llm_perf_opt.workflows.analyze_trace import analyse_source
 
     imported = _cpu()
     wall = time.perf_counter()
@@ -129,7 +129,7 @@ def _is_about(events: int, target: int) -> bool:
 
 
 def _cold(path: Path) -> dict[str, Any]:
-    from llm_perf_opt.parsers.trace_mark import tables_of
+    from llm_perf_opt.traces.trace_mark import tables_of
 
     for tables in tables_of(path):
         shutil.rmtree(tables)

@@ -5,7 +5,7 @@ python scripts/guard_third_party.py
 
 import sys
 
-from llm_perf_opt.cli import main
+from llm_perf_opt.cli.app import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["externals", "guard"]

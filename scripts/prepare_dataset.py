@@ -5,7 +5,7 @@ python scripts/prepare_dataset.py --dataset openwebtext --variant subset-1k --nu
 
 import sys
 
-from llm_perf_opt.cli import main
+from llm_perf_opt.cli.app import main
 
 
 def _arguments(words: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ python scripts/snapshot_hf.py Qwen/Qwen2.5-7B --commit COMMIT
 
 import sys
 
-from llm_perf_opt.cli import main
+from llm_perf_opt.cli.app import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["externals", "snapshot"]

@@ -11,9 +11,9 @@ from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarise_telemetry
-from llm_perf_opt.composition import compose
-from llm_perf_opt.config import RunConfig
-from llm_perf_opt.records import (
+from llm_perf_opt.config.composition import compose
+from llm_perf_opt.config.schema import RunConfig
+from llm_perf_opt.core.records import (
     CleanTimings,
     CpuSample,
     GpuSample,

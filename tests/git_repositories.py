@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from llm_perf_opt.externals.places import Places
+from llm_perf_opt.workspace.externals.places import Places
 
 _AUTHOR = ("-c", "user.name=Test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false")
 

@@ -7,9 +7,9 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
-from llm_perf_opt.kernel_records import CountedKernel, CounterReport, KernelUse
-from llm_perf_opt.parsers.ncu_csv import read_ncu
-from llm_perf_opt.records import Maybe
+from llm_perf_opt.core.kernel_records import CountedKernel, CounterReport, KernelUse
+from llm_perf_opt.core.records import Maybe
+from llm_perf_opt.traces.ncu_csv import read_ncu
 
 H200 = Path(__file__).parent / "fixtures" / "h200"
 

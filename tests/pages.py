@@ -16,9 +16,9 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.sweep_rows import SweepEntry
 from llm_perf_opt.analysis.telemetry import summarise_telemetry
 from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, FindingLine, GpuTotals, TraceAnalysis
+from llm_perf_opt.core.kernel_records import KernelUse
+from llm_perf_opt.core.records import Missing, PartTime, StageActivity, Telemetry
 from llm_perf_opt.counters.roles import roles
-from llm_perf_opt.kernel_records import KernelUse
-from llm_perf_opt.records import Missing, PartTime, StageActivity, Telemetry
 
 READINGS = telemetry(gpu=[gpu_sample(number * 100 * MS, power_mw=300_000 + 1000 * number) for number in range(17)])
 

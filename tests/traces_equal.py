@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.events import Trace
+from llm_perf_opt.traces.events import Trace
 
 _NAMES = ("name", "domain")
 

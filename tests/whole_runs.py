@@ -14,8 +14,8 @@ from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.selection import SelectedKernel, Selection
 from llm_perf_opt.analysis.stats import summarise
 from llm_perf_opt.analysis.verification import Trial, Verification
-from llm_perf_opt.composition import config_to_yaml
-from llm_perf_opt.records import (
+from llm_perf_opt.config.composition import config_to_yaml
+from llm_perf_opt.core.records import (
     CeilingRow,
     Ceilings,
     FoundCeilings,
@@ -26,7 +26,7 @@ from llm_perf_opt.records import (
     TelemetryHeader,
     WrappedPass,
 )
-from llm_perf_opt.run_folder import RunFolder, write_record
+from llm_perf_opt.core.run_folder import RunFolder, write_record
 from nsys_databases import cut_small
 from synthetic_traces import Recipe, write_trace
 

@@ -12,8 +12,8 @@ from llm_perf_opt.analysis.trace.attribution import attribute, modules_by_time, 
 from llm_perf_opt.analysis.trace.graph_modules import AttributedTrace, borrow_modules
 from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import NO_NAME, Operators, RangeKind, Trace, WorkKind
-from traces import Builder
+from llm_perf_opt.traces.events import NO_NAME, Operators, RangeKind, Trace, WorkKind
+from trace_builders import Builder
 
 MOMENT = st.integers(-50, 400)
 LENGTH = st.integers(-3, 120)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, apportion, stage_budget
 from llm_perf_opt.analysis.trace.idle import IdleCause
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 
 FACTS = BudgetFacts(
     stage="decode",

@@ -18,7 +18,7 @@ from llm_perf_opt.analysis.cost_model.architecture import TRANSFORMERS_MLA, Mla
 from llm_perf_opt.analysis.cost_model.cost import Formats, kv_bytes_per_token, kv_cache_bytes, step_cost
 from llm_perf_opt.analysis.cost_model.families import architecture_of, known_model_types
 from llm_perf_opt.analysis.cost_model.work import Step
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError
 
 PROMPT = 2048
 CHUNK = 96
@@ -26,7 +26,7 @@ CHUNK = 96
 
 def _presets() -> dict[str, dict[str, Any]]:
     found = {}
-    for file in resources.files("llm_perf_opt.conf").joinpath("model").iterdir():
+    for file in resources.files("llm_perf_opt.config.conf").joinpath("model").iterdir():
         architecture = yaml.safe_load(file.read_text()).get("architecture")
         if architecture:
             found[file.name.removesuffix(".yaml")] = architecture

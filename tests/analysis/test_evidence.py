@@ -11,10 +11,10 @@ from llm_perf_opt.analysis.findings import find
 from llm_perf_opt.analysis.rules.launching import launch_bound_decode
 from llm_perf_opt.analysis.trace.accounting import account
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import WorkKind
-from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
-from llm_perf_opt.records import Missing
-from traces import Builder
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.traces.events import WorkKind
+from llm_perf_opt.traces.torch_json.trace import read_torch_trace
+from trace_builders import Builder
 
 TRACE = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
 

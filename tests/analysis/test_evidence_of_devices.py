@@ -8,9 +8,9 @@ from llm_perf_opt.analysis.limits.efficiency import efficiency
 from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.trace.accounting import account
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.runtime_records import RuntimeFacts
-from traces import Builder
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.runtime_records import RuntimeFacts
+from trace_builders import Builder
 
 
 def two_devices(second_ns: int) -> Builder:

@@ -6,8 +6,8 @@ import pytest
 
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.trace.document import BudgetTable, StageLine, TraceAnalysis
-from llm_perf_opt.reading.traces import document_of
-from traces import THREAD, Builder
+from llm_perf_opt.workflows.run_traces import document_of
+from trace_builders import THREAD, Builder
 
 US = 1000
 STEP = 100 * US

@@ -19,7 +19,7 @@ from llm_perf_opt.analysis.stats import (
     summarise,
     within_target,
 )
-from llm_perf_opt.records import Distribution, Drift, Missing
+from llm_perf_opt.core.records import Distribution, Drift, Missing
 from work import lines_run
 
 VALUES = st.floats(-1e9, 1e9, allow_subnormal=False)

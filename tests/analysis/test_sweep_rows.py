@@ -20,8 +20,8 @@ from llm_perf_opt.analysis.sweep_rows import (
     sweep_rows,
     swept_keys,
 )
-from llm_perf_opt.errors import ImplausibleError
-from llm_perf_opt.records import Missing, PassRecord
+from llm_perf_opt.core.errors import ImplausibleError
+from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.report.sweep_charts import parameter_chart, tradeoff_chart
 from pages import sweep_entries
 

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.processes import ask
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.counters import catalogue
 from llm_perf_opt.counters.catalogue import (
     Kind,
@@ -22,9 +25,6 @@ from llm_perf_opt.counters.catalogue import (
     problem,
     split_name,
 )
-from llm_perf_opt.errors import ConfigError, ParseError
-from llm_perf_opt.profiling.vendor.launch import ask
-from llm_perf_opt.records import Missing
 from work import lines_run
 
 CHIPS = tuple(chips())

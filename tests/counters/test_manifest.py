@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.processes import ask
 from llm_perf_opt.counters.catalogue import base_names, chips, has, launch_names, names_listed, split_name
 from llm_perf_opt.counters.manifest import BASE_NCU_METRICS, BASE_NSYS_TRACE_MODULES, ResolvedMetrics, resolve, set_names
 from llm_perf_opt.counters.set_file import TRACE_MODULES
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.profiling.vendor.launch import ask
 
 CHIPS = tuple(chips())
 SETS = st.lists(st.sampled_from(set_names()), max_size=6)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.counters.catalogue import base_names, chips, has
 from llm_perf_opt.counters.roles import CounterRoles, roles
-from llm_perf_opt.errors import ConfigError
 
 CHIPS = tuple(chips())
 MEASURED = Path(__file__).parents[1] / "fixtures" / "h200" / "ncu_gemm_copy_gemv_raw.csv"

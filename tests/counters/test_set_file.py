@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.counters.set_file import Section, read_sets, shipped_sets
-from llm_perf_opt.errors import ConfigError
 
 BASE = "base: {description: everything}\n"
 

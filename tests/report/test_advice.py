@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, saving_of
 from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, GpuTotals, ThroughputLine, TraceAnalysis
 from llm_perf_opt.analysis.trace_analysis import finding_lines
 from llm_perf_opt.analysis.verification import Trial, Verification
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.advice import advice_text, budget_section, finding_sentences, findings_section
 from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.markdown import report, stakeholder_summary

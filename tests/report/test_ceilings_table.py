@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from llm_perf_opt.analysis.stats import summarise
-from llm_perf_opt.records import CeilingRow, Ceilings, FoundCeilings, Missing
+from llm_perf_opt.core.records import CeilingRow, Ceilings, FoundCeilings, Missing
 from llm_perf_opt.report.ceilings import age_s, ceilings_json, ceilings_text
 
 TAKEN = datetime(2026, 1, 1, tzinfo=timezone.utc)

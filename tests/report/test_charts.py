@@ -8,7 +8,7 @@ import pytest
 
 from builders import HOSTILE_NAMES, MS, clean_timings, cpu_sample, in_a_row, iteration, run_analysis, telemetry
 from llm_perf_opt.analysis.sweep_rows import SweepRow, pareto_front, sweep_rows
-from llm_perf_opt.records import Distribution, Missing
+from llm_perf_opt.core.records import Distribution, Missing
 from llm_perf_opt.report.chart_data import Point, RoofLine, Roofline, Use, Waterfall, coarse_waterfalls, roofline
 from llm_perf_opt.report.charts import (
     MOST_READINGS,

@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, 
 from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Judgement
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.records import Iteration, MemoryPeaks, Missing
+from llm_perf_opt.core.records import Iteration, MemoryPeaks, Missing
 from llm_perf_opt.report.compare import comparison_page, comparison_text, signed_percent
 from llm_perf_opt.report.compare_html import comparison_html
 from markdown_reader import read, uneven_tables

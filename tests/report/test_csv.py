@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import HOSTILE_NAMES, cpu_sample, gpu_sample, operator, telemetry
-from llm_perf_opt.records import CpuSample, GpuSample, Missing, OperatorRow
+from llm_perf_opt.core.records import CpuSample, GpuSample, Missing, OperatorRow
+from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
-from llm_perf_opt.terminal import one_line
 
 
 def read(text: str) -> list[dict[str, str]]:

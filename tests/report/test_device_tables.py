@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.device_tables import device_html_tables, device_rows, devices_section
 from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.markdown import report

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from llm_perf_opt.analysis.trace.document import GpuMetricLine
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.gpu_metrics import metric_header, metric_html_tables, metric_rows, metrics_section
 from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.markdown import report

@@ -9,7 +9,7 @@ from builders import MS, empty_analysis, run_analysis
 from llm_perf_opt.analysis.latency import NO_DECODE, metrics
 from llm_perf_opt.analysis.stats import summarise
 from llm_perf_opt.analysis.sweep_rows import pareto_front, sweep_rows
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.html import TOP_FINDINGS, run_page
 from llm_perf_opt.report.page import MOST_BYTES
 from llm_perf_opt.report.run_tables import MOST_ROWS, kernels_table

@@ -12,13 +12,13 @@ from llm_perf_opt.analysis.comparison.compare import Side, compare
 from llm_perf_opt.analysis.comparison.sides import ComparedFigure, ComparedKernel
 from llm_perf_opt.analysis.comparison.statistics import Judgement
 from llm_perf_opt.analysis.sweep_rows import sweep_rows
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.terminal import visible
+from llm_perf_opt.core.units import FLOP_RATE
 from llm_perf_opt.report.compare_html import comparison_html
 from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.page import MOST_BYTES
 from llm_perf_opt.report.sweep import SweepReport, sweep_page
-from llm_perf_opt.terminal import visible
-from llm_perf_opt.units import FLOP_RATE
 from pages import full_analysis, readings, sweep_entries
 
 NO_REGIONS = Missing("no timeline")

@@ -6,14 +6,14 @@ from kernel_fixtures import H200, counted, launch, report_of, traced_uses
 from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork, judge
 from llm_perf_opt.analysis.kernels.hfu import stage_hfu
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
-from llm_perf_opt.analysis.limits.rate_limits import RateLimits
+from llm_perf_opt.analysis.limits.hardware import RateLimits
 from llm_perf_opt.analysis.limits.roofs import Roof
+from llm_perf_opt.core.kernel_records import CounterProblem, CounterReport, KernelUse
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.counters.roles import roles
-from llm_perf_opt.kernel_records import CounterProblem, CounterReport, KernelUse
-from llm_perf_opt.parsers.ncu_csv import read_ncu
-from llm_perf_opt.records import Missing
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
 from llm_perf_opt.report.text import escape
+from llm_perf_opt.traces.ncu_csv import read_ncu
 
 HOPPER = roles("gh100")
 ROOFS = (Roof("datasheet", "", 989e12, 4.8e12), Roof("measured", "", Missing("not measured"), Missing("not measured")))

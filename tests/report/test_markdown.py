@@ -27,10 +27,10 @@ from builders import (
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarise_telemetry
-from llm_perf_opt.records import CleanTimings, Maybe, Missing, PassRecord, SubstageSpan, TorchPass
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, PassRecord, SubstageSpan, TorchPass
+from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.markdown import TOP_OPERATORS, operators_page, report, stakeholder_summary
 from llm_perf_opt.report.run_tables import other_figures_table
-from llm_perf_opt.terminal import one_line
 from markdown_reader import Page, read, uneven_tables
 
 SECTIONS = [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import HOSTILE_NAMES
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, mark
 from llm_perf_opt.report.page import Absent, Chart, Code, Items, Page, Section, Table, Words, render, script_data
 

@@ -6,14 +6,14 @@ from kernel_fixtures import launch
 from llm_perf_opt.analysis.regions.counters import CountedStage
 from llm_perf_opt.analysis.regions.patterns import Selection
 from llm_perf_opt.analysis.regions.regions import RegionOptions, regions
-from llm_perf_opt.analysis.trace.health import examined
-from llm_perf_opt.events import RangeKind, WorkKind
-from llm_perf_opt.parsers.nsys_sqlite import read_nsys
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.text import escape
+from llm_perf_opt.traces.events import RangeKind, WorkKind
+from llm_perf_opt.traces.health import examined
+from llm_perf_opt.traces.nsys_sqlite import read_nsys
 from nsys_databases import DECODE, TRUNCATED
-from traces import Builder
+from trace_builders import Builder
 
 
 def test_the_real_decode_report() -> None:

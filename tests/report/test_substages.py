@@ -2,7 +2,7 @@
 
 from builders import MS, clean_timings, iteration
 from llm_perf_opt.analysis.latency import stage_timings, substage_parents
-from llm_perf_opt.records import CleanTimings, Missing, SubstageSpan
+from llm_perf_opt.core.records import CleanTimings, Missing, SubstageSpan
 from llm_perf_opt.report.substages import substage_notes
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import HOSTILE_NAMES, MS
+from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.chart_data import Point, RoofLine, Roofline, Use, Waterfall, roof_corners, roofline_extent
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.terminal import one_line
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,7 +7,7 @@ from builders import MS
 from llm_perf_opt.analysis.stats import summarise
 from llm_perf_opt.analysis.sweep_ran import Ran
 from llm_perf_opt.analysis.sweep_rows import SweepRow, sweep_rows
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.sweep import SweepReport, sweep_markdown
 from llm_perf_opt.report.sweep_charts import bar_words, tradeoff_chart
 from llm_perf_opt.report.sweep_words import headline, troubles, what_points_ran

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from builders import HOSTILE_NAMES
 from llm_perf_opt.analysis.stats import summarise
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.text import (
     byte_count,
     columns,
@@ -25,7 +26,6 @@ from llm_perf_opt.report.text import (
     table,
     with_unit,
 )
-from llm_perf_opt.terminal import one_line
 from markdown_reader import inline_text, read, uneven_tables
 
 WHY = Missing("the driver | said <b>no</b>\nand # more")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.composition import compose
-from llm_perf_opt.config import RuntimeConfig
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.profiling.vendor.launch import ask
+from llm_perf_opt.config.composition import compose
+from llm_perf_opt.config.schema import RuntimeConfig
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.processes import ask
 from llm_perf_opt.runners.engine_arguments import known_arguments, refuse_arguments
 
 # The layout of TensorRT-LLM's llmapi as its public source has it: pydantic classes, of which the backend chooses one, and

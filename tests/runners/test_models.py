@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_perf_opt.choices import group_options
-from llm_perf_opt.composition import compose
-from llm_perf_opt.config import HardwareConfig, RunConfig
-from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.config.choices import group_options
+from llm_perf_opt.config.composition import compose
+from llm_perf_opt.config.schema import HardwareConfig, RunConfig
+from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.runners import models
 
 # Parameter counts as the models' own cards give them, in billions to three digits.

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llm_perf_opt.config import CacheKind, CompileMode
-from llm_perf_opt.data.prompts import synthetic_prompts
-from llm_perf_opt.profiling.clock import CudaEventClock
-from llm_perf_opt.profiling.meter import Meter
+from llm_perf_opt.config.schema import CacheKind, CompileMode
+from llm_perf_opt.runners.measure.clock import CudaEventClock
+from llm_perf_opt.runners.measure.meter import Meter
 from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
+from llm_perf_opt.workspace.data.prompts import synthetic_prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 

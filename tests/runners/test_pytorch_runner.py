@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llm_perf_opt.config import CacheKind
-from llm_perf_opt.data.prompts import Prompts, synthetic_prompts
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.config.schema import CacheKind
+from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
+from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts
 
 NEW_TOKENS = 12
 # Wide initial weights make the tokens vary; with the usual narrow ones a tied model repeats its input.

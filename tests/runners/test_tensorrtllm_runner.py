@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.composition import compose
-from llm_perf_opt.errors import ConfigError, ResourceError
+from llm_perf_opt.config.composition import compose
+from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.runners import tensorrtllm_runner
 from llm_perf_opt.runners.engine_facts import REUSED
 from llm_perf_opt.runners.llm_profile_runner import run_pass

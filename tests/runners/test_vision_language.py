@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from llm_perf_opt.composition import compose
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.records import CleanTimings
-from llm_perf_opt.run_folder import read_record
+from llm_perf_opt.config.composition import compose
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import CleanTimings
+from llm_perf_opt.core.run_folder import read_record
 from llm_perf_opt.runners.llm_profile_runner import run_pass
 from llm_perf_opt.runners.pytorch_runner import PyTorchRunner
 from llm_perf_opt.runners.session import Session, open_session

@@ -214,7 +214,7 @@ def test_what_the_engine_does_not_take_is_refused(
 
 
 def test_nsys_sees_the_engines_stages(vllm_python: Path, saved_model: Path, real_nsys: Path, tmp_path: Path) -> None:
-    from llm_perf_opt.parsers.nsys_sqlite import read_nsys
+    from llm_perf_opt.traces.nsys_sqlite import read_nsys
 
     words = ["runtime=vllm", "model=hf", f"model.path={saved_model}", *SHAPE, "profiling=nsys", "profiling.clean=false"]
     environment = {**os.environ, "NSYS": str(real_nsys), "PYTHONPATH": str(Path(__file__).parents[2] / "src")}

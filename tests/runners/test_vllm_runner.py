@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.composition import compose
-from llm_perf_opt.data.prompts import synthetic_prompts
+from llm_perf_opt.config.composition import compose
 from llm_perf_opt.runners import models, vllm_runner
 from llm_perf_opt.runners.base import RunnerRequest
+from llm_perf_opt.workspace.data.prompts import synthetic_prompts
 
 
 def uncosted(*words: str, cache_dtype: str = "auto", prefix_caching: bool = False) -> str:

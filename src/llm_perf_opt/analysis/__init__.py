@@ -1,1 +1,1 @@
-"""What the measurements mean. Pure functions of records."""
+"""What the measurements mean: records in, records out, no files."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from llm_perf_opt.analysis.trace.idle import IdleCause
-from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.units import duration
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.units import duration
 
 
 class BudgetKey(str, Enum):

@@ -1,8 +1,8 @@
 """Number formats: how many bits an element takes, and which format the arithmetic on it runs in."""
 
-from llm_perf_opt.analysis.checks import shown
-from llm_perf_opt.config import canonical_dtype
-from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.analysis.stats import shown
+from llm_perf_opt.config.schema import canonical_dtype
+from llm_perf_opt.core.errors import ConfigError, nearest
 
 DTYPE_BITS: dict[str, int] = {
     "fp32": 32,

@@ -10,9 +10,8 @@ from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, StageBudget, st
 from llm_perf_opt.analysis.kernels.classes import class_of_work
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import StageKernels
-from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency, request_cost, stage_samples
-from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices
 from llm_perf_opt.analysis.limits.roofs import Roof, best_floor
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import ends, summarise
@@ -24,12 +23,12 @@ from llm_perf_opt.analysis.trace.host_calls import HostCallCounts, host_calls
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.analysis.trace.intervals import union_blocks
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal, kernels_by_time
-from llm_perf_opt.analysis.trace.projection import NONE
 from llm_perf_opt.analysis.trace.row_numbers import exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
-from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind, different
-from llm_perf_opt.records import Ceilings, CleanTimings, Maybe, Missing
-from llm_perf_opt.stages import Stage
+from llm_perf_opt.core.records import Ceilings, CleanTimings, Maybe, Missing
+from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind, different
+from llm_perf_opt.traces.projection import NONE
 
 UNITS = {PREFILL: "prefill", DECODE: "token", MIXED_STEP: "step", STEP: "step"}
 """Stage → what a saving is given per. A decode step makes one token of each sequence; of a decode without steps, the decode."""

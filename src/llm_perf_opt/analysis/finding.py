@@ -6,8 +6,8 @@ from enum import Enum
 from typing import Literal
 
 from llm_perf_opt.analysis.evidence import StageEvidence
-from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.units import duration
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.units import duration
 
 Confidence = Literal["high", "medium", "low"]
 Bounds = tuple[float, float, float]

@@ -20,9 +20,9 @@ from llm_perf_opt.analysis.rules.kernels import (
 )
 from llm_perf_opt.analysis.rules.launching import host_between_steps, launch_bound_decode, launch_bound_prefill
 from llm_perf_opt.analysis.rules.trust import noisy_machine, passes_disagree, profiler_inflation, throttled
-from llm_perf_opt.analysis.trace.stage_labels import ENGINES
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.records import Missing
+from llm_perf_opt.analysis.trace.labels import ENGINES
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import Missing
 
 __all__ = ["RULES", "Finding", "Kind", "Rule", "Saving", "ToTry", "find"]
 
@@ -82,7 +82,7 @@ def _in_words(finding: Finding, why: str = "") -> Finding:
 
 def _refusal(config: Mapping[str, Any], overrides: Sequence[str]) -> str:
     """Why the run's configuration does not take them; empty where it does, or would be refused without them, too."""
-    from llm_perf_opt.composition import with_overrides  # the trace of another program needs no configuration
+    from llm_perf_opt.config.composition import with_overrides  # the trace of another program needs no configuration
 
     try:
         with_overrides(config, ())

@@ -13,8 +13,8 @@ from llm_perf_opt.analysis.stats import (
     rate_over,
     summarise,
 )
-from llm_perf_opt.config import PYTORCH
-from llm_perf_opt.records import (
+from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.core.records import (
     CleanTimings,
     Distribution,
     Drift,
@@ -27,7 +27,7 @@ from llm_perf_opt.records import (
     TorchPass,
     Workload,
 )
-from llm_perf_opt.stages import PARENT, Stage
+from llm_perf_opt.core.stages import PARENT, Stage
 
 NO_DECODE = "one new token comes from prefill alone; runtime.num_new_tokens=2 is the least with a decode step"
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from llm_perf_opt.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.runtime_records import TextUse, WeightFacts
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.runtime_records import TextUse, WeightFacts
 
 
 class InputKind(str, Enum):

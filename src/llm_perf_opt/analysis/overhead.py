@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.limits.efficiency import stage_seconds
-from llm_perf_opt.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass, WrappedPass
-from llm_perf_opt.stages import Stage
-from llm_perf_opt.units import duration
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass, WrappedPass
+from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.units import duration
 
 PROFILER_EVENTS = frozenset({
     "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Driver Compiler", "Lazy Function Loading",

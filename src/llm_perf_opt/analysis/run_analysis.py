@@ -11,8 +11,8 @@ from llm_perf_opt.analysis.stability import Stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
-from llm_perf_opt.errors import ImplausibleError, LlmPerfError, ParseError
-from llm_perf_opt.records import CleanTimings, Drift, Manifest, Maybe, Metric, Missing, StageTiming, TorchPass
+from llm_perf_opt.core.errors import ImplausibleError, LlmPerfError, ParseError
+from llm_perf_opt.core.records import CleanTimings, Drift, Manifest, Maybe, Metric, Missing, StageTiming, TorchPass
 
 _NO_PROMPTS = Missing("it has no record of them")
 _NOT_ANALYSED = Missing("the run's trace was not analysed")

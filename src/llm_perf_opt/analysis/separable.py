@@ -1,6 +1,6 @@
 """What a record of unprofiled times cannot tell apart: stages that ran together, tokens that came at once."""
 
-from llm_perf_opt.records import CleanTimings, Missing
+from llm_perf_opt.core.records import CleanTimings, Missing
 
 
 def inseparable(timings: CleanTimings) -> Missing | None:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.analysis.separable import inseparable
-from llm_perf_opt.records import CleanTimings
+from llm_perf_opt.core.records import CleanTimings
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,7 +6,67 @@ import math
 import random
 from collections.abc import Sequence
 
-from llm_perf_opt.records import Distribution, Drift, Maybe, Missing
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import Distribution, Drift, Maybe, Missing
+
+
+@functools.lru_cache(maxsize=256)
+def student_quantile(share: float, freedom: int | None) -> float:
+    """Quantile (0.5 < share < 1) of Student's t with whole degrees of freedom; none: of the normal distribution."""
+    low, high = 0.0, 1e5
+    for _ in range(100):
+        middle = (low + high) / 2
+        inside = math.erf(middle / math.sqrt(2)) if freedom is None else _inside_student(middle, freedom)
+        if (1 + inside) / 2 < share:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _inside_student(t: float, freedom: int) -> float:
+    """P(|T| < t): the finite sums that hold for whole degrees of freedom."""
+    angle = math.atan2(t, math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = freedom % 2 == 1
+    term = cosine if odd else 1.0
+    total = 0.0
+    for power in range(1 if odd else 0, freedom - 1, 2):
+        total += term
+        term *= cosine * cosine * (power + 1) / (power + 2)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+_MOST = 10**12
+"""Past any real size; products of a few such numbers still fit a float."""
+
+
+def whole_number(field: str, value: object, *, at_least: int) -> int:
+    """The value as an int, or a ConfigError that names the field. A bool is not a number here."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{field} must be a whole number, not {shown(value)}.")
+    if value < at_least:
+        raise ConfigError(f"{field} must be at least {at_least}, not {value}.")
+    if value > _MOST:
+        raise ConfigError(f"{field} must be at most {_MOST:,}.")
+    return value
+
+
+def positive_number(field: str, value: object) -> float:
+    """The value as a finite float above zero, or a ConfigError that names the field."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{field} must be a number, not {shown(value)}.")
+    if not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"{field} must be above zero and finite, not {value}.")
+    return float(value)
+
+
+def shown(value: object) -> str:
+    """A value for an error message: its text, cut short, and its kind."""
+    kind = "null" if value is None else type(value).__name__
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
+
 
 CONFIDENCE = 0.95
 LEAST_BEYOND = 5

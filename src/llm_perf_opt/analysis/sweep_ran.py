@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.config import PYTORCH
-from llm_perf_opt.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 
 Hardware = Mapping[str, str]
 """By key, as a comparison knows it. What is not known is not there: it cannot be said to differ."""

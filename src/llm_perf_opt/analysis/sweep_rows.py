@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.limits.efficiency import StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stats import ends
 from llm_perf_opt.analysis.sweep_ran import Hardware, Ran, elsewhere, ran
-from llm_perf_opt.records import Distribution, Maybe, Missing
+from llm_perf_opt.core.records import Distribution, Maybe, Missing
 
 IMPOSSIBLE = "impossible"
 """Status of a point with a figure that cannot be true."""

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llm_perf_opt.analysis.limits.device_limits import devices_of
+from llm_perf_opt.analysis.limits.hardware import devices_of
 from llm_perf_opt.analysis.separable import inseparable
 from llm_perf_opt.analysis.stats import percentile
-from llm_perf_opt.records import (
+from llm_perf_opt.core.records import (
     CleanTimings,
     CpuSample,
     GpuSample,
@@ -16,7 +16,7 @@ from llm_perf_opt.records import (
     Missing,
     Telemetry,
 )
-from llm_perf_opt.units import duration
+from llm_perf_opt.core.units import duration
 
 S = TypeVar("S", GpuSample, CpuSample)
 

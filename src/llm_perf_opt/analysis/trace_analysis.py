@@ -10,7 +10,6 @@ from llm_perf_opt.analysis.findings import find
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.trace.accounting import Account, StageTime
 from llm_perf_opt.analysis.trace.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
-from llm_perf_opt.analysis.trace.device_accounts import device_lines, device_name
 from llm_perf_opt.analysis.trace.document import (
     BudgetLine,
     BudgetTable,
@@ -25,14 +24,14 @@ from llm_perf_opt.analysis.trace.document import (
     ThroughputLine,
     TraceAnalysis,
 )
-from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
-from llm_perf_opt.analysis.trace.host_time import host_table
+from llm_perf_opt.analysis.trace.gpu_metrics import device_lines, device_name, gpu_metric_lines
 from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
 from llm_perf_opt.analysis.trace.labels import label_lines
+from llm_perf_opt.analysis.trace.operators import host_table
 from llm_perf_opt.analysis.trace.row_numbers import exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Trace, different
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.traces.events import Trace, different
 
 _NOTHING = GpuTotals(None, None, None, None, None)
 

@@ -6,7 +6,7 @@ from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import FindingLine
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
-from llm_perf_opt.records import CleanTimings, Missing
+from llm_perf_opt.core.records import CleanTimings, Missing
 
 
 @dataclass(frozen=True)

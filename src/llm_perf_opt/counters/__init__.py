@@ -1,1 +1,1 @@
-"""Hardware counters of Nsight Compute: which exist on which chip, what they mean, and named sets of them."""
+"""Names of ncu counters per chip, and named sets of them."""

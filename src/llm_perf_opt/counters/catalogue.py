@@ -11,8 +11,8 @@ from enum import Enum
 from functools import lru_cache
 from importlib import resources
 
-from llm_perf_opt.errors import ConfigError, ParseError
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.records import Maybe, Missing
 
 LISTED_BY = "Nsight Compute 2025.3.1"
 """The tool whose lists these are. An older one may lack some of the names: ask it, and pass its answer as `known`."""

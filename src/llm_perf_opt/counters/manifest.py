@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from llm_perf_opt.config import TorchPreset
+from llm_perf_opt.config.schema import TorchPreset
+from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.counters.catalogue import problem
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.counters.set_file import PRESETS, ROLE, MetricSet, shipped_sets
 from llm_perf_opt.counters.translate import close_names, translate
-from llm_perf_opt.errors import ConfigError, nearest
 
 _SECTION = re.compile(r"\w+")
 ADDED = "added"

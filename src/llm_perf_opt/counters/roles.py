@@ -7,7 +7,7 @@ tool's description, and `note` says so: a GEMM of known size must confirm it bef
 
 from dataclasses import dataclass
 
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError
 
 _SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 _TENSOR = "sm__ops_path_tensor_src_{}.sum"

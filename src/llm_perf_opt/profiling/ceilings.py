@@ -1,264 +1,98 @@
-"""This machine's ceilings, measured once and kept. A process of its own, because torch is imported only there:
+"""Has this machine's ceilings measured, or read from where they are kept, in a process of its own."""
 
-`python -m llm_perf_opt.profiling.ceilings --device auto|cpu|cuda --device-index N --out FILE [--refresh]`
-"""
-
-import argparse
-import hashlib
-import json
-import math
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+import tempfile
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from llm_perf_opt.errors import CaptureError, LlmPerfError, ParseError
-from llm_perf_opt.host import cpu_name, last_level_cache_bytes, user_cache_folder
-from llm_perf_opt.profiling.ceiling_timing import Conditions, Quantity
-from llm_perf_opt.profiling.device import DeviceRequest, pick_device
-from llm_perf_opt.profiling.gpu import handle_of, nvml, read
-from llm_perf_opt.profiling.vendor.child import framework_error, last_words
-from llm_perf_opt.profiling.vendor.launch import die_with_parent, send
-from llm_perf_opt.records import CeilingRow, Ceilings, FoundCeilings, Maybe, Missing
-from llm_perf_opt.run_folder import write_record
-from llm_perf_opt.stored_ceilings import read_ceilings
+from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, nearest
+from llm_perf_opt.core.records import FoundCeilings, PassRecord
+from llm_perf_opt.core.stored_ceilings import read_ceilings
+from llm_perf_opt.profiling.passes import TICK, Listener
+from llm_perf_opt.profiling.vendor.child import told_error, verdict
+from llm_perf_opt.profiling.vendor.launch import run_child
 
-if TYPE_CHECKING:
-    import torch
-
-BUDGET_S = 9.0
-"""Measuring time by default; loading the framework and filling memory come on top."""
-METHOD = 1
-"""Raised when the way of measuring changes, so that older results are not found."""
-
-Progress = Callable[[int, int, str], None]
-"""Told the number of quantities done, their total and the next one's label."""
+DEVICES = ("auto", "cpu", "cuda")
+_NAME = "ceilings"
+_TIMEOUT_S = 120.0
+"""Beyond ten times the measuring time: loading the framework can be slow, hanging must end."""
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What ceilings belong to: they are measured anew when any of it changes."""
+def build_ceilings_argv(
+    device: str, device_index: int, out: Path, *, refresh: bool, threads: int | None, budget_s: float | None
+) -> list[str]:
+    """The command of the measuring process."""
+    if device not in DEVICES:
+        raise ConfigError(f"--device {device} is not known.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
+    argv = [
+        sys.executable,
+        "-m",
+        "llm_perf_opt.runners.measure.ceilings",
+        "--device",
+        device,
+        "--device-index",
+        str(device_index),
+    ]
+    argv += ["--out", str(out)]
+    argv += ["--refresh"] if refresh else []
+    argv += ["--threads", str(threads)] if threads is not None else []
+    return argv + (["--budget-s", str(budget_s)] if budget_s is not None else [])
 
-    kind: Literal["cpu", "cuda"]
-    name: str
-    device_id: str
-    driver: Maybe[str]
-    torch_version: str
-    threads: int
 
-    @property
-    def digest(self) -> str:
-        """A short name for it."""
-        threads = self.threads if self.kind == "cpu" else 0  # the host's threads do not change a GPU
-        parts = [METHOD, self.kind, self.name, self.device_id, str(self.driver), self.torch_version, threads]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+def run_ceilings(argv: list[str], listener: Listener, *, out: Path, log: Path, budget_s: float | None = None) -> FoundCeilings:
+    """Run the measuring process (see `build_ceilings_argv`); it leaves its result at `out`."""
+    listener.pass_started(_NAME, "what this machine can do")
+    timeout_s = _TIMEOUT_S + 10 * (budget_s or 0)
+    said: list[LlmPerfError] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        error = told_error(message)
+        if error is not None:
+            said.append(error)
+        listener.pass_message(_NAME, message)
+
+    finished = None
+    try:
+        on_tick = partial(listener.pass_message, _NAME, TICK)
+        finished = run_child(argv, log=log, timeout_s=timeout_s, on_message=hear, on_tick=on_tick)
+        words = {"limit": f"{timeout_s:.0f} s", "longer": "Is the device busy?", "smaller": "free some."}
+        error = verdict("Measuring the ceilings", finished, said, log, **words)
+        if isinstance(error, CaptureError) and said:
+            error = CaptureError(error.fact, f"The whole error is in {log}.")
+    except LlmPerfError as raised:
+        error = raised
+    listener.pass_ended(
+        PassRecord(
+            _NAME,
+            "complete" if error is None else "failed",
+            tuple(argv),
+            finished.exit_code if finished else None,
+            round(finished.seconds, 3) if finished else None,
+            why=error.fact if error else "",
+        )
+    )
+    if error is not None:
+        raise error
+    return read_ceilings(out)
 
 
-def load_or_measure(
-    device: "torch.device",
-    refresh: bool,
+def find_ceilings(
+    device: str,
+    device_index: int,
+    listener: Listener,
     *,
-    budget_s: float = BUDGET_S,
-    progress: Progress = lambda done, total, label: None,
+    refresh: bool = False,
+    threads: int | None = None,
+    budget_s: float | None = None,
 ) -> FoundCeilings:
-    """The ceilings kept for this device, driver and torch, or new ones where there are none as thorough as `budget_s`."""
-    identity = identify(device)
-    folder = cache_folder()
-    file: Maybe[Path] = folder if isinstance(folder, Missing) else folder / f"{identity.digest}.json"
-    notes: list[str] = [] if isinstance(file, Path) else [f"The ceilings are not kept: {file.why}."]
-    if isinstance(file, Path) and not refresh:
-        kept = _kept(file, identity, notes)
-        if kept is not None and kept.budget_s >= budget_s:
-            return FoundCeilings(kept, True, str(file), tuple(notes))
-    ceilings, doubts = measure(device, identity, budget_s, progress)
-    found = FoundCeilings(ceilings, False, str(file) if isinstance(file, Path) else file, tuple(notes))
-    if doubts:
-        said = [f"Not kept: {doubt}." for doubt in doubts]
-        return replace(found, cache_file=Missing("not kept"), notes=(*notes, *said), doubts=tuple(doubts))
-    if isinstance(file, Path):
+    """The device's ceilings, outside a run: the log is kept only where it failed for no reason a user would know."""
+    with tempfile.TemporaryDirectory(prefix="llm-perf-") as folder:
+        out, log = Path(folder) / "ceilings.json", Path(folder) / "log.txt"
         try:
-            write_record(file, replace(found, notes=()))
-        except LlmPerfError as error:
-            return replace(found, cache_file=Missing("not kept"), notes=(*notes, f"The ceilings are not kept: {error.fact}"))
-    return found
-
-
-def measure(device: "torch.device", identity: Identity, budget_s: float, progress: Progress) -> tuple[Ceilings, tuple[str, ...]]:
-    """Measure everything in about `budget_s`; returns also why they should not be kept, if so."""
-    import torch
-
-    begun = time.monotonic()
-    taken = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    with torch.inference_mode(), _planned(device) as (quantities, conditions):
-        rows, failed = _rows(quantities, budget_s, progress)
-        met = conditions()
-    if all(isinstance(row.value, Missing) for row in rows):
-        raise CaptureError(f"None of the {len(rows)} ceilings could be measured: {rows[0].value}.", "See the log.")
-    ceilings = Ceilings(
-        device_kind=identity.kind,
-        device_name=identity.name,
-        device_id=identity.device_id,
-        driver=identity.driver,
-        torch_version=identity.torch_version,
-        threads=identity.threads,
-        taken=taken,
-        budget_s=budget_s,
-        seconds=round(time.monotonic() - begun, 3),
-        conditions=met.said,
-        rows=rows,
-    )
-    doubts = [met.doubt] if met.doubt else []
-    return ceilings, (*doubts, *(f"{label} failed, which may work another time" for label in failed))
-
-
-def _rows(quantities: Sequence[Quantity], budget_s: float, progress: Progress) -> tuple[tuple[CeilingRow, ...], tuple[str, ...]]:
-    weights = sum(quantity.weight for quantity in quantities)
-    rows, failed = [], []
-    for number, quantity in enumerate(quantities):
-        if quantity.weight:
-            progress(number, len(quantities), quantity.label)
-        try:
-            measured = quantity.measure(budget_s * quantity.weight / weights)
-        except (RuntimeError, MemoryError, NotImplementedError) as error:  # one operation that fails leaves the others
-            measured = Missing(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-            failed.append(quantity.label)
-        if isinstance(measured, Missing):
-            rows.append(CeilingRow(quantity.key, quantity.label, quantity.unit, measured, ""))
-        else:
-            rows.append(
-                CeilingRow(quantity.key, quantity.label, quantity.unit, measured.value, measured.how, measured.conditions)
-            )
-    return tuple(rows), tuple(failed)
-
-
-@contextmanager
-def _planned(device: "torch.device") -> Iterator[tuple[Sequence[Quantity], Callable[[], Conditions]]]:
-    """What is to be measured, and the conditions to be read when it has been."""
-    if device.type == "cpu":
-        from llm_perf_opt.profiling.ceiling_cpu import Neighbours, cpu_quantities, host_conditions, host_room
-
-        room, neighbours = host_room(), Neighbours()
-        yield cpu_quantities(device, room), lambda: host_conditions(room, neighbours.processors())
-        return
-    import torch
-
-    from llm_perf_opt.profiling.ceiling_gpu import gpu_quantities, gpu_room, wake
-    from llm_perf_opt.profiling.ceiling_watch import Watch, gpu_conditions
-
-    with nvml() as library, torch.cuda.device(device):
-        watch = Watch(library, library if isinstance(library, Missing) else handle_of(library, device.index or 0))
-        before = watch.before()
-        wake(device)
-        room = gpu_room(device)
-        yield gpu_quantities(device, room, watch), lambda: gpu_conditions(room, before, watch.during())
-
-
-# --- the cache --------------------------------------------------------------------------------------------------------
-
-
-def identify(device: "torch.device") -> Identity:
-    """The device with everything that decides what its ceilings are."""
-    import torch
-
-    version, threads = str(torch.__version__), torch.get_num_threads()
-    if device.type == "cpu":
-        cache = last_level_cache_bytes()
-        told = "unknown" if isinstance(cache, Missing) else f"{cache / 2**20:.0f} MiB"
-        marks = f"{os.cpu_count()} processors, last-level cache {told}"
-        return Identity("cpu", cpu_name(), marks, Missing("the run is on the CPU"), version, threads)
-    properties = torch.cuda.get_device_properties(device)
-    return Identity("cuda", properties.name, str(properties.uuid), _driver(), version, threads)
-
-
-def _driver() -> Maybe[str]:
-    with nvml() as library:
-        if isinstance(library, Missing):
-            return library
-        told = read(library, library.nvmlSystemGetDriverVersion)
-        return told.decode() if isinstance(told, bytes) else told
-
-
-def cache_folder() -> Maybe[Path]:
-    """Where ceilings are kept for this user."""
-    return user_cache_folder("ceilings")
-
-
-def _kept(file: Path, identity: Identity, notes: list[str]) -> Ceilings | None:
-    """What the cache holds for a device; damage is noted and otherwise as if nothing were there."""
-    try:
-        if not file.exists():
-            return None
-        kept = read_ceilings(file).ceilings
-        _check(kept, identity, file)
-    except (ParseError, OSError) as error:
-        said = error.fact if isinstance(error, ParseError) else str(error)
-        notes.append(f"The kept ceilings could not be used and were measured anew: {said}")
-        return None
-    return kept
-
-
-def _check(kept: Ceilings, identity: Identity, file: Path) -> None:
-    owner = (kept.device_kind, kept.device_name, kept.device_id, kept.torch_version)
-    if owner != (identity.kind, identity.name, identity.device_id, identity.torch_version):
-        raise ParseError(f"{file} holds the ceilings of another device.")
-    try:
-        taken = datetime.fromisoformat(kept.taken)
-    except ValueError as error:
-        raise ParseError(f"{file} does not say when it was taken: {error}") from error
-    if taken.tzinfo is None:
-        raise ParseError(f"{file} does not say when it was taken: {kept.taken} has no time zone.")
-    for row in kept.rows:
-        if not isinstance(row.value, Missing) and not (0 < row.value.median < math.inf):
-            raise ParseError(f"{file}: {row.key} is {row.value.median}.")
-
-
-# --- command line -----------------------------------------------------------------------------------------------------
-
-
-def _translated(error: Exception) -> LlmPerfError:
-    return framework_error(
-        error,
-        memory="Free memory on the device: other processes may hold it.",
-        disk="Free some space.",
-        otherwise="--debug shows the whole error.",
-    )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line of the measuring process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--device-index", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="threads of the framework on the host; by default its own choice")
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds to spend on measuring")
-    parser.add_argument("--refresh", action="store_true", help="measure even where a kept result is there")
-    parser.add_argument("--out", type=Path, required=True, help="file for the result, JSON")
-    wanted = parser.parse_args(arguments)
-    with last_words(_translated):
-        die_with_parent()
-        write_record(wanted.out, _found(wanted))
-        sys.exit(0)
-
-
-def _found(wanted: Any) -> FoundCeilings:
-    import torch
-
-    if wanted.threads:
-        torch.set_num_threads(wanted.threads)
-    index = f"--device-index {wanted.device_index}"
-    device = pick_device(DeviceRequest(wanted.device, wanted.device_index, f"--device {wanted.device}", index, "--device cpu"))
-    send("phase", text=f"device {device}")
-
-    def progress(done: int, total: int, label: str) -> None:
-        send("progress", phase="measuring", done=done, at_most=total, text=label)
-
-    return load_or_measure(device, wanted.refresh, budget_s=wanted.budget_s, progress=progress)
-
-
-if __name__ == "__main__":
-    main()
+            argv = build_ceilings_argv(device, device_index, out, refresh=refresh, threads=threads, budget_s=budget_s)
+            return run_ceilings(argv, listener, out=out, log=log, budget_s=budget_s)
+        except CaptureError as error:
+            with tempfile.NamedTemporaryFile(prefix="llm-perf-ceilings-", suffix=".log", delete=False) as kept:
+                kept.write(log.read_bytes() if log.exists() else b"")
+            raise CaptureError(error.fact, f"The whole error is in {kept.name}.") from error

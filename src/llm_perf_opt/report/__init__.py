@@ -1,1 +1,1 @@
-"""How it is shown."""
+"""Pages made of an analysis: HTML, Markdown, terminal, charts."""

@@ -6,10 +6,10 @@ from typing import Any
 
 from llm_perf_opt.analysis.trace.document import OVERLAP, BudgetTable, FindingLine, TraceAnalysis
 from llm_perf_opt.analysis.verification import Trial, Verification
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.text import columns, escape, milliseconds, percent, reason, significant, table
 from llm_perf_opt.report.trace_page import finding_lines, ms, saving_words, throughput_words
-from llm_perf_opt.terminal import one_line
 
 THROUGHPUT = "throughput"
 WITHIN = 0.25

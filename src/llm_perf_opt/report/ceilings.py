@@ -2,9 +2,9 @@
 
 from datetime import datetime, timedelta
 
-from llm_perf_opt.records import CeilingRow, Distribution, FoundCeilings, Missing
+from llm_perf_opt.core.records import CeilingRow, Distribution, FoundCeilings, Missing
+from llm_perf_opt.core.units import BYTE_RATE, FLOP_RATE, TIME, Scale, in_unit, scale_of
 from llm_perf_opt.report.text import percent
-from llm_perf_opt.units import BYTE_RATE, FLOP_RATE, TIME, Scale, in_unit, scale_of
 
 _HEADER = ("quantity", "median", "95 % interval", "IQR", "n", "how")
 _SCALES = {"FLOP/s": FLOP_RATE, "B/s": BYTE_RATE, "ns": TIME}

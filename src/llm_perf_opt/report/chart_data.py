@@ -8,8 +8,8 @@ from typing import Literal
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, PartEfficiency, StageEfficiency
-from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.units import FLOP_RATE, in_unit, scaled
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.units import FLOP_RATE, in_unit, scaled
 
 MOST_KERNEL_POINTS = 60
 """Of each stage on the roofline, the longest: the others lie among them and take no time."""

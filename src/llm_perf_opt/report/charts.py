@@ -9,12 +9,31 @@ from typing import Any
 from llm_perf_opt.analysis.separable import inseparable, unstepped
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.telemetry import measured_window
-from llm_perf_opt.records import CleanTimings, CpuSample, GpuSample, Maybe, Missing, Telemetry
+from llm_perf_opt.core.records import CleanTimings, CpuSample, GpuSample, Maybe, Missing, Telemetry
+from llm_perf_opt.core.terminal import one_line
+from llm_perf_opt.core.units import TIME, scale_of
 from llm_perf_opt.report.chart_data import Roofline, Ticks, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.palette import BLUE, GREY, ORANGE, SERIES, STAGE_COLOURS, colour_of
 from llm_perf_opt.report.text import bytes_per_s, flops_per_s, milliseconds, percent, share_words, significant
-from llm_perf_opt.terminal import one_line
-from llm_perf_opt.units import TIME, scale_of
+
+BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#D8CB1E",
+    "#8C8C8C",
+)
+SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY)
+"""In the order they are given out."""
+STAGE_COLOURS = {"prefill": ORANGE, "decode": BLUE}
+
+
+def colour_of(number: int) -> str:
+    """The colour of the n-th series."""
+    return SERIES[number % len(SERIES)]
+
 
 Figure = dict[str, Any]
 """`data` and `layout`, as Plotly takes them."""

@@ -7,14 +7,13 @@ from llm_perf_opt.analysis.comparison.compare import Comparison, Row
 from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, POWER_SPREAD, FigureChange, OperatorChange, UsageChange
 from llm_perf_opt.analysis.comparison.gates import GateResult
-from llm_perf_opt.analysis.comparison.kernels import KernelMatch, KernelPair, LoneKernel
+from llm_perf_opt.analysis.comparison.kernels import Both, KernelMatch, KernelPair, LoneKernel, unlike
 from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, RECOMMENDED_RUNS, Effect, are_several, is_measured
-from llm_perf_opt.analysis.comparison.traces import Both, unlike
 from llm_perf_opt.analysis.kernels.names import short_name, short_names
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.text import columns, escape, gibibytes, milliseconds, reason, signed, table, with_unit
-from llm_perf_opt.stages import Stage
-from llm_perf_opt.terminal import one_line
 
 TOP = 15
 KERNELS_TITLE = "Kernels on both sides, matched by name or by role; decode per token"

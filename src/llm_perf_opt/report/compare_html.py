@@ -9,8 +9,8 @@ from llm_perf_opt.analysis.comparison.figures import FigureChange, OperatorChang
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
 from llm_perf_opt.analysis.comparison.statistics import Effect
 from llm_perf_opt.analysis.kernels.names import short_name
-from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.report.charts import Figure, label, time_unit
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.report.charts import BLUE, GREY, ORANGE, Figure, label, time_unit
 from llm_perf_opt.report.compare import (
     KERNELS_TITLE,
     LEVEL_WORDS,
@@ -33,7 +33,6 @@ from llm_perf_opt.report.compare import (
 )
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, name_cell, numbers
 from llm_perf_opt.report.page import Absent, Block, Chart, Items, Page, Section, Table, Words, render
-from llm_perf_opt.report.palette import BLUE, GREY, ORANGE
 from llm_perf_opt.report.text import milliseconds, signed
 
 

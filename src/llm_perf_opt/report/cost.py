@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.cost_model.cost import ModelCost, StageCost
 from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf
 from llm_perf_opt.analysis.limits.hardware import Hardware
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.text import columns, count, milliseconds, percent, significant
 
 

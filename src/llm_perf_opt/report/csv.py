@@ -5,8 +5,8 @@ import io
 from dataclasses import fields
 from typing import Any
 
-from llm_perf_opt.records import CpuSample, GpuSample, Missing, OperatorRow, Telemetry
-from llm_perf_opt.terminal import one_line
+from llm_perf_opt.core.records import CpuSample, GpuSample, Missing, OperatorRow, Telemetry
+from llm_perf_opt.core.terminal import one_line
 
 _FORMULA_STARTS = ("=", "+", "-", "@")
 

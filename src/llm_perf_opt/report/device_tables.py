@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.trace.document import DeviceLine, TraceAnalysis
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, numbers
 from llm_perf_opt.report.text import escape, milliseconds, percent, table
 

@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
 from llm_perf_opt.analysis.limits.efficiency import Against, Efficiency, PartEfficiency, StageEfficiency
 from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.analysis.limits.floor import FloorPart
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.reasons import Reasons
 from llm_perf_opt.report.text import (
     bytes_per_s,

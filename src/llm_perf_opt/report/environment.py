@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llm_perf_opt.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.report.runtime import runtime_rows
 from llm_perf_opt.report.text import gibibytes
 

@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import OVERLAP
-from llm_perf_opt.records import CleanTimings, Maybe, Missing, Telemetry
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, Telemetry
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, roofline
 from llm_perf_opt.report.charts import icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
 from llm_perf_opt.report.device_tables import device_html_tables

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The still images that lie beside the Markdown pages of a run."""
 
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.chart_data import roofline
 from llm_perf_opt.report.run_budget import budget_of
 

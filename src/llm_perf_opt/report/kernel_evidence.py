@@ -1,7 +1,7 @@
 """kernels.md and the report's kernels, with where they come from and what was left out."""
 
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
 from llm_perf_opt.report.text import escape
 

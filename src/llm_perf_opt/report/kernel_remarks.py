@@ -1,7 +1,7 @@
 """What stands below a stage's kernels on every page: marks explained, counters that were lost. Plain words, not yet escaped."""
 
 from llm_perf_opt.analysis.kernels.table import TIME_DIFFERS, StageKernel, StageKernels
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.text import percent, significant
 
 DIFFERS = "†"

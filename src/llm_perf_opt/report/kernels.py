@@ -6,7 +6,7 @@ from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.kernels.table import PerCall, StageKernel, StageKernels
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.kernel_remarks import differs_mark, half_mark, stage_remarks
 from llm_perf_opt.report.reasons import Reasons
 from llm_perf_opt.report.text import (

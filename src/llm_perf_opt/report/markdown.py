@@ -7,7 +7,8 @@ from typing import Any
 from llm_perf_opt.analysis.latency import compile_seconds
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
-from llm_perf_opt.records import CleanTimings, Distribution, Missing, OperatorRow, StageTiming
+from llm_perf_opt.core.records import CleanTimings, Distribution, Missing, OperatorRow, StageTiming
+from llm_perf_opt.core.terminal import visible
 from llm_perf_opt.report.advice import budget_section, finding_sentences, findings_section, trial_sentences
 from llm_perf_opt.report.device_tables import devices_section
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
@@ -33,7 +34,6 @@ from llm_perf_opt.report.text import (
     with_unit,
 )
 from llm_perf_opt.report.what_ran import what_ran
-from llm_perf_opt.terminal import visible
 
 TOP_OPERATORS = 15
 

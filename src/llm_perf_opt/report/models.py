@@ -1,8 +1,8 @@
 """A checked model as lines for the terminal."""
 
-from llm_perf_opt.data.model_tree import ModelCheck
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.text import count, gibibytes
+from llm_perf_opt.workspace.data.model_tree import ModelCheck
 
 
 def model_lines(found: ModelCheck) -> list[str]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.errors import ResourceError
+from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.terminal import visible
 from llm_perf_opt.report.charts import Figure
 from llm_perf_opt.report.html_tables import HtmlTable
-from llm_perf_opt.terminal import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

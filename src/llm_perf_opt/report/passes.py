@@ -2,7 +2,7 @@
 
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.reasons import Reasons
 from llm_perf_opt.report.text import escape, significant, table
 

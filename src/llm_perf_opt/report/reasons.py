@@ -1,6 +1,6 @@
 """Why values are missing, told once per page."""
 
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.text import escape
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.regions.records import CounterValue, FreeRange, KernelTime, Region, RegionGroup, RegionReport
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.stages import DOMAIN
 from llm_perf_opt.report.text import escape, milliseconds, percent, significant, table
-from llm_perf_opt.stages import DOMAIN
 
 _LONGEST_NAME = 110
 

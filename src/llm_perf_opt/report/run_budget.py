@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import BudgetTable, FindingLine
 from llm_perf_opt.analysis.verification import Trial
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.advice import trial_words
 from llm_perf_opt.report.chart_data import Use, Waterfall, coarse_waterfalls
 from llm_perf_opt.report.text import milliseconds

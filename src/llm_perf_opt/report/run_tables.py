@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.verification import Verification
-from llm_perf_opt.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass
 from llm_perf_opt.report.advice import TRIAL_HEADER, trial_cells
 from llm_perf_opt.report.efficiency import bound_words
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, name_cell, numbers

@@ -1,7 +1,7 @@
 """What ran the model, in the words of a report. Plain PyTorch goes without saying."""
 
-from llm_perf_opt.config import PYTORCH
-from llm_perf_opt.records import CleanTimings
+from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.core.records import CleanTimings
 
 
 def ran_by(timings: CleanTimings) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from llm_perf_opt.records import StageTiming
+from llm_perf_opt.core.records import StageTiming
+from llm_perf_opt.core.stages import STAGE_NAMES
 from llm_perf_opt.report.text import escape, milliseconds, percent, table
-from llm_perf_opt.stages import STAGE_NAMES
 
 
 def substage_notes(stages: Sequence[StageTiming]) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from html import escape as _markup
 from math import log10
 
+from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.palette import GREY, SERIES, STAGE_COLOURS, colour_of
+from llm_perf_opt.report.charts import GREY, SERIES, STAGE_COLOURS, colour_of
 from llm_perf_opt.report.text import flops_per_s, milliseconds, share_words
-from llm_perf_opt.terminal import one_line
 
 WIDTH = 960
 _FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#222"'

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llm_perf_opt import __version__
 from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
 from llm_perf_opt.analysis.sweep_rows import SweepRow, pareto_front, swept_keys
-from llm_perf_opt.records import Distribution, Maybe, Missing
+from llm_perf_opt.core.records import Distribution, Maybe, Missing
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, numbers
 from llm_perf_opt.report.page import Absent, Block, Chart, Code, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.reasons import Reasons

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.limits.binding import UNKNOWN
 from llm_perf_opt.analysis.sweep_rows import SweepRow, by_workload, front_line, swept_keys
-from llm_perf_opt.records import Distribution, Maybe, Missing
-from llm_perf_opt.report.charts import Figure, label, time_unit
-from llm_perf_opt.report.palette import GREY, colour_of
+from llm_perf_opt.core.records import Distribution, Maybe, Missing
+from llm_perf_opt.report.charts import GREY, Figure, colour_of, label, time_unit
 from llm_perf_opt.report.text import known_within, milliseconds, significant
 
 _LONGEST_LABEL = 36

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from llm_perf_opt.analysis.sweep_ran import Ran, mixed_models, mixed_software
 from llm_perf_opt.analysis.sweep_rows import SweepRow, by_workload, not_told_apart, swept_keys
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.text import count, milliseconds, significant
 
 _MOST_NAMED = 6

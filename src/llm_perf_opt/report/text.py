@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 
-from llm_perf_opt.records import Distribution, Drift, Maybe, Missing
-from llm_perf_opt.terminal import one_line
-from llm_perf_opt.units import BYTE_RATE, FLOP_RATE, SHARE, duration, durations, scaled
-from llm_perf_opt.units import significant as significant
+from llm_perf_opt.core.records import Distribution, Drift, Maybe, Missing
+from llm_perf_opt.core.terminal import one_line
+from llm_perf_opt.core.units import BYTE_RATE, FLOP_RATE, SHARE, duration, durations, scaled
+from llm_perf_opt.core.units import significant as significant
 
 _ESCAPED = str.maketrans({char: f"\\{char}" for char in "\\`*[]<>|#~$!&"})
 _EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")

@@ -16,11 +16,11 @@ from llm_perf_opt.analysis.trace.document import (
     ThroughputLine,
     TraceAnalysis,
 )
+from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.device_tables import DEVICE_HEADER, STAGE_HEADER, device_rows, device_stage_rows
 from llm_perf_opt.report.gpu_metrics import metric_header, metric_rows
 from llm_perf_opt.report.labels import LABEL_HEADER, label_rows
 from llm_perf_opt.report.text import columns, milliseconds, significant
-from llm_perf_opt.terminal import one_line
 
 WIDTH = 100
 _NAME = 52

@@ -1,6 +1,6 @@
 """What was run on what, in a sentence."""
 
-from llm_perf_opt.records import CleanTimings
+from llm_perf_opt.core.records import CleanTimings
 from llm_perf_opt.report.runtime import ran_by
 from llm_perf_opt.report.text import count
 

@@ -1,1 +1,1 @@
-"""What is measured: models and the loops that run them."""
+"""The measured process: runtimes and how they are measured."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
-from llm_perf_opt.config import RunConfig
-from llm_perf_opt.data.prompts import Prompts
-from llm_perf_opt.profiling.engine_meter import Generated, Generates
-from llm_perf_opt.profiling.meter import Steppable
-from llm_perf_opt.records import Missing, ModelFacts
-from llm_perf_opt.runtime_records import RuntimeFacts
+from llm_perf_opt.config.schema import RunConfig
+from llm_perf_opt.core.records import Missing, ModelFacts
+from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.runners.measure.engine_meter import Generated, Generates
+from llm_perf_opt.runners.measure.meter import Steppable
+from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from llm_perf_opt.config import RuntimeConfig
-from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.config.schema import RuntimeConfig
+from llm_perf_opt.core.errors import ConfigError, nearest
 
 _ALWAYS = ("model", "dtype")
 """Every engine has these: a source in which they are not found has another shape than the one known here."""

@@ -6,15 +6,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.config import ModelConfig
-from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
-from llm_perf_opt.records import ModelFacts
+import torch
+
+from llm_perf_opt.config.schema import ModelConfig, canonical_dtype
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError
+from llm_perf_opt.core.host import last_level_cache_bytes
+from llm_perf_opt.core.records import Maybe, ModelFacts
 from llm_perf_opt.runners import models
-from llm_perf_opt.runners.model_facts import last_level_cache_of, plain_config, short_dtype
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
+
+
+def last_level_cache_of(device: torch.device) -> Maybe[int]:
+    """Bytes of the device's last-level cache."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return last_level_cache_bytes()
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """bf16, fp16, fp32; another as torch calls it."""
+    return canonical_dtype(str(dtype))
+
+
+def plain_config(values: dict[str, Any]) -> dict[str, Any]:
+    """Only what JSON can hold; the rest of a configuration is no fact about the architecture."""
+
+    def keep(value: Any) -> bool:
+        if isinstance(value, (list, tuple)):
+            return all(keep(item) for item in value)
+        if isinstance(value, dict):
+            return all(isinstance(key, str) and keep(item) for key, item in value.items())
+        return value is None or isinstance(value, (bool, int, float, str))
+
+    return {str(key): value for key, value in values.items() if keep(value)}
+
 
 COUNTED = (
     "Parameters and the bytes of the weights are counted on the architecture, as transformers builds it; "

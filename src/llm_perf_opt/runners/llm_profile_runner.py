@@ -21,22 +21,21 @@ from typing import Any
 import yaml
 
 from llm_perf_opt.analysis.overhead import without_profiler_events
-from llm_perf_opt.composition import compose, config_from_mapping
-from llm_perf_opt.config import RunConfig
-from llm_perf_opt.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
-from llm_perf_opt.profiling.annotations import marked, unmarked
-from llm_perf_opt.profiling.engine_meter import EngineMeter
-from llm_perf_opt.profiling.engine_trace import profile_engine
-from llm_perf_opt.profiling.meter import Effort, Measured, Meter, Progress, RequestMeter
-from llm_perf_opt.profiling.torch_profiler import Profiled
-from llm_perf_opt.profiling.vendor.child import framework_error, last_words
-from llm_perf_opt.profiling.vendor.launch import die_with_parent, heed_interrupts, send
-from llm_perf_opt.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, WrappedPass
-from llm_perf_opt.run_folder import write_record
+from llm_perf_opt.config.composition import compose, config_from_mapping
+from llm_perf_opt.config.schema import RunConfig
+from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError, nearest
+from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Missing, TorchPass, WrappedPass
+from llm_perf_opt.core.run_folder import write_record
+from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.runners.child import die_with_parent, framework_error, heed_interrupts, last_words, send
+from llm_perf_opt.runners.measure.annotations import marked, unmarked
+from llm_perf_opt.runners.measure.engine_meter import EngineMeter
+from llm_perf_opt.runners.measure.engine_trace import profile_engine
+from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, RequestMeter
+from llm_perf_opt.runners.measure.torch_profiler import Profiled
 from llm_perf_opt.runners.models import weight_facts
 from llm_perf_opt.runners.session import Session, is_steppable, open_session
-from llm_perf_opt.stages import Stage
-from llm_perf_opt.user_files import read_text
 
 PASSES = ("clean", "torch", "plain")
 _PLAIN_WARMUP = 3
@@ -97,8 +96,8 @@ def torch_pass(session: Session, out: Path) -> None:
 
 def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profiled:
     """This process's own profiler, with the parts of the model labelled where they can be."""
-    from llm_perf_opt.profiling.parts import labelled_parts
-    from llm_perf_opt.profiling.torch_profiler import profile_iteration
+    from llm_perf_opt.runners.measure.components import labelled_parts
+    from llm_perf_opt.runners.measure.torch_profiler import profile_iteration
 
     eager = session.model is not None and session.config.runtime.compile == "none"
     parts = labelled_parts(session.model) if eager else nullcontext()

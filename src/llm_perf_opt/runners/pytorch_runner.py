@@ -2,22 +2,27 @@
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache, StaticCache
 
-from llm_perf_opt.config import CacheKind, CompileMode
-from llm_perf_opt.data.prompts import Prompts
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.records import ModelFacts
-from llm_perf_opt.runners.model_facts import last_level_cache_of, plain_config, short_dtype
+from llm_perf_opt.config.schema import CacheKind, CompileMode
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import ModelFacts
+from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.runners import models
+from llm_perf_opt.runners.base import RunnerRequest
+from llm_perf_opt.runners.engine_facts import last_level_cache_of, plain_config, short_dtype
 from llm_perf_opt.runners.models import device_name
-from llm_perf_opt.runtime_records import RuntimeFacts
+from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+PICTURES = "the cost model counts the text decoder alone, and this model's time holds its vision tower and projector too"
 
 
 METHOD = "this program calls prefill and every decode step itself"
@@ -203,3 +208,13 @@ def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str
         architecture=plain_config(config.to_dict()),
         last_level_cache_bytes=last_level_cache_of(device),
     )
+
+
+def open_pytorch(request: RunnerRequest) -> PyTorchRunner:
+    """A runner of the request's model."""
+    config = request.config
+    model = models.build_model(request.architecture, config.model, config.runtime, request.device, request.dtype)
+    runner = PyTorchRunner(model, config.model.name, config.runtime.num_new_tokens, config.runtime.cache, config.runtime.compile)
+    if request.prompts.pixels:
+        runner.runtime = replace(runner.runtime, uncosted=PICTURES)
+    return runner

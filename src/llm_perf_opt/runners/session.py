@@ -7,18 +7,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llm_perf_opt.config import ENGINES, PYTORCH, RunConfig, canonical_dtype
-from llm_perf_opt.data.images import with_pictures
-from llm_perf_opt.data.prompts import Prompts, synthetic_prompts, text_prompts
-from llm_perf_opt.errors import ConfigError, LlmPerfError, ResourceError
-from llm_perf_opt.profiling.annotations import StageMarker
-from llm_perf_opt.profiling.clock import ClockName, HostClock, clock_for
-from llm_perf_opt.profiling.engine_meter import EngineMeter
-from llm_perf_opt.profiling.meter import Meter, RequestMeter
-from llm_perf_opt.profiling.vendor.launch import send
-from llm_perf_opt.records import Workload
+from llm_perf_opt.config.runtimes import GROUP, Runtime, runtime_named
+from llm_perf_opt.config.schema import ENGINES, PYTORCH, RunConfig, canonical_dtype
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError
+from llm_perf_opt.core.records import Workload
 from llm_perf_opt.runners.base import EngineRunner, Opener, Runner, RunnerRequest, SteppableRunner
-from llm_perf_opt.runtimes import GROUP, Runtime, runtime_named
+from llm_perf_opt.runners.child import send
+from llm_perf_opt.runners.measure.annotations import StageMarker
+from llm_perf_opt.runners.measure.clock import ClockName, HostClock, clock_for
+from llm_perf_opt.runners.measure.engine_meter import EngineMeter
+from llm_perf_opt.runners.measure.meter import Meter, RequestMeter
+from llm_perf_opt.workspace.data.images import with_pictures
+from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts, text_prompts
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.data.prompts import Prompts
-from llm_perf_opt.errors import ConfigError, ResourceError
-from llm_perf_opt.profiling.annotations import StageMarker
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.errors import ConfigError, ResourceError
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.runners.base import Generated, RunnerRequest
 from llm_perf_opt.runners.engine_arguments import refuse_arguments
 from llm_perf_opt.runners.engine_facts import (
@@ -31,8 +31,8 @@ from llm_perf_opt.runners.engine_facts import (
     refused_in_its_own_words,
     write_model_folder,
 )
-from llm_perf_opt.runtime_records import RuntimeFacts
-from llm_perf_opt.stages import Stage
+from llm_perf_opt.runners.measure.annotations import StageMarker
+from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
     from tensorrt_llm import LLM

@@ -8,12 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.config import TorchPreset
-from llm_perf_opt.data.prompts import Prompts
-from llm_perf_opt.errors import CaptureError, ConfigError, ResourceError
-from llm_perf_opt.profiling.annotations import StageMarker, unmarked
-from llm_perf_opt.profiling.torch_profiler import PRESETS
-from llm_perf_opt.records import Missing
+from llm_perf_opt.config.schema import TorchPreset
+from llm_perf_opt.core.errors import CaptureError, ConfigError, ResourceError
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.runners import models
 from llm_perf_opt.runners.base import EngineProfiler, Generated, RunnerRequest
 from llm_perf_opt.runners.engine_arguments import refuse_arguments
@@ -31,8 +30,9 @@ from llm_perf_opt.runners.engine_facts import (
     refused_in_its_own_words,
     write_model_folder,
 )
-from llm_perf_opt.runtime_records import RuntimeFacts
-from llm_perf_opt.stages import Stage
+from llm_perf_opt.runners.measure.annotations import StageMarker, unmarked
+from llm_perf_opt.runners.measure.torch_profiler import PRESETS
+from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
     from vllm import LLMEngine

@@ -17,8 +17,8 @@ from llm_perf_opt.analysis.latency import metrics as run_metrics
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stability import Movement
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.records import CleanTimings, Iteration, Maybe, MemoryPeaks, Missing, SubstageSpan
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import CleanTimings, Iteration, Maybe, MemoryPeaks, Missing, SubstageSpan
 
 CONFIG: dict[str, Any] = {
     "experiment": "one",

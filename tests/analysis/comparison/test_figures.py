@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.comparison.gates import exit_code, parse_gates
 from llm_perf_opt.analysis.comparison.statistics import Effect, Judgement
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import Energy, TelemetrySummary
-from llm_perf_opt.records import MemoryPeaks, Missing
+from llm_perf_opt.core.records import MemoryPeaks, Missing
 
 GIB = 2**30
 

@@ -8,8 +8,8 @@ import pytest
 from llm_perf_opt.analysis.comparison.compare import gate_names
 from llm_perf_opt.analysis.comparison.gates import Gate, exit_code, hold, needed_to_tell, parse_gates
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effect, Judgement, effect, usage_effect
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import Missing
 
 ON_ACCELERATOR = Judgement(process_spread=ACCELERATOR_SPREAD)
 

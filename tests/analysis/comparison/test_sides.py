@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Judg
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import BudgetTable, TraceAnalysis
-from llm_perf_opt.records import CleanTimings, Missing
+from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.report.compare import comparison_page, comparison_text, left_out
 from llm_perf_opt.report.compare_html import comparison_html
 from markdown_reader import read

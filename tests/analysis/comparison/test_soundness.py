@@ -9,11 +9,11 @@ from builders import clean_timings, in_a_row, manifest, run_analysis, workload
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.differences import check_one_side
 from llm_perf_opt.analysis.comparison.gates import exit_code, parse_gates
-from llm_perf_opt.analysis.comparison.soundness import check_distinct
+from llm_perf_opt.analysis.comparison.sides import check_distinct
 from llm_perf_opt.analysis.comparison.statistics import Judgement
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.errors import ConfigError, ImplausibleError
-from llm_perf_opt.records import Missing, PassRecord
+from llm_perf_opt.core.errors import ConfigError, ImplausibleError
+from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.report.compare import comparison_page, comparison_text
 from llm_perf_opt.report.compare_html import comparison_html
 

@@ -25,7 +25,7 @@ from llm_perf_opt.analysis.comparison.statistics import (
     usage_effect,
 )
 from llm_perf_opt.analysis.stability import Movement
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from machine_noise import KINDS as MACHINES
 from machine_noise import Plan, pairs
 

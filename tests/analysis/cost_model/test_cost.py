@@ -30,7 +30,7 @@ from llm_perf_opt.analysis.cost_model.work import (
     expected_experts,
     full_pairs,
 )
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError
 
 TINY = {
     "model_type": "llama",

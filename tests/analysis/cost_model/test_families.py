@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.cost_model.architecture import GroupedAttention, LatentAttention, Mlp, Moe
 from llm_perf_opt.analysis.cost_model.families import architecture_of, known_model_types
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError
 
 LLAMA = {
     "model_type": "llama",

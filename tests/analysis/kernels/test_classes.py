@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.kernels.class_rules import RULES
-from llm_perf_opt.analysis.kernels.classes import CLASSES, KernelClass, class_of_work, class_shares, classify
-from llm_perf_opt.events import Trace, WorkKind
-from llm_perf_opt.parsers.nsys_sqlite import read_nsys
-from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
-from traces import Builder
+from llm_perf_opt.analysis.kernels.classes import CLASSES, RULES, KernelClass, class_of_work, class_shares, classify
+from llm_perf_opt.traces.events import Trace, WorkKind
+from llm_perf_opt.traces.nsys_sqlite import read_nsys
+from llm_perf_opt.traces.torch_json.trace import read_torch_trace
+from trace_builders import Builder
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "h200"
 

@@ -6,11 +6,11 @@ import pytest
 
 from kernel_fixtures import H200, launch, report_of
 from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork, SelfTest, judge, told_work
+from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.kernel_records import CountedKernel, CounterProblem, CounterReport
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.counters.roles import roles
-from llm_perf_opt.errors import ParseError
-from llm_perf_opt.kernel_records import CountedKernel, CounterProblem, CounterReport
-from llm_perf_opt.parsers.ncu_csv import read_ncu
-from llm_perf_opt.records import Missing
+from llm_perf_opt.traces.ncu_csv import read_ncu
 
 HOPPER = roles("gh100")
 WORK = KnownWork((KnownGemm("gemm", 4096, 4096, 4096),), KnownCopy("copy", 1 << 30))
@@ -92,7 +92,7 @@ def test_a_chip_without_known_counters_has_no_verdict() -> None:
 
 
 def test_what_the_child_says_is_checked() -> None:
-    from llm_perf_opt.profiling.counter_selftest import WORK as RUN
+    from llm_perf_opt.runners.measure.counter_selftest import WORK as RUN
 
     assert told_work({"event": "selftest", **asdict(RUN)}) == RUN
     with pytest.raises(ParseError, match="did not say what it ran"):

@@ -9,10 +9,10 @@ from llm_perf_opt.analysis.kernels.hfu import against_model, hfu, stage_hfu
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.limits.roofs import Roof
+from llm_perf_opt.core.errors import ImplausibleError
+from llm_perf_opt.core.kernel_records import CountedKernel, KernelUse
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.counters.roles import roles
-from llm_perf_opt.errors import ImplausibleError
-from llm_perf_opt.kernel_records import CountedKernel, KernelUse
-from llm_perf_opt.records import Missing
 
 HOPPER = roles("gh100")
 USES = [KernelUse("decode", "f", 1, 128, 4, 300), KernelUse("decode", "g", 1, 128, 1, 100)]

@@ -2,8 +2,8 @@
 
 from kernel_fixtures import launch
 from llm_perf_opt.analysis.kernels.join import join, weighted
-from llm_perf_opt.kernel_records import KernelUse
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.kernel_records import KernelUse
+from llm_perf_opt.core.records import Missing
 
 TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from llm_perf_opt.analysis.kernels.planned_counters import outcome
+from llm_perf_opt.analysis.kernels.evidence import outcome
 from llm_perf_opt.analysis.kernels.selection import SelectedKernel, Selection
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 
 
 def plan(stage: str = "decode_step") -> Selection:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.kernels.selection import Launch, Selection, expected_passes, select
-from llm_perf_opt.stages import Stage
+from llm_perf_opt.core.stages import Stage
 
 
 def step(number: int, layers: int = 3) -> list[Launch]:

@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.limits.binding import (
     verdict,
 )
 from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.records import Maybe, Missing
 
 NO_TORCH = Missing("the run was asked for without the torch pass")
 

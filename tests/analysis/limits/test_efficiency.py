@@ -6,8 +6,8 @@ import pytest
 
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_named, hardware_of_device
-from llm_perf_opt.errors import ImplausibleError
-from llm_perf_opt.records import (
+from llm_perf_opt.core.errors import ImplausibleError
+from llm_perf_opt.core.records import (
     CeilingRow,
     Ceilings,
     CleanTimings,
@@ -22,10 +22,10 @@ from llm_perf_opt.records import (
     TorchPass,
     Workload,
 )
+from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.units import duration
 from llm_perf_opt.report.efficiency import efficiency_section
 from llm_perf_opt.report.run_tables import parts_table
-from llm_perf_opt.runtime_records import RuntimeFacts
-from llm_perf_opt.units import duration
 
 # One layer, no grouping: d = 8, two heads of 4, ff = 16, vocabulary 10, bf16.
 TINY = {

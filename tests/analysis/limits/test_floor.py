@@ -12,8 +12,8 @@ from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.limits.floor import Floor, floor, turning_point, what_if
 from llm_perf_opt.analysis.limits.hardware import given_hardware, hardware_named
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import Missing
 
 LLAMA3_8B = architecture_of(
     {

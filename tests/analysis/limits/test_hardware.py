@@ -13,8 +13,8 @@ from llm_perf_opt.analysis.limits.hardware import (
     hardware_named,
     hardware_of_device,
 )
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import Missing
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from llm_perf_opt.analysis.regions.patterns import Selection
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError
 
 
 def test_everything_is_taken_unless_said_otherwise() -> None:

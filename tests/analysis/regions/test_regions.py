@@ -15,12 +15,12 @@ from llm_perf_opt.analysis.regions.patterns import Selection
 from llm_perf_opt.analysis.regions.records import KernelTime, Region, RegionGroup, RegionReport, Rest
 from llm_perf_opt.analysis.regions.regions import MOST_REGIONS, RegionOptions, regions
 from llm_perf_opt.analysis.trace.intervals import union_ns
-from llm_perf_opt.analysis.trace.projection import NONE, project, step_of_work
-from llm_perf_opt.events import RangeKind, Trace, TraceProblem, WorkKind
-from llm_perf_opt.kernel_records import CountedKernel
-from llm_perf_opt.records import Missing
-from llm_perf_opt.stages import Stage
-from traces import Builder
+from llm_perf_opt.core.kernel_records import CountedKernel
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.traces.events import RangeKind, Trace, TraceProblem, WorkKind
+from llm_perf_opt.traces.projection import NONE, project, step_of_work
+from trace_builders import Builder
 
 
 def request() -> Builder:

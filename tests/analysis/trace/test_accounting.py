@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from llm_perf_opt.analysis.trace.accounting import Account, DeviceTime, StageTime, account
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import Ranges, Trace, WorkKind
-from llm_perf_opt.parsers.nsys_sqlite import read_nsys
-from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
+from llm_perf_opt.traces.events import Ranges, Trace, WorkKind
+from llm_perf_opt.traces.nsys_sqlite import read_nsys
+from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from synthetic_traces import Recipe, write_trace
-from traces import Builder
+from trace_builders import Builder
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "h200"
 

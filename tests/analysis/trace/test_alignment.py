@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.trace.alignment import MatchedBy, align_modules, common_subsequence
+from llm_perf_opt.analysis.trace.graph_modules import MatchedBy, align_modules, common_subsequence
 
 SEQUENCE = st.lists(st.integers(0, 4), max_size=24)
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.attribution import attribute, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import NO_NAME, Operators, Trace
-from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
+from llm_perf_opt.traces.events import NO_NAME, Operators, Trace
+from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from synthetic_traces import Recipe, write_trace
-from traces import PROCESS, THREAD, Builder
+from trace_builders import PROCESS, THREAD, Builder
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "h200"
 

@@ -10,9 +10,9 @@ import pytest
 from kernel_fixtures import H200
 from llm_perf_opt.analysis.trace.fusion import fusion_of
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import WorkKind
-from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
-from traces import Builder
+from llm_perf_opt.traces.events import WorkKind
+from llm_perf_opt.traces.torch_json.trace import read_torch_trace
+from trace_builders import Builder
 
 ADD, CAST, PRODUCT = "vectorized_elementwise_kernel<add>", "direct_copy_kernel", "nvjet_sm90"
 TOP_K, SORT, HISTOGRAM = "at::native::sbtopk::gatherTopK<float>", "bitonicSortKVInPlace<long>", "kernelHistogram1D<int>"

@@ -5,8 +5,8 @@ import pytest
 from llm_perf_opt.analysis.trace.attribution import attribute
 from llm_perf_opt.analysis.trace.graph_modules import AttributedTrace, BorrowedModules, borrow_modules, borrowed_table
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import Trace
-from traces import Builder
+from llm_perf_opt.traces.events import Trace
+from trace_builders import Builder
 
 KERNELS = [("rms_norm", "Norm_0"), ("nvjet_a", "Attention_0"), ("flash_fwd", "Attention_0"), ("nvjet_b", "Mlp_0")]
 STEPS = 3

@@ -4,8 +4,8 @@ import pytest
 
 from llm_perf_opt.analysis.trace.host_calls import ALLOCATING, host_calls
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import WorkKind
-from traces import PROCESS, THREAD, Builder
+from llm_perf_opt.traces.events import WorkKind
+from trace_builders import PROCESS, THREAD, Builder
 
 
 def test_calls_inside_the_steps_are_counted_and_others_are_not() -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from builders import clean_timings
 from llm_perf_opt.analysis.evidence import RunFacts
-from llm_perf_opt.analysis.trace.host_time import host_table
+from llm_perf_opt.analysis.trace.operators import host_table
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import NO_NAME, Operators, Trace
-from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
-from llm_perf_opt.reading.traces import document_of
 from llm_perf_opt.report.trace_page import trace_text
-from traces import PROCESS, THREAD, Builder
+from llm_perf_opt.traces.events import NO_NAME, Operators, Trace
+from llm_perf_opt.traces.torch_json.trace import read_torch_trace
+from llm_perf_opt.workflows.run_traces import document_of
+from trace_builders import PROCESS, THREAD, Builder
 
 
 def with_operators(built: Builder, rows: list[tuple[int, int, str, int]]) -> Trace:

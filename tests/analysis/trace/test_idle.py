@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.trace.idle import SYNCHRONISING, IdleCause, host_side, occupation
 from llm_perf_opt.analysis.trace.intervals import union_blocks, union_ns
-from llm_perf_opt.analysis.trace.projection import launching_calls
-from llm_perf_opt.events import Int64, Trace, WorkKind
-from traces import Builder
+from llm_perf_opt.traces.events import Int64, Trace, WorkKind
+from llm_perf_opt.traces.projection import launching_calls
+from trace_builders import Builder
 
 COPY = WorkKind.MEMCPY
 

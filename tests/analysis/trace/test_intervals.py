@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.trace.intervals import covered_before, union_blocks, union_ns
-from llm_perf_opt.events import Int64
+from llm_perf_opt.traces.events import Int64
 
 STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12), st.integers(0, 2)), max_size=25)
 """(start, length, group)"""

@@ -6,8 +6,8 @@ import pytest
 
 from llm_perf_opt.analysis.trace.kernel_sequence import find_repetition
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import Trace
-from traces import Builder
+from llm_perf_opt.traces.events import Trace
+from trace_builders import Builder
 
 LAYER = ["rms_norm", "qkv_gemm", "flash_fwd_kernel", "out_gemm", "add", "up_gemm", "silu", "down_gemm"]
 ARGMAX = "reduce_kernel<ArgMaxOps>"

@@ -6,10 +6,10 @@ import pytest
 
 from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import WorkKind
-from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
+from llm_perf_opt.traces.events import WorkKind
+from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from synthetic_traces import Recipe, write_trace
-from traces import Builder
+from trace_builders import Builder
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "h200"
 

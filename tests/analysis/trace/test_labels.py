@@ -8,16 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from builders import run_analysis
-from llm_perf_opt.analyse_trace import analyse_source
 from llm_perf_opt.analysis.trace.document import LabelLine, TraceAnalysis
 from llm_perf_opt.analysis.trace.labels import label_lines
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import RangeKind
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.markdown import report
 from llm_perf_opt.report.trace_page import trace_text
-from traces import THREAD, Builder
+from llm_perf_opt.traces.events import RangeKind
+from llm_perf_opt.workflows.analyze_trace import analyse_source
+from trace_builders import THREAD, Builder
 
 
 def lines(made: Builder) -> list[LabelLine]:

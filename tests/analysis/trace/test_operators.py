@@ -9,12 +9,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from llm_perf_opt.analysis.trace.operators import operator_rows, stage_activity_of
-from llm_perf_opt.events import NO_NAME, Operators, Trace
-from llm_perf_opt.parsers.torch_json.trace import read_torch_trace
-from llm_perf_opt.profiling.torch_profiler import operators
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.runners.measure.torch_profiler import operators
+from llm_perf_opt.traces.events import NO_NAME, Operators, Trace
+from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from synthetic_traces import Recipe, write_trace
-from traces import PROCESS, THREAD, Builder
+from trace_builders import PROCESS, THREAD, Builder
 
 
 def example() -> Trace:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llm_perf_opt.analysis.trace.stage_labels import DIALECTS
+from llm_perf_opt.analysis.trace.labels import DIALECTS
 
 
 def read(label: str) -> list[tuple[str, str]]:

@@ -3,8 +3,8 @@
 import pytest
 
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.events import RangeKind, Trace
-from traces import Builder
+from llm_perf_opt.traces.events import RangeKind, Trace
+from trace_builders import Builder
 
 
 def served(*labels: str, domain: str | None = None) -> Trace:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor import checks
 from llm_perf_opt.profiling.vendor.checks import Check, check_machine
 from llm_perf_opt.profiling.vendor.permission import Permission
 from llm_perf_opt.profiling.vendor.probe import Located, NcuProbe, NsysProbe
-from llm_perf_opt.records import Missing
 
 NSYS = NsysProbe(
     "/opt/nsys", "2023.4.4.54", ("--trace",), ("cuda", "nvtx"), ("cuda_gpu_kern_sum",), ("sqlite",), "/opt/QdstrmImporter"

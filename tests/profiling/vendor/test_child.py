@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.errors import CaptureError, ConfigError, Interrupted, LlmPerfError
+from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError
 from llm_perf_opt.profiling.vendor.child import UnexplainedEndError, verdict
 from llm_perf_opt.profiling.vendor.launch import Finished
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from llm_perf_opt.errors import ResourceError
+from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor import compatibility
 from llm_perf_opt.profiling.vendor.compatibility import blind_to_ranges, check_ranges_visible, cuda_runtime, too_old_for
-from llm_perf_opt.records import Missing
 
 
 @pytest.mark.parametrize(

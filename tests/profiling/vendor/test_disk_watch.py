@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llm_perf_opt.errors import CaptureError, ResourceError
+from llm_perf_opt.core.errors import CaptureError, ResourceError
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.stages import Stage, ncu_range, nsys_range
 from llm_perf_opt.profiling.vendor.gates import Tool, check_gate, on_range, on_stage
-from llm_perf_opt.stages import Stage, ncu_range, nsys_range
 
 
 @pytest.mark.parametrize("stage", Stage)

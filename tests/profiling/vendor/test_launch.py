@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from command import HANG_S
-from llm_perf_opt.errors import CaptureError, Interrupted
+from llm_perf_opt.core.errors import CaptureError, Interrupted
+from llm_perf_opt.core.processes import ask
 from llm_perf_opt.profiling.vendor import launch
 from llm_perf_opt.profiling.vendor.child import verdict
-from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
-from llm_perf_opt.profiling.vendor.launch import Companion, ask, run_child
+from llm_perf_opt.profiling.vendor.launch import Companion, run_child
+from llm_perf_opt.runners.child import MESSAGE_PREFIX
 
 
 def python(code: str) -> list[str]:
@@ -327,7 +328,7 @@ def test_companion_that_does_not_start_is_an_error(tmp_path: Path) -> None:
 def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     child = (
-        "import os, time; from llm_perf_opt.profiling.vendor.launch import die_with_parent; die_with_parent(); "
+        "import os, time; from llm_perf_opt.runners.child import die_with_parent; die_with_parent(); "
         f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep({HANG_S})"
     )
     # a tool stands between: what must die with the parent is its grandchild, which the tool would outlive

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.errors import CaptureError, ResourceError
+from llm_perf_opt.core.errors import CaptureError, ResourceError
 from llm_perf_opt.profiling.vendor.logs import log_error, ncu_log_problems, nsys_log_problems
 
 MESSAGES = (Path(__file__).parents[2] / "fixtures" / "nsight" / "ncu_messages.txt").read_text()

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.stages import Stage, ncu_range
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, on_stage
 from llm_perf_opt.profiling.vendor.ncu import asked_counters, build_ncu_cmd, kernel_filter
 from llm_perf_opt.profiling.vendor.probe import probe_ncu
 from llm_perf_opt.profiling.vendor.tool_pass import run_tool
-from llm_perf_opt.records import Missing
-from llm_perf_opt.stages import Stage, ncu_range
 
 WORK = ["python", "work.py"]
 STEP = ncu_range(Stage.DECODE_STEP)

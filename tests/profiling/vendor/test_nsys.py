@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM, on_range
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, probe_nsys
 from llm_perf_opt.profiling.vendor.reports import export_nsys
 from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolRun, run_tool
-from llm_perf_opt.records import Missing
 
 WORK = ["python", "work.py"]
 PROBE = NsysProbe(

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.core.processes import ask
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor import probe
-from llm_perf_opt.profiling.vendor.launch import ask
 from llm_perf_opt.profiling.vendor.probe import (
     NcuProbe,
     NsysProbe,
@@ -19,7 +20,6 @@ from llm_perf_opt.profiling.vendor.probe import (
     probe_nsys,
     tool_version,
 )
-from llm_perf_opt.records import Missing
 
 
 def script(path: Path, text: str = "#!/bin/sh\necho 'NVIDIA Nsight Systems version 2024.1.2.3-xyz'\n") -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.errors import CaptureError, ResourceError
+from llm_perf_opt.core.errors import CaptureError, ResourceError
 from llm_perf_opt.profiling.vendor import reports
 from llm_perf_opt.profiling.vendor.reports import export_nsys, import_ncu_csv, import_qdstrm
 

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.errors import CaptureError, Interrupted
+from llm_perf_opt.core.errors import CaptureError, Interrupted
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor import launch, tool_pass
-from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, OnMessage
+from llm_perf_opt.profiling.vendor.child_output import OnMessage
 from llm_perf_opt.profiling.vendor.launch import Finished
 from llm_perf_opt.profiling.vendor.logs import log_error
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import find_importer
 from llm_perf_opt.profiling.vendor.reports import export_nsys, import_qdstrm
 from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolRun, report_of, run_tool
-from llm_perf_opt.records import Missing
+from llm_perf_opt.runners.child import MESSAGE_PREFIX
 
 PROGRAM = """
 import os, sys, time, nvtx

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.facts import machine_cautions
-from llm_perf_opt.analysis.comparison.soundness import unknown_records
+from llm_perf_opt.analysis.comparison.sides import unknown_records
 from llm_perf_opt.analysis.comparison.statistics import (
     RECOMMENDED_RUNS,
     Judgement,
@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.comparison.statistics import (
     runs_to_measure,
 )
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.records import CleanTimings, Missing
+from llm_perf_opt.core.records import CleanTimings, Missing
 
 
 def few_runs(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:

@@ -32,8 +32,15 @@ from llm_perf_opt.analysis.comparison.figures import (
     unseen_operators,
 )
 from llm_perf_opt.analysis.comparison.gates import NO_CURE, Gate, GateResult, hold
-from llm_perf_opt.analysis.comparison.kernels import KernelMatch, MatchableKernel, match_kernels
-from llm_perf_opt.analysis.comparison.soundness import check_known, unbelievable
+from llm_perf_opt.analysis.comparison.kernels import (
+    NOT_TRACED,
+    KernelMatch,
+    MatchableKernel,
+    TracedSteps,
+    match_kernels,
+    of_the_same_steps,
+)
+from llm_perf_opt.analysis.comparison.sides import check_known, unbelievable
 from llm_perf_opt.analysis.comparison.statistics import (
     ACCELERATOR_SPREAD,
     DEFAULT_JUDGEMENT,
@@ -44,13 +51,12 @@ from llm_perf_opt.analysis.comparison.statistics import (
     effect,
     paired_effect,
 )
-from llm_perf_opt.analysis.comparison.traces import NOT_TRACED, TracedSteps, of_the_same_steps
 from llm_perf_opt.analysis.latency import METRICS, stage_values, substage_values, tokens_needed, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.separable import inseparable, unstepped
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.stages import Stage
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.stages import Stage
 
 T = TypeVar("T")
 R = TypeVar("R")

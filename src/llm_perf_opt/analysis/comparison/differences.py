@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.comparison.facts import KINDS, PROMPTS, Facts, Kind, facts_of_side, flatten
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.core.errors import ConfigError, nearest
 
 _RELATED: dict[Kind, tuple[str, ...]] = {
     "hardware": ("hardware",),

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.records import CleanTimings, Missing
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import CleanTimings, Missing
 
 Kind = Literal["hardware", "model", "workload"]
 KINDS: tuple[Kind, ...] = ("hardware", "model", "workload")

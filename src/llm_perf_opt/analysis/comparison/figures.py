@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.comparison.facts import distinct
 from llm_perf_opt.analysis.comparison.statistics import Effect, Judgement, is_measured, usage_effect
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stats import percentile
-from llm_perf_opt.records import CleanTimings, Maybe, Missing, OperatorRow
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow
 
 
 class Figure(Protocol):

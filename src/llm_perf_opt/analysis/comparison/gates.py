@@ -15,9 +15,9 @@ from llm_perf_opt.analysis.comparison.statistics import (
     Interval,
     outside,
 )
-from llm_perf_opt.analysis.comparison.student import student_quantile
-from llm_perf_opt.errors import ConfigError, nearest
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.analysis.stats import student_quantile
+from llm_perf_opt.core.errors import ConfigError, nearest
+from llm_perf_opt.core.records import Maybe, Missing
 
 Outcome = Literal["pass", "regression", "cannot tell"]
 

@@ -31,11 +31,10 @@ from typing import Literal
 
 import numpy as np
 
-from llm_perf_opt.analysis.comparison.rivals import Rival, rival
-from llm_perf_opt.analysis.comparison.sampled import SampledSide, mean, pooled_scatter
-from llm_perf_opt.analysis.comparison.student import student_quantile
+from llm_perf_opt.analysis.comparison.rivals import Rival, SampledSide, mean, pooled_scatter, rival
 from llm_perf_opt.analysis.stability import Floats, Stability, inflation_of
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.analysis.stats import student_quantile
+from llm_perf_opt.core.records import Maybe, Missing
 
 Verdict = Literal["faster", "slower", "less", "more", "not distinguishable", "not judged"]
 """Of times and rates the first two; of what is used up, energy and memory, the next two. Not judged: a run cannot be believed."""

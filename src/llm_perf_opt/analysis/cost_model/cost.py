@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from llm_perf_opt.analysis.checks import whole_number
 from llm_perf_opt.analysis.cost_model.architecture import TRANSFORMERS_MLA, Architecture, Mla
 from llm_perf_opt.analysis.cost_model.work import (
     PartName,
@@ -20,7 +19,8 @@ from llm_perf_opt.analysis.cost_model.work import (
     tokens_kept,
 )
 from llm_perf_opt.analysis.dtypes import activation_dtype, dtype_named, size_bytes
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.analysis.stats import whole_number
+from llm_perf_opt.core.errors import ConfigError
 
 PART_NAMES: tuple[PartName, ...] = get_args(PartName)
 """In the order they are shown."""

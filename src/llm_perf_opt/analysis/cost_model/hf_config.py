@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from llm_perf_opt.analysis.checks import shown, whole_number
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.analysis.stats import shown, whole_number
+from llm_perf_opt.core.errors import ConfigError
 
 
 class Fields:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.checks import whole_number
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, LatentAttention, Layer, Mla, Moe
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.analysis.stats import whole_number
+from llm_perf_opt.core.errors import ConfigError
 
 PartName = Literal[
     "embedding",

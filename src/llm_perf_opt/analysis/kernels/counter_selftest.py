@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED
+from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.kernel_records import CountedKernel, CounterReport
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.counters.roles import CounterRoles
-from llm_perf_opt.errors import ParseError
-from llm_perf_opt.kernel_records import CountedKernel, CounterReport
-from llm_perf_opt.records import Maybe, Missing
 
 COPY_TOLERANCE = 0.05
 PADDING = 0.25

@@ -5,13 +5,82 @@ from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.hfu import StageHfu, stage_hfu
-from llm_perf_opt.analysis.kernels.selection import Launch
+from llm_perf_opt.analysis.kernels.selection import Launch, Selection
 from llm_perf_opt.analysis.kernels.table import StageKernels
-from llm_perf_opt.analysis.limits.device_limits import devices_of, other_devices
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, request_cost, stage_seconds
-from llm_perf_opt.kernel_records import KernelUse
-from llm_perf_opt.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.stages import Stage
+from llm_perf_opt.analysis.limits.hardware import devices_of, other_devices
+from llm_perf_opt.core.kernel_records import KernelUse
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.stages import Stage
+
+NOTABLE = 0.1
+"""Share of the larger count. Passes of one program agree to the kernel; a compiler or a library may choose a few differently."""
+_UNIT = {"decode": "decode step"}
+
+
+def disagreements(per_instance: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
+    """What is to be said of stages that hold another number of kernels in one pass than in another.
+
+    `per_instance`: timeline → stage → kernels in a prefill, or in a decode step.
+    """
+    found = []
+    (first, counts), *others = per_instance.items() if per_instance else (("", {}),)
+    for other, theirs in others:
+        for stage in (stage for stage in counts if stage in theirs):
+            mine, yours = counts[stage], theirs[stage]
+            if abs(mine - yours) > NOTABLE * max(mine, yours):
+                found.append(
+                    f"{first} holds {mine:,.1f} kernels per {_UNIT.get(stage, stage)}, {other} {yours:,.1f}: the passes did not "
+                    "launch the same, or one of them lost kernels. Each table of kernels says which pass it is of."
+                )
+    return tuple(found)
+
+
+A_LITTLE = 0.05
+"""By which launches (of those planned) or kernel time (of the stage's) may fall short before it is a warning."""
+WHOLE_PROGRAM = "the program"
+"""The stage of a selection that is not of a range."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The plan and what came of it."""
+
+    note: str
+    warning: str = ""
+    """Empty where the two agree."""
+
+
+def outcome(chosen: Selection, stage: str, launches: Maybe[int], joined: Maybe[float]) -> Outcome:
+    """`launches` are in the counters' table; `joined` is the share of the stage's kernel time that they stand for."""
+    step = f" of step {chosen.step}" if chosen.step else ""
+    planned = (
+        f"Counters of {stage}: planned were {len(chosen.kernels)} functions, chosen from {chosen.source}; "
+        f"{chosen.launch_count:,} launches{step}, which carry {_percent(chosen.coverage)} of the kernel time it was chosen from."
+    )
+    if isinstance(launches, Missing) or isinstance(joined, Missing):
+        lost = next(value for value in (launches, joined) if isinstance(value, Missing))
+        return Outcome(f"{planned} Counted: {lost}.")
+    counted = f"{launches:,} launches, joined to {_percent(joined)} of the stage's kernel time"
+    return Outcome(f"{planned} Counted: {counted}.", _shortfall(chosen, stage, launches, joined))
+
+
+def _shortfall(chosen: Selection, stage: str, launches: int, joined: float) -> str:
+    few = launches < (1 - A_LITTLE) * chosen.launch_count
+    # A plan for one range of a program says nothing of the share of the whole.
+    comparable = chosen.stage in (stage, STAGES.get(stage), WHOLE_PROGRAM if stage == PROGRAM else stage)
+    if not few and not (comparable and joined < chosen.coverage - A_LITTLE):
+        return ""
+    return (
+        f"The counters of {stage} fall short of the plan: {launches:,} of {chosen.launch_count:,} launches were counted, and "
+        f"they join {_percent(joined)} of the stage's kernel time where {_percent(chosen.coverage)} was planned. The log of the "
+        "pass says whether it ended early; a program that launches other kernels each time cannot be sampled by place."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
 
 STAGES: dict[str, Stage] = {"prefill": Stage.PREFILL, "decode": Stage.DECODE_STEP}
 """A table's stage → the range whose kernels are in it."""

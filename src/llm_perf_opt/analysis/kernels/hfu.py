@@ -8,8 +8,8 @@ from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED
 from llm_perf_opt.analysis.kernels.table import StageKernels
 from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN
 from llm_perf_opt.analysis.limits.roofs import Roof
-from llm_perf_opt.errors import ImplausibleError
-from llm_perf_opt.records import Maybe, Missing
+from llm_perf_opt.core.errors import ImplausibleError
+from llm_perf_opt.core.records import Maybe, Missing
 
 WHOLE = 0.9995
 """Coverage from which on a stage's kernel time counts as counted wholly."""

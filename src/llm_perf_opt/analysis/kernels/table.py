@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED, Join, Joined, join, weighted
 from llm_perf_opt.analysis.kernels.names import normal_name
-from llm_perf_opt.analysis.limits.rate_limits import (
+from llm_perf_opt.analysis.limits.hardware import (
     NO_LIMITS,
     RateLimits,
     possible_bytes_rate,
     possible_flops_rate,
     possible_percentage,
 )
+from llm_perf_opt.core.kernel_records import CountedKernel, CounterReport, KernelUse
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.counters.roles import CounterRoles
-from llm_perf_opt.kernel_records import CountedKernel, CounterReport, KernelUse
-from llm_perf_opt.records import Maybe, Missing
 
 TIME_DIFFERS = 0.25
 """Share by which Nsight Compute's duration may differ from the trace's before it is said."""

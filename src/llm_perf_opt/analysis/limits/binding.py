@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.limits.floor import Floor
-from llm_perf_opt.records import Maybe, Missing
-from llm_perf_opt.units import duration
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.units import duration
 
 BUSY_ENOUGH = 0.5
 """A stage whose kernels run for less than this share of its time waits for launches, whatever its kernels are bound by."""

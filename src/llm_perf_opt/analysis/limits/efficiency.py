@@ -8,15 +8,14 @@ from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.work import Logits, Step, decode_steps
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, Nearest, sampled_share, verdict
-from llm_perf_opt.analysis.limits.device_limits import devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
-from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.roofs import Roof, best_floor, least_time, roofs_of
 from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.stats import percentile, summarise
-from llm_perf_opt.errors import ConfigError, ImplausibleError
-from llm_perf_opt.records import Ceilings, CleanTimings, Distribution, Maybe, Missing, TorchPass
-from llm_perf_opt.stages import Stage
+from llm_perf_opt.core.errors import ConfigError, ImplausibleError
+from llm_perf_opt.core.records import Ceilings, CleanTimings, Distribution, Maybe, Missing, TorchPass
+from llm_perf_opt.core.stages import Stage
 
 MEASURED_MARGIN = 1.03
 """A measured ceiling is a median with spread: a stage may pass it by a little without anything being wrong."""

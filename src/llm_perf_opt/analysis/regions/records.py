@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llm_perf_opt.analysis.regions.patterns import Selection
-from llm_perf_opt.events import TraceProblem
-from llm_perf_opt.records import Maybe
+from llm_perf_opt.core.records import Maybe
+from llm_perf_opt.traces.events import TraceProblem
 
 How = Literal["sum", "mean by kernel time", "largest", "smallest"]
 

@@ -17,8 +17,8 @@ from llm_perf_opt.analysis.regions.records import (
     Rest,
 )
 from llm_perf_opt.analysis.trace.intervals import union_ns
-from llm_perf_opt.analysis.trace.projection import NONE, Bool, Projection, nearest_marked, project, through
-from llm_perf_opt.events import Int64, RangeKind, Trace, WorkKind, different
+from llm_perf_opt.traces.events import Int64, RangeKind, Trace, WorkKind, different
+from llm_perf_opt.traces.projection import NONE, Bool, Projection, nearest_marked, project, through
 
 MOST_REGIONS = 1_000
 """Some frameworks number their ranges, so that each has a name of its own: the largest are shown."""

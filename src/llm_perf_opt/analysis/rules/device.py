@@ -10,14 +10,12 @@ from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, Throughput, ToTry, milliseconds, saving_of, weightiest
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.kernels.table import StageKernel
-from llm_perf_opt.analysis.limits.device_limits import devices_of
 from llm_perf_opt.analysis.limits.efficiency import RequestCost, request_cost
 from llm_perf_opt.analysis.limits.floor import largest_batch_within, step_floor, turning_point
-from llm_perf_opt.analysis.limits.hardware import Hardware
-from llm_perf_opt.analysis.rules.launching import request_units
-from llm_perf_opt.analysis.rules.wall_clock import felt
+from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of
+from llm_perf_opt.analysis.rules.launching import felt, request_units
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 
 LOW_OCCUPANCY = 25.0
 """Percent of the warps an SM can hold, below which latency is hardly hidden."""

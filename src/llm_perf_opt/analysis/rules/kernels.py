@@ -12,11 +12,10 @@ from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import request_cost
 from llm_perf_opt.analysis.limits.roofs import best_floor
-from llm_perf_opt.analysis.rules.launching import launches_one_by_one, lengthened, request_units
-from llm_perf_opt.analysis.rules.wall_clock import HOST_BOUND, felt
+from llm_perf_opt.analysis.rules.launching import HOST_BOUND, felt, launches_one_by_one, lengthened, request_units
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 
 NOTEWORTHY = 0.05
 """Share of a stage's kernel time from which on kernels are worth a claim."""

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from llm_perf_opt.analysis.evidence import Evidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry
-from llm_perf_opt.analysis.rules.wall_clock import INFLATED
+from llm_perf_opt.analysis.rules.launching import INFLATED
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
-from llm_perf_opt.records import Missing
+from llm_perf_opt.core.records import Missing
 
 _NO_SAVING = Missing("it is about trust in the figures, not about speed")
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.idle import HostSide, IdleCause, IdleGaps, Occupation, host_side, occupation
 from llm_perf_opt.analysis.trace.intervals import Blocks, union_blocks, union_ns
-from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
 from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum, renumbered, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Int64, Trace, WorkKind, different
+from llm_perf_opt.traces.events import Int64, Trace, WorkKind, different
+from llm_perf_opt.traces.projection import NONE, launching_calls
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.nesting import Nesting, depths, lanes_of, nest
-from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, through
 from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages, coverage_of
-from llm_perf_opt.events import Int64, Operators, RangeKind, Ranges, Trace, different
-from llm_perf_opt.stages import PART_LABEL
+from llm_perf_opt.core.stages import PART_LABEL
+from llm_perf_opt.traces.events import Int64, Operators, RangeKind, Ranges, Trace, different
+from llm_perf_opt.traces.nesting import Nesting, depths, lanes_of, nest
+from llm_perf_opt.traces.projection import NONE, launching_calls, through
 
 MODULE_LABEL = re.compile(
     rf"nn\.Module: (?P<torch>.+)|{re.escape(PART_LABEL)}(?P<part>.+)|\{{'Module': '(?P<hooks>[^']+)'.*",

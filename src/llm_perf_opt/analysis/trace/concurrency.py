@@ -4,10 +4,10 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, KernelClass
 from llm_perf_opt.analysis.trace.intervals import union_blocks, union_ns
-from llm_perf_opt.analysis.trace.projection import NONE, Bool
 from llm_perf_opt.analysis.trace.row_numbers import exact_sum, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind, different_pairs
+from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind, different_pairs
+from llm_perf_opt.traces.projection import NONE, Bool
 
 
 def side_by_side_notes(trace: Trace, stages: TraceStages, inner: str, devices: int) -> tuple[str, ...]:

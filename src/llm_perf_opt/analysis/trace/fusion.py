@@ -24,8 +24,8 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, KernelClass, class_of_work
 from llm_perf_opt.analysis.trace.host_calls import matching
-from llm_perf_opt.analysis.trace.projection import NONE, Bool
-from llm_perf_opt.events import Int64, Trace, UInt8, WorkKind
+from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind
+from llm_perf_opt.traces.projection import NONE, Bool
 
 FUSABLE = (KernelClass.ELEMENTWISE, KernelClass.NORM, KernelClass.REDUCTION, KernelClass.COPY)
 _PRODUCTS = (KernelClass.GEMM, KernelClass.GEMV, KernelClass.ATTENTION, KernelClass.COLLECTIVE)

@@ -4,14 +4,52 @@ A sample belongs to a stage where its time lies between the first and the last o
 instance: samples are on the device's clock, and the host's labels run ahead of it. Idle time inside a window counts.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from llm_perf_opt.analysis.trace.document import GpuMetricLine
+from llm_perf_opt.analysis.trace.accounting import Account, DeviceTime, StageTime, stages_by_device
+from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine, GpuMetricLine, IdleLine
 from llm_perf_opt.analysis.trace.intervals import covered_before, union_blocks
-from llm_perf_opt.analysis.trace.projection import NONE
 from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Int64, Trace, different
+from llm_perf_opt.traces.events import Int64, Trace, different
+from llm_perf_opt.traces.projection import NONE
+
+
+def device_lines(trace: Trace, stages: TraceStages, whole: Account) -> list[DeviceLine]:
+    """Every device with work; where there are several, with what each stage did on it."""
+    found = stages_by_device(trace, stages) if len(whole.devices) > 1 else {}
+    return [_line(trace, one, _stages(found.get(one.device, ()) if one.device is not None else ())) for one in whole.devices]
+
+
+def device_name(trace: Trace, device: int) -> str:
+    """What the trace calls a device: nsys names each, torch lists all that the program saw; empty where neither does."""
+    listed = [name.strip() for name in trace.facts.get("devices", "").split(", ")]
+    return trace.facts.get(f"device.{device}", "") or (listed[device] if 0 <= device < len(listed) else "")
+
+
+def _line(trace: Trace, one: DeviceTime, stages: list[DeviceStageLine]) -> DeviceLine:
+    number = -1 if one.device is None else one.device
+    return DeviceLine(
+        device=number,
+        name=device_name(trace, number),
+        kernels=one.kernels.count,
+        kernel_ns=one.kernels.sum_ns,
+        busy_ns=one.busy_ns,
+        idle_ns=one.idle_ns,
+        span_ns=one.span_ns,
+        idle=[IdleLine(cause.label, ns) for cause, ns in one.idle.items() if ns],
+        stages=stages,
+    )
+
+
+def _stages(found: Sequence[StageTime]) -> list[DeviceStageLine]:
+    return [
+        DeviceStageLine(stage.name, stage.busy_ns, stage.idle_ns, stage.span_ns, stage.kernels, stage.kernel_ns)
+        for stage in found
+    ]
+
 
 WHOLE = ""
 """In place of a stage's name: from the first to the last work of the device."""

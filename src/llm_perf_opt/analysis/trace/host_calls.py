@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 from llm_perf_opt.analysis.trace.idle import synchronising_calls
 from llm_perf_opt.analysis.trace.intervals import covered_of_group, union_blocks
-from llm_perf_opt.analysis.trace.nesting import lanes_of
-from llm_perf_opt.analysis.trace.projection import NONE, launching_calls
 from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Int32, Int64, Trace, WorkKind, different_pairs
+from llm_perf_opt.traces.events import Int32, Int64, Trace, WorkKind, different_pairs
+from llm_perf_opt.traces.nesting import lanes_of
+from llm_perf_opt.traces.projection import NONE, launching_calls
 
 ALLOCATING = re.compile(
     r"(cuda|hip)(Malloc|Free|HostAlloc|MallocHost|FreeHost)(?!.*Async)\w*|cuMem(Alloc|Free|Create|Map)(?!.*Async)\w*"

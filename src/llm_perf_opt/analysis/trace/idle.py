@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, covered_of_group, union_blocks
-from llm_perf_opt.analysis.trace.nesting import lanes_of
-from llm_perf_opt.analysis.trace.projection import NONE, through
 from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum
-from llm_perf_opt.events import Columns, Int64, Trace, UInt8, WorkKind
+from llm_perf_opt.traces.events import Columns, Int64, Trace, UInt8, WorkKind
+from llm_perf_opt.traces.nesting import lanes_of
+from llm_perf_opt.traces.projection import NONE, through
 
 Bool = npt.NDArray[np.bool_]
 

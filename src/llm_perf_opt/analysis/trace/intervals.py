@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.events import Int64, different
+from llm_perf_opt.traces.events import Int64, different
 
 Bool = npt.NDArray[np.bool_]
 

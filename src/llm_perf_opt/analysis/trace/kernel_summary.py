@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
-from llm_perf_opt.analysis.trace.projection import NONE, Bool
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import Trace, WorkKind
+from llm_perf_opt.traces.events import Trace, WorkKind
+from llm_perf_opt.traces.projection import NONE, Bool
 
 
 @dataclass(frozen=True)

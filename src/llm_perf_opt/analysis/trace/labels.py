@@ -1,14 +1,105 @@
 """Labels of a trace that are neither stages nor modules: what a program marked for itself, and what it launched meanwhile."""
 
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from llm_perf_opt.analysis.trace.attribution import MODULE_LABEL, outermost_of_its_name
 from llm_perf_opt.analysis.trace.document import LabelLine
-from llm_perf_opt.analysis.trace.nesting import lanes_of, nest
-from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, through
 from llm_perf_opt.analysis.trace.row_numbers import distinct, sums
-from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.events import NO_NAME, Int64, RangeKind, Trace, WorkKind, different_pairs
+from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
+from llm_perf_opt.core.stages import STAGE_NAMES
+from llm_perf_opt.traces.events import NO_NAME, Int64, RangeKind, Trace, WorkKind, different_pairs
+from llm_perf_opt.traces.nesting import lanes_of, nest
+from llm_perf_opt.traces.projection import NONE, launching_calls, through
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one maker of traces labels its stages."""
+
+    name: str
+    stage_of: Callable[[str], str | None]
+    """Label → stage, or None for a label that marks none."""
+    our_domain_only: bool = False
+    """Whether labels of another NVTX domain than ours are somebody else's; names as plain as `decode` need it."""
+
+
+_VLLM_STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)\(.*?\)")
+_VLLM_NEW = re.compile(r"execute_new_(\d+)_cached_(\d+)")
+_VLLM_FORWARD = re.compile(r"(?:v2_)?gpu_model_runner: forward")
+_SGLANG_STEP = re.compile(r"step\[(\w+)(?: .*)?\]")
+_TENSORRT_STEP = re.compile(r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs,.*?(\d+) gen reqs")
+_ATOM_STEP = re.compile(r"(prefill|decode)\[.*\]")
+_PROFILER_STEP = re.compile(r"ProfilerStep\s*#\d+")
+
+_SGLANG_MODES = {
+    "EXTEND": PREFILL,
+    "PREFILL": PREFILL,
+    "SPLIT_PREFILL": PREFILL,
+    "DLLM_EXTEND": PREFILL,
+    "DECODE": DECODE_STEP,
+    "TARGET_VERIFY": DECODE_STEP,
+    "MIXED": MIXED_STEP,
+}
+"""Other modes (a draft model's steps, idle ones) are steps of which nothing more is said."""
+
+
+def _by_requests(prefilling: str, decoding: str) -> str:
+    if int(prefilling) and int(decoding):
+        return MIXED_STEP
+    if int(prefilling):
+        return PREFILL
+    return DECODE_STEP if int(decoding) else STEP
+
+
+def _own(label: str) -> str | None:
+    return label if label in STAGE_NAMES else None
+
+
+def _vllm(label: str) -> str | None:
+    found = _VLLM_STEP.fullmatch(label) or _VLLM_NEW.fullmatch(label)
+    return _by_requests(*found.groups()) if found else None
+
+
+def _vllm_forward(label: str) -> str | None:
+    return STEP if _VLLM_FORWARD.fullmatch(label) else None
+
+
+def _sglang(label: str) -> str | None:
+    found = _SGLANG_STEP.fullmatch(label)
+    return _SGLANG_MODES.get(found[1].upper(), STEP) if found else None
+
+
+def _tensorrt(label: str) -> str | None:
+    found = _TENSORRT_STEP.fullmatch(label)
+    return _by_requests(*found.groups()) if found else None
+
+
+def _atom(label: str) -> str | None:
+    found = _ATOM_STEP.fullmatch(label)
+    return {"prefill": PREFILL, "decode": DECODE_STEP}[found[1]] if found else None
+
+
+def _profiler_step(label: str) -> str | None:
+    return STEP if _PROFILER_STEP.fullmatch(label) else None
+
+
+DIALECTS: Sequence[Dialect] = (
+    Dialect("labels", _own, our_domain_only=True),
+    Dialect("vllm", _vllm),
+    Dialect("sglang", _sglang),
+    Dialect("tensorrt_llm", _tensorrt),
+    Dialect("atom", _atom),
+    Dialect("vllm", _vllm_forward),
+    Dialect("profiler_step", _profiler_step),
+)
+"""In the order they are tried: the one that says most first."""
+
+ENGINES = frozenset(dialect.name for dialect in DIALECTS) - {"labels", "profiler_step"}
+"""Dialects of programs that serve: their settings are their own, none of this tool's."""
 
 
 def label_lines(trace: Trace, stages: TraceStages) -> list[LabelLine]:

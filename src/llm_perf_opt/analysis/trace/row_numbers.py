@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from llm_perf_opt.analysis.trace.projection import NONE
-from llm_perf_opt.errors import ParseError
-from llm_perf_opt.events import Int64
+from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.traces.events import Int64
+from llm_perf_opt.traces.projection import NONE
 
 
 def distinct(rows: Int64, size: int) -> Int64:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.trace.projection import NONE, nearest_marked, through
-from llm_perf_opt.events import Columns, Int32, Int64
-from llm_perf_opt.stages import Stage
+from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.traces.events import Columns, Int32, Int64
+from llm_perf_opt.traces.projection import NONE, nearest_marked, through
 
 PROFILE = Stage.PROFILE.value
 PREFILL = Stage.PREFILL.value

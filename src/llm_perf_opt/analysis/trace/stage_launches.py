@@ -5,9 +5,9 @@ import numpy.typing as npt
 
 from llm_perf_opt.analysis.kernels.names import function_name
 from llm_perf_opt.analysis.kernels.selection import Launch
-from llm_perf_opt.analysis.trace.projection import NONE, Projection, nearest_marked, step_of_work, through
-from llm_perf_opt.events import Int64, Trace, WorkKind, different
-from llm_perf_opt.stages import Stage
+from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.traces.events import Int64, Trace, WorkKind, different
+from llm_perf_opt.traces.projection import NONE, Projection, nearest_marked, step_of_work, through
 
 ANY_DOMAIN = "*"
 """As Nsight Systems spells it."""

@@ -5,12 +5,14 @@ decode whose steps have none, `kernel_sequence` looks for the steps. The result 
 it covers.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from llm_perf_opt.analysis.kernels.classes import CLASSES, class_of_work
 from llm_perf_opt.analysis.trace.kernel_sequence import Repetition, find_repetition, find_steps
-from llm_perf_opt.analysis.trace.nesting import lanes_of, nest
-from llm_perf_opt.analysis.trace.projection import NONE, launching_calls, nearest_marked, through
+from llm_perf_opt.analysis.trace.labels import DIALECTS, Dialect
 from llm_perf_opt.analysis.trace.row_numbers import distinct
 from llm_perf_opt.analysis.trace.stage_instances import (
     DECODE,
@@ -23,9 +25,10 @@ from llm_perf_opt.analysis.trace.stage_instances import (
     TraceStages,
     coverage_of,
 )
-from llm_perf_opt.analysis.trace.stage_labels import DIALECTS, Dialect
-from llm_perf_opt.events import Int64, Trace, different
-from llm_perf_opt.stages import DOMAIN, STAGE_NAMES
+from llm_perf_opt.core.stages import DOMAIN, STAGE_NAMES
+from llm_perf_opt.traces.events import Int64, Trace, different
+from llm_perf_opt.traces.nesting import lanes_of, nest
+from llm_perf_opt.traces.projection import NONE, launching_calls, nearest_marked, through
 
 _ORDER = (*STAGE_NAMES, MIXED_STEP, STEP)
 """Stages as they are listed."""
@@ -252,3 +255,23 @@ def _stages(trace: Trace, method: str, why: str, names: tuple[str, ...], instanc
     stage = np.array([listed.index(name) for name in names], np.int32)[instances.stage] if names else instances.stage
     covered = coverage_of(of_work, trace.work.end_ns - trace.work.start_ns)
     return TraceStages(method, why, listed, Instances(**{**instances.columns(), "stage": stage}), of_work, covered)
+
+
+def stage_columns(trace: Trace, stages: TraceStages | None = None) -> dict[str, dict[str, Any]]:
+    """Table → column → values. `stage` is the innermost one, `step` counts the steps of the trace from 0; NULL for none."""
+    found = find_stages(trace) if stages is None else stages
+    names = np.array([*found.names, None], object)
+    stage = names[through(found.of_work, found.instances.stage.astype(np.int64))]
+    classes = np.array([kind.value for kind in CLASSES], object)[class_of_work(trace)]
+    return {"kernels": {"stage": stage, "step": _steps(found, len(trace.work)), "class": classes}}
+
+
+def _steps(stages: TraceStages, rows: int) -> Any:
+    if stages.step_stage is None:
+        return np.full(rows, None, object)
+    instance = stages.of_stage(stages.step_stage)
+    steps = stages.rows_of(stages.step_stage)
+    place = np.full(len(stages.instances) + 1, None, object)  # the last entry answers -1
+    place[steps] = list(range(len(steps)))
+    place[NONE] = None
+    return place[instance]

@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.host import available_memory_bytes, cpu_has_native_bf16, cpu_name, usable_cpus
-from llm_perf_opt.parsers.trace_mark import MOST_BYTES, cache_folder, kept_bytes
-from llm_perf_opt.profiling.gpu import describe, handle_of, nvml
+from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, cpu_name, usable_cpus
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.run_folder import LEAST_FREE_BYTES
 from llm_perf_opt.profiling.vendor.compatibility import NVTX_REMEDY, blind_to_ranges, cuda_runtime, nvtx_version, too_old_for
 from llm_perf_opt.profiling.vendor.permission import REMEDY, counter_permission
 from llm_perf_opt.profiling.vendor.probe import (
@@ -23,9 +23,9 @@ from llm_perf_opt.profiling.vendor.probe import (
     probe_nsys,
     tool_version,
 )
-from llm_perf_opt.records import Missing
 from llm_perf_opt.report.text import byte_count
-from llm_perf_opt.run_folder import LEAST_FREE_BYTES
+from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml
+from llm_perf_opt.traces.trace_mark import MOST_BYTES, cache_folder, kept_bytes
 
 _LAST_BLIND_NSYS = "2023.4.4"
 

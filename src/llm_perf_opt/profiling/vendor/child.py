@@ -1,15 +1,12 @@
 """Both ends of a child process: its last words, and what its end means to whoever started it."""
 
 import re
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.errors import CaptureError, Interrupted, LlmPerfError, ResourceError, error_from
-from llm_perf_opt.profiling.vendor.launch import Finished, send
+from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from
+from llm_perf_opt.profiling.vendor.launch import Finished
 from llm_perf_opt.profiling.vendor.logs import words_of_the_program
 
 _RAISED = re.compile(r"[\w.]+(Error|Exception)(: .|$)")
@@ -18,35 +15,6 @@ _RAISED = re.compile(r"[\w.]+(Error|Exception)(: .|$)")
 
 class UnexplainedEndError(CaptureError):
     """A child ended badly without a word of its own: only its exit code or signal is known, and whoever knows more is right."""
-
-
-@contextmanager
-def last_words(translated: Callable[[Exception], LlmPerfError]) -> Iterator[None]:
-    """The body of a child's `main`: an error is told to the parent as a message, its traceback is left in the log."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except LlmPerfError as error:
-        _fail(error)
-    except Exception as error:  # noqa: BLE001 - a child's last word to its parent; the traceback is in the log
-        _fail(translated(error))
-
-
-def _fail(error: LlmPerfError) -> None:
-    traceback.print_exc(file=sys.stderr)
-    send("error", kind=type(error).__name__, fact=error.fact, remedy=error.remedy)
-    sys.exit(error.exit_code)
-
-
-def framework_error(error: Exception, *, memory: str, disk: str, otherwise: str) -> LlmPerfError:
-    """An error of the framework as one of ours, with the remedy that fits."""
-    text = " ".join(str(error).split())
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in text:
-        return ResourceError(f"Out of memory: {text[:300]}", memory)
-    if "No space left" in text:
-        return ResourceError(f"No space left on the disk: {text[:200]}", disk)
-    return CaptureError(f"{type(error).__name__}: {text[:400]}", otherwise)
 
 
 def told_error(message: dict[str, Any]) -> LlmPerfError | None:

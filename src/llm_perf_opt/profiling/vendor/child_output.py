@@ -7,8 +7,8 @@ from contextlib import suppress
 from io import RawIOBase
 from typing import Any
 
-MESSAGE_PREFIX = "@llm-perf "
-"""What follows this in a line of a child's output is a message to its parent; everything else is log."""
+from llm_perf_opt.runners.child import MESSAGE_PREFIX
+
 _MAX_LINE = 1 << 20
 
 OnMessage = Callable[[dict[str, Any]], None]

@@ -5,9 +5,9 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from llm_perf_opt.errors import ResourceError
+from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.profiling.vendor.probe import numbers, release_of
-from llm_perf_opt.records import Maybe, Missing
 
 NVTX_REMEDY = "pip install 'nvtx>=0.2.10,<0.2.12', or use Nsight Systems 2024 or newer."
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from llm_perf_opt.errors import CaptureError, LlmPerfError, ResourceError
-from llm_perf_opt.run_folder import LEAST_FREE_BYTES
+from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ResourceError
+from llm_perf_opt.core.run_folder import LEAST_FREE_BYTES
 
 BYTES_PER_GB = 10**9
 

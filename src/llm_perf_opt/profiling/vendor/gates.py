@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.errors import ConfigError, nearest
-from llm_perf_opt.stages import DOMAIN, PARENT, STAGE_NAMES, Stage, nsys_range
+from llm_perf_opt.core.errors import ConfigError, nearest
+from llm_perf_opt.core.stages import DOMAIN, PARENT, STAGE_NAMES, Stage, nsys_range
 
 Tool = Literal["nsys", "ncu"]
 

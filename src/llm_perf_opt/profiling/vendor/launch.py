@@ -1,36 +1,29 @@
 """The only place that starts processes. A child and its descendants are ended by recorded pid, never by name."""
 
-import json
 import os
-import select
 import selectors
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from llm_perf_opt.errors import CaptureError, LlmPerfError, ResourceError, interrupted
-from llm_perf_opt.profiling.vendor.child_output import MESSAGE_PREFIX, TICK_S, LineReader, OnMessage, OnTick, no_tick, pidfd
+from llm_perf_opt.core.errors import CaptureError, LlmPerfError, interrupted
+from llm_perf_opt.core.processes import _SIGNALS, GRACE_S, end
+from llm_perf_opt.core.run_folder import disk_error
+from llm_perf_opt.profiling.vendor.child_output import TICK_S, LineReader, OnMessage, OnTick, no_tick, pidfd
 from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
-from llm_perf_opt.run_folder import disk_error
+from llm_perf_opt.runners.child import _PARENT
 
-GRACE_S = (30.0, 5.0, 5.0)
-"""How long a child may take to end after SIGINT, SIGTERM and SIGKILL. A second Ctrl-C goes on to the next signal at once."""
 REPORT_GRACE_S = (120.0, 20.0, 5.0)
 """The same for a tool that writes its report when it is interrupted."""
 SETTLE_S = 3.0
 """How long processes that outlive a child may take to end by themselves."""
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-_PARENT = "LLM_PERF_PARENT_PID"
-"""Tells a child, also one below another tool, whose end is its own."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +41,6 @@ class Finished:
     def signal_name(self) -> str:
         """Name of the signal that ended it, if one did."""
         return signal.Signals(-self.exit_code).name if self.exit_code < 0 else ""
-
-
-def send(event: str, **fields: Any) -> None:
-    """Tell the parent something; printed as an ordinary line where there is no parent."""
-    print(MESSAGE_PREFIX + json.dumps({"event": event, **fields}), flush=True)
 
 
 def child_environment() -> dict[str, str]:
@@ -154,83 +142,6 @@ def convert(argv: Sequence[str], *, log: Path, timeout_s: float, output: Path | 
             end(child)
             raise interrupted(error, "What was captured so far is kept.") from None
     return Finished(child.wait(), time.monotonic() - begun, False)
-
-
-def ask(argv: Sequence[str], timeout_s: float = 15.0, *, whatever_code: bool = False) -> str | None:
-    """The output of a short command, or None when it is not there, fails or hangs.
-
-    `whatever_code`: its exit code says nothing (nsys lists its reports and ends with 1).
-    """
-    try:
-        done = subprocess.run(  # noqa: S603 - an argv list, never a shell
-            list(argv),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if whatever_code or done.returncode == 0 else None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command said, whatever its exit code."""
-
-    exit_code: int
-    output: bytes
-    errors: str
-    timed_out: bool = False
-
-
-def answer(
-    argv: Sequence[str],
-    *,
-    folder: Path,
-    environment: Mapping[str, str],
-    timeout_s: float,
-    stdin: Path | None = None,
-) -> Answer:
-    """Run a command in a folder with exactly this environment, fed from a file; it and its children end when its time is over."""
-    with (stdin or Path(os.devnull)).open("rb") as fed:
-        try:
-            child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
-                list(argv),
-                cwd=folder,
-                env=dict(environment),
-                stdin=fed,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ResourceError(
-                f"{argv[0]} cannot be started in {folder}: {error.strerror}.", "Check that it is installed and may be run."
-            ) from error
-        try:
-            output, errors = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            end(child)
-            output, errors = child.communicate()
-            return Answer(child.returncode, output, errors.decode(errors="replace"), True)
-        except KeyboardInterrupt as error:
-            end(child)
-            raise interrupted(error, "What was complete before is kept.") from None
-    return Answer(child.returncode, output, errors.decode(errors="replace"))
-
-
-def end(child: "subprocess.Popen[bytes]") -> None:
-    """SIGINT, then SIGTERM, then SIGKILL to the child's own process group."""
-    for number, patience in zip(_SIGNALS, GRACE_S, strict=True):
-        if child.poll() is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
-        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            child.wait(patience)
 
 
 class _Running:
@@ -387,30 +298,3 @@ def build_work_argv(config_file: Path, which: str, out: Path, decode_steps: int 
     module = "llm_perf_opt.runners.llm_profile_runner"
     argv = [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
     return argv if decode_steps is None else [*argv, "--decode-steps", str(decode_steps)]
-
-
-def heed_interrupts() -> None:
-    """Called by a child: be interruptible, even if a script started llm-perf in the background, where shells ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def die_with_parent() -> None:
-    """Called by a child: end it when the program that started the pass is gone, however many tools stand between them.
-
-    A thread sleeps in the kernel until then. Does nothing where the kernel cannot tell, or nobody said whose child it is.
-    """
-    named = os.environ.get(_PARENT, "")
-    if not named.isdigit() or not hasattr(os, "pidfd_open"):
-        return
-    try:
-        parent = os.pidfd_open(int(named))
-    except ProcessLookupError:
-        sys.exit(1)
-    except OSError:  # an old kernel, or one that may not be asked
-        return
-
-    def wait() -> None:
-        select.select([parent], [], [])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=wait, name="die-with-parent", daemon=True).start()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.errors import CaptureError, LlmPerfError
+from llm_perf_opt.core.errors import CaptureError, LlmPerfError
 from llm_perf_opt.profiling.vendor import permission
 from llm_perf_opt.profiling.vendor.gates import BOTH_SYNTAXES
 

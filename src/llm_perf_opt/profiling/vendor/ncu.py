@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, Gate, check_gate
 
 REPORT_ENDING = ".ncu-rep"

@@ -3,10 +3,10 @@
 from functools import lru_cache
 from pathlib import Path
 
+from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.processes import ask
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.counters.catalogue import names_listed
-from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.vendor.launch import ask
-from llm_perf_opt.records import Maybe, Missing
 
 
 @lru_cache(maxsize=8)

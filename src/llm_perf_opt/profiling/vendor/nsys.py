@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from llm_perf_opt.errors import ConfigError, nearest
+from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.profiling.vendor.gates import Gate, check_gate, on_stage
 from llm_perf_opt.profiling.vendor.probe import NsysProbe
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.errors import ResourceError
+from llm_perf_opt.core.errors import ResourceError
 
 REMEDY = (
     "Either run as root or with the capability CAP_SYS_ADMIN (in a container: --cap-add=SYS_ADMIN; from driver 565 on "

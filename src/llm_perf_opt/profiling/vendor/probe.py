@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from llm_perf_opt.errors import LlmPerfError, ParseError
-from llm_perf_opt.host import user_cache_folder
-from llm_perf_opt.profiling.vendor.launch import ask
-from llm_perf_opt.records import Missing
-from llm_perf_opt.run_folder import read_record, write_record
+from llm_perf_opt.core.errors import LlmPerfError, ParseError
+from llm_perf_opt.core.host import user_cache_folder
+from llm_perf_opt.core.processes import ask
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.run_folder import read_record, write_record
 
 METHOD = 1
 """Raised when the way of asking changes, so that older answers are not found."""

@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.errors import CaptureError, ResourceError
+from llm_perf_opt.core.errors import CaptureError, ResourceError
+from llm_perf_opt.core.run_folder import disk_error
 from llm_perf_opt.profiling.vendor.launch import Finished, convert
 from llm_perf_opt.profiling.vendor.logs import LogProblem, log_error, ncu_log_problems, nsys_log_problems
 from llm_perf_opt.profiling.vendor.probe import find_importer
-from llm_perf_opt.run_folder import disk_error
 
 CONVERT_S = 1800.0
 """The longest a conversion may take."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.errors import Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.profiling.vendor import ncu, nsys
 from llm_perf_opt.profiling.vendor.child_output import OnMessage, OnTick, no_tick
 from llm_perf_opt.profiling.vendor.disk_watch import BYTES_PER_GB, DiskWatch
@@ -16,7 +17,6 @@ from llm_perf_opt.profiling.vendor.gates import Tool
 from llm_perf_opt.profiling.vendor.launch import REPORT_GRACE_S, Finished, child_environment, run_child
 from llm_perf_opt.profiling.vendor.logs import AGENT_LOST, LogProblem, ncu_log_problems, nsys_log_problems
 from llm_perf_opt.profiling.vendor.reports import import_qdstrm
-from llm_perf_opt.records import Maybe, Missing
 
 ENDINGS: dict[Tool, str] = {"nsys": nsys.REPORT_ENDING, "ncu": ncu.REPORT_ENDING}
 """What each tool puts behind the base name of its report."""

@@ -1,0 +1,1 @@
+"""The command `llm-perf`: one file per verb."""

@@ -1,0 +1,62 @@
+"""What to change first in a run, and whether it holds."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_perf_opt.cli.completing import complete_run
+from llm_perf_opt.cli.shared import Debug, Json, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.cli.watching import ended_in_order
+
+
+def advise(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", autocompletion=complete_run)],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Try the findings that are plain configuration, one at a time, on this machine.")
+    ] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many findings to try.")] = 3,
+    remeasure: Annotated[
+        bool, typer.Option("--remeasure", help="Measure the run's own configuration again, too, to compare with.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List what to change first with what each change would save; with --verify, try it and print predicted against measured."""
+    note_debug(debug)
+    from llm_perf_opt.cli.progress import progress_for
+    from llm_perf_opt.core.errors import ConfigError
+    from llm_perf_opt.report.advice import advice_text, trials_text, verification_json
+    from llm_perf_opt.workflows.advise import findings_of, to_try
+    from llm_perf_opt.workflows.advise import verify as try_findings
+
+    if remeasure and not verify:
+        raise ConfigError("--remeasure measures what trials are compared with.", "Add --verify.")
+    folder, analysis, findings = findings_of(run_folder)
+    for note in analysis.warnings:
+        print(f"note: {note}", file=sys.stderr)
+    if not verify:
+        tried = analysis.verified
+        if as_json:
+            verification = None if tried is None else verification_json(tried)
+            print_json({"run": str(folder.path), "findings": findings, "verification": verification})
+        else:
+            sys.stdout.write(advice_text(findings) + (trials_text(tried) if tried and tried.trials else ""))
+        return
+    chosen = to_try(findings, top)
+    if not as_json:
+        sys.stdout.write(advice_text(findings))
+    if not chosen:
+        print("note: no finding is plain configuration that promises a saving: nothing to try", file=sys.stderr)
+        print_json({"run": str(folder.path), "findings": findings, "verification": None}) if as_json else None
+        return
+    with ended_in_order():
+        with progress_for(quiet) as progress:
+            found, interrupted = try_findings(folder, chosen, command_line(), progress, remeasure=remeasure)
+        if as_json:
+            print_json({"run": str(folder.path), "findings": findings, "verification": verification_json(found)})
+        else:
+            sys.stdout.write(trials_text(found))
+        raise_if(interrupted)

@@ -1,0 +1,112 @@
+"""The command `llm-perf`: its verbs, and the one place where errors are caught."""
+
+import sys
+import traceback
+from typing import Annotated, NoReturn
+
+import typer
+
+from llm_perf_opt import __version__
+from llm_perf_opt.cli.app import (
+    advise,
+    analyze,
+    baseline,
+    ceilings,
+    compare,
+    cost,
+    dataset,
+    doctor,
+    exec,
+    externals,
+    metrics,
+    model,
+    options,
+    report,
+    run,
+    runs,
+    sql,
+)
+from llm_perf_opt.cli.shared import WithCompletion, WithOverrides, debugging
+from llm_perf_opt.core.errors import LlmPerfError, file_error
+from llm_perf_opt.core.terminal import indented, safe_streams
+
+app = typer.Typer(
+    name="llm-perf",
+    cls=WithCompletion,
+    help="Profile an LLM's inference: where every millisecond goes, how far it is from the limit, what to change first.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"llm-perf {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of every verb."""
+
+
+_VERBS = (
+    run.run,
+    report.report,
+    analyze.analyze,
+    advise.advise,
+    compare.compare,
+    runs.runs,
+    sql.sql,
+    cost.cost,
+    ceilings.ceilings,
+    doctor.doctor,
+    options.options,
+)
+for _verb in _VERBS:
+    app.command(cls=WithOverrides if _verb in (run.run, cost.cost) else None)(_verb)
+app.command("exec")(exec.exec_program)
+app.add_typer(baseline.app)
+app.add_typer(metrics.app)
+app.add_typer(externals.app)
+app.add_typer(dataset.app)
+app.add_typer(model.app)
+
+
+def main() -> None:
+    """Run a verb; every error of ours ends here, as one message and an exit code. All that is printed is safe to show."""
+    with safe_streams():
+        _main()
+
+
+def _main() -> None:
+    try:
+        app(standalone_mode=True)
+    except LlmPerfError as error:
+        _end(error, error.fact, error.remedy, error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read us has gone: nothing to say, nobody to say it to
+        sys.exit(1)
+    except OSError as error:
+        said = file_error(error)
+        _end(error, said.fact, said.remedy, said.exit_code)
+    except Exception as defect:  # noqa: BLE001 - the last place; --debug shows all of it
+        fact = f"{type(defect).__name__}: {' '.join(str(defect).split())[:300]}"
+        _end(defect, fact, "This is a defect of llm-perf, or a file somebody edited; --debug shows the traceback.", 1)
+
+
+def _end(error: Exception, fact: str, remedy: str, exit_code: int) -> NoReturn:
+    if debugging():
+        traceback.print_exception(error)
+    print("error:", indented(fact), file=sys.stderr)
+    if remedy:
+        print("  →", indented(remedy), file=sys.stderr)
+    sys.exit(exit_code)

@@ -1,0 +1,34 @@
+"""Measure what this machine can do at best."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json
+
+
+def ceilings(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device_index: Annotated[int, typer.Option(min=0, help="Which GPU, counted as the driver counts.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads on the CPU; by default the framework's choice.")] = None,
+    budget_s: Annotated[float | None, typer.Option(min=0.05, max=600, help="Seconds to measure; by default about nine.")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew even where a kept result is there.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure what this machine can do at best, in seconds; the result is kept per device, driver and torch version."""
+    note_debug(debug)
+    from datetime import datetime, timezone
+
+    from llm_perf_opt.cli.progress import progress_for
+    from llm_perf_opt.profiling.ceilings import find_ceilings
+    from llm_perf_opt.report.ceilings import ceilings_json, ceilings_text
+
+    with progress_for(False) as progress:
+        found = find_ceilings(device, device_index, progress, refresh=refresh, threads=threads, budget_s=budget_s)
+    now = datetime.now(timezone.utc)
+    if as_json:
+        print_json(ceilings_json(found, now))
+    else:
+        sys.stdout.write(ceilings_text(found, now))

@@ -1,0 +1,125 @@
+"""Hold two runs, or several repeats of each, against each other."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llm_perf_opt.cli.completing import complete_side
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json
+from llm_perf_opt.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.comparison.compare import Comparison
+
+RUNS_DIR = Path("runs")
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds runs and baselines.json.")]
+
+
+def compare(
+    base: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="BASE",
+            help="A run, a baseline's name, a pattern, or several with commas between.",
+            autocompletion=complete_side,
+        ),
+    ] = None,
+    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Likewise.", autocompletion=complete_side)] = None,
+    more_base: Annotated[list[str] | None, typer.Option("--base", help="A run of the base side; may be repeated.")] = None,
+    more_new: Annotated[list[str] | None, typer.Option("--new", help="A run of the new side; may be repeated.")] = None,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC=TOLERANCE", help="Fail on a worsening that is surely beyond it: tpot=3%. May be repeated."),
+    ] = None,
+    experiment: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="The setting whose difference is meant. May be repeated.")
+    ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help="Compare although hardware, model or workload differ.")
+    ] = None,
+    smallest: Annotated[
+        float,
+        typer.Option(
+            min=0, max=100, metavar="PERCENT", help="The smallest change worth a verdict; gates have their own tolerance."
+        ),
+    ] = 1.0,
+    process_spread: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="PERCENT",
+            help="Deviation of times between processes where too few runs show it; assumed: 1 on an accelerator, 20 on a quiet "
+            "CPU, nothing on one that others use.",
+        ),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The whole page as Markdown on standard output.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page to this file (.html, .md or .json).")] = None,
+    runs_dir: RunsDir = RUNS_DIR,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What changed from BASE to NEW, and whether it is real.
+
+    A change is called faster or slower when its 98 % interval excludes zero. Give three runs a side: one rests on
+    an assumption of how much processes differ, two measure it only roughly (on a quiet CPU they rest on it too), and
+    on a CPU that others use fewer than three get no verdict. Make them in turn: where the machine changed its speed during
+    the runs, and that explains the difference, there is no verdict.
+
+    Exit code with --gate: 0 every gate passes, 1 a regression, 2 cannot tell (too uncertain) or refused. Without: 0.
+    A damaged run: 5.
+    """
+    note_debug(debug)
+    if as_json and markdown:
+        raise ConfigError("--json and --markdown both want standard output.", "Give one, or write a file with --out.")
+    kind = _kind(out)
+    sides = _words(base, more_base), _words(new, more_new)
+    from llm_perf_opt.analysis.comparison.gates import exit_code
+    from llm_perf_opt.analysis.comparison.statistics import Judgement
+    from llm_perf_opt.report.compare import comparison_page, comparison_text
+    from llm_perf_opt.workflows.compare import compare_runs
+    from llm_perf_opt.workspace.data.layout import given_root
+
+    found = compare_runs(
+        *sides,
+        given_root(runs_dir, RUNS_DIR, "--runs-dir"),
+        experiment=experiment or (),
+        allow=allow or (),
+        gates=gate or (),
+        judgement=Judgement(smallest / 100, None if process_spread is None else process_spread / 100),
+    )
+    if out is not None:
+        _write(found, out, kind)
+    if as_json:
+        print_json(found)
+    else:
+        sys.stdout.write(comparison_page(found) if markdown else comparison_text(found))
+    if found.gates:
+        raise typer.Exit(exit_code(found.gates))
+
+
+def _write(found: "Comparison", out: Path, kind: str) -> None:
+    from llm_perf_opt.core.run_folder import encoded, write_whole
+    from llm_perf_opt.report.compare import comparison_page
+
+    if kind == ".html":
+        from llm_perf_opt.report.compare_html import comparison_html
+
+        content = comparison_html(found).encode()
+    else:
+        content = encoded(found) if kind == ".json" else comparison_page(found).encode()
+    write_whole(out, content)
+
+
+def _words(one: str | None, more: list[str] | None) -> list[str]:
+    return [*([one] if one else []), *(more or [])]
+
+
+def _kind(out: Path | None) -> str:
+    if out is None:
+        return ""
+    if out.suffix not in (".html", ".md", ".json"):
+        raise ConfigError(f"--out {out}: the ending says what is written.", "Use a name that ends in .html, .md or .json.")
+    return out.suffix

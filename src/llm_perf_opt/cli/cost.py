@@ -1,0 +1,51 @@
+"""What a model must compute and move."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_perf_opt.cli.completing import complete_hardware, complete_override
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json
+
+
+def cost(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="model=NAME, and model.architecture.FIELD=VALUE.", autocompletion=complete_override
+        ),
+    ] = None,
+    model_config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json, in place of model=.")] = None,
+    batch: Annotated[str, typer.Option(help="Sequences; with --hardware several, as in 1,8,64.")] = "1",
+    prompt: Annotated[str, typer.Option(help="Prompt tokens of the prefill.")] = "2048",
+    context: Annotated[str, typer.Option(help="Cached tokens of the decode step; with --hardware several.")] = "2048",
+    dtype: Annotated[
+        str, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4, fp4; with --hardware several.")
+    ] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="Of the cache.")] = "bf16",
+    mla: Annotated[str | None, typer.Option(help="How latent attention runs: expand_once, reexpand, absorb.")] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Floors on this product: h100_sxm, h200, rtx_4090 …", autocompletion=complete_hardware)
+    ] = None,
+    decoder_only: Annotated[
+        bool, typer.Option("--decoder-only", help="Of a model that takes pictures or sound too: its text decoder alone.")
+    ] = False,
+    config_dir: Annotated[Path | None, typer.Option(help="A folder with options of your own.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What a model must compute and move, part by part: no GPU, no weights."""
+    note_debug(debug)
+    from llm_perf_opt.report.cost import cost_page, what_if_page
+    from llm_perf_opt.workflows.cost import Asked, answer
+
+    asked = Asked(overrides or [], model_config, config_dir, batch, prompt, context, dtype, kv_dtype, mla, hardware, decoder_only)
+    found = answer(asked)
+    if as_json:
+        print_json(found.to_json())
+        return
+    if found.cost:
+        print(cost_page(found.cost))
+    if found.hardware:
+        print(what_if_page(found.rows, found.turning, found.hardware, found.part_of))

@@ -1,0 +1,160 @@
+"""Datasets and their variants."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.config.schema import PROJECT_CONF
+from llm_perf_opt.workspace.data.layout import DATASETS_ROOT, SOURCE, DatasetTree, given_root
+
+if TYPE_CHECKING:
+    from llm_perf_opt.workspace.data.metadata import Skipped
+
+app = typer.Typer(
+    name="dataset",
+    cls=WholeHelp,
+    help="Add datasets, make variants of them, find what drifted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Root = Annotated[Path, typer.Option(help="The folder of datasets.")]
+Conf = Annotated[Path, typer.Option(help="The project's options, where dataset=NAME is looked up.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Chosen later as dataset=NAME.")],
+    source: Annotated[Path, typer.Option(help="The data: a folder or a file. It is linked, never written.")],
+    version: Annotated[str | None, typer.Option(help="Of the data.")] = None,
+    origin: Annotated[str | None, typer.Option(help="Where they were obtained, as an address.")] = None,
+    license_name: Annotated[str | None, typer.Option("--license", help="As its owner names it.")] = None,
+    notes: Annotated[str | None, typer.Option(help="Anything worth keeping beside them.")] = None,
+    text_field: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
+    data_format: Annotated[
+        str | None, typer.Option("--format", help="Which files hold the records, where several formats lie there.")
+    ] = None,
+    root: Root = DATASETS_ROOT,
+    conf: Conf = PROJECT_CONF,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Add a dataset: a link to the data, their metadata with hashes, a README, and the option dataset=NAME."""
+    note_debug(debug)
+    from llm_perf_opt.cli.watching import watched
+    from llm_perf_opt.report.dataset_readme import dataset_readme
+    from llm_perf_opt.report.text import byte_count
+    from llm_perf_opt.workspace.data.adding import Description, add_dataset
+
+    said = Description(version, origin, license_name, notes, text_field, data_format)
+    with watched("add", name, quiet) as phases:
+        folder, metadata = add_dataset(DatasetTree(root), conf, name, source, said, dataset_readme, phases)
+    if as_json:
+        print_json({"path": str(folder.path), "metadata": metadata})
+        return
+    print(f"{folder.path}: {metadata.size.records} records, {byte_count(metadata.size.bytes)}, {metadata.format}")
+    print(f"run it: llm-perf run dataset={name}")
+
+
+@app.command(name="list")
+def list_datasets(root: Root = DATASETS_ROOT, as_json: Json = False, debug: Debug = False) -> None:
+    """List the datasets and their variants."""
+    note_debug(debug)
+    from llm_perf_opt.report.text import byte_count
+    from llm_perf_opt.workspace.data.checking import listed
+
+    found = [listed(folder) for folder in DatasetTree(given_root(root, DATASETS_ROOT)).datasets()]
+    if as_json:
+        print_json([asdict(entry) for entry in found])
+        return
+    if not found:
+        print(f"{root} holds no dataset. Add one with `llm-perf dataset add NAME --source PATH`.")
+    for entry in found:
+        size = "" if entry.bytes is None else f"  {entry.records} records, {byte_count(entry.bytes)}, {entry.format}"
+        print(f"{entry.name}{size}  → {entry.source}{'' if entry.state == 'ok' else f'  ({entry.state})'}")
+        for name, what in entry.variants.items():
+            print(f"  {name}  {what}")
+
+
+@app.command()
+def check(
+    name: Annotated[str | None, typer.Argument(help="One dataset; by default all.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Compare names and sizes; do not read the data.")] = False,
+    root: Root = DATASETS_ROOT,
+    conf: Conf = PROJECT_CONF,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find what drifted: a source or a variant that is not what it was, a dangling link. Exit code 1 when something did."""
+    note_debug(debug)
+    from llm_perf_opt.cli.watching import watched
+    from llm_perf_opt.workspace.data.checking import check_dataset, unfinished
+
+    tree = DatasetTree(given_root(root, DATASETS_ROOT))
+    folders = (tree.dataset(name),) if name else tree.datasets()
+    differences = [] if name else unfinished(tree)
+    with watched("check", name or str(root), quiet) as phases:
+        for folder in folders:
+            differences += check_dataset(folder, conf, quick, phases)
+    if as_json:
+        print_json({"checked": [folder.name for folder in folders], "quick": quick, "differences": differences})
+    else:
+        for found in differences:
+            print(f"{found.dataset}: {found.part}: {found.what}")
+        how = "by name and size" if quick else "by content"
+        print(f"{len(folders)} checked {how}, {len(differences)} differences")
+    if differences:
+        raise typer.Exit(1)
+
+
+@app.command()
+def prepare(
+    name: Annotated[str, typer.Argument(help="A dataset that was added.")],
+    variant: Annotated[str, typer.Option(help="Chosen later as dataset.variant=NAME.")],
+    parent: Annotated[str, typer.Option("--from", help="Another variant to start from.")] = SOURCE,
+    split: Annotated[str | None, typer.Option(help="Only this split: train, validation, test.")] = None,
+    num_samples: Annotated[int | None, typer.Option(help="A subset of so many records.")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --num-samples: which subset; by default 0.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Token ids: `bytes`, or a folder with a tokenizer.json.")] = None,
+    to: Annotated[str | None, typer.Option(help="Another format: jsonl, parquet or txt.")] = None,
+    text_field: Annotated[str | None, typer.Option(help="The field that holds the text; by default the dataset's.")] = None,
+    join_lines: Annotated[bool, typer.Option("--join-lines", help="With --to txt: join a text's lines by a space.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out records that cannot be read, and count them.")] = False,
+    root: Root = DATASETS_ROOT,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Make a variant: a subset, token ids, or another format. The same arguments give the same bytes."""
+    note_debug(debug)
+    from llm_perf_opt.cli.watching import watched
+    from llm_perf_opt.report.text import byte_count
+    from llm_perf_opt.workspace.data.preparing import Preparation
+    from llm_perf_opt.workspace.data.preparing import prepare as make
+
+    asked = Preparation(
+        variant, parent, split, num_samples, seed, tokenizer, to, text_field, join_lines=join_lines, skip_bad=skip_bad
+    )
+    folder = DatasetTree(given_root(root, DATASETS_ROOT)).dataset(name)
+    with watched("prepare", f"{name} → {variant}", quiet) as phases:
+        metadata = make(folder, asked, phases)
+    if as_json:
+        print_json({"path": str(folder.variant(variant).path), "metadata": metadata})
+        return
+    size = metadata.size
+    print(f"{folder.path / variant}: {size.records} records, {byte_count(size.bytes)}, {metadata.format}")
+    _print_skipped(metadata.skipped)
+    print(f"run it: llm-perf run dataset={name} dataset.variant={variant}")
+
+
+def _print_skipped(skipped: "Skipped") -> None:
+    if skipped.count:
+        print(f"warning: {skipped.count} records left out" + (", the first of them:" if skipped.first else ""))
+        for line in skipped.first:
+            print(f"  {line}")

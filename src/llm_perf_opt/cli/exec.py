@@ -1,0 +1,152 @@
+"""Look at any program as closely as at our own."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_perf_opt.cli.outcome import print_program
+from llm_perf_opt.cli.shared import Debug, Json, command_line, note_debug, raise_if
+from llm_perf_opt.cli.watching import ended_in_order
+
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+_LAUNCHER = re.compile(r"torchrun|accelerate|deepspeed|mpirun|uv|env|bash|sh|time|nohup|nsys|ncu")
+"""Programs that run another one, which a run is better named after."""
+_LAUNCH_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner")
+"""What `python -m` runs to the same end."""
+_SCRIPTS = (".py", ".pyz", ".sh")
+_LONGEST_NAME = 100
+
+
+def exec_program(
+    program: Annotated[
+        list[str],
+        typer.Argument(metavar="PROGRAM", help="The program and its arguments, after two dashes: exec -- python serve.py."),
+    ],
+    metrics: Annotated[
+        str, typer.Option(help="Sets of counters and traces, comma-separated: see `llm-perf metrics list`.")
+    ] = "roofline",
+    add: Annotated[list[str] | None, typer.Option(help="A further counter; may be repeated.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="A counter less; may be repeated.")] = None,
+    section: Annotated[
+        list[str] | None, typer.Option(help="A section of Nsight Compute beside those of the sets; may be repeated.")
+    ] = None,
+    range_: Annotated[
+        str, typer.Option("--range", metavar="NAME@DOMAIN", help="Record only this NVTX range; otherwise the whole program.")
+    ] = "",
+    passes: Annotated[
+        str | None,
+        typer.Option(help="Which passes: program (alone, for its time), nsys, ncu. By default those this machine has tools for."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="At least so many kernels are counted …")] = 10,
+    coverage: Annotated[float, typer.Option(min=0.01, max=1, help="… and enough for this share of the kernel time.")] = 0.8,
+    budget_s: Annotated[float, typer.Option(min=0.1, help="The most seconds spent replaying kernels.")] = 180.0,
+    timeout_s: Annotated[float, typer.Option(min=1, max=1_000_000, help="The most seconds a pass may take.")] = 3600.0,
+    max_trace_gb: Annotated[float, typer.Option(min=0.01, help="The most disk space a tool may take.")] = 2.0,
+    device_index: Annotated[int, typer.Option(min=0, help="Which GPU's counters.")] = 0,
+    regions: Annotated[list[str] | None, typer.Option(help="NVTX regions to report: `step*` or `regex:…`; repeatable.")] = None,
+    without_regions: Annotated[list[str] | None, typer.Option(help="Regions to leave out; leaving out wins.")] = None,
+    kernels: Annotated[list[str] | None, typer.Option(help="Kernels counted into the regions' report; repeatable.")] = None,
+    without_kernels: Annotated[list[str] | None, typer.Option(help="Kernels to leave out of it; leaving out wins.")] = None,
+    aggregate: Annotated[bool, typer.Option("--aggregate", help="Regions of all processes and devices in one table.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; by default runs/exec/NAME/TIME, after the script or program.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run any program alone, below Nsight Systems, and its longest kernels below Nsight Compute: once per pass.
+
+    What the program prints is kept in raw/program/log.txt of the run. A tool that is not here is left out, unless --passes
+    names it.
+    """
+    note_debug(debug)
+    from datetime import datetime
+
+    from llm_perf_opt.cli.progress import progress_for
+    from llm_perf_opt.config.schema import RegionsConfig
+    from llm_perf_opt.core.run_folder import RunFolder
+    from llm_perf_opt.profiling.program import PASSES, Asked, capture_program, check_asked
+    from llm_perf_opt.workflows.analyze_program import report_program
+
+    asked = Asked(
+        argv=tuple(program),
+        passes=PASSES if passes is None else tuple(_words(passes)),
+        as_available=passes is None,
+        range=range_,
+        sets=tuple(_words(metrics)),
+        add=tuple(add or ()),
+        remove=tuple(remove or ()),
+        sections=tuple(section or ()),
+        regions=RegionsConfig(
+            tuple(regions or ()), tuple(without_regions or ()), tuple(kernels or ()), tuple(without_kernels or ()), aggregate
+        ),
+        top=top,
+        coverage=coverage,
+        budget_s=budget_s,
+        timeout_s=timeout_s,
+        max_trace_gb=max_trace_gb,
+        device_index=device_index,
+    )
+    check_asked(asked)
+    name = run_name(program)
+    folder = RunFolder.create(out or Path("runs") / "exec" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
+    with ended_in_order():
+        with progress_for(quiet) as progress:
+            error = capture_program(asked, folder, command_line(), progress)
+        print_program(folder, report_program(folder), as_json)
+        raise_if(error)
+
+
+def run_name(argv: Sequence[str]) -> str:
+    """What a run is called: the script or module behind an interpreter or launcher, else the program."""
+    named = _named(argv)
+    return "".join(char if char.isalnum() or char in "._-" else "_" for char in named).lstrip("._-")[:_LONGEST_NAME] or "program"
+
+
+def _named(argv: Sequence[str]) -> str:
+    program = Path(argv[0]).name
+    if _PYTHON.fullmatch(program):
+        return _behind_python(argv[1:]) or program
+    if program in ("time", "nohup") and len(argv) > 1 and not argv[1].startswith("-"):
+        return _named(argv[1:])
+    return (_behind_launcher(argv[1:], shell=program in ("bash", "sh")) if _LAUNCHER.fullmatch(program) else "") or program
+
+
+def _behind_python(words: Sequence[str]) -> str:
+    """The module or script of an interpreter; empty where its program is a text, or typed."""
+    for at, word in enumerate(words):
+        if word.startswith("-m"):
+            module, rest = (word[2:], words[at + 1 :]) if word != "-m" else ("".join(words[at + 1 : at + 2]), words[at + 2 :])
+            return (_behind_launcher(rest) if module in _LAUNCH_MODULES else "") or module
+        if word.startswith("-c"):
+            return ""
+        if not word.startswith("-") and not (at and words[at - 1] in ("-W", "-X")):
+            return _script(word)
+    return ""
+
+
+def _behind_launcher(words: Sequence[str], *, shell: bool = False) -> str:
+    """The first script, module or interpreter: which of a launcher's options take a word is not known."""
+    for at, word in enumerate(words):
+        if word == "-c" and shell:
+            return ""
+        if at and words[at - 1] == "-m":
+            return word
+        if Path(word).suffix in _SCRIPTS:
+            return _script(word)
+        if _PYTHON.fullmatch(Path(word).name) or _LAUNCHER.fullmatch(Path(word).name):
+            return _named(words[at:])
+    return ""
+
+
+def _script(word: str) -> str:
+    path = Path(word)
+    return path.stem if path.suffix in _SCRIPTS else path.name
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]

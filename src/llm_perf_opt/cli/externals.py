@@ -1,0 +1,172 @@
+"""Reference code under third_party/: made, moved, verified and guarded."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.core.terminal import one_line
+
+if TYPE_CHECKING:
+    from llm_perf_opt.workspace.externals.verbs import Done, Row
+
+app = typer.Typer(
+    name="externals",
+    cls=WholeHelp,
+    help="Reference code under third_party/, listed in third_party/externals.yaml and pinned to commits.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Entries of externals.yaml; otherwise all.")]
+Root = Annotated[Path | None, typer.Option(help="The project's folder; otherwise the git repository around this one.")]
+
+
+@app.command()
+def init(
+    names: Names = None,
+    template: Annotated[bool, typer.Option("--template", help="Write an externals.yaml to fill in, and end.")] = False,
+    root: Root = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Make what is listed and missing, at its pinned commit, and verify it."""
+    note_debug(debug)
+    from llm_perf_opt.workspace.externals import verbs
+    from llm_perf_opt.workspace.externals.places import Places
+
+    places = Places.find(root)
+    if template:
+        written = verbs.write_template(places)
+        print_json({"written": str(written)}) if as_json else print(f"written: {written}")
+        return
+    _finish(verbs.init(places, names or (), _tell), as_json)
+
+
+@app.command()
+def update(
+    names: Names = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="COMMIT", help="The new pin of one entry; externals.yaml is rewritten.")
+    ] = None,
+    root: Root = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Move entries to the pins in externals.yaml, or one entry to a new pin. Edited ones are refused."""
+    note_debug(debug)
+    from llm_perf_opt.workspace.externals import verbs
+    from llm_perf_opt.workspace.externals.places import Places
+
+    _finish(verbs.update(Places.find(root), names or (), to, _tell), as_json)
+
+
+@app.command()
+def snapshot(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Hub entries of externals.yaml, otherwise all; or OWNER/NAME.")
+    ] = None,
+    commit: Annotated[str | None, typer.Option(help="Pin OWNER/NAME to this commit, and list it where it is not.")] = None,
+    root: Root = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Take the source files of Hugging Face repositories: code, configuration, tokenizer, licence; never weights."""
+    note_debug(debug)
+    from llm_perf_opt.workspace.externals import verbs
+    from llm_perf_opt.workspace.externals.places import Places
+
+    _finish(verbs.snapshot(Places.find(root), names or (), commit, _tell), as_json)
+
+
+@app.command()
+def status(names: Names = None, root: Root = None, as_json: Json = False, debug: Debug = False) -> None:
+    """How each entry stands against its pin. Exit code 1 when something differs; warnings do not count."""
+    note_debug(debug)
+    from llm_perf_opt.workspace.externals import verbs
+    from llm_perf_opt.workspace.externals.places import Places
+
+    rows = verbs.status(Places.find(root), names or ())
+    if as_json:
+        print_json({"externals": rows})
+    else:
+        _print_status(rows)
+    if any(row.state != "ok" for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def guard(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Look even where nothing under third_party/ is staged, as in CI.")
+    ] = False,
+    install: Annotated[bool, typer.Option("--install", help="Make this the repository's pre-commit hook, and end.")] = False,
+    root: Root = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Refuse to commit edits under third_party/, and additions that externals.yaml does not list. Exit code 1 then."""
+    note_debug(debug)
+    from llm_perf_opt.workspace.externals import guard as room
+    from llm_perf_opt.workspace.externals.places import Places
+
+    places = Places.find(root)
+    if install:
+        hook = room.install(places, sys.executable)
+        print_json({"installed": str(hook)}) if as_json else print(f"installed: {hook}")
+        return
+    problems = room.guard(places, everything=everything)
+    if as_json:
+        print_json({"problems": problems})
+    for problem in problems if not as_json else ():
+        print(f"{one_line(problem.path)}: {one_line(problem.why)}", file=sys.stderr)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _finish(done: "list[Done]", as_json: bool) -> None:
+    """Show what was done; end with the exit code of the first failure."""
+    if as_json:
+        print_json({"externals": [_as_json(one) for one in done]})
+    for one in done:
+        if one.error is not None:
+            print(f"error: {one_line(one.error.fact)}", file=sys.stderr)
+            print(f"  → {one_line(one.error.remedy)}", file=sys.stderr)
+        elif not as_json:
+            print(f"{one.action:<6}  {one.name}  {one.path}  {one.commit[:12]}{'  ' + one_line(one.note) if one.note else ''}")
+    if not done and not as_json:
+        print("nothing is listed in third_party/externals.yaml")
+    failed = [one.error for one in done if one.error is not None]
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _as_json(done: "Done") -> dict[str, Any]:
+    error = {"fact": done.error.fact, "remedy": done.error.remedy} if done.error else None
+    return {
+        "name": done.name,
+        "action": done.action,
+        "path": done.path,
+        "commit": done.commit,
+        "note": done.note,
+        "error": error,
+    }
+
+
+def _print_status(rows: "list[Row]") -> None:
+    from llm_perf_opt.report.text import columns
+
+    if not rows:
+        print("nothing is listed in third_party/externals.yaml")
+        return
+    cells = [[row.name, row.way, row.pinned[:12], row.state, row.path, row.detail] for row in rows]
+    print(columns(["name", "way", "pinned", "state", "path", ""], cells, "llllll"))
+    for row in rows:
+        for warning in row.warnings:
+            print(f"warning: {row.name}: {one_line(warning)}")

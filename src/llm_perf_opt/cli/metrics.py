@@ -1,0 +1,161 @@
+"""Hardware counters by name and by set, before anything is profiled."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.core.records import Missing
+
+app = typer.Typer(
+    name="metrics",
+    cls=WholeHelp,
+    help="Hardware counters: the named sets, what a set means on a chip, and whether a name exists there.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Chip = Annotated[str | None, typer.Option(help="ga100, ad102, gh100, gb100 or gb202; otherwise that of this machine's GPU.")]
+Installed = Annotated[bool, typer.Option("--installed", help="Ask the ncu of this machine too: an older one lacks some names.")]
+
+
+@app.command("list")
+def list_sets(as_json: Json = False, debug: Debug = False) -> None:
+    """The named sets, and the chips whose counters are known."""
+    note_debug(debug)
+    from llm_perf_opt.counters.catalogue import LISTED_BY, base_names, chips
+    from llm_perf_opt.counters.set_file import shipped_sets
+
+    sets = shipped_sets()
+    if as_json:
+        known = [{"chip": chip, "products": where, "counters": len(base_names(chip))} for chip, where in chips().items()]
+        print_json({"sets": list(sets.values()), "chips": known, "listed_by": LISTED_BY})
+        return
+    width = max(map(len, sets))
+    for name, one in sets.items():
+        print(f"{name:<{width}}  {one.description}")
+    print(f"\nChips, as {LISTED_BY} lists their counters:")
+    for chip, products in chips().items():
+        print(f"{chip:<{width}}  {len(base_names(chip)):>5,} counters   {products}")
+
+
+@app.command()
+def show(
+    sets: Annotated[list[str], typer.Argument(metavar="SET", help="Names of sets, merged in this order after base.")],
+    chip: Chip = None,
+    add: Annotated[list[str] | None, typer.Option(help="One more counter; may be given several times.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="A counter to leave out; may be given several times.")] = None,
+    section: Annotated[list[str] | None, typer.Option(help="A section of Nsight Compute; may be given several times.")] = None,
+    installed: Installed = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What sets mean on a chip: every counter and who asked for it, sections, trace modules, and what the chip lacks."""
+    note_debug(debug)
+    from llm_perf_opt.counters.manifest import resolve
+    from llm_perf_opt.report.manifest import resolved_text
+
+    where = _chip(chip)
+    known = _known(where) if installed else None
+    found = resolve(
+        sets,
+        add=add or (),
+        remove=remove or (),
+        sections=section or (),
+        chip=where,
+        known=known,
+        known_sections=_sections(installed),
+    )
+    if as_json:
+        print_json(found)
+        return
+    print(resolved_text(found))
+
+
+@app.command()
+def check(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Counters, with their suffix.")],
+    chip: Chip = None,
+    installed: Installed = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Whether a chip has these counters; old names are translated. Exit code 2 when one is unknown."""
+    note_debug(debug)
+    where = _chip(chip)
+    known = _known(where) if installed else None
+    found = [_verdict(where, name, known) for name in names]
+    if as_json:
+        print_json({"chip": where, "names": found})
+    else:
+        for one in found:
+            _print_verdict(one)
+    if any(one["status"] == "unknown" for one in found):
+        raise typer.Exit(2)
+
+
+def _verdict(chip: str, name: str, known: frozenset[str] | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from llm_perf_opt.counters.catalogue import problem
+    from llm_perf_opt.counters.translate import close_names, translate
+
+    translation = translate(chip, name)
+    faults = [problem(chip, part.name, known) for part in translation.parts] if translation else [problem(chip, name, known)]
+    why = next((fault for fault in faults if fault), "")
+    if why:
+        return {"name": name, "status": "unknown", "why": why, "near": close_names(chip, name)}
+    if translation:
+        return {"name": name, "status": "old", "use": [asdict(part) for part in translation.parts], "note": translation.note}
+    return {"name": name, "status": "ok"}
+
+
+def _print_verdict(one: dict[str, Any]) -> None:
+    print(f"{one['status']:<8} {one['name']}{': ' + one['why'] if 'why' in one else ''}")
+    for close in one.get("near", ()):
+        print(f"{'':<8} → near: {close}")
+    for part in one.get("use", ()):
+        print(f"{'':<8} → {str(part['factor']) + ' × ' if part['factor'] != 1 else ''}{part['name']}")
+    if one.get("note"):
+        print(f"{'':<8}   {one['note']}")
+
+
+def _chip(asked: str | None) -> str:
+    from llm_perf_opt.counters.catalogue import DEFAULT_CHIP, base_names, chip_of_device
+    from llm_perf_opt.runners.measure.gpu import gpu_name
+
+    if asked is not None:
+        base_names(asked)  # an unknown chip is refused here, with the known ones
+        return asked
+    device = gpu_name()
+    chip = device if isinstance(device, Missing) else chip_of_device(device)
+    if isinstance(chip, Missing):
+        told = f"no GPU to go by ({chip.why})" if isinstance(device, Missing) else f"{device}: {chip.why}"
+        print(f"chip {DEFAULT_CHIP}: {told}; --chip chooses another", file=sys.stderr)
+        return DEFAULT_CHIP
+    print(f"chip {chip}: that of {device}", file=sys.stderr)
+    return chip
+
+
+def _known(chip: str) -> frozenset[str]:
+    from llm_perf_opt.core.errors import ResourceError
+    from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
+    from llm_perf_opt.profiling.vendor.probe import find_tool
+
+    ncu = find_tool("ncu")
+    if ncu is None:
+        raise ResourceError("--installed asks Nsight Compute, and no ncu was found.", "See `llm-perf doctor`, or leave it out.")
+    names = names_known_to(ncu, chip)
+    if isinstance(names, Missing):
+        raise ResourceError(f"{names.why}.", "Update Nsight Compute, or leave --installed out.")
+    return names
+
+
+def _sections(installed: bool) -> tuple[str, ...] | None:
+    """Those of this machine's ncu, where it is asked."""
+    from llm_perf_opt.profiling.requested_metrics import sections_of
+    from llm_perf_opt.profiling.vendor.probe import find_tool
+
+    ncu = find_tool("ncu") if installed else None
+    return sections_of(ncu) if ncu else None

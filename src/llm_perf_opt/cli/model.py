@@ -1,0 +1,96 @@
+"""Links to models outside the project."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.workspace.data.layout import MODELS_ROOT, given_root
+
+app = typer.Typer(
+    name="model",
+    cls=WholeHelp,
+    help="Link models and check what lies behind the links.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Root = Annotated[Path, typer.Option(help="The folder of links.")]
+
+
+@app.command()
+def link(
+    name: Annotated[str, typer.Argument(help="Chosen later as model=hf model.path=models/NAME.")],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="A local Hugging Face folder.")],
+    root: Root = MODELS_ROOT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Link a folder of weights as models/NAME."""
+    note_debug(debug)
+    from llm_perf_opt.report.models import model_lines
+    from llm_perf_opt.workspace.data.model_tree import check_model, link_model
+
+    place = link_model(root, name, target)
+    found = check_model(place)
+    if as_json:
+        print_json({"path": str(place), **_fields(found)})
+        return
+    print(f"{place} → {found.target}")
+    for line in model_lines(found)[1:]:
+        print(line)
+    print(f"run it: llm-perf run model=hf model.path={place}")
+
+
+@app.command(name="list")
+def list_models(root: Root = MODELS_ROOT, as_json: Json = False, debug: Debug = False) -> None:
+    """List the linked models."""
+    note_debug(debug)
+    from llm_perf_opt.workspace.data.model_tree import linked_models
+
+    places = linked_models(given_root(root, MODELS_ROOT))
+    links = [{"name": place.name, "target": _target(place), "dangling": not place.exists()} for place in places]
+    if as_json:
+        print_json(links)
+        return
+    if not links:
+        print(f"{root} holds no model. Link one with `llm-perf model link NAME DIR`.")
+    for entry in links:
+        print(f"{entry['name']}  → {entry['target']}{'  (dangling: it is not there)' if entry['dangling'] else ''}")
+
+
+@app.command()
+def check(
+    name: Annotated[str | None, typer.Argument(help="One model; by default all.")] = None,
+    root: Root = MODELS_ROOT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check configuration, shards, dtypes, sizes and tokenizer, from the files' heads. Exit code 1 when something is wrong."""
+    note_debug(debug)
+    from llm_perf_opt.report.models import model_lines
+    from llm_perf_opt.workspace.data.model_tree import check_model, linked_models, model_named
+
+    given_root(root, MODELS_ROOT)
+    places = [model_named(root, name)] if name else linked_models(root)
+    found = [check_model(place) for place in places]
+    if as_json:
+        print_json([_fields(entry) for entry in found])
+    else:
+        for entry in found:
+            print("\n".join(model_lines(entry)))
+        print(f"{len(found)} checked, {sum(not entry.ok for entry in found)} with problems")
+    if not all(entry.ok for entry in found):
+        raise typer.Exit(1)
+
+
+def _fields(found: object) -> dict[str, object]:
+    from dataclasses import asdict, is_dataclass
+
+    assert is_dataclass(found) and not isinstance(found, type)  # noqa: S101, PT018 - for the type checker
+    return asdict(found)
+
+
+def _target(place: Path) -> str:
+    return str(place.readlink()) if place.is_symlink() else str(place)

@@ -1,0 +1,93 @@
+"""What a run came to, as `run` and `report` end with it."""
+
+import sys
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from llm_perf_opt.cli.shared import print_json
+from llm_perf_opt.core.stages import STAGE_NAMES
+from llm_perf_opt.core.terminal import indented, raw_stream, visible
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llm_perf_opt.analysis.run_analysis import RunAnalysis
+    from llm_perf_opt.core.records import Maybe, StageTiming
+    from llm_perf_opt.core.run_folder import RunFolder
+    from llm_perf_opt.workflows.analyze_program import ProgramAnalysis
+
+
+def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, Any]:
+    """What `--json` ends with."""
+    if analysis is None:
+        return {"run": str(folder.path), "status": "failed", "stages": {}}
+    return {
+        "run": str(folder.path),
+        "status": "damaged" if analysis.damaged else analysis.manifest.status,
+        "why": analysis.damaged.fact if analysis.damaged else analysis.manifest.why,
+        "stages": {_stage_key(stage): stage for stage in analysis.stages},
+        "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
+        "inputs": analysis.inputs,
+        "stability": analysis.stability,
+        "warnings": analysis.warnings,
+    }
+
+
+def _stage_key(stage: "StageTiming") -> str:
+    """The stage's name; a sub-stage's with its parent's before it, since it may run in several."""
+    return stage.name if stage.name in STAGE_NAMES else f"{stage.parent}/{stage.name}"
+
+
+def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
+    """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
+    from llm_perf_opt.core.records import Distribution, Missing
+    from llm_perf_opt.report.text import known_within, with_unit
+    from llm_perf_opt.report.what_ran import what_ran
+
+    if analysis is not None:
+        if not isinstance(analysis.timings, Missing):
+            print(what_ran(analysis.timings))
+        for note in analysis.inputs:
+            print(f"- {note.text}")
+        for metric in analysis.metrics:
+            if isinstance(metric.value, Distribution) and metric.key in ("ttft", "tpot", "e2e", "decode_rate"):
+                value = metric.value
+                shown = f"{with_unit(value.median, metric.unit)}  ({known_within(value, metric.unit)})"
+                print(f"{metric.label:<32} {shown}")
+        for warning in analysis.warnings:
+            print("warning:", indented(warning))
+    if isinstance(images, Missing) and folder.waterfall_file.exists():
+        print(f"images: SVG only, PNG n/a: {images.why}")
+    written = next((path for path in (folder.page_file, folder.report_file) if path.exists()), None)
+    if written:
+        print(f"report: {written}")
+    else:
+        print(f"run: {folder.path}")
+
+
+def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
+    """What a user's own program came to, as `exec` and `report` end with it."""
+    from llm_perf_opt.core.records import Missing
+    from llm_perf_opt.workflows.analyze_program import program_page
+
+    output = found.output if isinstance(found.output, Missing) else str(folder.path / found.output.file)
+    if as_json:
+        values = {"passes": found.manifest.passes, "kernels": found.kernels, "regions": found.regions, "output": output}
+        print_json({"run": str(folder.path), "status": found.manifest.status, **values})
+        return
+    _print_page(program_page(found))
+    print(f"output: {output}")
+    print(f"report: {folder.report_file}")
+
+
+def _print_page(markdown: str) -> None:
+    """A page as it is read: laid out on a terminal, as Markdown for another program."""
+    if not sys.stdout.isatty():
+        print(markdown)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from llm_perf_opt.cli.watching import LastingFile
+
+    file = LastingFile(raw_stream(sys.stdout), may_break=True)  # it draws: what it is given is cleaned instead
+    Console(file=cast("TextIO", file)).print(Markdown(visible(markdown), hyperlinks=False))

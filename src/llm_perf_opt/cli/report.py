@@ -1,0 +1,91 @@
+"""Make the reports of a run, or of a sweep, anew."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_perf_opt.cli.completing import complete_run
+from llm_perf_opt.cli.outcome import outcome, print_outcome, print_program
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, raise_if
+from llm_perf_opt.core.errors import ConfigError
+
+
+def report(
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run or of a sweep.", autocompletion=complete_run)
+    ],
+    peak_tflops: Annotated[
+        float | None, typer.Option(help="Dense peak of the run's dtype, in place of the run's own.", min=1e-9)
+    ] = None,
+    bandwidth_gbs: Annotated[float | None, typer.Option(help="Memory bandwidth, likewise.", min=1e-9)] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Make the reports of a run anew, on any machine: report.html, report.md, stakeholder_summary.md.
+
+    Of a sweep: sweep.html and sweep.md, every point in one table.
+    """
+    note_debug(debug)
+    from llm_perf_opt.core.run_folder import RunFolder
+    from llm_perf_opt.workflows.analyze_program import report_program
+    from llm_perf_opt.workflows.sweep_folder import is_sweep
+
+    if (peak_tflops is None) != (bandwidth_gbs is None):
+        raise ConfigError("--peak-tflops and --bandwidth-gbs describe a device together.", "Give both.")
+    if is_sweep(run_folder):
+        _sweep(run_folder, peak_tflops is not None, open_page, as_json)
+        return
+    from llm_perf_opt.workflows.analyze_run import reanalyse
+    from llm_perf_opt.workflows.images import draw_images
+
+    limits = None
+    if peak_tflops is not None and bandwidth_gbs is not None:
+        limits = {"peak_tflops": peak_tflops, "bandwidth_gbs": bandwidth_gbs}
+    opened = RunFolder.open(run_folder)
+    if opened.manifest().kind == "exec":
+        if limits:
+            raise ConfigError(
+                "The report of a user's own program knows no limits.", "Leave --peak-tflops and --bandwidth-gbs out."
+            )
+        if open_page:
+            raise ConfigError("The report of a user's own program is Markdown, not a page.", "Leave --open out.")
+        print_program(opened, report_program(opened), as_json)
+        return
+    folder, analysis = reanalyse(run_folder, limits)
+    images = draw_images(folder)
+    if as_json:
+        print_json(outcome(folder, analysis))
+    else:
+        print_outcome(folder, analysis, images)
+    if open_page:
+        _show(folder.page_file)
+    raise_if(analysis.fault)
+
+
+def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> None:
+    from llm_perf_opt.workflows.sweep_report import report_sweep, shortcoming
+
+    if with_limits:
+        raise ConfigError("--peak-tflops and --bandwidth-gbs are of one run's device.", "Give them with the report of each run.")
+    folder, found = report_sweep(path)
+    if as_json:
+        print_json({"sweep": str(folder.path), "page": str(folder.page_file), "points": found.rows})
+    else:
+        print(f"{found.complete} of {len(found.rows)} points are complete")
+        for row in found.rows:
+            if row.status != "complete" or row.why:
+                print(f"{row.label}: {row.status}: {row.why}")
+        print(f"report: {folder.page_file}")
+    if open_page:
+        _show(folder.page_file)
+    raise_if(shortcoming(found))
+
+
+def _show(page: Path) -> None:
+    import sys
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        print(f"no browser could be opened; the page is {page}", file=sys.stderr)

@@ -1,0 +1,170 @@
+"""Profile a model, or the same over several values."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llm_perf_opt.cli.completing import complete_override
+from llm_perf_opt.cli.outcome import outcome, print_outcome
+from llm_perf_opt.cli.shared import Debug, Json, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.cli.watching import ended_in_order
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.run_analysis import RunAnalysis
+    from llm_perf_opt.config.composition import Composed
+    from llm_perf_opt.core.records import Maybe
+    from llm_perf_opt.core.run_folder import RunFolder
+    from llm_perf_opt.workflows.sweep import Planned
+
+
+def run(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="GROUP=OPTION or KEY=VALUE, as in model=qwen2_5_1_5b runtime.batch_size=4.",
+            autocompletion=complete_override,
+        ),
+    ] = None,
+    config_dir: Annotated[
+        Path | None, typer.Option(help="A folder with options of your own: model/mine.yaml, runtime/mine.yaml …")
+    ] = None,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="Several values per key, a run each: runtime.batch_size=1,4,16.")
+    ] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="SWEEP", help="Go on with a sweep: run what is not complete in this folder.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the resolved configuration and the passes; run nothing.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Profile a model and write a run folder with its report.
+
+    Groups: model, dataset, runtime, hardware, profiling. `llm-perf options` lists what each offers.
+    """
+    note_debug(debug)
+    with ended_in_order():
+        if multirun or resume:
+            _sweep(overrides or [], config_dir, resume, dry_run=dry_run, quiet=quiet, as_json=as_json)
+        else:
+            _one(overrides or [], config_dir, dry_run=dry_run, quiet=quiet, as_json=as_json)
+
+
+def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet: bool, as_json: bool) -> None:
+    from llm_perf_opt.config.composition import compose
+    from llm_perf_opt.profiling.preflight import refuse_early
+
+    composed = compose(overrides, config_dir)
+    refuse_early([composed.config])  # before what captures is loaded: an answer that is known is given at once
+    if dry_run:
+        _print_plan(composed, as_json)
+        return
+    folder, analysis, error = _capture(composed, quiet)
+    images = _images(folder, analysis)
+    if as_json:
+        print_json(outcome(folder, analysis))
+    else:
+        print_outcome(folder, analysis, images)
+    raise_if(error or (analysis.fault if analysis else None))
+
+
+def _capture(composed: "Composed", quiet: bool) -> "tuple[RunFolder, RunAnalysis | None, LlmPerfError | None]":
+    from llm_perf_opt.cli.progress import progress_for
+    from llm_perf_opt.profiling.capture import capture
+
+    with progress_for(quiet) as progress:
+        folder, error = capture(composed, command_line(), progress)
+    return folder, _finish(folder, error), error
+
+
+def _sweep(
+    overrides: list[str], config_dir: Path | None, resume: Path | None, *, dry_run: bool, quiet: bool, as_json: bool
+) -> None:
+    from llm_perf_opt.workflows.sweep import begin_sweep, plan_sweep, run_sweep
+    from llm_perf_opt.workflows.sweep_folder import SweepFolder
+
+    if resume and (overrides or dry_run or config_dir):
+        raise ConfigError("--resume goes on with a sweep as it was asked for.", "Give it alone.")
+    if resume:
+        folder = SweepFolder.open(resume)
+    else:
+        planned = plan_sweep(overrides, config_dir)
+        if dry_run:
+            print_json([point.overrides for point in planned.points]) if as_json else _print_points(planned)
+            return
+        folder = begin_sweep(planned, command_line(), config_dir)
+
+    def run_one(composed: "Composed", words: str) -> "tuple[RunFolder, LlmPerfError | None]":
+        if not quiet:
+            print(words, file=sys.stderr)
+        run, analysis, error = _capture(composed, quiet)
+        images = _images(run, analysis)
+        if not as_json:
+            print(words)
+            print_outcome(run, analysis, images)
+        return run, error or (analysis.fault if analysis else None)
+
+    from llm_perf_opt.workflows.sweep_report import report_sweep, shortcoming
+
+    error = run_sweep(folder, run_one)
+    try:
+        _, found = report_sweep(folder.path)
+        error = error or shortcoming(found)
+    except LlmPerfError:  # a page that fails must not hide why points did
+        if error is None:
+            raise
+    if as_json:
+        print_json({"sweep": str(folder.path), "points": folder.read().points})
+    else:
+        print(f"sweep: {folder.path}\nreport: {folder.page_file}")
+    raise_if(error)
+
+
+def _images(folder: "RunFolder", analysis: "RunAnalysis | None") -> "Maybe[list[Path]]":
+    from llm_perf_opt.core.records import Missing
+    from llm_perf_opt.workflows.images import draw_images
+
+    return Missing("the run has no report") if analysis is None else draw_images(folder)
+
+
+def _print_points(planned: "Planned") -> None:
+    for number, point in enumerate(planned.points):
+        print(f"{number:3d}  {' '.join(point.overrides)}")
+    print(f"# sweep folder: {planned.folder}")
+
+
+def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | None":
+    """The reports, also of a run that ended early; a report that fails must not hide why the run did."""
+    from llm_perf_opt.workflows.analyze_run import analyse, write_reports
+
+    try:
+        analysis = analyse(folder)
+        write_reports(folder, analysis)
+    except LlmPerfError:
+        if error is None:
+            raise
+        return None
+    return analysis
+
+
+def _print_plan(composed: "Composed", as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from llm_perf_opt.config.composition import config_to_yaml
+    from llm_perf_opt.profiling.capture import planned_passes
+    from llm_perf_opt.profiling.requested_metrics import settled
+
+    config = settled(composed.config)
+    passes = planned_passes(config)
+    if as_json:
+        print_json({"run_dir": str(composed.run_dir), "passes": passes, "config": asdict(config)})
+        return
+    print(config_to_yaml(config))
+    print(f"# passes: {', '.join(passes)}\n# run folder: {composed.run_dir}")

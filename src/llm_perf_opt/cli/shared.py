@@ -1,0 +1,109 @@
+"""What every verb shares: its common options, and how data is printed."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from llm_perf_opt.config.choices import GROUPS, HARDWARE_HINT, keys_like
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, did_you_mean, nearest
+from llm_perf_opt.core.terminal import json_text
+
+Json = Annotated[bool, typer.Option("--json", help="Data on standard output as JSON; everything else on standard error.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+_debug = False
+
+
+class WholeHelp(TyperGroup):
+    """A group of verbs whose help shows each verb's first sentence whole: wrapped, not cut off with three dots."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of verbs."""
+        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, verb.get_short_help_str(limit=10_000)) for name, verb in verbs if verb is not None and not verb.hidden]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+class WithCompletion(WholeHelp):
+    """The command itself: its options for the Tab key also take a shell by name, as in `--show-completion zsh`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Answer those options; the rest as ever."""
+        option, _, given = args[0].partition("=") if args else ("", "", "")
+        if option in _COMPLETIONS and not ctx.resilient_parsing:
+            if " " in (ctx.info_name or ""):
+                raise ConfigError(
+                    f"{option} is of the command llm-perf: a shell completes nothing behind '{ctx.info_name}'.",
+                    f"Run llm-perf {option}.",
+                )
+            words = [given] if given else args[1:]
+            if words and not words[0].startswith("-"):
+                _answer_completion(ctx, option, words[0])
+        return super().parse_args(ctx, args)
+
+
+_COMPLETIONS = ("--show-completion", "--install-completion")
+SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
+
+
+def _answer_completion(ctx: Any, option: str, shell: str) -> None:
+    """Ends the program."""
+    from typer.completion import install_callback, show_callback
+
+    if shell not in SHELLS:
+        raise ConfigError(f"{option} {shell}: this shell is not known.{nearest(shell, SHELLS)}", f"Known: {', '.join(SHELLS)}.")
+    (show_callback if option == _COMPLETIONS[0] else install_callback)(ctx, ctx.command.params[0], shell)
+
+
+class WithOverrides(TyperCommand):
+    """A verb that takes KEY=VALUE: a setting given as an option (`--model tiny`) is answered with how it is written."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse options that are settings; the rest as ever."""
+        known = {name for parameter in self.params for name in parameter.opts}
+        words = args[: args.index("--")] if "--" in args else args
+        for word in () if ctx.resilient_parsing else words:
+            option = word.partition("=")[0]
+            if option.startswith("--") and option not in known:
+                _refuse_setting(option, option[2:].replace("-", "_"))
+        return super().parse_args(ctx, args)
+
+
+def _refuse_setting(option: str, name: str) -> None:
+    keys = [f"{name}=OPTION"] if name in GROUPS else [f"{key}=VALUE" for key in keys_like(name, exactly=True)]
+    if keys:
+        raise ConfigError(
+            f"There is no option {option}: settings are written KEY=VALUE.{did_you_mean(keys)}",
+            HARDWARE_HINT if name == "hardware" else "`llm-perf options` lists the groups and their options.",
+        )
+
+
+def note_debug(debug: bool) -> None:
+    """Remember that tracebacks are wanted."""
+    global _debug
+    _debug = _debug or debug
+
+
+def debugging() -> bool:
+    """Whether tracebacks are wanted."""
+    return _debug
+
+
+def print_json(value: Any) -> None:
+    """Data for another program."""
+    sys.stdout.write(json_text(value, sys.stdout.encoding) + "\n")
+
+
+def command_line() -> list[str]:
+    """What the user typed."""
+    return ["llm-perf", *sys.argv[1:]]
+
+
+def raise_if(error: LlmPerfError | None) -> None:
+    """End the verb with this error, if there is one."""
+    if error is not None:
+        raise error

@@ -1,0 +1,158 @@
+"""How far a long reading of data is, and how it ends when the user stops it."""
+
+import os
+import select
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated
+from llm_perf_opt.core.records import PassRecord
+
+if TYPE_CHECKING:
+    from llm_perf_opt.cli.progress import QuietProgress
+
+
+class LastingFile:
+    """A file whose loss ends nothing, once it `may_break`: what cannot be written is not shown."""
+
+    def __init__(self, file: TextIO, *, may_break: bool = False) -> None:
+        self._file = file
+        self.may_break = may_break
+
+    def write(self, text: str) -> int:
+        """Written where it can be."""
+        try:
+            return self._file.write(text)
+        except OSError:
+            if not self.may_break:
+                raise
+            return len(text)
+
+    def flush(self) -> None:
+        """Likewise."""
+        try:
+            self._file.flush()
+        except OSError:
+            if not self.may_break:
+                raise
+
+    def close_if_gone(self) -> None:
+        """Let what is written to it from now on, and what it still holds, go nowhere if nobody can read it."""
+        with suppress(OSError, ValueError):  # no real file, or closed: then there is nothing to do
+            descriptor = self._file.fileno()
+            if _is_gone(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _is_gone(descriptor: int) -> bool:
+    """Whether it is a terminal that was hung up, which answers no question any more, or a pipe that nobody reads."""
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISCHR(kind):
+        return not os.isatty(descriptor)
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+_TELL_EVERY_S = 0.1
+_WHY: dict[type[BaseException], str] = {KeyboardInterrupt: "it was interrupted"}
+
+
+@contextmanager
+def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+    """Shows the phases of a long reading. Ctrl-C and SIGTERM end it alike: what was being made is removed first."""
+    from llm_perf_opt.cli.progress import progress_for
+
+    begun = time.monotonic()
+    with ended_in_order():
+        try:
+            with progress_for(quiet) as progress:
+                progress.pass_started(name, label)
+                try:
+                    yield lambda phase, total: _Phase(progress, name, phase, total).advance
+                except BaseException as error:
+                    why = error.fact if isinstance(error, LlmPerfError) else _WHY.get(type(error), type(error).__name__)
+                    progress.pass_ended(PassRecord(name, "failed", seconds=time.monotonic() - begun, why=why))
+                    raise
+                progress.pass_ended(PassRecord(name, "complete", seconds=time.monotonic() - begun))
+        except KeyboardInterrupt as error:
+            raise Interrupted("Interrupted.", "Nothing half-made is left.") from error
+
+
+_ENDS: dict[int, tuple[type[Interrupted], str]] = {
+    signal.SIGTERM: (Terminated, "Ended by SIGTERM."),
+    signal.SIGHUP: (HungUp, "Ended by SIGHUP: the terminal was closed."),
+}
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM, as a scheduler sends it, and SIGHUP, as a closed terminal does, end the work inside as Ctrl-C does.
+
+    What there is is kept and reported; only the exit code differs, and nobody reads what is printed to a terminal that is gone.
+    The first signal counts: a second one must not break into the clearing up that the first began. Where SIGHUP is ignored, as
+    below nohup, it stays so.
+    """
+    told: list[int] = []
+    output = [LastingFile(sys.stdout), LastingFile(sys.stderr)]
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGHUP:
+            for file in output:
+                file.may_break = True
+        if not told:
+            told.append(number)
+            raise KeyboardInterrupt(_ENDS[number][1])  # run.json and the pages say it, too
+
+    heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM]
+    previous = {number: signal.signal(number, stop) for number in heard}
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", tuple(output))
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as error:
+        if not told:
+            raise
+        kind, fact = _ENDS[told[0]]
+        raise kind(fact, error.remedy if isinstance(error, Interrupted) else "") from error
+    finally:
+        sys.stdout, sys.stderr = streams
+        if any(file.may_break for file in output):
+            for file in output:
+                file.close_if_gone()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Phase:
+    """One phase of known length."""
+
+    def __init__(self, progress: "QuietProgress", name: str, phase: str, total: int) -> None:
+        self._progress, self._name, self._phase, self._total = progress, name, phase, total
+        self._done = 0
+        self._told_at = 0.0
+        self.advance(0)
+
+    def advance(self, count: int) -> None:
+        """So many bytes more."""
+        self._done += count
+        if time.monotonic() - self._told_at < _TELL_EVERY_S and self._done < self._total:
+            return
+        self._told_at = time.monotonic()
+        text = f"{self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB"
+        message = {"event": "progress", "phase": self._phase, "done": self._done, "at_most": self._total, "text": text}
+        self._progress.pass_message(self._name, message)

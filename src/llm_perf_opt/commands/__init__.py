@@ -1,1 +1,0 @@
-"""The verbs, one file each: parse, call one module, print."""

@@ -1,0 +1,1 @@
+"""Typed configuration, its composition by Hydra, packaged YAML, the registry of runtimes."""

@@ -1,0 +1,392 @@
+"""From Hydra groups and overrides to a typed `RunConfig`. Nothing outside this module sees a DictConfig."""
+
+import dataclasses
+import itertools
+import os
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from llm_perf_opt.config.choices import (
+    CONF_MODULE,
+    HARDWARE_HINT,
+    HIDDEN_OPTIONS,
+    HUB_NAME,
+    MEANT,
+    all_options,
+    assignments,
+    keys_like,
+    model_remedy,
+    packaged_options,
+    searched_folders,
+)
+from llm_perf_opt.config.runtimes import OWN_OPTION, known_runtimes, listed
+from llm_perf_opt.config.schema import PROJECT_CONF, Dtype, RunConfig, canonical_dtype, check
+from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest, words_of
+from llm_perf_opt.core.user_files import check_folder
+
+_LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
+"""What Hydra raises, besides its own errors, over a file that is no sound YAML or has no sound defaults list."""
+MOST_POINTS = 1000
+"""Runs in one sweep."""
+_SEE_HELP = "See `llm-perf run --help` for the groups and their options."
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A resolved configuration and the folder its run asks for."""
+
+    config: RunConfig
+    run_dir: Path
+
+
+def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composed:
+    """Compose the packaged groups, those `config_dir` adds and those of ./conf with `overrides`; check the result."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+
+    for folder in searched_folders(config_dir):
+        check_folder(folder)
+    options = all_options(config_dir)
+    checked = [_checked_override(text, options) for text in _brought_runtimes(overrides, options["runtime"])]
+    if searched := searched_folders(config_dir):
+        places = ",".join(_quoted(f"file://{folder.resolve()}") for folder in searched)
+        checked.append(f"hydra.searchpath=[{places}]")
+    _register_resolvers()
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module(CONF_MODULE, version_base="1.3"):
+            composed = hydra_compose("config", overrides=checked, return_hydra_config=True)
+        plain = _plain(composed)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(_first_sentence(error), _SEE_HELP) from error
+    except _LET_THROUGH as error:
+        searched_names = " and ".join(str(folder) for folder in searched)
+        where = f"the files in {searched_names}" if searched else "the values given"
+        raise ConfigError(f"The configuration cannot be composed: {_first_sentence(error)}", f"Look at {where}.") from error
+    finally:
+        GlobalHydra.instance().clear()
+    own_root = any(text.lstrip("+").startswith("dataset.root=") for text in checked)
+    if not own_root and isinstance(root := (plain.get("dataset") or {}).get("root"), str):
+        plain["dataset"]["root"] = _root_of_option(root, str(composed.hydra.runtime.choices.dataset), searched)
+    _refuse_hub_name(plain.get("model"))
+    return Composed(config_from_mapping(plain), _run_dir(composed))
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """Every combination of the values that `a=1,2 b=x,y` or `a=range(1,5)` name, in the order a reader would write them."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    choices: list[list[str]] = []
+    points = 1
+    for text in overrides:
+        try:
+            override = OverridesParser.create().parse_override(text)
+            if not override.is_sweep_override():
+                choices.append([text])
+                continue
+            if not override.is_discrete_sweep():
+                raise ConfigError(f"'{text}' names an interval, not values.", "Write them out, or use range(first,last,step).")
+            key = override.get_key_element()
+            values = [f"{key}={value}" for value in itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)]
+        except (HydraException, ValueError, RecursionError) as error:
+            raise ConfigError(f"'{text}' is not an override: {_first_sentence(error)}", _SEE_HELP) from error
+        points *= len(values)
+        if points > MOST_POINTS:
+            raise ConfigError(f"'{text}' makes this sweep more than {MOST_POINTS} runs.", "Sweep fewer values at a time.")
+        choices.append(values)
+    return [list(point) for point in itertools.product(*choices)]
+
+
+def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
+    """A checked `RunConfig` from plain nested values, as config.yaml of a run holds them."""
+    return check(_build(RunConfig, values, ""))
+
+
+def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
+    """The checked configuration of a run with some of its values replaced; a ConfigError where that means nothing."""
+    changed = _copied(values)
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        *path, last = key.split(".")
+        place: Any = changed
+        for part in path:
+            place = place.get(part) if isinstance(place, dict) else None
+        if not separator or not isinstance(place, dict) or last not in place:
+            raise ConfigError(f"'{text}' sets nothing that the run's configuration has.", "It was made by another version.")
+        place[last] = yaml.safe_load(value)
+    return config_from_mapping(changed)
+
+
+def _copied(values: Any) -> Any:
+    return {key: _copied(value) for key, value in values.items()} if isinstance(values, Mapping) else values
+
+
+def config_to_yaml(config: RunConfig) -> str:
+    """The resolved configuration as YAML that `config_from_mapping` reads back."""
+    values = dataclasses.asdict(config)
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(values, sort_keys=False) if "\x85" in text else text  # unescaped, it is read back as a space
+
+
+def option_root(conf: Path, root: str) -> Path:
+    """The folder that an option's file in `conf` means by `root`: a relative one starts beside `conf`, wherever one stands."""
+    return Path(root) if conf == PROJECT_CONF else _absolute(conf).parent / root
+
+
+def root_for_option(conf: Path, folder: Path) -> str:
+    """What an option's file in `conf` is to say for `folder`: relative where both lie in one project, which can then be moved."""
+    project, place = _absolute(conf).parent, _absolute(folder)
+    return str(place.relative_to(project)) if place.is_relative_to(project) else str(place)
+
+
+def _absolute(path: Path) -> Path:
+    """Where its name says it is; links are not followed, as a project whose folders are links is still one project."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow them
+
+
+# --- overrides --------------------------------------------------------------------------------------------------------
+
+
+def _root_of_option(root: str, option: str, searched: Sequence[Path]) -> str:
+    for folder in searched:
+        if (folder / "dataset" / f"{option}.yaml").is_file():
+            return str(option_root(folder, root))
+    return root
+
+
+def _refuse_shadowed(group: str, option: str) -> None:
+    own = PROJECT_CONF / group / f"{option}.yaml"
+    if option in packaged_options(group) and own.is_file():
+        raise ConfigError(
+            f"{group}={option} is in {own} and in the package.", "Rename the file; the packaged one would be taken in its place."
+        )
+
+
+def _brought_runtimes(overrides: Sequence[str], packaged: Sequence[str]) -> list[str]:
+    """`runtime=NAME` of a runtime that another package brings, as the option it starts from with its type."""
+    brought = [runtime.name for runtime in known_runtimes() if runtime.brought_by and runtime.name not in packaged]
+    found: list[str] = []
+    for text in overrides:
+        name = text.removeprefix("runtime=")
+        found += [f"runtime={OWN_OPTION}", f"runtime.type={name}"] if name != text and name in brought else [text]
+    return found
+
+
+def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
+    """The override as Hydra takes it, or a ConfigError that names the fact, the choices and the nearest name."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except (HydraException, ValueError, RecursionError) as error:
+        why = _first_sentence(error) if "=" in text else f"it has no '='.{did_you_mean(assignments(text, options))}"
+        raise ConfigError(
+            f"'{text}' is not an override: {why}",
+            "Write KEY=VALUE, as in runtime.batch_size=4; quote a value with spaces or special characters: 'key=\"a b\"'.",
+        ) from error
+    key = override.key_or_group.split("@")[0]
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"'{text}' names several values, and one run takes one.",
+            f"Add -m to run one after the other; write a list as {key}=[a,b], or quote a value that holds a comma.",
+        )
+    if key in options:
+        choice = override.value()
+        if choice not in options[key]:
+            raise _unknown_option(key, str(choice), options[key])
+        _refuse_shadowed(key, str(choice))
+        return text
+    if key.split(".")[0] == "hydra":
+        if key != "hydra.run.dir":
+            raise ConfigError(f"{key} has no meaning here.", "Of Hydra's own settings only hydra.run.dir is used.")
+        return text
+    open_mapping = _check_key(key, text.partition("=")[2])
+    return f"++{text.lstrip('+')}" if open_mapping and not override.is_delete() else text
+
+
+def _refuse_hub_name(model: Any) -> None:
+    """A name on the Hub given to a model that reads no folder: whoever typed it expects a download."""
+    if not isinstance(model, Mapping) or model.get("source") != "random":
+        return
+    path = str(model.get("path"))
+    if HUB_NAME.fullmatch(path) and not Path(path).is_dir():
+        raise ConfigError(f"model.path={model['path']} is a name on the Hub, not a folder.", model_remedy(model["path"]))
+
+
+def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
+    shown = [name for name in options if (group, name) not in HIDDEN_OPTIONS]
+    known = ", ".join(shown)
+    if group == "runtime":
+        runtimes = known_runtimes()
+        names = [runtime.name for runtime in runtimes]
+        known = ", ".join([listed(runtimes), *(name for name in shown if name not in names)])
+        shown += [name for name in names if name not in shown]
+    if group == "model" and "/" in choice:
+        return ConfigError(f"model={choice} is not known: a model is chosen by the name of an option.", model_remedy(choice))
+    return ConfigError(
+        f"{group}={choice} is not known.{nearest(MEANT.get((group, choice), choice), shown)}",
+        f"Known: {known}. Looked in the package's own conf/{group}, in --config-dir and in ./{PROJECT_CONF}."
+        + (f" {HARDWARE_HINT}" if group == "hardware" else ""),
+    )
+
+
+def _check_key(key: str, value: str) -> bool:
+    """Walk `key` through the dataclasses; True when it lies inside a free mapping such as model.substages."""
+    kind: Any = RunConfig
+    seen = ""
+    for part in key.split("."):
+        hints = typing.get_type_hints(kind)
+        if part not in hints:
+            where = f"in {seen}" if seen else "at the top"
+            known = list(hints)
+            elsewhere = keys_like(key, exactly=bool(close_names(part, known)))
+            here = any(found.rpartition(".")[0] == seen for found in elsewhere)
+            meant = [] if here else [f"{found}={value}" if value else found for found in elsewhere]
+            raise ConfigError(
+                f"There is no key '{key}': '{part}' is not known {where}.{did_you_mean(meant) or nearest(part, known)}",
+                f"Known {where}: {', '.join(known)}.",
+            )
+        seen = f"{seen}.{part}" if seen else part
+        kind = hints[part]
+        if typing.get_origin(kind) is dict:
+            return True
+        if not dataclasses.is_dataclass(kind):
+            if seen != key:
+                raise ConfigError(f"There is no key '{key}': {seen} is a single value.", f"Write {seen}=VALUE.")
+            return False
+    raise ConfigError(
+        f"'{key}' is a group of values, not one value.",
+        f"Set one of: {', '.join(f'{key}.{name}' for name in typing.get_type_hints(kind))}.",
+    )
+
+
+def _quoted(text: str) -> str:
+    """As Hydra's grammar quotes: a backslash is itself, except in front of a quotation mark."""
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text) + '"'
+
+
+def _run_dir(composed: DictConfig) -> Path:
+    try:
+        text = str(composed.hydra.run.dir)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"hydra.run.dir: {_first_sentence(error)}", "Give a folder that does not exist yet.") from error
+    path = Path(text)
+    if path.name in ("", "..") or "\0" in text:
+        raise ConfigError(f"hydra.run.dir={text!r} cannot name the folder of a run.", "Give a folder that does not exist yet.")
+    return path
+
+
+def _first_sentence(error: BaseException) -> str:
+    """The fact in an error of Hydra, OmegaConf or YAML: its first line, with the file or the cause where it has one."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}."
+    lines = [line.strip() for line in words_of(error).splitlines() if line.strip()]
+    first = lines[0] if lines else type(error).__name__
+    return f"{first}: {_first_sentence(error.__cause__)}" if isinstance(error.__cause__, OmegaConfBaseException) else first
+
+
+def _register_resolvers() -> None:
+    if not OmegaConf.has_resolver("folder_name"):
+        OmegaConf.register_new_resolver("folder_name", lambda path: Path(str(path)).name or "model")
+        OmegaConf.register_new_resolver("at_most", _at_most)
+    if not OmegaConf.has_resolver("now"):
+        from hydra.core.utils import setup_globals
+
+        setup_globals()
+
+
+def _at_most(usual: int, limit: Any) -> int:
+    """A default that follows another setting down; that the other one is a sound number is checked elsewhere."""
+    return min(usual, limit) if isinstance(limit, int) else usual
+
+
+def _plain(composed: DictConfig) -> dict[str, Any]:
+    """Everything but Hydra's own node, interpolations resolved."""
+    values: dict[str, Any] = {}
+    for key in typing.cast("list[str]", [key for key in composed if key != "hydra"]):
+        if OmegaConf.is_dict(composed[key]):
+            raw = typing.cast("dict[str, Any]", OmegaConf.to_container(composed[key], resolve=False))
+            for name in (name for name, value in raw.items() if value == "???"):
+                raise ConfigError(f"{key}.{name} has no value.", f"Pass {key}.{name}=…")
+            values[key] = OmegaConf.to_container(composed[key], resolve=True)
+        elif OmegaConf.is_list(composed[key]):
+            values[key] = OmegaConf.to_container(composed[key], resolve=True)
+        else:
+            values[key] = composed[key]
+    return values
+
+
+# --- plain values → dataclasses ---------------------------------------------------------------------------------------
+
+
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """`value` as `kind`, or a ConfigError naming the key, what was expected and what came."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(typing.cast("type[Any]", kind), value, where)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _build(next(argument for argument in arguments if argument is not type(None)), value, where)
+    if kind == Dtype and isinstance(value, str):
+        value = canonical_dtype(value)
+    if origin is typing.Literal:
+        if value not in arguments or not isinstance(value, str):
+            raise ConfigError(
+                f"{where}={value} is not known.{nearest(str(value), arguments)}",
+                f"Known: {', '.join(map(str, arguments))}.",
+            )
+        return value
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}={value!r}: expected a mapping, as in {{name: value}}.")
+        return {str(key): _build(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}={value!r}: expected a list, as in [a,b].")
+        return tuple(_build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    return value if kind is Any else _scalar(kind, value, where)
+
+
+def _scalar(kind: type, value: Any, where: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where}={str(value)[:20]}… is out of range: it has {len(str(value))} digits.") from None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        expected = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
+        raise ConfigError(f"{where}={value!r}: expected {expected}.")
+    return value
+
+
+def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
+    label = where or "the configuration"
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{label}={value!r}: expected the fields {', '.join(typing.get_type_hints(kind))}.")
+    hints = typing.get_type_hints(kind)
+    for key in value:
+        if key not in hints:
+            raise ConfigError(f"'{key}' is not known in {label}.{nearest(str(key), hints)}", f"Known: {', '.join(hints)}.")
+    needed = dataclasses.MISSING
+    may_lack = {one.name for one in dataclasses.fields(kind) if one.default is not needed or one.default_factory is not needed}
+    for key in hints:
+        if key not in value and key not in may_lack:
+            raise ConfigError(f"'{key}' is missing in {label}.", f"It needs all of: {', '.join(hints)}.")
+    given = [(key, hint) for key, hint in hints.items() if key in value]
+    return kind(**{key: _build(hint, value[key], f"{where}.{key}" if where else key) for key, hint in given})

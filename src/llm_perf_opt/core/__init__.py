@@ -1,0 +1,1 @@
+"""What every room shares: records, run folder, errors, stages, units."""

@@ -1,0 +1,94 @@
+"""Short commands: run to their end, with a time limit on each."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.core.errors import ResourceError, interrupted
+
+GRACE_S = (30.0, 5.0, 5.0)
+"""How long a child may take to end after SIGINT, SIGTERM and SIGKILL. A second Ctrl-C goes on to the next signal at once."""
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+
+
+def ask(argv: Sequence[str], timeout_s: float = 15.0, *, whatever_code: bool = False) -> str | None:
+    """The output of a short command, or None when it is not there, fails or hangs.
+
+    `whatever_code`: its exit code says nothing (nsys lists its reports and ends with 1).
+    """
+    try:
+        done = subprocess.run(  # noqa: S603 - an argv list, never a shell
+            list(argv),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if whatever_code or done.returncode == 0 else None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said, whatever its exit code."""
+
+    exit_code: int
+    output: bytes
+    errors: str
+    timed_out: bool = False
+
+
+def answer(
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    stdin: Path | None = None,
+) -> Answer:
+    """Run a command in a folder with exactly this environment, fed from a file; it and its children end when its time is over."""
+    with (stdin or Path(os.devnull)).open("rb") as fed:
+        try:
+            child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
+                list(argv),
+                cwd=folder,
+                env=dict(environment),
+                stdin=fed,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ResourceError(
+                f"{argv[0]} cannot be started in {folder}: {error.strerror}.", "Check that it is installed and may be run."
+            ) from error
+        try:
+            output, errors = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            end(child)
+            output, errors = child.communicate()
+            return Answer(child.returncode, output, errors.decode(errors="replace"), True)
+        except KeyboardInterrupt as error:
+            end(child)
+            raise interrupted(error, "What was complete before is kept.") from None
+    return Answer(child.returncode, output, errors.decode(errors="replace"))
+
+
+def end(child: "subprocess.Popen[bytes]") -> None:
+    """SIGINT, then SIGTERM, then SIGKILL to the child's own process group."""
+    for number, patience in zip(_SIGNALS, GRACE_S, strict=True):
+        if child.poll() is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.wait(patience)

@@ -1,0 +1,372 @@
+"""Where everything in a run lies. The only module that knows the names of its files."""
+
+import errno
+import math
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError, file_error, words_of
+from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord
+from llm_perf_opt.core.user_files import check_folder, read_bytes, read_text
+
+R = TypeVar("R")
+
+LEAST_FREE_BYTES = 64 * 1024 * 1024
+"""A run is not begun with less disk space than this."""
+
+
+MOST_VALUES = 100_000
+"""In settings; aliases can make a few lines of YAML stand for more than any memory holds."""
+MOST_LEVELS = 64
+"""Of mappings and lists inside each other."""
+_LONG_NUMBER = re.compile(rb"\d{19}")
+"""Only a file with so many digits in a row can hold a number beyond 64 bits; most need not be looked through."""
+
+
+class RunFolder:
+    """A run on disk. Files appear whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, wanted: Path) -> "RunFolder":
+        """A new folder at `wanted`, or beside it with a number when the name is taken: a run never enters another's folder."""
+        try:
+            wanted.parent.mkdir(parents=True, exist_ok=True)
+            free = os.statvfs(wanted.parent)
+            if free.f_bavail * free.f_frsize < LEAST_FREE_BYTES:
+                raise ResourceError(
+                    f"{wanted.parent} has {free.f_bavail * free.f_frsize / 1e6:.0f} MB of disk space left; "
+                    f"a run needs at least {LEAST_FREE_BYTES / 1e6:.0f} MB.",
+                    "Free some space, or put the run elsewhere with hydra.run.dir=DIR.",
+                )
+            for number in range(1, 1000):
+                path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+                try:
+                    path.mkdir()
+                except FileExistsError:
+                    continue
+                return cls(path.resolve())
+        except OSError as error:
+            raise disk_error(error, wanted) from error
+        raise ResourceError(f"{wanted} and 998 names beside it are taken.", "Choose another hydra.run.dir.")
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """An existing run, or a ParseError that says what is missing."""
+        if not there(path, "Give the folder that `llm-perf run` printed.").is_dir():
+            raise ParseError(f"{path} is not a folder.", "Give the folder that `llm-perf run` printed.")
+        check_folder(path)
+        if not (path / "run.json").is_file():
+            raise ParseError(f"{path} is not a run: it has no run.json.", "Give the folder that `llm-perf run` printed.")
+        folder = cls(path.resolve())
+        folder.manifest()
+        return folder
+
+    # --- names ----------------------------------------------------------------------------------------------------
+
+    @property
+    def manifest_file(self) -> Path:
+        """What was done, and what became of it."""
+        return self.path / "run.json"
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def env_file(self) -> Path:
+        """The machine and the software."""
+        return self.path / "env.json"
+
+    @property
+    def inputs_file(self) -> Path:
+        """The prompts as they were fed."""
+        return self.path / "inputs.yaml"
+
+    @property
+    def clean_file(self) -> Path:
+        """What the unprofiled pass measured."""
+        return self.raw("clean") / "timings.json"
+
+    @property
+    def clean_inputs_file(self) -> Path:
+        """The prompts, as the measured process wrote them."""
+        return self.raw("clean") / "inputs.json"
+
+    @property
+    def ceilings_file(self) -> Path:
+        """What the device can do at best."""
+        return self.raw("ceilings") / "ceilings.json"
+
+    @property
+    def torch_file(self) -> Path:
+        """What the torch pass saw."""
+        return self.raw("torch") / "operators.json"
+
+    @property
+    def telemetry_file(self) -> Path:
+        """The sampler's readings, a JSON line each."""
+        return self.raw("nvml") / "samples.jsonl"
+
+    @property
+    def report_file(self) -> Path:
+        """The report in Markdown."""
+        return self.path / "report.md"
+
+    @property
+    def page_file(self) -> Path:
+        """The report as one HTML file."""
+        return self.path / "report.html"
+
+    @property
+    def waterfall_file(self) -> Path:
+        """Where the time goes, as an image; beside it the same as PNG where a browser could draw it."""
+        return self.path / "waterfall.svg"
+
+    @property
+    def roofline_file(self) -> Path:
+        """The roofline, likewise."""
+        return self.path / "roofline.svg"
+
+    @property
+    def summary_file(self) -> Path:
+        """The page for a stakeholder."""
+        return self.path / "stakeholder_summary.md"
+
+    @property
+    def operators_file(self) -> Path:
+        """Operators as a Markdown table."""
+        return self.path / "operators.md"
+
+    @property
+    def ops_csv_file(self) -> Path:
+        """Operators as CSV."""
+        return self.path / "ops.csv"
+
+    @property
+    def nvml_csv_file(self) -> Path:
+        """Telemetry as CSV."""
+        return self.path / "nvml.csv"
+
+    @property
+    def findings_file(self) -> Path:
+        """What the run's trace shows and what to change first, for another program."""
+        return self.path / "findings.json"
+
+    @property
+    def verify_file(self) -> Path:
+        """What became of the findings that were tried."""
+        return self.path / "verify.json"
+
+    @property
+    def derived_tables(self) -> Path:
+        """Tables made from more than one pass, as Parquet files."""
+        return self.path / "tables"
+
+    @property
+    def kernels_file(self) -> Path:
+        """Kernels with their counters as a Markdown table."""
+        return self.path / "kernels.md"
+
+    @property
+    def regions_file(self) -> Path:
+        """The NVTX regions in Markdown."""
+        return self.path / "regions.md"
+
+    @property
+    def regions_json_file(self) -> Path:
+        """The NVTX regions for another program."""
+        return self.path / "regions.json"
+
+    @property
+    def selftest_file(self) -> Path:
+        """What the counter self-test ran."""
+        return self.raw("ncu_selftest") / "selftest.json"
+
+    def wrapped_file(self, name: str) -> Path:
+        """What the measured process itself timed below an outside tool."""
+        return self.raw(name) / "stages.json"
+
+    def timeline_file(self, name: str) -> Path:
+        """The timeline of an nsys pass, as a database."""
+        return self.raw(name) / "run.sqlite"
+
+    def counters_file(self, name: str) -> Path:
+        """The counters of an ncu pass, as a table."""
+        return self.raw(name) / "counters.csv"
+
+    def selection_file(self, name: str) -> Path:
+        """Which launches an ncu pass was told to count, and why those."""
+        return self.raw(name) / "selection.json"
+
+    @property
+    def torch_trace_file(self) -> Path:
+        """The timeline of the torch pass."""
+        return self.raw("torch") / "trace.json.gz"
+
+    def tables(self, name: str) -> Path:
+        """The tables of one pass's trace, as Parquet files."""
+        return self.path / "tables" / name
+
+    def trace_files(self) -> dict[str, Path]:
+        """Pass → the trace it leaves, the one to prefer first; it may not be there."""
+        return {"torch": self.raw("torch") / "trace.json.gz", "nsys": self.tool_report("nsys").with_suffix(".sqlite")}
+
+    def raw(self, name: str) -> Path:
+        """What one pass left, never edited afterwards."""
+        return self.path / "raw" / name
+
+    def tool_report(self, name: str) -> Path:
+        """Base name of what nsys or ncu writes; each adds its own ending."""
+        return self.raw(name) / "run"
+
+    def log_file(self, name: str) -> Path:
+        """Everything a pass printed."""
+        return self.raw(name) / "log.txt"
+
+    def command_file(self, name: str) -> Path:
+        """The exact command of a pass."""
+        return self.raw(name) / "cmd.txt"
+
+    # --- reading and writing --------------------------------------------------------------------------------------
+
+    def manifest(self) -> Manifest:
+        """run.json, or a ParseError."""
+        manifest = read_record(self.manifest_file, Manifest)
+        if manifest.schema > SCHEMA:
+            raise ParseError(
+                f"{self.manifest_file} was written by a newer version (schema {manifest.schema}, this reads {SCHEMA}).",
+                "Upgrade llm-perf-opt.",
+            )
+        return manifest
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Replace run.json."""
+        write_record(self.manifest_file, manifest)
+
+    def update_pass(self, entry: PassRecord) -> None:
+        """Replace one pass's entry in run.json, or add it."""
+        manifest = self.manifest()
+        others = [known if known.name != entry.name else entry for known in manifest.passes]
+        if manifest.pass_named(entry.name) is None:
+            others.append(entry)
+        self.write_manifest(replace(manifest, passes=tuple(others)))
+
+
+def there(path: Path, remedy: str) -> Path:
+    """A path that the user named, or the error of one where nothing lies."""
+    try:
+        path.stat()
+    except OSError as error:
+        raise file_error(error, remedy) from error
+    return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # no two writers share it
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException as error:
+        with suppress(OSError):  # where it could not be written it may not be removable either
+            beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
+        raise
+
+
+def write_record(path: Path, record: Any) -> None:
+    """A record as indented JSON."""
+    write_whole(path, msgspec.json.format(encoded(record), indent=1) + b"\n")
+
+
+def encoded(record: Any) -> bytes:
+    """A record as JSON. Of a name that is no UTF-8 the odd bytes are shown as escapes: no reader takes halves of a character."""
+    try:
+        return msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_shown(msgspec.to_builtins(record)))
+
+
+def _shown(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {_shown(key): _shown(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_shown(value) for value in values]
+    return values.encode("utf-8", "backslashreplace").decode() if isinstance(values, str) else values
+
+
+def read_record(path: Path, kind: type[R]) -> R:
+    """A JSON file as `kind`, or a ParseError naming the file and the place in it."""
+    try:
+        content = read_bytes(path)
+        if _LONG_NUMBER.search(content):
+            check_plain(msgspec.json.decode(content))
+        return msgspec.json.decode(content, type=kind)
+    except FileNotFoundError as error:
+        raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json says why.") from error
+    except (ValueError, OSError, RecursionError) as error:  # msgspec's errors and those of UTF-8 are of the first
+        raise ParseError(
+            f"{path} cannot be read: {words_of(error)}", "The file is damaged, or was written by another version."
+        ) from error
+
+
+def check_plain(values: Any, most: float = math.inf) -> None:
+    """A ValueError where plain values are none that anything is set to or measures: too many, too deep, beyond 64 bits."""
+    for count, value in enumerate(_every(values, MOST_LEVELS)):
+        if count > most:
+            raise ValueError(f"it holds more than {most:,} values")
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise ValueError("it holds a number beyond 64 bits, which nothing measures")
+
+
+def _every(values: Any, levels: int) -> Iterator[Any]:
+    """Each value, and each inside of it."""
+    yield values
+    if isinstance(values, dict | list):
+        if not levels:
+            raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _every(value, levels - 1)
+
+
+def disk_error(error: OSError, path: Path) -> LlmPerfError:
+    """What a failed write means to the user."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(
+            f"No space left on the disk while writing {path}.", "Free some space, or use hydra.run.dir=DIR elsewhere."
+        )
+    return ResourceError(
+        f"{path} cannot be written: {error.strerror or error}.",
+        "Check the folder's permissions, or use hydra.run.dir=DIR.",
+    )
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """A mapping of a run's YAML; empty where there is no such file, and where it holds something else."""
+    import yaml
+
+    if not path.exists():
+        return {}
+    try:
+        values = yaml.safe_load(read_text(path))
+        check_plain(values, MOST_VALUES)
+    except (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError) as error:  # the last: a date that is none
+        raise ParseError(f"{path} cannot be read as YAML: {words_of(error)}", "The file is damaged, or was edited.") from error
+    return values if isinstance(values, dict) else {}

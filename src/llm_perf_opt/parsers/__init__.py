@@ -1,1 +1,0 @@
-"""A tool's file → records."""

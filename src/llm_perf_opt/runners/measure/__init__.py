@@ -1,0 +1,1 @@
+"""Clock, meter, torch.profiler and measured peaks, inside the measured process."""

@@ -1,0 +1,215 @@
+"""The ceilings of an NVIDIA GPU."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.runners.measure.ceiling_kernels import (
+    Arena,
+    Multiply,
+    Room,
+    Shape,
+    copy_rate,
+    gemm_rate,
+    gemv_rate,
+    read_rate,
+)
+from llm_perf_opt.runners.measure.ceiling_timing import (
+    Measured,
+    Pace,
+    Quantity,
+    Stopwatch,
+    Trial,
+    host_latency,
+    time_per_unit,
+)
+from llm_perf_opt.runners.measure.clock import CudaEventClock
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+# Series are short and the card rests before each: a card that is driven on and on meets its power limit and slows down, and a
+# stage of a model that runs for a few milliseconds would then be faster than its ceiling.
+_GEMM_PACE = Pace(most_samples=50, sample_ns=300_000, burst_s=0.08, rest_s=0.15)
+_MEMORY_PACE = Pace(most_samples=50, sample_ns=200_000, burst_s=0.05, rest_s=0.03)
+_LAUNCH_PACE = Pace(most_samples=100, sample_ns=100_000, burst_s=1.0, rest_s=0.0)
+_SHAPES: tuple[Shape, ...] = (
+    (1024, 1024, 1024),
+    (2048, 2048, 2048),
+    (4096, 4096, 4096),
+    (4096, 4096, 8192),
+    (8192, 8192, 8192),
+)
+_READ_COLUMNS = 8192
+_GEMV_COLUMNS = (8192, 16384)
+_CHUNKS = 4
+_CHUNK_CACHES = 16
+_LEAST_CHUNK_BYTES = 256 * 2**20
+_MOST_CHUNK_BYTES = 2**30
+_MEMORY_SHARE = 0.4
+_WAKE_S = 0.3
+_LAUNCHES = 200
+_GRAPH_KERNELS = 1000
+_HOLD_FACTOR = 4
+"""The device is held for this many times what the host needs, so that it stays behind."""
+_CYCLES_PER_NS = 2.2
+"""At least the clock of any card: a hold computed with it is never too short."""
+
+
+def gpu_room(device: "torch.device") -> Room:
+    """Memory for the measurements: far beyond the second-level cache, but not most of what is free."""
+    import torch
+
+    cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
+    chunk = min(_MOST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, _CHUNK_CACHES * cache))
+    free = torch.cuda.mem_get_info(device)[0]
+    return Room(min(_CHUNKS * chunk, int(free * _MEMORY_SHARE)), cache)
+
+
+def wake(device: "torch.device") -> None:
+    """Light work until the card has left its idle clocks and the libraries are loaded."""
+    import torch
+
+    left, right = (torch.randn((1024, 1024), device=device) for _ in range(2))
+    until = time.monotonic() + _WAKE_S
+    while time.monotonic() < until:
+        for _ in range(20):
+            torch.mm(left, right)
+        torch.cuda.synchronize(device)
+
+
+def gpu_quantities(device: "torch.device", room: Room, watch: Callable[[], str]) -> tuple[Quantity, ...]:
+    """The quantities of a GPU; a format its generation lacks is missing and says so."""
+    import torch
+
+    clock = CudaEventClock(device)
+    gemm, memory = Stopwatch(clock, _GEMM_PACE, watch), Stopwatch(clock, _MEMORY_PACE, watch)
+    arena = Arena(room, device, _CHUNKS)
+    capability = torch.cuda.get_device_capability(device)
+
+    def product(name: str, dtype: "torch.dtype", needs: tuple[int, int], tf32: bool = False) -> Quantity:
+        def measure(seconds: float) -> Maybe[Measured]:
+            if capability < needs:
+                return Missing(f"compute capability {_dotted(capability)} has none; {name} came with {_dotted(needs)}")
+            with fp32_products(tf32):
+                multiply = _scaled(device) if name == "fp8" else None
+                return gemm_rate(gemm, arena, _SHAPES, dtype, seconds, multiply)
+
+        return Quantity(f"gemm_{name}", f"GEMM {name}", "FLOP/s", 1.0 if capability >= needs else 0.0, measure)
+
+    return (
+        product("bf16", torch.bfloat16, (8, 0)),
+        product("fp16", torch.float16, (5, 3)),
+        product("tf32", torch.float32, (8, 0), tf32=True),
+        product("fp32", torch.float32, (0, 0)),
+        product("fp8", torch.float8_e4m3fn, (8, 9)),
+        Quantity("read", "read bandwidth", "B/s", 0.6, lambda s: read_rate(memory, arena, _READ_COLUMNS, s)),
+        Quantity("copy", "copy bandwidth", "B/s", 0.6, lambda s: copy_rate(memory, arena, _READ_COLUMNS, s)),
+        Quantity(
+            "gemv", "GEMV bandwidth", "B/s", 0.6, lambda s: gemv_rate(memory, arena, _gemv_dtype(capability), _GEMV_COLUMNS, s)
+        ),
+        *_latencies(device, clock),
+    )
+
+
+def _gemv_dtype(capability: tuple[int, int]) -> "torch.dtype":
+    import torch
+
+    return torch.bfloat16 if capability >= (8, 0) else torch.float16
+
+
+def _scaled(device: "torch.device") -> Multiply:
+    """The product of two fp8 matrices with one scale each, summed as inference does it."""
+    import torch
+
+    one = torch.ones((), device=device)
+
+    def multiply(left: "Tensor", right: "Tensor") -> object:
+        return torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return multiply
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+@contextmanager
+def fp32_products(tf32: bool) -> Iterator[None]:
+    """Products of fp32 matrices in tf32 or strictly in fp32, as long as the context lasts."""
+    import torch
+
+    # The switch was renamed in torch 2.9, and one process must not use both names.
+    settings: Any = torch.backends.cuda.matmul
+    name, value = ("fp32_precision", "tf32" if tf32 else "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", tf32)
+    before = getattr(settings, name)
+    setattr(settings, name, value)
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
+
+
+# --- latencies --------------------------------------------------------------------------------------------------------
+
+
+def _latencies(device: "torch.device", clock: CudaEventClock) -> tuple[Quantity, ...]:
+    """What starting work and waiting for it costs, with a kernel that does next to nothing."""
+    import torch
+
+    stopwatch = Stopwatch(clock, _LAUNCH_PACE)
+    tiny = torch.ones(1, device=device)
+
+    def launches(_: int = 0) -> None:
+        for _ in range(_LAUNCHES):
+            tiny.add_(1)
+
+    def wait() -> None:
+        torch.cuda.synchronize(device)
+
+    def launch_and_wait() -> None:
+        tiny.add_(1)
+        torch.cuda.synchronize(device)
+
+    def eager(seconds: float) -> Measured:
+        how = f"{_LAUNCHES} in-place additions to one element, device clock: whichever is slower, host or kernel"
+        return time_per_unit(stopwatch, Trial(how, _LAUNCHES, launches), seconds)
+
+    def in_graph(seconds: float) -> Measured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(_GRAPH_KERNELS):
+                tiny.add_(1)
+        how = f"one graph of {_GRAPH_KERNELS} in-place additions to one element, device clock"
+        return time_per_unit(stopwatch, Trial(how, _GRAPH_KERNELS, lambda _: graph.replay()), seconds)
+
+    def enqueue(seconds: float) -> Measured:
+        host_ns = host_latency("", launches, 0.0, prepare=wait).value.median
+        cycles = int(host_ns * _HOLD_FACTOR * _CYCLES_PER_NS)
+
+        def hold() -> None:
+            wait()
+            torch.cuda._sleep(cycles)
+
+        how = f"{_LAUNCHES} in-place additions to one element enqueued behind a kernel that holds the GPU, host clock"
+        return host_latency(how, launches, seconds, per=_LAUNCHES, prepare=hold, most=50)
+
+    def latency(key: str, label: str, how: str, action: Callable[[], object]) -> Quantity:
+        return Quantity(key, label, "ns", 0.2, lambda s: host_latency(how, action, s, prepare=wait))
+
+    return (
+        Quantity("launch_eager", "launch interval, eager", "ns", 0.4, eager),
+        Quantity("launch_graph", "kernel interval, CUDA graph", "ns", 0.3, in_graph),
+        Quantity("dispatch", "host time per operator", "ns", 0.4, enqueue),
+        latency("sync", "synchronise", "device synchronise with nothing outstanding, host clock", wait),
+        latency(
+            "launch_sync",
+            "launch and synchronise",
+            "one addition to one element and a device synchronise, host clock",
+            launch_and_wait,
+        ),
+        latency("item", ".item()", "one element to the host with nothing outstanding, host clock", tiny.item),
+    )

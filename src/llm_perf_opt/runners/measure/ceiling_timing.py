@@ -1,0 +1,156 @@
+"""Drives an operation to its limit and times it: probe, rest, one uninterrupted series. Knows no framework."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.core.records import CeilingUnit, Distribution, Maybe
+from llm_perf_opt.runners.measure.clock import Clock
+
+LEAST_SAMPLES = 9
+"""The fewest that carry an interval of the median with something left out at both ends."""
+_WARM_CALLS = 2
+_PROBE_CALLS = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way of driving the device. Calls are numbered, so that they can go through buffers in turn."""
+
+    name: str
+    work: float
+    """FLOPs, bytes or launches of one call."""
+    call: Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a quantity came to, and by which way."""
+
+    value: Distribution
+    how: str
+    conditions: str = ""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What surrounded the measuring, in words."""
+
+    said: tuple[str, ...]
+    doubt: str = ""
+    """Why the figures are not what the device can do; empty where nothing speaks against them."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One row to be: what it is, its part of the time, and how it is measured in a given number of seconds."""
+
+    key: str
+    label: str
+    unit: CeilingUnit
+    weight: float
+    """Share of the time, relative to the others; 0 for what is known to be missing."""
+    measure: Callable[[float], Maybe[Measured]]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a series may be, and how the device is let rest before it."""
+
+    most_samples: int
+    sample_ns: int
+    """A sample lasts at least this long: shorter calls are timed several at once."""
+    burst_s: float
+    """The longest series, the least samples excepted: a long one heats the device until it slows down."""
+    rest_s: float
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Times trials on one device."""
+
+    clock: Clock
+    pace: Pace
+    watch: Callable[[], str] = field(default=lambda: "")
+    """Called while the device works: what its clocks and its power are then."""
+    sleep: Callable[[float], None] = time.sleep
+
+    def probe_ns(self, trial: Trial) -> float:
+        """A rough time of one call, after loading whatever the first one loads."""
+        self._marked(trial, _WARM_CALLS, 1)
+        return min(self._marked(trial, _PROBE_CALLS, 1)) or 1.0
+
+    def series(self, trial: Trial, seconds: float) -> tuple[list[float], str]:
+        """Time per call in ns, sample by sample, within about `seconds`; and the conditions meanwhile."""
+        once = self.probe_ns(trial)
+        calls = max(1, math.ceil(self.pace.sample_ns / once))
+        wanted = min(seconds, self.pace.burst_s) * 1e9 / (once * calls)
+        samples = max(LEAST_SAMPLES, min(self.pace.most_samples, int(wanted)))
+        if self.pace.rest_s:
+            self.sleep(self.pace.rest_s)
+        seen: list[str] = []
+        times = self._marked(trial, samples, calls, lambda: seen.append(self.watch()))
+        return times, seen[0]
+
+    def _marked(self, trial: Trial, samples: int, calls: int, meanwhile: Callable[[], None] = lambda: None) -> list[float]:
+        self.clock.synchronise()
+        trial.call(0)  # the host gets ahead of the device, so that no sample waits for a launch
+        self.clock.begin()
+        self.clock.mark()
+        number = 1
+        for _ in range(samples):
+            for _ in range(calls):
+                trial.call(number)
+                number += 1
+            self.clock.mark()
+        meanwhile()
+        self.clock.synchronise()
+        marks = self.clock.read_ns()
+        return [max(1.0, float(after - before)) / calls for before, after in itertools.pairwise(marks)]
+
+
+def best_rate(stopwatch: Stopwatch, trials: Sequence[Trial], seconds: float) -> Measured:
+    """The trial with the highest median of work per second."""
+    best: Measured | None = None
+    for trial in trials:
+        times, conditions = stopwatch.series(trial, seconds / len(trials))
+        value = summarise([trial.work / (time_ns * 1e-9) for time_ns in times])
+        if best is None or value.median > best.value.median:
+            best = Measured(value, trial.name, conditions)
+    if best is None:
+        raise ValueError("no trials")
+    return best
+
+
+def time_per_unit(stopwatch: Stopwatch, trial: Trial, seconds: float) -> Measured:
+    """Nanoseconds per unit of a trial's work."""
+    times, conditions = stopwatch.series(trial, seconds)
+    return Measured(summarise([time_ns / trial.work for time_ns in times]), trial.name, conditions)
+
+
+def host_latency(
+    how: str,
+    action: Callable[[], object],
+    seconds: float,
+    *,
+    per: int = 1,
+    prepare: Callable[[], object] = lambda: None,
+    most: int = 200,
+) -> Measured:
+    """Nanoseconds of `action` on the host's clock, a `per`-th of each call; `prepare` is not timed."""
+
+    def once() -> int:
+        prepare()
+        begun = time.perf_counter_ns()
+        action()
+        return time.perf_counter_ns() - begun
+
+    begun = time.perf_counter()
+    for _ in range(_WARM_CALLS + _PROBE_CALLS):
+        once()
+    each = (time.perf_counter() - begun) / (_WARM_CALLS + _PROBE_CALLS)
+    samples = max(LEAST_SAMPLES, min(most, int(seconds / each)))
+    return Measured(summarise([once() / per for _ in range(samples)]), how)

@@ -1,0 +1,158 @@
+"""NVIDIA GPUs through NVML: finding the one in use, reading it, and saying why it cannot be read."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from llm_perf_opt.core.records import GpuSample, Maybe, Missing
+
+T = TypeVar("T")
+
+
+@contextmanager
+def nvml() -> Iterator[Maybe[Any]]:
+    """The initialised NVML module, or why there is none."""
+    try:
+        import pynvml
+    except ImportError:
+        yield Missing("the package nvidia-ml-py is not installed")
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        yield Missing(f"NVML: {error}")
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpu_count() -> Maybe[int]:
+    """NVIDIA GPUs the driver shows."""
+    with nvml() as library:
+        if isinstance(library, Missing):
+            return library
+        return int(library.nvmlDeviceGetCount())
+
+
+def gpu_name(device_index: int = 0) -> Maybe[str]:
+    """What the driver calls cuda:`device_index`, or why that cannot be said."""
+    with nvml() as library:
+        if isinstance(library, Missing):
+            return library
+        handle = handle_of(library, device_index)
+        if isinstance(handle, Missing):
+            return handle
+        name = read(library, lambda: library.nvmlDeviceGetName(handle))
+        return name.decode() if isinstance(name, bytes) else name
+
+
+@dataclass(frozen=True)
+class GpuSize:
+    """What decides what fits on a GPU."""
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+    driver_cuda: int
+    """Major version of CUDA that the driver can run."""
+
+
+def gpu_size(device_index: int = 0) -> Maybe[GpuSize]:
+    """Of cuda:`device_index`, or why that cannot be said."""
+    with nvml() as library:
+        if isinstance(library, Missing):
+            return library
+        handle = handle_of(library, device_index)
+        if isinstance(handle, Missing):
+            return handle
+
+        def ask() -> GpuSize:
+            name = library.nvmlDeviceGetName(handle)
+            major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
+            return GpuSize(
+                name.decode() if isinstance(name, bytes) else str(name),
+                int(library.nvmlDeviceGetMemoryInfo(handle).total),
+                (int(major), int(minor)),
+                int(library.nvmlSystemGetCudaDriverVersion()) // 1000,
+            )
+
+        return read(library, ask)
+
+
+def handle_of(library: Any, device_index: int) -> Maybe[Any]:
+    """The NVML handle of what torch calls cuda:`device_index`, CUDA_VISIBLE_DEVICES respected.
+
+    Measured processes run with CUDA_DEVICE_ORDER=PCI_BUS_ID, so that both libraries count alike.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        if visible is None:
+            return library.nvmlDeviceGetHandleByIndex(device_index)
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+        if device_index >= len(names):
+            return Missing(f"CUDA_VISIBLE_DEVICES={visible!r} hides device {device_index}")
+        name = names[device_index]
+        if name.isdigit():
+            return library.nvmlDeviceGetHandleByIndex(int(name))
+        return library.nvmlDeviceGetHandleByUUID(name)
+    except library.NVMLError as error:
+        return Missing(f"NVML: {error}")
+
+
+def read(library: Any, question: Callable[[], T]) -> Maybe[T]:
+    """One NVML answer, or NVML's own words for why not."""
+    try:
+        return question()
+    except library.NVMLError as error:
+        return Missing(f"NVML: {error}")
+
+
+def sample(library: Any, handle: Any, at_ns: int) -> GpuSample:
+    """Everything the sampler records, at one moment."""
+    clocks = library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM
+    rates = read(library, lambda: library.nvmlDeviceGetUtilizationRates(handle))
+    memory = read(library, lambda: int(library.nvmlDeviceGetMemoryInfo(handle).used))
+    processes = read(library, lambda: len(library.nvmlDeviceGetComputeRunningProcesses(handle)))
+    return GpuSample(
+        at_ns=at_ns,
+        power_mw=read(library, lambda: int(library.nvmlDeviceGetPowerUsage(handle))),
+        sm_clock_mhz=read(library, lambda: int(library.nvmlDeviceGetClockInfo(handle, clocks[0]))),
+        memory_clock_mhz=read(library, lambda: int(library.nvmlDeviceGetClockInfo(handle, clocks[1]))),
+        temperature_c=read(library, lambda: int(library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU))),
+        gpu_utilisation_pct=rates if isinstance(rates, Missing) else int(rates.gpu),
+        memory_utilisation_pct=rates if isinstance(rates, Missing) else int(rates.memory),
+        memory_used_bytes=memory,
+        throttle_bits=read(library, lambda: int(library.nvmlDeviceGetCurrentClocksThrottleReasons(handle))),
+        energy_mj=read(library, lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle))),
+        processes=processes,
+    )
+
+
+def describe(library: Any, handle: Any) -> dict[str, Any]:
+    """What provenance says of one GPU; a fact that cannot be had carries its reason."""
+
+    def said(question: Callable[[], Any]) -> Any:
+        answer = read(library, question)
+        if isinstance(answer, Missing):
+            return str(answer)
+        return answer.decode() if isinstance(answer, bytes) else answer
+
+    sm, memory = library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM
+    return {
+        "name": said(lambda: library.nvmlDeviceGetName(handle)),
+        "uuid": said(lambda: library.nvmlDeviceGetUUID(handle)),
+        "memory_bytes": said(lambda: int(library.nvmlDeviceGetMemoryInfo(handle).total)),
+        "compute_capability": said(lambda: ".".join(map(str, library.nvmlDeviceGetCudaComputeCapability(handle)))),
+        "power_limit_w": said(lambda: library.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+        "sm_clock_mhz": said(lambda: int(library.nvmlDeviceGetClockInfo(handle, sm))),
+        "sm_clock_max_mhz": said(lambda: int(library.nvmlDeviceGetMaxClockInfo(handle, sm))),
+        "memory_clock_mhz": said(lambda: int(library.nvmlDeviceGetClockInfo(handle, memory))),
+        "memory_clock_max_mhz": said(lambda: int(library.nvmlDeviceGetMaxClockInfo(handle, memory))),
+        "application_sm_clock_mhz": said(lambda: int(library.nvmlDeviceGetApplicationsClock(handle, sm))),
+        "ecc": said(lambda: bool(library.nvmlDeviceGetEccMode(handle)[0])),
+        "mig": said(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0])),
+    }

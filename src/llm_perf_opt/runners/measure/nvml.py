@@ -1,0 +1,103 @@
+"""The telemetry sampler, a process of its own beside the unprofiled pass.
+
+`python -m llm_perf_opt.runners.measure.nvml --out FILE --interval S --gpu N|none`. It writes a JSON line per reading.
+Standard input steers it: a line holds the pid to watch, the end of input ends it, so it cannot outlive whoever started it.
+"""
+
+import argparse
+import contextlib
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import psutil
+
+from llm_perf_opt.core.host import cpu_frequency_mhz, usable_cpus
+from llm_perf_opt.core.records import CpuSample, Maybe, Missing, TelemetryHeader
+from llm_perf_opt.runners.measure.gpu import handle_of, nvml, sample
+
+READY = "ready"
+
+
+class HostReader:
+    """Reads the processors, and the watched process once it is known."""
+
+    def __init__(self) -> None:
+        self._watched: psutil.Process | None = None
+        psutil.cpu_percent()  # the first answer of each counter is meaningless
+
+    def watch(self, pid: int) -> None:
+        """Count this process as ours."""
+        try:
+            self._watched = psutil.Process(pid)
+            self._watched.cpu_percent()
+        except psutil.Error:
+            self._watched = None
+
+    def sample(self, at_ns: int) -> CpuSample:
+        """Processor use in percent of one processor, memory of the watched process."""
+        ours, rss = 0.0, 0
+        if self._watched is not None:
+            try:
+                ours, rss = self._watched.cpu_percent(), int(self._watched.memory_info().rss)
+            except psutil.Error:
+                self._watched = None
+        machine = psutil.cpu_percent() * (psutil.cpu_count() or 1)
+        return CpuSample(at_ns, machine, ours, rss, cpu_frequency_mhz("current"))
+
+
+def run(out: Path, interval_s: float, gpu_index: int | None) -> None:
+    """Sample until standard input ends."""
+    with (
+        out.open("wb") as file,
+        nvml() if gpu_index is not None else contextlib.nullcontext(Missing("the run is on the CPU")) as library,
+    ):
+        handle: Maybe[Any] = library if isinstance(library, Missing) else handle_of(library, gpu_index or 0)
+        note = str(handle.why) if isinstance(handle, Missing) else ""
+        _write(file, header=TelemetryHeader(interval_s, usable_cpus(), note))
+        host = HostReader()
+        print(READY, flush=True)
+        due = time.monotonic()
+        while _heed(host, due):
+            now = time.monotonic_ns()
+            _write(file, cpu=host.sample(now))
+            if not isinstance(handle, Missing):
+                _write(file, gpu=sample(library, handle, time.monotonic_ns()))
+            due = max(due + interval_s, time.monotonic())
+
+
+def _heed(host: HostReader, due: float) -> bool:
+    """Sleep until the next reading is due; False when there is nobody left to read for."""
+    while True:
+        wait = max(0.0, due - time.monotonic())
+        if not select.select([sys.stdin], [], [], wait)[0]:
+            return True
+        line = os.read(sys.stdin.fileno(), 4096).decode(errors="replace")
+        if not line:
+            return False
+        for word in line.split():
+            if word.isdigit():
+                host.watch(int(word))
+
+
+def _write(file: BinaryIO, **record: Any) -> None:
+    file.write(msgspec.json.encode(record) + b"\n")
+    file.flush()
+
+
+def main() -> None:
+    """Command line of the sampler."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--interval", type=float, required=True)
+    parser.add_argument("--gpu", required=True, help="index, or none")
+    arguments = parser.parse_args()
+    run(arguments.out, arguments.interval, None if arguments.gpu == "none" else int(arguments.gpu))
+
+
+if __name__ == "__main__":
+    main()

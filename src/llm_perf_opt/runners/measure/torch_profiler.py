@@ -1,0 +1,170 @@
+"""The torch.profiler pass: one iteration, its operators and its trace."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.config.schema import TorchPreset
+from llm_perf_opt.core.records import Iteration, Maybe, Missing, OperatorRow, PartTime, StageActivity
+from llm_perf_opt.core.stages import PART_LABEL, STAGE_NAMES, Stage
+from llm_perf_opt.runners.measure.components import Range, Timeline, host_times, kernel_times
+
+PRESETS: dict[TorchPreset, dict[str, Any]] = {
+    "minimal": {},
+    "default": {"record_shapes": True, "profile_memory": True, "with_modules": True},
+    "max": {"record_shapes": True, "profile_memory": True, "with_modules": True, "with_stack": True},
+}
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """One iteration as the profiler saw it."""
+
+    iteration: Iteration
+    operators: list[OperatorRow]
+    activity: Maybe[tuple[StageActivity, ...]]
+    parts: Maybe[tuple[PartTime, ...]]
+    overhead: tuple[OperatorRow, ...] = ()
+    """Rows that are surely the profiler's own work, although a label could be called so."""
+
+
+_OWN_WORK = ("Instrumentation", "Resource")
+
+
+def profile_iteration(iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path) -> Profiled:
+    """Profile one iteration after one that only wakes the profiler up; leaves the gzipped Chrome trace at `trace`."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=1), **PRESETS[preset]) as profiler:
+        iterate()
+        profiler.step()
+        measured = iterate()
+    beside = trace.with_name(f".{os.getpid()}.{trace.name}")  # the ending .gz makes torch compress it
+    profiler.export_chrome_trace(str(beside))
+    beside.replace(trace)
+    events = _events(profiler)
+    averages = profiler.key_averages()
+    return Profiled(
+        iteration=measured,
+        operators=operators([row for row in averages if not is_own_work(row)], preset, cuda),
+        overhead=tuple(operators([row for row in averages if is_own_work(row)], preset, cuda)),
+        activity=stage_activity(events) if cuda else Missing("the run is on the CPU"),
+        parts=part_times(events, cuda),
+    )
+
+
+@dataclass(frozen=True)
+class DeviceEvent:
+    """One event of the profiler, on the host or on the device."""
+
+    name: str
+    on_device: bool
+    start_ns: int
+    duration_ns: int
+    correlation: int
+    """The same for a launch and what it started."""
+
+
+def _events(profiler: Any) -> list[DeviceEvent]:
+    from torch._C._autograd import DeviceType
+
+    return [
+        DeviceEvent(
+            event.name(), event.device_type() != DeviceType.CPU, event.start_ns(), event.duration_ns(), event.correlation_id()
+        )
+        for event in profiler.profiler.kineto_results.events()
+    ]
+
+
+def _stage_ranges(events: Sequence[DeviceEvent]) -> list[Range]:
+    wanted = (Stage.PREFILL.value, Stage.DECODE.value)
+    return _ranges([event for event in events if event.name in wanted])
+
+
+def _ranges(events: Sequence[DeviceEvent]) -> list[Range]:
+    return [Range(event.start_ns, event.start_ns + event.duration_ns, event.name) for event in events if not event.on_device]
+
+
+def _device_work(events: Sequence[DeviceEvent]) -> list[tuple[int, int, int]]:
+    """(launch, when it was made, how long what it started took) for every kernel, copy and memset."""
+    launches = {event.correlation: event.start_ns for event in events if not event.on_device and event.name.startswith("cu")}
+    return [
+        (event.correlation, launches[event.correlation], event.duration_ns)
+        for event in events
+        if event.on_device and event.correlation in launches and not _is_label(event.name)
+    ]
+
+
+def _is_label(name: str) -> bool:
+    return name in STAGE_NAMES or name.startswith((PART_LABEL, "ProfilerStep"))
+
+
+def stage_activity(events: Sequence[DeviceEvent]) -> tuple[StageActivity, ...]:
+    """Device work by the stage whose range encloses the launch, whenever the device got to it."""
+    stages = _stage_ranges(events)
+    by_stage = Timeline(stages)
+    found: dict[str, list[tuple[int, int]]] = {stage.name: [] for stage in stages}
+    for launch, launched, duration in _device_work(events):
+        stage = by_stage.at(launched)
+        if stage:
+            found[stage].append((launch, duration))
+    return tuple(
+        StageActivity(name, len({launch for launch, _ in work}), len(work), sum(duration for _, duration in work))
+        for name, work in found.items()
+    )
+
+
+def part_times(events: Sequence[DeviceEvent], cuda: bool) -> Maybe[tuple[PartTime, ...]]:
+    """Time by stage and part of the model, where the parts were labelled."""
+    parts = _ranges([event for event in events if event.name.startswith(PART_LABEL)])
+    if not parts:
+        return Missing("parts are not labelled with torch.compile, which fuses those of the decode step")
+    if cuda:
+        return kernel_times(
+            _stage_ranges(events), parts, [(launched, duration) for _, launched, duration in _device_work(events)]
+        )
+    return host_times(_stage_ranges(events), parts)
+
+
+def is_own_work(row: Any) -> bool:
+    """Whether a row of the table has a name of the profiler's and is no label, such as record_function("Resource")."""
+    return row.key in _OWN_WORK and not getattr(row, "is_user_annotation", True)
+
+
+def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRow]:
+    """Rows of the profiler's table that are operators: no kernels, no stage labels."""
+    from torch._C._autograd import DeviceType
+
+    memory = PRESETS[preset].get("profile_memory", False)
+    no_memory = Missing(f"the preset {preset} does not record memory; profiling.torch.preset=default does")
+    no_device = Missing("the run is on the CPU")
+
+    rows = []
+    for row in averages:
+        if row.device_type != DeviceType.CPU or _is_label(row.key):
+            continue
+        rows.append(
+            OperatorRow(
+                name=row.key,
+                calls=int(row.count),
+                cpu_total_ns=_ns(row.cpu_time_total),
+                cpu_self_ns=_ns(row.self_cpu_time_total),
+                device_total_ns=_ns(row.device_time_total) if cuda else no_device,
+                device_self_ns=_ns(row.self_device_time_total) if cuda else no_device,
+                cpu_memory_bytes=int(row.self_cpu_memory_usage) if memory else no_memory,
+                device_memory_bytes=(int(row.self_device_memory_usage) if memory else no_memory) if cuda else no_device,
+            )
+        )
+    return sorted(rows, key=_weight, reverse=True)
+
+
+def _weight(row: OperatorRow) -> int:
+    """Device time where there is a device, else CPU time."""
+    return row.cpu_self_ns if isinstance(row.device_self_ns, Missing) else row.device_self_ns
+
+
+def _ns(microseconds: float) -> int:
+    return round(microseconds * 1000)

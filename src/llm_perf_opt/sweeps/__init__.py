@@ -1,1 +1,0 @@
-"""Runs over a grid of settings: made, kept, shown."""

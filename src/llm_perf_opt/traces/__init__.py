@@ -1,0 +1,1 @@
+"""A tool's file becomes one event model."""

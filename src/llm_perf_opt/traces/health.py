@@ -1,0 +1,245 @@
+"""Whether a trace can carry numbers. Every check names what it found, with figures, and says whether sums would be wrong.
+
+A profiler may stop half-way and still leave a report that looks whole; these checks run before anything is added up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llm_perf_opt.core.units import duration
+from llm_perf_opt.traces.events import MOST_NS, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
+from llm_perf_opt.traces.launches import graph_launches, kernel_launches, while_capturing
+from llm_perf_opt.traces.projection import NONE, Bool, Projection, own_stage, packed_keys, project
+from llm_perf_opt.traces.silent_stages import CUT_SHORT, WORKING_STAGES, silent_stages
+
+TOLERATED_SHARE = 0.01
+"""Of launches without kernels: a few are cut off where recording ends; more means that kernels were lost."""
+MOST_DEVICES, MOST_PROCESSES, MOST_THREADS = 1024, 1024, 4096
+"""What one trace may hold, many times what a machine has. Work that is done for each of them ends soon up to these."""
+
+MOST_NAMES, MOST_CHARACTERS = 100_000, 4_000_000
+"""Different names of kernels in a trace, and their characters; a model's run has some hundreds. Of more, no class is told."""
+
+_ORIGINAL = "Give a trace as the profiler wrote it."
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the caller knows of the run that the trace should show."""
+
+    gpu: bool = False
+    """The program ran on a GPU."""
+    ranges: tuple[str, ...] = ()
+    """Names of ranges that must be there; stages among them must hold work where the trace shows any."""
+    command: str = ""
+    """What the profiled command line holds and no other run's does."""
+    started_after_utc_ns: int | None = None
+    started_before_utc_ns: int | None = None
+
+
+def examined(trace: Trace, expected: Expected | None = None) -> Trace:
+    """The trace with every problem found in it, so that `complete` can be asked."""
+    said = {problem.id for problem in trace.problems}
+    fatal = {problem.id for problem in trace.problems if problem.fatal}
+    found = [
+        problem
+        for problem in trace_problems(trace, expected)
+        if problem.id not in said or (problem.fatal and problem.id not in fatal)  # the parser's word stands, unless it is milder
+    ]
+    return replace(trace, problems=(*trace.problems, *found))
+
+
+def trace_problems(
+    trace: Trace, expected: Expected | None = None, projection: Projection | None = None
+) -> tuple[TraceProblem, ...]:
+    """What is wrong with a trace beyond what its parser already named."""
+    beyond = tuple(_beyond_reason(trace))
+    if beyond:
+        return beyond
+    expected = expected or Expected()
+    projection = projection or project(trace)
+    return (
+        *_another_run(trace, expected),
+        *_missing_ranges(trace, expected),
+        *_durations(trace),
+        *_no_kernels(trace, expected),
+        *_launches_without_kernels(trace),
+        *silent_stages(trace, projection, expected.ranges),
+        *_calls_stop_early(trace),
+        *_work_without_calls(trace, projection),
+        *_clocks(trace, projection),
+        *_overlaps(trace, projection),
+        *_one_of_ranks(trace),
+    )
+
+
+def _beyond_reason(trace: Trace) -> Iterator[TraceProblem]:
+    """More devices, processes, threads or names of kernels than any program has: nothing else is looked at."""
+    work, calls, ranges, operators = trace.work, trace.calls, trace.ranges, trace.operators
+    named = np.zeros(len(trace.names), np.bool_)
+    named[work.name[work.name >= 0]] = True
+    names = np.flatnonzero(named)
+    if not within_reason(trace, names):
+        size = sum(len(trace.name_of(name)) for name in names.tolist())
+        fact = f"its kernels have {len(names):,} different names of {size:,} characters in all; no program's have"
+        yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
+    counts = (
+        ("devices", MOST_DEVICES, _different(MOST_DEVICES, work.device)),
+        ("processes", MOST_PROCESSES, max(_different(MOST_PROCESSES, one.process) for one in (work, calls, ranges, operators))),
+        ("threads", MOST_THREADS, max(_different(MOST_THREADS, one.process, one.thread) for one in (calls, ranges, operators))),
+    )
+    for what, table in (("device work", work), ("calls", calls), ("ranges", ranges), ("operators", operators)):
+        if abs(float((table.end_ns - table.start_ns).sum(dtype=np.float64))) >= MOST_NS:
+            fact = f"the {what} of the trace lasts more than {MOST_NS / 3.15576e16:,.0f} years in all"
+            yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
+    for what, most, count in counts:
+        if count > most:
+            fact = f"the trace has {count:,} {what}; no program has more than {most:,}"
+            yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
+
+
+def _different(most: int, *columns: Int64 | Int32) -> int:
+    """How many different rows there are; not counted where no more than `most` differ from the row before."""
+    changes = np.zeros(max(len(columns[0]) - 1, 0), np.bool_)
+    for column in columns:
+        changes |= column[1:] != column[:-1]
+    rows = np.append(0, np.flatnonzero(changes) + 1)
+    if len(rows) <= most:
+        return 0
+    return len(different_pairs(*(column[rows].astype(np.int64) for column in (columns[0], columns[-1])))[0])
+
+
+def _another_run(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
+    command = trace.facts.get("command", "")
+    if expected.command and command and expected.command not in command:
+        what = f"the trace is of another run: its command is `{command}`, not `{expected.command}`"
+        yield TraceProblem("another_run", what, fatal=True, remedy="Give the report that belongs to this run.")
+    started = trace.facts.get("started_utc_ns", "")
+    if not started.lstrip("-").isdigit():
+        return
+    after, before = expected.started_after_utc_ns, expected.started_before_utc_ns
+    if (after is not None and int(started) < after) or (before is not None and int(started) > before):
+        late = after is None or int(started) >= after
+        gap_s = (int(started) - (before or 0) if late else (after or 0) - int(started)) / 1e9
+        what = f"the trace is of another run: it began {gap_s:,.1f} s {'after this one ended' if late else 'before this one'}"
+        yield TraceProblem("another_run", what, fatal=True, remedy="Give the report that belongs to this run.")
+
+
+def _missing_ranges(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
+    present = {trace.names[index] for index in different(trace.ranges.name).tolist() if index >= 0}
+    missing = [name for name in expected.ranges if name not in present]
+    if missing:
+        yield TraceProblem(
+            "missing_ranges",
+            f"ranges that the program sets are not in the trace: {', '.join(missing)}",
+            fatal=True,
+            remedy="nsys up to 2023.4 does not see nvtx 0.2.12 and later: pip install 'nvtx<0.2.12'. Check that NVTX is traced.",
+        )
+
+
+def _durations(trace: Trace) -> Iterator[TraceProblem]:
+    for what, table in (("device events", trace.work), ("calls", trace.calls), ("ranges", trace.ranges)):
+        backward = int(np.count_nonzero(table.end_ns < table.start_ns))
+        if backward:
+            fact = f"{backward:,} of {len(table):,} {what} end before they start"
+            yield TraceProblem("negative_duration", fact, fatal=table is trace.work)
+
+
+def _no_kernels(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
+    if _kernels(trace).any():
+        return
+    launches = int(np.count_nonzero((kernel_launches(trace) & ~while_capturing(trace)) | graph_launches(trace)))
+    if launches:
+        yield TraceProblem("no_kernels", f"{launches:,} launches, but not one kernel", fatal=True, remedy=CUT_SHORT)
+    elif expected.gpu:
+        yield TraceProblem(
+            "no_kernels",
+            "the program ran on a GPU, but the trace holds neither kernels nor launches",
+            fatal=True,
+            remedy="Trace CUDA (nsys: --trace=cuda,nvtx), and check that the recorded range surrounds the GPU's work.",
+        )
+
+
+def _launches_without_kernels(trace: Trace) -> Iterator[TraceProblem]:
+    """Kernel launches and graph launches apart: one of the first gives one kernel, one of the second any number."""
+    kernels = _kernels(trace)
+    if not kernels.any():
+        return  # said already
+    call_key, work_key = packed_keys((trace.calls.process, trace.calls.correlation), (trace.work.process, trace.work.correlation))
+    recorded = while_capturing(trace)
+    for id, what, calls, ran in (
+        ("launches_without_kernels", "kernel launches", kernel_launches(trace) & ~recorded, work_key[kernels]),
+        ("graph_launches_without_kernels", "launches of CUDA graphs", graph_launches(trace), work_key),
+    ):
+        launched = np.sort(call_key[calls], kind="stable")  # nearly sorted: faster than the hashing of np.unique
+        launched = launched[
+            np.diff(launched, prepend=-1) != 0
+        ]  # a runtime call and the driver call inside it share a correlation
+        lost = len(launched) - int(np.isin(launched, ran).sum())
+        if lost:
+            fact = f"{lost:,} of {len(launched):,} {what} have no kernel in the trace"
+            yield TraceProblem(id, fact, fatal=lost > TOLERATED_SHARE * len(launched), remedy=CUT_SHORT)
+
+
+def _calls_stop_early(trace: Trace) -> Iterator[TraceProblem]:
+    """Stages end with a synchronisation, so the last call should come near their end."""
+    working = own_stage(trace, WORKING_STAGES) != NONE
+    if not working.any() or not len(trace.calls):
+        return
+    first, last = int(trace.ranges.start_ns[working].min()), int(trace.ranges.end_ns[working].max())
+    stopped = int(trace.calls.end_ns.max())
+    if stopped - first < (last - first) / 2:
+        fact = f"the last call was recorded {duration(stopped - first)} into {duration(last - first)} of stages"
+        yield TraceProblem("calls_stop_early", fact, fatal=False, remedy=CUT_SHORT)
+
+
+def _work_without_calls(trace: Trace, projection: Projection) -> Iterator[TraceProblem]:
+    orphans = int(np.count_nonzero(projection.call_of_work == NONE))
+    if orphans:
+        fact = f"{orphans:,} of {len(trace.work):,} device events have no launch call in the trace, so no range or stage"
+        yield TraceProblem(
+            "work_without_calls", fact, fatal=False, remedy="Trace the CUDA API too; begin recording before the launches."
+        )
+
+
+def _clocks(trace: Trace, projection: Projection) -> Iterator[TraceProblem]:
+    joined = np.flatnonzero(projection.call_of_work != NONE)
+    if not len(joined):
+        return
+    early = trace.calls.start_ns[projection.call_of_work[joined]] - trace.work.start_ns[joined]
+    count = int(np.count_nonzero(early > 0))
+    if count:
+        most = duration(int(early.max()))
+        fact = f"{count:,} device events start before their launch call, by up to {most}: the clocks disagree"
+        yield TraceProblem("clock_skew", fact, fatal=False)
+
+
+def _overlaps(trace: Trace, projection: Projection) -> Iterator[TraceProblem]:
+    inner = np.flatnonzero(projection.parent != NONE)
+    crossing = int(np.count_nonzero(trace.ranges.end_ns[inner] > trace.ranges.end_ns[projection.parent[inner]]))
+    if crossing:
+        fact = f"{crossing:,} ranges end after the range they began in; each is counted where it began"
+        yield TraceProblem("overlapping_ranges", fact, fatal=False)
+
+
+def _one_of_ranks(trace: Trace) -> Iterator[TraceProblem]:
+    """A worker's own trace: its collectives wait for workers that it does not show."""
+    ranks, rank = (trace.facts.get(f"distributed_{key}", "") for key in ("world_size", "rank"))
+    if ranks.isdecimal() and int(ranks) > 1 and len(ranks) < 7:
+        what = f"the trace is of {'rank ' + rank if rank.isdecimal() else 'one rank'} of {int(ranks):,}: figures are of that one"
+        remedy = "Collectives include waiting for the other ranks: look at their traces too, or record all with nsys."
+        yield TraceProblem("one_rank", what, fatal=False, remedy=remedy)
+
+
+def _kernels(trace: Trace) -> Bool:
+    chosen: Bool = trace.work.kind == WorkKind.KERNEL
+    return chosen
+
+
+def within_reason(trace: Trace, names: Int64 | Int32) -> bool:
+    """Whether these different names of kernels can be those of a program."""
+    if len(names) > MOST_NAMES:
+        return False
+    return sum(len(trace.name_of(name)) for name in names.tolist()) <= MOST_CHARACTERS

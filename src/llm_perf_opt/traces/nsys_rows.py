@@ -1,0 +1,207 @@
+"""Which rows of an export can be true, and what is said about those that cannot."""
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from llm_perf_opt.traces.events import DeviceSamples, DeviceWork, Int64, TraceProblem, is_beyond_clocks
+from llm_perf_opt.traces.sqlite_tables import Database, Integer, IntegerTable
+
+_PID_SHIFT, _PID_BITS = 24, 0xFFFFFF
+"""Where a global process id holds the process number."""
+GpuNumbers = dict[tuple[int, int], int]
+"""(process number, its CUDA device) → the GPU's number among those of the report."""
+
+
+def gpu_numbers(database: Database) -> GpuNumbers:
+    """The report's own mapping, where processes mean different GPUs by one number; empty where their numbers can stay."""
+    found: GpuNumbers = {}
+    for gpu, device, pid in database.rows("TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid")):
+        if isinstance(gpu, int) and isinstance(device, int) and isinstance(pid, int) and 0 <= gpu < 2**31:
+            found[(pid, device)] = gpu
+    meant: dict[int, set[int]] = {}
+    for (_, device), gpu in found.items():
+        meant.setdefault(device, set()).add(gpu)
+    return found if any(len(gpus) > 1 for gpus in meant.values()) else {}
+
+
+def renumbered_devices(work: DeviceWork, numbers: GpuNumbers) -> DeviceWork:
+    """The same work with GPUs in place of the processes' own numbers; a device that is not in the mapping keeps its number."""
+    if not numbers or not len(work):
+        return work
+    pairs, place = np.unique(
+        np.stack([(work.process >> _PID_SHIFT) & _PID_BITS, work.device.astype(np.int64)]), axis=1, return_inverse=True
+    )
+    meant = [numbers.get((pid, device), device) for pid, device in zip(*pairs.tolist(), strict=True)]
+    return replace(work, device=np.array(meant, np.int32)[place.reshape(-1)])
+
+
+_EXPORT_FACTS = {
+    "EXPORT_PRODUCT_NAME": "tool",
+    "EXPORT_PRODUCT_VERSION": "tool_version",
+    "EXPORT_SCHEMA_VERSION": "schema_version",
+}
+_ARGUMENT = re.compile(r"PROCESS_0:ARGUMENT_(\d+)")
+
+
+def read_facts(database: Database, processes: Sequence[int], by_gpu: bool = False) -> dict[str, str]:
+    """`tool`, `tool_version`, `schema_version`, `command`, `graph_trace`, `started_utc_ns`, `recorded_ns`; `device.N` with its
+    name and `chip.N`; `pid.GLOBAL_ID` with process number and name of each process that recorded something. Absent if not told.
+    Devices go by CUDA's numbers, or, `by_gpu`, by the report's own.
+    """
+    facts: dict[str, str] = {}
+    for name, value in database.rows("META_DATA_EXPORT", ("name", "value")):
+        if name in _EXPORT_FACTS and value:
+            facts[_EXPORT_FACTS[name]] = str(value)
+    facts.update(_capture(database))
+    for (started,) in database.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)):
+        if isinstance(started, int):
+            facts["started_utc_ns"] = str(started)
+    for (duration,) in database.rows("ANALYSIS_DETAILS", ("duration",)):
+        if isinstance(duration, int):
+            facts["recorded_ns"] = str(duration)
+    facts.update(_devices(database, by_gpu))
+    wanted = set(processes)
+    for number, pid, name in database.rows("PROCESSES", ("globalPid", "pid", "name")):
+        if number in wanted:
+            facts[f"pid.{number}"] = f"{pid} {name or ''}".strip()
+    return facts
+
+
+def _capture(database: Database) -> dict[str, str]:
+    command, arguments, facts = "", {}, {}
+    for name, value in database.rows("META_DATA_CAPTURE", ("name", "value"), "name NOT LIKE '%ENVIRONMENT%'"):
+        argument = _ARGUMENT.fullmatch(str(name))
+        if argument and value is not None and len(argument[1]) < 6:
+            arguments[int(argument[1])] = str(value)
+        elif name == "PROCESS_0:COMMAND":
+            command = str(value)
+        elif name == "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE":
+            facts["graph_trace"] = str(value)
+    if command:
+        facts["command"] = shlex.join([command, *[arguments[place] for place in sorted(arguments)]])
+    return facts
+
+
+def _devices(database: Database, by_gpu: bool) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    number = "cuDevice" if database.has("TARGET_INFO_GPU", "cuDevice") and not by_gpu else "id"
+    for device, name in database.rows("TARGET_INFO_GPU", (number, "name")):
+        if isinstance(device, int) and name:
+            facts[f"device.{device}"] = str(name)
+    for device, chip in database.rows("TARGET_INFO_GPU", (number, "chipName")):
+        if isinstance(device, int) and chip:
+            facts[f"chip.{device}"] = str(chip)
+    return facts
+
+
+TABLE = "GPU_METRICS"
+_SAMPLE = {
+    "time": Integer(("timestamp",)),
+    "type": Integer(("typeId",)),
+    "metric": Integer(("metricId",)),
+    "value": Integer(("value",)),
+}
+_GPU_BITS = 0xFF
+
+
+def read_samples(
+    database: Database, work: DeviceWork, name: Callable[[str], int], by_gpu: bool
+) -> tuple[DeviceSamples, TraceProblem | None]:
+    """The samples while the device work ran, in the order of their time, and what is wrong with them; `name` numbers a name.
+
+    Devices are numbered as those of the work: by CUDA, or, `by_gpu`, by the report.
+    """
+    if not len(work) or not database.has(TABLE, *(column.names[0] for column in _SAMPLE.values())):
+        return DeviceSamples.none(), None
+    first, last = int(work.start_ns.min()), int(work.end_ns.max())
+    read = database.integers(TABLE, _SAMPLE, f"timestamp BETWEEN {first} AND {last}")
+    rows, problem = read.columns, None
+    if read.dropped:
+        what = f"{read.dropped:,} of {read.dropped + len(read):,} samples of the GPU's metrics cannot be read, and are left out"
+        problem = TraceProblem("unreadable_samples", what, fatal=False)
+    kinds, place = np.unique(np.stack([rows["type"], rows["metric"]]), axis=1, return_inverse=True)
+    texts = _names(database)
+    numbers = {} if by_gpu else _cuda_numbers(database)
+    metrics, devices = [], []
+    for kind, metric in zip(*kinds.tolist(), strict=True):
+        metrics.append(name(texts.get((kind, metric), f"[metric {metric} is not in the report]")))
+        gpu = kind & _GPU_BITS
+        devices.append(numbers.get(gpu, gpu))
+    place = place.reshape(-1)
+    samples = DeviceSamples(
+        time_ns=rows["time"],
+        device=np.array(devices, np.int32)[place] if devices else np.empty(0, np.int32),
+        metric=np.array(metrics, np.int32)[place] if metrics else np.empty(0, np.int32),
+        value=rows["value"],
+    )
+    return samples.rows(np.argsort(samples.time_ns, kind="stable")), problem
+
+
+def _names(database: Database) -> dict[tuple[int, int], str]:
+    found = {}
+    for kind, metric, text in database.rows("TARGET_INFO_GPU_METRICS", ("typeId", "metricId", "metricName")):
+        if isinstance(kind, int) and isinstance(metric, int) and isinstance(text, str):
+            found[(kind, metric)] = text
+    return found
+
+
+def _cuda_numbers(database: Database) -> dict[int, int]:
+    """The report's number of a GPU → CUDA's."""
+    rows = database.rows("TARGET_INFO_GPU", ("id", "cuDevice"))
+    return {gpu: device for gpu, device in rows if isinstance(gpu, int) and isinstance(device, int) and 0 <= device < 2**31}
+
+
+_LARGEST_DEVICE = 2**16
+LOST_SHARE = 0.01
+"""Up to this share of rows without a time the sums are still believed."""
+
+
+class RowChecks:
+    """Collects the problems of all tables."""
+
+    def __init__(self) -> None:
+        self.problems: list[TraceProblem] = []
+
+    def note(self, id: str, what: str, fatal: bool, remedy: str = "") -> None:
+        """Add a problem, once."""
+        problem = TraceProblem(id, what, fatal, remedy)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def sound(self, table: str, read: IntegerTable, work: bool = False) -> dict[str, Int64]:
+        """The columns without the rows that cannot be true; each kind of them is named. `work`: device work, which is summed."""
+        columns = read.columns
+        if read.dropped:
+            self.note("bad_rows", f"{read.dropped:,} rows of {table} hold values of a wrong type, and are left out", fatal=True)
+        start, end = columns["start"], columns["end"]
+        absurd = is_beyond_clocks(start, end)
+        if "device" in columns:
+            absurd |= (columns["device"] < 0) | (columns["device"] > _LARGEST_DEVICE)
+        backward = ~absurd & (end < start)
+        untimed = ~absurd & (start == 0) & (end == 0) & work
+        if absurd.any():
+            what = f"{np.count_nonzero(absurd):,} rows of {table} hold times or devices that cannot be, and are left out"
+            self.note("absurd_value", what, fatal=True)
+        if backward.any():
+            what = f"{np.count_nonzero(backward):,} rows of {table} end before they start, and are left out"
+            self.note("negative_duration", what, fatal=work)
+        if untimed.any():
+            share = np.count_nonzero(untimed) / len(start)
+            what = (
+                f"{np.count_nonzero(untimed):,} of {len(start):,} rows of {table} were recorded without a time, and are left out"
+            )
+            self.note("untimed", what, fatal=bool(share > LOST_SHARE), remedy="Record a shorter stretch.")
+        self._extents(columns)
+        wrong = absurd | backward | untimed
+        return {name: column[~wrong] for name, column in columns.items()} if wrong.any() else columns
+
+    def _extents(self, columns: dict[str, Int64]) -> None:
+        for extent in columns.keys() & {"grid", "block"}:
+            if (columns[extent] < 0).any():
+                what = f"some kernels have a {extent} that cannot be; it is shown as not known"
+                self.note("absurd_value", what, fatal=False)
+                columns[extent] = columns[extent].clip(0)

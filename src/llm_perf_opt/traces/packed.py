@@ -1,0 +1,205 @@
+"""A trace file's bytes, plain, gzipped or in a zip, unpacked piece by piece. What the file is, its first bytes say, not its name.
+
+A small file that unpacks to something enormous is refused: by ratio, and by a size that `LLM_PERF_MAX_TRACE_GB` raises. No more
+is unpacked at once than was asked for, whatever the file holds.
+"""
+
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
+from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.traces.checksum import Checksum
+from llm_perf_opt.traces.zip_member import ZipMember
+
+LIMIT_VARIABLE = "LLM_PERF_MAX_TRACE_GB"
+DEFAULT_LIMIT_GB = 32.0
+HIGHEST_RATIO = 200
+"""Unpacked to packed. Real traces reach about 30; deflate cannot exceed 1,032."""
+RATIO_COUNTS_FROM_BYTES = 16 << 20
+_READ_BYTES = 1 << 18
+_WRITE_BYTES = 1 << 20
+_FED_BYTES = 1 << 13
+"""Packed bytes given to zlib at once: it hands back a copy of those that it did not need."""
+_GZIP = b"\x1f\x8b"
+_MANY_MEMBERS, _LEAST_MEMBER_BYTES = 10_000, 64
+"""A gzip file of more members than this must hold as many bytes in each, on the average; those of bgzip hold 65,280."""
+
+
+class PackedFile:
+    """A file opened for reading its unpacked bytes once, from the front."""
+
+    def __init__(self, path: Path, checksum: Checksum | None = None) -> None:
+        """`checksum` is given the file's own bytes as they are read; of a zip, which is not read from front to end, none."""
+        self.path = path
+        self._checksum = checksum
+        self.cut_short = False
+        """Whether the packed data ended before its own end mark."""
+        self._produced = self._consumed = 0
+        """Bytes unpacked so far, and the packed ones of a gzip file that were read for them."""
+        self._limit = _limit_bytes()
+        try:
+            self._file = open_ordinary(path)
+            magic = self._file.read(4)
+            self._file.seek(0)
+        except OSError as error:
+            raise ParseError(f"{path} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
+        self._member: ZipMember | None = None
+        self._inflater: zlib._Decompress | None = None
+        self._members = 0
+        """Of a gzip file, those read to their end."""
+        self._pending = memoryview(b"")
+        if magic.startswith(_GZIP):
+            self._inflater = zlib.decompressobj(31)
+        elif magic == b"PK\x03\x04":
+            self._member = self._only_member(self._file)
+
+    def __enter__(self) -> "PackedFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it holds other bytes than are read."""
+        return self._inflater is not None or self._member is not None
+
+    def read(self, size: int) -> bytes:
+        """`size` bytes more, or as many as there are; none at the end."""
+        try:
+            if self._inflater is not None:
+                data = self._inflate(size)
+            elif self._member is not None:
+                data = self._member.read(size)
+            else:
+                return self._plain(size)
+        except (zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+            raise ParseError(
+                f"{self.path} is damaged: it cannot be unpacked beyond its first {self._produced:,} bytes ({error}).",
+                "Copy it again from where it was made.",
+            ) from error
+        except OSError as error:
+            raise ParseError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+        self._produced += len(data)
+        self._check_size()
+        return data
+
+    def read_into(self, room: memoryview) -> int:
+        """Fill the room, or a part of it, with what comes next; returns how many bytes that are, none at the end."""
+        if self.is_packed:
+            data = self.read(len(room))
+            room[: len(data)] = data
+            return len(data)
+        try:
+            count = self._file.readinto(room)
+        except OSError as error:
+            raise ParseError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+        if self._checksum is not None:
+            self._checksum.add(room[:count])
+        return count
+
+    def _plain(self, size: int) -> bytes:
+        """The file's own next bytes."""
+        data = self._file.read(size)
+        if self._checksum is not None:
+            self._checksum.add(data)
+        return data
+
+    def _inflate(self, size: int) -> bytes:
+        """The next bytes of a gzip file, which may hold several members one after another."""
+        data = bytearray()
+        while self._inflater is not None and len(data) < size:
+            if self._inflater.eof:
+                self._inflater = self._next_member()
+                continue
+            if not self._pending:
+                self._pending = self._more_packed()
+            if not self._pending:
+                self.cut_short = True
+                data += self._inflater.flush()[: size - len(data)]
+                break
+            fed = self._pending[:_FED_BYTES]
+            data += self._inflater.decompress(fed, size - len(data))
+            left = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
+            self._pending = self._pending[len(fed) - len(left) :]
+        return bytes(data)
+
+    def _more_packed(self) -> memoryview:
+        data = self._plain(_READ_BYTES)
+        self._consumed += len(data)
+        return memoryview(data)
+
+    def _next_member(self) -> "zlib._Decompress | None":
+        """What unpacks the next member; None at the end, or where padding follows."""
+        self._members += 1
+        if self._members > _MANY_MEMBERS and self._produced < _LEAST_MEMBER_BYTES * self._members:
+            raise ParseError(
+                f"{self.path} is packed in more than {_MANY_MEMBERS:,} members of a few bytes each: no trace is.",
+                "Unpack it and give the trace itself.",
+            )
+        if len(self._pending) < len(_GZIP):  # the next member's mark may be cut in two
+            self._pending = memoryview(bytes(self._pending) + self._more_packed())
+        return zlib.decompressobj(31) if self._pending[: len(_GZIP)] == _GZIP else None
+
+    def _only_member(self, file: BinaryIO) -> ZipMember:
+        remedy = "Unpack it and give the trace itself."
+        try:
+            return ZipMember(file)
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, zlib.error) as error:
+            raise ParseError(f"{self.path} is a zip file that cannot be opened: {error}.", remedy) from error
+
+    def _check_size(self) -> None:
+        packed = self._consumed if self._member is None else self._member.consumed
+        if self._produced > self._limit:
+            raise ParseError(
+                f"{self.path} unpacks to more than {self._limit / 1e9:.0f} GB.", f"Set {LIMIT_VARIABLE} if it is a true trace."
+            )
+        bomb = self._produced > max(RATIO_COUNTS_FROM_BYTES, HIGHEST_RATIO * packed)
+        if bomb and LIMIT_VARIABLE not in os.environ:
+            raise ParseError(
+                f"{self.path} unpacks to more than {HIGHEST_RATIO} times its size: no trace does that.",
+                f"Set {LIMIT_VARIABLE} to the gigabytes it may have if it is a true trace.",
+            )
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether a file begins as gzip does, whatever it is called."""
+    with open_ordinary(path) as file:
+        return file.read(len(_GZIP)) == _GZIP
+
+
+def unpack(path: Path, to: Path) -> None:
+    """Unpack `path` into the file `to`, piece by piece and with the same limits; what is cut short is refused."""
+    with PackedFile(path) as packed, to.open("wb") as unpacked:
+        while piece := packed.read(_WRITE_BYTES):
+            try:
+                unpacked.write(piece)
+            except OSError as error:
+                raise ResourceError(
+                    f"{path} cannot be unpacked into {to.parent}: {error.strerror}.",
+                    "Free some disk space, or set TMPDIR to a folder with more.",
+                ) from error
+        if packed.cut_short:
+            raise ParseError(
+                f"{path} is a damaged or truncated gzip file: it ends before its own end mark.",
+                "Copy it again, or make the report anew.",
+            )
+
+
+def _limit_bytes() -> float:
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    try:
+        gigabytes = float(text) if text else DEFAULT_LIMIT_GB
+    except ValueError:
+        gigabytes = -1.0
+    if not gigabytes > 0:
+        raise ConfigError(f"{LIMIT_VARIABLE}={text} is no size.", "Give gigabytes, as in 64.")
+    return gigabytes * 1e9

@@ -1,0 +1,116 @@
+"""The unprofiled pass's record, held to what a measurement can be: what every figure is made from is refused here or nowhere."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.records import CleanTimings, Iteration, Manifest, MemoryPeaks, Missing, ModelFacts, Workload
+from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_record
+
+LONGEST_NS = 2**63 - 1
+"""What a clock of nanoseconds in 64 bits can tell: three centuries."""
+_MOST = 2**63 - 1
+"""Of any count: more is no measurement, and overflows where it meets a fraction."""
+
+MOST_OF_THE_WHOLE = 1.01
+"""Prefill and steps together over the whole request they lie in, though on a device's clock; where measured 0.9986 to 1."""
+TICK_NS = 1_000
+"""By which each part may be off: events of a device are told to half a microsecond."""
+MOST_BYTES = 2**50
+"""A pebibyte: no device and no host has as much."""
+
+
+def read_timings(path: Path) -> CleanTimings:
+    """The record, or a ParseError that names the first value in it that cannot be."""
+    timings = read_record(path, CleanTimings)
+    try:
+        check_plain(timings.model.architecture)
+    except ValueError as error:
+        raise ParseError(f"{path} cannot be right: the architecture: {error}.", "The file is damaged, or was changed.") from error
+    flaw = next(_flaws(timings), "")
+    if flaw:
+        raise ParseError(f"{path} cannot be right: {flaw}.", "The file is damaged, or was changed: run it again.")
+    return timings
+
+
+def damaged_timings(folder: RunFolder, manifest: Manifest) -> ParseError | None:
+    """Why times that were measured cannot be read, or are gone; None where they can be, and where the run left none."""
+    entry = manifest.pass_named("clean")
+    if entry is not None and entry.status == "failed":
+        return None  # what such a pass left was found unsound then, and run.json says why
+    left = manifest.status != "failed" and entry is not None and entry.status == "complete"
+    if not left and not folder.clean_file.exists():
+        return None
+    try:
+        read_timings(folder.clean_file)
+    except ParseError as error:
+        return error
+    return None
+
+
+def _flaws(timings: CleanTimings) -> Iterator[str]:
+    yield from _workload_flaws(timings.workload)
+    yield from _model_flaws(timings.model)
+    if not (math.isfinite(timings.load_s) and timings.load_s >= 0):
+        yield f"the model was loaded in {timings.load_s} s"
+    yield from _memory_flaws(timings.memory)
+    engine = timings.runtime is not None and timings.runtime.type != PYTORCH
+    least_ns = 0 if engine else 1  # an engine may hand out two tokens at one moment
+    for kind, iterations in (("repeat", timings.iterations), ("warm-up", timings.warmup)):
+        for number, iteration in enumerate(iterations, start=1):
+            for flaw in _iteration_flaws(iteration, timings.workload.decode_steps, least_ns):
+                yield f"{kind} {number} {flaw}"
+
+
+def _workload_flaws(work: Workload) -> Iterator[str]:
+    for name, value in (("batch", work.batch_size), ("prompt", work.padded_tokens), ("number of new tokens", work.new_tokens)):
+        if not 0 < value <= _MOST:
+            yield f"the {name} is {_short(value)}"
+    if len(work.prompt_tokens) != work.batch_size:
+        yield f"it has the lengths of {len(work.prompt_tokens)} prompts, and the batch is {_short(work.batch_size)}"
+    if any(not 0 < length <= work.padded_tokens for length in work.prompt_tokens):
+        yield f"a prompt is not between 1 and {_short(work.padded_tokens)} tokens long"
+
+
+def _model_flaws(model: ModelFacts) -> Iterator[str]:
+    for name, value in (("parameters", model.parameters), ("bytes of weights", model.weight_bytes)):
+        if not 0 <= value <= _MOST:
+            yield f"the model has {_short(value)} {name}"
+
+
+def _memory_flaws(memory: MemoryPeaks) -> Iterator[str]:
+    for name, value in (
+        ("tensors", memory.allocated_bytes),
+        ("the allocator", memory.reserved_bytes),
+        ("the device", memory.device_used_bytes),
+        ("the process", memory.process_rss_bytes),
+    ):
+        if not isinstance(value, Missing) and not 0 <= value <= MOST_BYTES:
+            yield f"the memory of {name} is {_short(value)} bytes"
+
+
+def _iteration_flaws(iteration: Iteration, decode_steps: int, least_ns: int) -> Iterator[str]:
+    steps = iteration.steps_ns
+    if len(steps) != decode_steps:
+        yield f"has {len(steps)} decode steps, and the request has {decode_steps}"
+    if not 0 <= iteration.started_ns <= LONGEST_NS:
+        yield f"began at {_short(iteration.started_ns)} ns"
+    for name, value in (("took", iteration.wall_ns), ("has a prefill of", iteration.prefill_ns)):
+        if not 0 < value <= LONGEST_NS:
+            yield f"{name} {_short(value)} ns"
+    for number, value in enumerate(steps):
+        if not least_ns <= value <= LONGEST_NS:
+            yield f"has a decode step, {number}, of {_short(value)} ns"
+    if steps and not 0 < sum(steps) <= LONGEST_NS:
+        yield "has decode steps that take no time at all, or more than a clock can tell"
+    if iteration.total_ns > MOST_OF_THE_WHOLE * iteration.wall_ns + TICK_NS * (1 + len(steps)):
+        yield f"took {iteration.wall_ns} ns, and its prefill and decode steps {iteration.total_ns} ns: more than the whole"
+    for span in iteration.substages:
+        if not (0 <= span.start_ns <= LONGEST_NS and 0 <= span.duration_ns <= LONGEST_NS):
+            yield "has a sub-stage outside of what a clock can tell"
+
+
+def _short(value: int) -> str:
+    return str(value) if abs(value) <= _MOST else f"a number of {value.bit_length()} bits"

@@ -1,0 +1,126 @@
+"""What makes a torch trace, or a part of it, unfit for a number."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from llm_perf_opt.traces.events import DeviceWork, HostCalls, Int64, Operators, Trace, TraceProblem, WorkKind, different
+from llm_perf_opt.traces.health import TOLERATED_SHARE
+from llm_perf_opt.traces.launches import graph_launches, kernel_launches, while_capturing
+
+_LOSS = re.compile(r"dropped|overflow|exceeded max|terminating tracing|out of memory|failed to", re.IGNORECASE)
+_PROFILE_SHORTER = "Profile fewer steps at a time: torch.profiler.schedule(active=1)."
+
+
+def work_problems(trace: Trace) -> list[TraceProblem]:
+    """Launches and kernels that do not find each other, clocks that disagree, work that is there twice."""
+    return [*_unmatched(trace), *_skew(trace.work, trace.calls), *_twice(trace.work)]
+
+
+def _unmatched(trace: Trace) -> list[TraceProblem]:
+    work, calls = trace.work, trace.calls
+    # While a CUDA graph is recorded, launches are noted down and run nothing: they miss no kernel.
+    launched = (kernel_launches(trace) & ~while_capturing(trace)) | graph_launches(trace)
+    launches = different(calls.correlation[launched])  # a runtime call and the driver call inside it share a correlation
+    if not len(work):
+        if len(launches):
+            what = f"{len(launches):,} launches of kernels, and not one kernel"
+            return [TraceProblem("no_kernels", what, True, "Profile with ProfilerActivity.CUDA and without another profiler.")]
+        what = "no work of a device: the run was on the CPU, or only the CPU was profiled"
+        return [TraceProblem("no_device_work", what, False, "Profile with ProfilerActivity.CUDA for what the GPU does.")]
+    found = []
+    lost = int((~np.isin(launches, work.correlation)).sum())
+    if lost:
+        what = f"{lost:,} of {len(launches):,} launches have no kernel"
+        fatal = lost > TOLERATED_SHARE * len(launches)
+        found.append(TraceProblem("launches_without_kernels", what, fatal, _PROFILE_SHORTER))
+    orphans = int((~np.isin(work.correlation, calls.correlation)).sum())
+    if orphans:
+        what = f"{orphans:,} of {len(work):,} kernels, copies and memsets have no launch: they belong to no stage"
+        remedy = "Profile with ProfilerActivity.CPU too." if not len(calls) else ""
+        found.append(TraceProblem("work_without_calls", what, False, remedy))
+    return found
+
+
+def launch_rows(work: DeviceWork, calls: HostCalls) -> Int64:
+    """For each piece of work the row of the call that launched it, or -1. One process only."""
+    if not len(calls):
+        return np.full(len(work), -1, np.int64)
+    order = np.argsort(calls.correlation, kind="stable")
+    ranked = calls.correlation[order]
+    at = np.minimum(np.searchsorted(ranked, work.correlation), len(ranked) - 1)
+    return np.where((ranked[at] == work.correlation) & (work.correlation != 0), order[at], -1)
+
+
+def _skew(work: DeviceWork, calls: HostCalls) -> list[TraceProblem]:
+    rows = launch_rows(work, calls)
+    early = np.where(rows >= 0, calls.start_ns[rows] - work.start_ns, 0) if len(calls) else np.zeros(0, np.int64)
+    count = int((early > 0).sum())
+    if not count:
+        return []
+    what = f"{count:,} kernels begin before their launch, by up to {int(early.max()):,} ns: host and device clocks disagree"
+    return [TraceProblem("clock_skew", what, False, "Times on the device stand; those between host and device are off by that.")]
+
+
+def _twice(work: DeviceWork) -> list[TraceProblem]:
+    """The same piece of work, on the same stream at the same time, twice: two traces in one file."""
+    if len(work) < 2:
+        return []
+    same = (work.start_ns[1:] == work.start_ns[:-1]) & (work.end_ns[1:] == work.end_ns[:-1])
+    if not same.any():
+        return []
+    fields = np.stack(
+        [work.start_ns, work.end_ns, work.stream, work.device, work.name, work.correlation, work.graph_node], axis=1
+    )
+    twice = len(work) - len(np.unique(fields, axis=0))
+    if not twice:
+        return []
+    what = f"{twice:,} of {len(work):,} pieces of device work are there twice"
+    return [TraceProblem("duplicate_events", what, True, "Give the trace of one rank, not several merged.")]
+
+
+def process_problem(process: Int64) -> list[TraceProblem]:
+    """Calls of several processes."""
+    if not len(process) or (process == process[0]).all():
+        return []
+    processes = len(different(process))
+    what = f"calls of {processes} processes in one trace; device work is given to the process whose call has its correlation"
+    return [TraceProblem("several_processes", what, False, "Give the trace of one process.")]
+
+
+def shape_problem(operators: Operators) -> list[TraceProblem]:
+    """Operators that do not say what they worked on."""
+    if not len(operators) or (operators.shapes >= 0).any():
+        return []
+    what = f"none of the {len(operators):,} operators says the shapes of its inputs"
+    return [TraceProblem("missing_shapes", what, False, "Profile with record_shapes=True.")]
+
+
+def notices(after: dict[str, Any]) -> list[TraceProblem]:
+    """What the profiler itself wrote behind the events about records that it lost."""
+    lists = [after.get(level) for level in ("WARNING", "ERROR")]
+    said = [str(line) for lines in lists if isinstance(lines, list) for line in lines if _LOSS.search(str(line))]
+    if not said:
+        return []
+    what = f"the profiler says that it lost records: {'; '.join(said)[:300]}"
+    return [TraceProblem("dropped_records", what, True, _PROFILE_SHORTER)]
+
+
+def count_problems(negative_work: int, negative_host: int, unplaced: int) -> list[TraceProblem]:
+    """Events whose times cannot be."""
+    found = []
+    if negative_work:
+        what = f"{negative_work:,} kernels or copies end before they begin"
+        found.append(TraceProblem("negative_duration", what, True, "The profiler's clock failed; profile again."))
+    elif negative_host:
+        what = f"{negative_host:,} events of the host end before they begin; they count as having no length"
+        found.append(TraceProblem("negative_duration", what, False, ""))
+    if unplaced:
+        found.append(TraceProblem("no_time", f"{unplaced:,} kernels or copies have no time and are left out", True, ""))
+    return found
+
+
+def kernels(work: DeviceWork) -> int:
+    """How many kernels there are."""
+    return int((work.kind == WorkKind.KERNEL).sum())

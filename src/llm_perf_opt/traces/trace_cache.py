@@ -1,0 +1,179 @@
+"""A trace is parsed once: its tables are kept in the user's cache under a fingerprint of its bytes, and are read from then on."""
+
+import re
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.traces.checksum import Checksum, checksum_of
+from llm_perf_opt.traces.events import Trace
+from llm_perf_opt.traces.open_trace import read_trace
+from llm_perf_opt.traces.trace_mark import (
+    META_FILE,
+    MOST_BYTES,
+    SCHEMA_VERSION,
+    kept_bytes,
+    kept_for,
+    note_use,
+    seen_of,
+    tables_of,
+)
+from llm_perf_opt.traces.trace_tables import made_of, read_tables, write_tables
+
+StageColumns = Callable[[Trace], dict[str, dict[str, Any]]]
+"""Gives further columns of a trace's tables: table, column, values. Analysis knows them, a parser does not."""
+
+
+@dataclass(frozen=True)
+class CachedTrace:
+    """A trace, and the tables that hold it."""
+
+    trace: Trace
+    tables: Path | None
+    """None: they could not be written."""
+    parsed: bool
+    """Whether the source was parsed now."""
+    note: str = ""
+    """Why there are no tables."""
+
+
+class _State(NamedTuple):
+    """What changes with a file, unless somebody puts it back."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+def cached_trace(
+    source: Path,
+    folder: Path | None = None,
+    *,
+    columns: StageColumns,
+    meanwhile: Callable[[Trace], None] = lambda _: None,
+) -> CachedTrace:
+    """The trace in `source`, from its tables where they are sound and of these very bytes, else parsed and the tables written.
+
+    The tables lie in the user's cache, or in `folder`. Where they cannot be written the trace comes all the same, with a note.
+    `columns` gives the columns that say where work belongs.
+    `meanwhile` is given the trace, once, and works with it while the tables are written.
+    """
+    seen, state = seen_of(source), _state(source)
+    places = [folder] if folder else tables_of(source)
+    for tables in places:
+        if seen and (trace := _kept(tables, seen=seen)):
+            return _used(trace, tables, folder, meanwhile)
+    of = ""
+    if any((place / META_FILE).is_file() for place in places):  # else nothing can be of the same bytes
+        of = fingerprint(source)
+        same = folder or _place(source, of)
+        if not isinstance(same, Missing) and (trace := _kept(same, of=of)):
+            return _used(trace, same, folder, meanwhile)
+    checksum = Checksum()
+    trace = read_trace(source, checksum)
+    if checksum.size == state.size:  # every byte came by
+        of = _fingerprint(checksum)
+    with ThreadPoolExecutor(1, "tables") as writer:  # both spend their time where Python lets two threads work at once
+        writing = writer.submit(_write, trace, columns, source, folder, of, seen, state)
+        meanwhile(trace)
+        written, note = writing.result()
+    return CachedTrace(trace, written, True, note)
+
+
+def _used(trace: Trace, tables: Path, folder: Path | None, meanwhile: Callable[[Trace], None]) -> CachedTrace:
+    if folder is None:
+        note_use(tables.parent)
+    meanwhile(trace)
+    return CachedTrace(trace, tables, parsed=False)
+
+
+def _write(
+    trace: Trace, columns: StageColumns, source: Path, folder: Path | None, of: str, seen: str, state: _State
+) -> tuple[Path | None, str]:
+    """The tables of a trace, or why there are none."""
+    try:
+        of = of or fingerprint(source)
+        if _state(source) != state:
+            return None, "the tables were not kept: the file was changed while it was read"
+        tables = folder or _place(source, of)
+        if isinstance(tables, Missing):
+            return None, f"the tables were not kept: {tables.why}"
+        if folder is None:
+            tables.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_tables(trace, tables, columns(trace), of=of, seen=seen)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return None, f"the tables were not kept: {where}{error.strerror or error}"
+    except (ParseError, ResourceError) as error:
+        return None, f"the tables were not kept: {error.fact}"
+    if folder is None:
+        _remove_others(source, tables)
+        make_room(tables.parent)
+    return tables, ""
+
+
+def _place(source: Path, of: str) -> Maybe[Path]:
+    kept = kept_for(source)
+    return kept if isinstance(kept, Missing) else kept / f"tables-{of}"
+
+
+def make_room(kept: Path) -> None:
+    """Remove from the cache what was used least recently, until the rest is within its bound. What is `kept` now stays."""
+    note_use(kept)
+    entries: list[tuple[int, int, Path]] = []
+    with suppress(OSError):
+        for entry in kept.parent.iterdir():
+            with suppress(OSError):  # another process may remove it meanwhile
+                entries.append((entry.lstat().st_mtime_ns, kept_bytes(entry), entry))
+    total = sum(size for _, size, _ in entries)
+    for _, size, entry in sorted(entries):
+        if total <= MOST_BYTES:
+            return
+        if entry != kept:
+            shutil.rmtree(entry, ignore_errors=True)
+            total -= size
+
+
+def _state(source: Path) -> _State:
+    try:
+        stat = source.stat()
+    except OSError as error:
+        raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
+    return _State(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def _kept(tables: Path, of: str = "", seen: str = "") -> Trace | None:
+    """The trace of sound tables made of that; None where they are stale, damaged or not there: the source says the same."""
+    try:
+        known_of, known_seen = made_of(tables)
+        return read_tables(tables) if (of and of == known_of) or (seen and seen == known_seen) else None
+    except (ParseError, ResourceError):
+        return None
+
+
+def fingerprint(source: Path) -> str:
+    """Changes with the bytes of the file, and with the tables' schema."""
+    return _fingerprint(checksum_of(source))
+
+
+def _fingerprint(checksum: Checksum) -> str:
+    return f"v{SCHEMA_VERSION}-{checksum}"
+
+
+def _remove_others(source: Path, kept: Path) -> None:
+    """Tables of what this source held before serve nobody, nor does what a killed writer left half-made."""
+    for folder in tables_of(source):
+        if folder != kept:
+            shutil.rmtree(folder, ignore_errors=True)
+    for half in kept.parent.glob(".tables-*.part"):
+        writer = re.search(r"\.(\d+)-\d+\.part$", half.name)
+        if writer and not Path("/proc", writer[1]).exists():
+            shutil.rmtree(half, ignore_errors=True)

@@ -1,0 +1,310 @@
+"""A trace as tables: Parquet files that any DuckDB opens, names as text, times as integer ns; and the way back.
+
+`kernels` (all device work, with its kind), `calls`, `ranges` and `operators` have a row per event, `gpu_metrics` one per sample;
+`names` numbers the names.
+Columns that end in `_id` are those numbers and let a trace be read back without its text. An unknown value is NULL.
+`meta.json` holds the rest: problems, facts, and the size and checksum of every file, so that a damaged folder is noticed.
+"""
+
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.run_folder import encoded
+from llm_perf_opt.core.sql_files import literal, parquet_rows, pattern_of
+from llm_perf_opt.core.user_files import read_bytes
+from llm_perf_opt.traces.events import (
+    NO_NAME,
+    Columns,
+    DeviceSamples,
+    DeviceWork,
+    HostCalls,
+    Operators,
+    Ranges,
+    Trace,
+    TraceProblem,
+    is_beyond_clocks,
+)
+from llm_perf_opt.traces.trace_mark import META_FILE, SCHEMA_VERSION, made_by
+
+if TYPE_CHECKING:
+    import duckdb
+
+Extra = Mapping[str, Mapping[str, Any]]
+"""Table → column → a numpy array with a value per row: numbers, or an object array of text and None."""
+
+_WORK_KINDS = "['kernel', 'memcpy', 'memset']"
+_RANGE_KINDS = "['push_pop', 'start_end']"
+_TIMES = "start_ns, end_ns, end_ns - start_ns as dur_ns"
+
+# Table → (its columns as made from the arrays, its columns as read back to arrays). `names` is the list of all names.
+_TABLES: dict[str, tuple[str, str]] = {
+    "kernels": (
+        f"""names[name + 1] as name, {_WORK_KINDS}[kind + 1] as kind, {_TIMES}, device, stream, process,
+        nullif(correlation, 0) as correlation, nullif(graph_node, 0) as graph_node,
+        nullif(size_bytes, -1) as size_bytes, nullif(grid, 0) as grid, nullif(block, 0) as block, name as name_id""",
+        f"""start_ns, end_ns, (list_position({_WORK_KINDS}, kind) - 1)::utinyint as kind, name_id as name, process, device,
+        stream,
+        coalesce(correlation, 0) as correlation, coalesce(graph_node, 0) as graph_node,
+        coalesce(size_bytes, -1) as size_bytes, coalesce(grid, 0) as grid, coalesce(block, 0) as block""",
+    ),
+    "calls": (
+        f"names[name + 1] as name, {_TIMES}, process, thread, nullif(correlation, 0) as correlation, name as name_id",
+        "start_ns, end_ns, name_id as name, process, thread, coalesce(correlation, 0) as correlation",
+    ),
+    "ranges": (
+        f"""names[name + 1] as name, names[nullif(domain, -1) + 1] as domain, {_RANGE_KINDS}[kind + 1] as kind, {_TIMES},
+        process, thread, name as name_id, domain as domain_id""",
+        f"""start_ns, end_ns, name_id as name, domain_id as domain, (list_position({_RANGE_KINDS}, kind) - 1)::utinyint as kind,
+        process, thread""",
+    ),
+    "operators": (
+        f"""names[name + 1] as name, names[nullif(shapes, -1) + 1] as shapes, {_TIMES}, process, thread,
+        name as name_id, shapes as shapes_id""",
+        "start_ns, end_ns, name_id as name, process, thread, shapes_id as shapes",
+    ),
+    "gpu_metrics": (
+        "names[metric + 1] as metric, time_ns, device, value, metric as metric_id",
+        "time_ns, device, metric_id as metric, value",
+    ),
+}
+TABLE_NAMES = tuple(_TABLES)
+_FORMAT = "format parquet, parquet_version v2, dictionary_size_limit 2000"
+"""Version 2 writes times as their differences: half the size, and faster to write and to read. Names and shapes are hundreds, or
+a few thousand; that times are too many for a dictionary is noticed after 2,000, not after tens of thousands."""
+
+_NAMES = {"name", "domain", "shapes", "metric"}
+"""Columns of indices of names."""
+_HIGHEST_RATIO = 100
+"""Of a table in memory to its file; those of real traces are five times as large."""
+
+Table = TypeVar("Table", bound=Columns)
+
+
+class _Meta(msgspec.Struct):
+    schema: int
+    source: Literal["torch", "nsys"]
+    of: str
+    """What the tables were made of: the fingerprint of the source file, or empty."""
+    seen: str
+    """The source file's size, times and place when it was read, or empty."""
+    by: str
+    """The code that read it and found its stages and classes."""
+    rows: dict[str, int]
+    files: dict[str, tuple[int, int]]
+    """File → (size, CRC-32)."""
+    problems: list[TraceProblem]
+    facts: dict[str, str]
+
+
+def connect() -> "duckdb.DuckDBPyConnection":
+    """A database in memory that sees no Python variables, or a ResourceError where DuckDB is not installed."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ResourceError("The package duckdb is not installed.", "pip install duckdb") from error
+    connection = duckdb.connect(":memory:")
+    connection.execute("set python_enable_replacements = false")
+    return connection
+
+
+def load_trace(connection: "duckdb.DuckDBPyConnection", trace: Trace, extra: Extra | None = None) -> None:
+    """Make a view of each table over the trace's own arrays, with the extra columns first."""
+    names = np.empty(len(trace.names), object)
+    names[:] = trace.names
+    connection.register("_names", {"id": np.arange(len(names), dtype=np.int32), "name": names})
+    connection.execute("create temp table _texts as select coalesce(list(name order by id), []) as names from _names")
+    connection.execute("create temp view names as select id, name from _names")
+    for table, (made, _) in _TABLES.items():
+        more = dict((extra or {}).get(table, {}))
+        columns = {**_columns_of(trace, table).columns(), **{f"extra_{name}": column for name, column in more.items()}}
+        connection.register(f"_{table}", columns)
+        added = "".join(f'extra_{name}{_cast(column)} as "{name}", ' for name, column in more.items())
+        connection.execute(f"create temp view {table} as select {added}{made} from _{table}, _texts")  # noqa: S608 - own names
+
+
+def _cast(column: Any) -> str:
+    """DuckDB before 1.5 takes whole numbers with gaps for texts."""
+    return "::bigint" if isinstance(next((value for value in column if value is not None), None), int) else ""
+
+
+def _columns_of(trace: Trace, table: str) -> Columns:
+    return {
+        "kernels": trace.work,
+        "calls": trace.calls,
+        "ranges": trace.ranges,
+        "operators": trace.operators,
+        "gpu_metrics": trace.samples,
+    }[table]
+
+
+def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str = "", seen: str = "") -> None:
+    """Write the tables into `folder`, whole or not at all; what was there before is replaced. Raises OSError where it cannot.
+
+    `extra` gives further columns, such as the stage of each kernel; `of` and `seen` tell the file the trace came from.
+    """
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}-{threading.get_ident()}.part")
+    connection = connect()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside.mkdir()
+        connection.execute(
+            "set threads = 1"
+        )  # a second one costs about a sixth more CPU time in all, and a trace is read by many at once
+        load_trace(connection, trace, extra)
+        files = {}
+        for table in (*_TABLES, "names"):
+            file = beside / f"{table}.parquet"
+            _copy_to(connection, table, file)
+            files[file.name] = _size_and_checksum(file)
+        meta = _Meta(
+            SCHEMA_VERSION, trace.source, of, seen, made_by(), {table: len(_columns_of(trace, table)) for table in _TABLES},
+            files, list(trace.problems), trace.facts,
+        )  # fmt: skip
+        (beside / META_FILE).write_bytes(encoded(meta))
+        _replace(folder, beside)
+    finally:
+        connection.close()
+        with suppress(OSError):
+            shutil.rmtree(beside)
+
+
+def write_rows(file: Path, columns: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A Parquet file of these rows, whole or not at all; `columns` names and types them as SQL does. Raises OSError."""
+    names = [column.split()[0] for column in columns.split(",")]
+    beside = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.part")
+    connection = connect()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        connection.execute(f"create table made ({columns})")
+        if rows:
+            places = ", ".join("?" for _ in names)
+            connection.executemany(f"insert into made values ({places})", [[row[name] for name in names] for row in rows])  # noqa: S608
+        _copy_to(connection, "made", beside)
+        beside.replace(file)
+    finally:
+        connection.close()
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) -> None:
+    import duckdb
+
+    try:
+        connection.execute(f"copy (select * from {table}) to {literal(str(file))} ({_FORMAT})")  # noqa: S608 - own names
+    except duckdb.IOException as error:
+        raise OSError(str(error)) from error
+
+
+def _replace(folder: Path, made: Path) -> None:
+    """Put what was made in the folder's place; whoever comes first of two that write the same wins."""
+    if folder.exists():
+        old = made.with_suffix(".old")
+        folder.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    with suppress(FileExistsError):
+        made.rename(folder)
+
+
+def _size_and_checksum(file: Path) -> tuple[int, int]:
+    data = read_bytes(file)
+    return len(data), zlib.crc32(data)
+
+
+def _meta(folder: Path) -> _Meta:
+    try:
+        meta = msgspec.json.decode(read_bytes(folder / META_FILE), type=_Meta)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ParseError(f"{folder} holds no readable tables: {error}", "Remove the folder.") from error
+    if meta.schema != SCHEMA_VERSION or meta.by != made_by():
+        raise ParseError(f"The tables in {folder} are of another version.", "Remove the folder.")
+    return meta
+
+
+def made_of(folder: Path) -> tuple[str, str]:
+    """What `write_tables` was told of the source of these tables: `of` and `seen`; or a ParseError."""
+    meta = _meta(folder)
+    return meta.of, meta.seen
+
+
+def _check_files(folder: Path, meta: _Meta) -> None:
+    expected = {f"{table}.parquet" for table in (*_TABLES, "names")}
+    try:
+        sound = set(meta.files) == expected and all(_size_and_checksum(folder / name) == meta.files[name] for name in expected)
+    except OSError as error:
+        raise ParseError(f"{folder} holds no readable tables: {error}", "Remove the folder.") from error
+    if not sound:
+        raise ParseError(f"The tables in {folder} are damaged.", "Remove the folder.")
+
+
+def open_tables(connection: "duckdb.DuckDBPyConnection", folder: Path) -> None:
+    """Make a view of each Parquet file in the folder."""
+    for table in (*_TABLES, "names"):
+        rows = parquet_rows(folder / f"{table}.parquet")
+        connection.execute(f"create temp view {table} as select * from {rows}")  # noqa: S608 - quoted
+
+
+def read_tables(folder: Path) -> Trace:
+    """The trace that was written there, or a ParseError."""
+    meta = _meta(folder)
+    _check_files(folder, meta)
+    connection = connect()
+    import duckdb
+
+    try:
+        _check_sizes(connection, folder, meta)
+        open_tables(connection, folder)
+        work, calls = _read(connection, "kernels", DeviceWork), _read(connection, "calls", HostCalls)
+        ranges, operators = _read(connection, "ranges", Ranges), _read(connection, "operators", Operators)
+        samples = _read(connection, "gpu_metrics", DeviceSamples)
+        names = [row[0] for row in connection.execute("select name from names order by id").fetchall()]
+    except (duckdb.Error, KeyError, ValueError) as error:
+        raise ParseError(f"The tables in {folder} cannot be read: {error}", "Remove the folder.") from error
+    finally:
+        connection.close()
+    trace = Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts, samples)
+    if not _is_sound(trace):
+        raise ParseError(f"The tables in {folder} hold what no reader writes.", "Remove the folder.")
+    return trace
+
+
+def _check_sizes(connection: "duckdb.DuckDBPyConnection", folder: Path, meta: _Meta) -> None:
+    """A ParseError where the tables hold more than files of their size do: what is small on disk may be enormous in memory."""
+    for name, (size, _) in meta.files.items():
+        file = literal(pattern_of(folder / name))
+        (rows,) = connection.execute(f"select num_rows from parquet_file_metadata({file})").fetchone() or (0,)  # noqa: S608
+        unpacked = f"select coalesce(sum(total_uncompressed_size), 0) from parquet_metadata({file})"  # noqa: S608
+        (memory,) = connection.execute(unpacked).fetchone() or (0,)
+        if rows > size or memory > _HIGHEST_RATIO * size:
+            raise ParseError(f"The tables in {folder} unpack to far more than their size.", "Remove the folder.")
+
+
+def _is_sound(trace: Trace) -> bool:
+    """Whether the rows are such as readers of traces make."""
+    texts = len(trace.names)
+    return all(
+        not is_beyond_clocks(table.start_ns, table.end_ns).any() and bool((table.end_ns >= table.start_ns).all())
+        for table in (trace.work, trace.calls, trace.ranges, trace.operators)
+    ) and all(
+        bool(((column >= NO_NAME) & (column < texts)).all())
+        for table in (trace.work, trace.calls, trace.ranges, trace.operators, trace.samples)
+        for name, column in table.columns().items()
+        if name in _NAMES
+    )
+
+
+def _read(connection: "duckdb.DuckDBPyConnection", table: str, kind: type[Table]) -> Table:
+    _, read = _TABLES[table]
+    found = connection.execute(f"select {read} from {table}").fetchnumpy()  # noqa: S608 - own names
+    wanted = kind.none().columns()
+    return kind(**{name: np.ascontiguousarray(found[name], like.dtype) for name, like in wanted.items()})

@@ -1,0 +1,1 @@
+"""One module per goal of a user: run, analyze, compare, advise, sweep, cost, list."""

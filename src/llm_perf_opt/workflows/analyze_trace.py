@@ -1,0 +1,201 @@
+"""Any trace or run → what is said of it. A trace by itself is analysed once: the result is kept with its tables."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from llm_perf_opt.core.errors import LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.run_folder import encoded, there, write_whole
+from llm_perf_opt.core.user_files import check_ordinary, read_bytes
+from llm_perf_opt.traces.trace_mark import fresh_tables, kept_for, made_by, note_use, seen_of
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.trace.document import TraceAnalysis
+    from llm_perf_opt.core.records import Maybe
+    from llm_perf_opt.traces.events import Trace
+
+ANALYSIS_FILE = "analysis.json"
+_REPORTS = (".nsys-rep", ".qdrep")
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """What was found, and what is to be said beside it."""
+
+    document: "TraceAnalysis"
+    notes: tuple[str, ...] = ()
+    error: LlmPerfError | None = None
+    """What the command ends with."""
+
+
+def analyse_source(source: Path, *, use_cache: bool = True) -> Analysed:
+    """A run folder, a torch trace, or an nsys export or report."""
+    if there(source, "Give a run folder, a torch trace, or an nsys report or SQLite export.").is_dir():
+        return _of_run(source)
+    check_ordinary(source)
+    notes: tuple[str, ...] = ()
+    file = source
+    if source.suffix in _REPORTS:
+        file, notes = _exported(source, use_cache)
+    found = _kept(file, source) if use_cache else None
+    if found is None:
+        found, more = _fresh(file, source, use_cache)
+        notes += more
+    return Analysed(found, notes, _refusal(found))
+
+
+def with_borrowed_modules(found: Analysed, source: Path, eager: Path) -> Analysed:
+    """The same, with the modules of kernels that carry none, by an eager trace or run of the same model."""
+    from llm_perf_opt.analysis.trace.attribution import attribute, has_modules
+    from llm_perf_opt.analysis.trace.graph_modules import AttributedTrace, borrow_modules, borrowed_table
+    from llm_perf_opt.analysis.trace.stages import find_stages
+    from llm_perf_opt.traces.health import examined
+    from llm_perf_opt.workflows.queries import open_source
+
+    if found.error is not None:
+        return found
+    both = []
+    for path in (eager, source):
+        trace = examined(open_source(path).trace)
+        if not trace.complete:
+            raise ParseError(f"The trace of {path} is incomplete: modules cannot be taken from it.", "Record it again.")
+        stages = find_stages(trace)
+        both.append(AttributedTrace(trace, stages, attribute(trace, stages)))
+    if not has_modules(both[0].trace):
+        raise ParseError(
+            f"{eager} labels no modules.",
+            "Record it with profiling.torch.preset=max, or with_modules=True in torch.profiler.",
+        )
+    table = borrowed_table(borrow_modules(*both), both[1].trace, str(eager))
+    return replace(found, document=msgspec.structs.replace(found.document, borrowed=table))
+
+
+def _of_run(source: Path) -> Analysed:
+    """The run's reports are made anew with it, where its folder can be written to."""
+    from llm_perf_opt.workflows.analyze_run import reread
+
+    folder, analysis = reread(source)
+    if isinstance(analysis.trace, Missing):
+        raise ParseError(
+            f"{folder.path} has no trace to analyse: {analysis.trace.why}.", "run.json says what became of its passes."
+        )
+    return Analysed(analysis.trace, analysis.warnings, analysis.fault or _refusal(analysis.trace))
+
+
+def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:
+    if found.complete:
+        return None
+    fatal = next(problem for problem in found.problems if problem.fatal)
+    return ParseError(f"The trace is incomplete, so nothing is added up: {fatal.what}.", fatal.remedy or "Record it again.")
+
+
+def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":
+    from llm_perf_opt.analysis.evidence import RunFacts
+    from llm_perf_opt.workflows.run_traces import document_of
+
+    made: list[TraceAnalysis] = []
+
+    def analyse(trace: "Trace") -> None:
+        made.append(document_of(trace, RunFacts(), str(source)))
+
+    if not use_cache:
+        from llm_perf_opt.traces.open_trace import read_trace
+
+        analyse(read_trace(file))
+        return made[0], ()
+    from llm_perf_opt.analysis.trace.stages import stage_columns
+    from llm_perf_opt.traces.trace_cache import cached_trace
+
+    opened = cached_trace(file, columns=stage_columns, meanwhile=analyse)
+    notes: tuple[str, ...] = (opened.note,) if opened.note else ()
+    if opened.tables is not None:
+        try:
+            write_whole(opened.tables / ANALYSIS_FILE, encoded({"version": made_by(), "document": made[0]}))
+        except ResourceError as error:
+            notes += (f"the analysis was not kept: {error.fact}",)
+    return made[0], notes
+
+
+class _Kept(msgspec.Struct):
+    version: str
+    document: msgspec.Raw
+
+
+def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
+    """What was found before of this very file by this very release."""
+    tables = fresh_tables(file)
+    if tables is None or not (tables / ANALYSIS_FILE).is_file():
+        return None
+    from llm_perf_opt.analysis.trace.document import TraceAnalysis
+
+    try:
+        kept = msgspec.json.decode(read_bytes(tables / ANALYSIS_FILE), type=_Kept)
+        if kept.version != made_by():
+            return None
+        return msgspec.structs.replace(msgspec.json.decode(kept.document, type=TraceAnalysis), source=str(source))
+    except (OSError, ParseError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # damaged: it is made anew
+
+
+def _exported(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
+    """An nsys report as SQLite in the user's cache, or in a folder for the time being; a newer one beside it is used as it is."""
+    from llm_perf_opt.profiling.vendor.probe import find_tool
+    from llm_perf_opt.profiling.vendor.reports import export_nsys
+
+    sqlite = report.with_suffix(".sqlite")
+    if sqlite.is_file() and sqlite.stat().st_mtime_ns >= report.stat().st_mtime_ns:
+        return sqlite, (f"{sqlite.name} beside it was read.",)
+    kept = _place_of_export(report) if use_cache else Missing("it was not to be kept")
+    if not isinstance(kept, Missing) and kept.is_file():
+        note_use(kept.parent)
+        return kept, ()
+    nsys = find_tool("nsys")
+    if nsys is None:
+        raise ResourceError(
+            f"{report} is nsys's own format, and there is no nsys here to export it.",
+            f"Where nsys is: nsys export --type sqlite -o {report.stem}.sqlite {report.name}; then analyze the .sqlite.",
+        )
+    notes: tuple[str, ...] = ()
+    try:
+        if not isinstance(kept, Missing):
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        kept = Missing(f"{error.filename}: {error.strerror}")
+    if isinstance(kept, Missing):
+        notes = (f"the export is not kept: {kept.why}",) if use_cache else ()
+        kept = _scratch() / sqlite.name
+    complaints = export_nsys(nsys, report, kept, log=kept.with_suffix(".export.log"))
+    if not notes and use_cache:
+        _remove_other_exports(kept)
+    return kept, (*notes, *(problem.what for problem in complaints))
+
+
+def _place_of_export(report: Path) -> "Maybe[Path]":
+    """By where the report lies and what tells that it was not touched since."""
+    folder, seen = kept_for(report), seen_of(report)
+    if isinstance(folder, Missing):
+        return folder
+    return folder / f"export-{seen}.sqlite" if seen else Missing("the report has only just been written")
+
+
+def _remove_other_exports(kept: Path) -> None:
+    from llm_perf_opt.traces.trace_cache import make_room
+
+    for old in kept.parent.glob("export-*"):
+        if old.stem.removesuffix(".export") != kept.stem:
+            old.unlink(missing_ok=True)
+    make_room(kept.parent)
+
+
+def _scratch() -> Path:
+    """A folder that goes when the program ends."""
+    import atexit
+    import shutil
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="llm-perf-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,0 +1,105 @@
+"""What `llm-perf compare` asks: words → run folders → the two sides."""
+
+import glob
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from llm_perf_opt.analysis.comparison.compare import Comparison, compare, gate_names
+from llm_perf_opt.analysis.comparison.differences import check_one_side
+from llm_perf_opt.analysis.comparison.gates import parse_gates
+from llm_perf_opt.analysis.comparison.sides import check_distinct, side_of
+from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT, Judgement
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.core.errors import ConfigError, nearest
+from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.workflows.analyze_run import analyse
+from llm_perf_opt.workflows.baselines import Baselines, is_run
+from llm_perf_opt.workflows.sweep_folder import is_sweep
+
+
+def compare_runs(
+    base: Sequence[str],
+    new: Sequence[str],
+    runs_dir: Path,
+    *,
+    experiment: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    gates: Sequence[str] = (),
+    judgement: Judgement = DEFAULT_JUDGEMENT,
+) -> Comparison:
+    """Compare what the words of each side stand for. Wrong gates are told before anything is read."""
+    parsed = parse_gates(gates, gate_names())
+    folders = [resolve(words, runs_dir, name) for words, name in ((base, "base"), (new, "new"))]
+    for path in set(folders[0]) & set(folders[1]):
+        raise ConfigError(f"{path} stands on both sides.", "A run is not compared with itself.")
+    sides = [side_of([_analysed(path) for path in paths]) for paths in folders]
+    check_distinct([*sides[0].runs, *sides[1].runs])
+    return compare(sides[0], sides[1], experiment, allow, parsed, judgement)
+
+
+def _analysed(path: Path, traces: bool = True) -> RunAnalysis:
+    """A run as it is compared, or a ParseError where its times are not what a measurement leaves."""
+    found = analyse(RunFolder.open(path), traces=traces)
+    if found.damaged:  # the analysis leaves the times out and goes on: here they are what is asked for
+        raise found.damaged
+    return found
+
+
+def check_baseline(name: str, runs: Sequence[Path]) -> None:
+    """Refuse what cannot be a side of a comparison: a sweep, a folder of runs, a damaged run, runs that are not repeats."""
+    for path in runs:
+        if path.is_dir() and not is_run(path):
+            raise _no_run(path, str(path), ())
+    found = [_analysed(path, traces=False) for path in runs]
+    check_distinct(found)
+    check_one_side(f"the baseline {name!r}", found)
+
+
+def resolve(words: Sequence[str], runs_dir: Path, side: str) -> list[Path]:
+    """Run folders of one side: paths, patterns, names of baselines, each also several with commas between."""
+    found: list[Path] = []
+    for word in words:
+        parts = [word] if is_run(Path(word)) else [part for part in word.split(",") if part]
+        for part in parts:
+            found += [path.resolve() for path in _runs_of(part, runs_dir)]
+    if not found:
+        raise ConfigError(f"The {side} side names no run.", "Give a run folder or the name of a baseline.")
+    twice = next((path for path in found if found.count(path) > 1), None)
+    if twice:
+        raise ConfigError(f"{twice} stands twice on the {side} side.", "A run is no repeat of itself: name each once.")
+    return found
+
+
+def _runs_of(word: str, runs_dir: Path) -> list[Path]:
+    path, baselines = Path(word), Baselines(runs_dir)
+    named = baselines.read() if "/" not in word else {}
+    if is_run(path):
+        if word in named:
+            raise ConfigError(
+                f"{word!r} is a baseline and also a run here.", f"Write ./{word} for the run, or remove the baseline."
+            )
+        return [path]
+    if word in named:
+        return baselines.runs_of(word)
+    if any(char in word for char in "*?["):
+        matched = [Path(text) for text in sorted(glob.glob(word)) if is_run(Path(text))]  # noqa: PTH207 - may be absolute
+        if matched:
+            return matched
+        raise ConfigError(f"No run matches {word!r}.", "The pattern must match run folders: runs/baseline/tiny/*.")
+    raise _no_run(path, word, named)
+
+
+def _no_run(path: Path, word: str, named: Iterable[str]) -> ConfigError:
+    if is_sweep(path):
+        return ConfigError(f"{path} is a sweep: many configurations.", f"Name one of its runs, such as {path / '000'}.")
+    if path.is_dir():
+        inside = [child for child in sorted(path.iterdir()) if is_run(child)]
+        if inside:
+            return ConfigError(
+                f"{path} is not a run but holds {len(inside)}.", f"Name one, or all as repeats of each other: '{path}/*'."
+            )
+        return ConfigError(f"{path} is not a run: it has no run.json.", "Give the folder that `llm-perf run` printed.")
+    known = ", ".join(sorted(named)) or "none is set"
+    return ConfigError(
+        f"{word!r} is neither a run nor a baseline.{nearest(word, named)}", f"Baselines: {known}. `llm-perf runs` lists runs."
+    )

@@ -1,0 +1,182 @@
+"""The `cost` verb's work: which model, which sizes, which hardware; then the arithmetic of `analysis`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.analysis.cost_model.architecture import Architecture
+from llm_perf_opt.analysis.cost_model.cost import Formats, ModelCost, model_cost
+from llm_perf_opt.analysis.cost_model.families import architecture_of
+from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf, turning_point, what_if
+from llm_perf_opt.analysis.limits.hardware import Hardware, hardware_named
+from llm_perf_opt.config.composition import compose
+from llm_perf_opt.core.errors import ConfigError, words_of
+from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.user_files import check_ordinary, read_text
+from llm_perf_opt.workspace.data.model_tree import model_folder
+
+_LARGEST_CONFIG = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user typed."""
+
+    overrides: Sequence[str]
+    model_config: Path | None
+    config_dir: Path | None
+    batch: str
+    prompt: str
+    context: str
+    dtype: str
+    kv_dtype: str
+    mla: str | None
+    hardware: str | None
+    decoder_only: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One cost for single sizes; floors for every combination where hardware or lists were asked for."""
+
+    cost: ModelCost | None
+    hardware: Hardware | None
+    rows: list[WhatIf]
+    turning: list[TurningPoint]
+    part_of: str | None = None
+    """The model whose text decoder alone was counted."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        found: dict[str, Any] = self.cost.to_json() if self.cost else {}
+        if self.part_of:
+            found["text_decoder_of"] = self.part_of
+        if self.hardware:
+            found["hardware"] = {"key": self.hardware.key, "name": self.hardware.name, "source": self.hardware.source}
+            found["floors"] = [_row_json(row) for row in self.rows]
+            found["turning_points"] = [
+                {
+                    "context": point.context,
+                    "dtype": point.formats.weights,
+                    "step_batch": _plain(point.step),
+                    "weights_batch": _plain(point.weights),
+                }
+                for point in self.turning
+            ]
+        return found
+
+
+def answer(asked: Asked) -> Answer:
+    """Everything `llm-perf cost` prints."""
+    architecture = architecture_of(_architecture_fields(asked), decoder_only=asked.decoder_only)
+    batches, prompts, contexts = (
+        _numbers(name, text) for name, text in (("batch", asked.batch), ("prompt", asked.prompt), ("context", asked.context))
+    )
+    formats = [_formats(dtype, asked) for dtype in _words("dtype", asked.dtype)]
+    _check_meaning(asked, architecture)
+    single = len(batches) == len(prompts) == len(contexts) == len(formats) == 1
+    if not single and asked.hardware is None:
+        raise ConfigError(
+            "Several sizes or dtypes make a table of floors, which needs hardware.", "Add --hardware, as in --hardware h100_sxm."
+        )
+    if len(prompts) > 1:
+        raise ConfigError("--prompt takes one length.", "Give --batch, --context and --dtype as lists.")
+    cost = None
+    if single:
+        cost = model_cost(architecture, batch=batches[0], prompt=prompts[0], context=contexts[0], formats=formats[0])
+    if asked.hardware is None:
+        return Answer(cost, None, [], [], architecture.part_of)
+    hardware = hardware_named(asked.hardware)
+    rows = what_if(architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0])
+    turning = [turning_point(architecture, hardware, context, chosen) for chosen in formats for context in contexts]
+    return Answer(cost, hardware, rows, turning, architecture.part_of)
+
+
+def _check_meaning(asked: Asked, architecture: Architecture) -> None:
+    """Refuse what would change nothing."""
+    if asked.decoder_only and architecture.part_of is None:
+        raise ConfigError(f"--decoder-only has no effect: {architecture.model_type} is a text decoder alone.", "Leave it out.")
+    if asked.mla is not None and not architecture.has_latent_attention:
+        raise ConfigError(f"--mla {asked.mla} has no effect: {architecture.model_type} has no latent attention.", "Leave it out.")
+
+
+def _architecture_fields(asked: Asked) -> Any:
+    if asked.model_config is not None:
+        if asked.overrides:
+            raise ConfigError(f"--model-config and '{asked.overrides[0]}' both name a model.", "Give one of them.")
+        return _read_json(asked.model_config)
+    for word in asked.overrides:
+        if "=" in word and not word.lstrip("+~").startswith("model"):
+            raise ConfigError(
+                f"'{word}' does not change what a model costs.", "cost takes model=NAME and model.architecture.FIELD=VALUE."
+            )
+    model = compose(asked.overrides, asked.config_dir).config.model
+    if model.source == "pretrained":
+        return _read_json(model_folder(model.path or "") / "config.json")
+    return model.architecture
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        check_ordinary(path)
+        if path.stat().st_size > _LARGEST_CONFIG:
+            raise ConfigError(f"{path} is too large to be a model's config.json.")
+        return json.loads(read_text(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file.", "Give a Hugging Face config.json.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {words_of(error)}", "Give a Hugging Face config.json.") from error
+
+
+def _formats(dtype: str, asked: Asked) -> Formats:
+    if asked.mla is None:
+        return Formats(dtype, asked.kv_dtype)
+    return Formats(dtype, asked.kv_dtype, asked.mla)  # type: ignore[arg-type]  # checked there
+
+
+def _words(name: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ConfigError(f"--{name} is empty.")
+    return words
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(word) for word in _words(name, text)]
+    except ValueError:
+        raise ConfigError(f"--{name}={text}: expected a whole number, or several with commas.") from None
+
+
+def _row_json(row: WhatIf) -> dict[str, Any]:
+    return {
+        "dtype": row.formats.weights,
+        "kv_dtype": row.formats.kv,
+        "batch": row.batch,
+        "prompt": row.prompt,
+        "context": row.context,
+        "weight_bytes": row.weight_bytes,
+        "kv_cache_bytes": row.kv_cache_bytes,
+        "fits": _plain(row.fits),
+        "prefill": _floor_json(row.prefill),
+        "decode": _floor_json(row.decode),
+        "decode_tokens_per_s": _plain(row.decode_tokens_per_s),
+    }
+
+
+def _floor_json(value: Maybe[Floor]) -> Any:
+    if isinstance(value, Missing):
+        return _plain(value)
+    return {
+        "seconds": value.seconds,
+        "compute_s": value.compute_s,
+        "memory_s": value.memory_s,
+        "bound": value.bound,
+        "parts": [{"name": part.name, "seconds": part.seconds, "bound": part.bound} for part in value.parts],
+    }
+
+
+def _plain(value: Any) -> Any:
+    return {"n/a": value.why} if isinstance(value, Missing) else value

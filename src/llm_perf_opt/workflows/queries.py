@@ -1,0 +1,182 @@
+"""SQL over the tables of a run or of a trace: reading only, with no file, network or setting within its reach."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.run_folder import RunFolder, there
+from llm_perf_opt.core.sql_files import parquet_rows, quoted
+from llm_perf_opt.core.user_files import check_ordinary
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from llm_perf_opt.traces.trace_cache import CachedTrace
+
+_LINE = 300
+_MOST_ROWS = 2**31
+_VIEW = "llm_perf_answer"
+_ZONED = "TIMESTAMP WITH TIME ZONE"
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """A table that a query may name."""
+
+    name: str
+    rows: int
+    columns: tuple[tuple[str, str], ...]
+    """(name, type) of each."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a query gave."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Any]]
+    more: bool
+    """Whether there are rows beyond the limit."""
+
+
+class Queries:
+    """The tables of one source. Each question gets a database of its own in memory, closed off before it is asked."""
+
+    def __init__(self, source: Path) -> None:
+        from llm_perf_opt.traces.trace_tables import TABLE_NAMES
+
+        self.opened = open_source(source)
+        self._derived = _derived_tables(source)
+        self._names = (*TABLE_NAMES, *self._derived)
+
+    def tables(self) -> list[TableInfo]:
+        """What there is to ask."""
+        found = []
+        with self.closed_off(self._names) as connection:
+            for table in self._names:
+                columns = connection.execute(f"describe {table}").fetchall()
+                (rows,) = connection.execute(f"select count(*) from {table}").fetchone() or (0,)  # noqa: S608 - own names
+                found.append(TableInfo(table, rows, tuple((name, kind) for name, kind, *_ in columns)))
+        return found
+
+    def ask(self, sql: str, limit: int = 0) -> Answer:
+        """The rows of a query, at most `limit` where that is not zero; a ConfigError says in a line what is wrong with it."""
+        import duckdb
+
+        named = [table for table in self._names if table in sql.casefold()] or self._names  # one too many costs only time
+        remedy = f"The tables are {', '.join(self._names)}; without a query their columns are listed."
+        with self.closed_off(named) as connection:
+            try:
+                _check(connection, sql)
+                connection.execute(_zones_as_text(connection, sql))
+                columns = tuple(column[0] for column in connection.description or ())
+                rows = connection.fetchmany(min(limit, _MOST_ROWS) + 1) if limit else connection.fetchall()
+            except duckdb.PermissionException as error:
+                raise ConfigError("A query reaches the tables only: no files, no network, no settings.", remedy) from error
+            except duckdb.Error as error:
+                raise ConfigError(f"SQL: {_one_line(str(error))}", remedy) from error
+        return Answer(_distinct(columns), rows[:limit] if limit else rows, bool(limit) and len(rows) > limit)
+
+    @contextmanager
+    def closed_off(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
+        """A database that holds these tables in memory, from which nothing else can be reached."""
+        from llm_perf_opt.analysis.trace.stages import stage_columns
+        from llm_perf_opt.traces.trace_mark import META_FILE
+        from llm_perf_opt.traces.trace_tables import connect, load_trace, open_tables
+
+        connection = connect()
+        try:
+            kept = self.opened.tables
+            if kept is not None and (kept / META_FILE).is_file():  # another process may have made room in the cache
+                open_tables(connection, kept)
+            else:
+                load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
+            for table, file in self._derived.items():
+                connection.execute(f"create temp view {table} as select * from {parquet_rows(file)}")  # noqa: S608 - quoted
+            for table in tables:
+                connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
+            for table in (*self._names, "names"):
+                connection.execute(f"drop view temp.{table}")
+            for setting in ("enable_external_access = false", "lock_configuration = true"):
+                connection.execute(f"set {setting}")
+            yield connection
+        finally:
+            connection.close()
+
+
+def _check(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
+    """One statement, and one that only reads."""
+    import duckdb
+
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
+        raise ConfigError(f"One query was expected; here are {len(statements)}.", "Give one SELECT.")
+    kind = statements[0].type
+    if kind not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
+        raise ConfigError(f"{kind.name} is not a query: the tables are read, never changed.", "Give a SELECT.")
+
+
+def _zones_as_text(connection: "duckdb.DuckDBPyConnection", sql: str) -> str:
+    """The query with times of a time zone as text: for those DuckDB asks for a package that is not among ours."""
+    import duckdb
+
+    try:
+        connection.execute(f"create temp view {_VIEW} as {sql}")
+        columns = connection.execute(f"describe {_VIEW}").fetchall()
+    except duckdb.Error:  # no query that a view can be of; what is wrong with it is told where it is run
+        return sql
+    if not any(_ZONED in kind for _, kind, *_ in columns):
+        connection.execute(f"drop view {_VIEW}")
+        return sql
+    shown = [
+        f"#{number}{'::varchar' if _ZONED in kind else ''} as {quoted(name)}"
+        for number, (name, kind, *_) in enumerate(columns, start=1)
+    ]
+    return f"select {', '.join(shown)} from {_VIEW}"  # noqa: S608 - quoted
+
+
+def open_source(source: Path) -> "CachedTrace":
+    """The trace of a run folder or of a file, with its tables; or a ParseError that says what is missing."""
+    from llm_perf_opt.analysis.trace.stages import stage_columns
+    from llm_perf_opt.traces.trace_cache import cached_trace
+
+    if not there(source, "Give a run folder, a torch trace or an nsys SQLite export.").is_dir():
+        check_ordinary(source)
+        return cached_trace(source, columns=stage_columns)
+    run = RunFolder.open(source)
+    for name, file in run.trace_files().items():
+        if file.is_file():
+            return cached_trace(file, run.tables(name), columns=stage_columns)
+    raise ParseError(f"{source} holds no trace: neither its torch pass nor its nsys pass left one.", "run.json says why.")
+
+
+def _derived_tables(source: Path) -> dict[str, Path]:
+    """Tables that a run's report left, made from several passes."""
+    from llm_perf_opt.workflows.run_tables import RUN_TABLES
+
+    if not source.is_dir():
+        return {}
+    folder = RunFolder.open(source).derived_tables
+    return {name: folder / f"{name}.parquet" for name in RUN_TABLES if (folder / f"{name}.parquet").is_file()}
+
+
+def _one_line(message: str) -> str:
+    """The first line of DuckDB's message with what it suggests, without the drawing of the place."""
+    lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith("LINE ")]
+    return " ".join(line for line in lines if set(line) != {"^"})[:_LINE]
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Column names, the second of one name with a number behind it."""
+    found: list[str] = []
+    for name in names:
+        number = 1
+        chosen = name
+        while chosen in found:
+            chosen = f"{name}_{number}"
+            number += 1
+        found.append(chosen)
+    return tuple(found)

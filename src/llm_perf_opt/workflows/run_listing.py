@@ -1,0 +1,190 @@
+"""Every run and sweep below a folder, newest first, without reading more of them than is shown."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from llm_perf_opt.analysis.latency import METRICS, value_of
+from llm_perf_opt.analysis.stats import percentile
+from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.traces.timings import damaged_timings, read_timings
+from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, is_sweep
+
+DEEPEST = 6
+"""Folders below the one asked for that are looked into."""
+_EXPERIMENT = re.compile(r"^experiment: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
+_MODEL = re.compile(r"^model:\n(?:  .*\n)*?  name: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
+_BETWEEN = ", "
+"""Between the names of a sweep over models; no name holds it."""
+STATUSES = ("complete", "partial", "failed", "damaged")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A row of the list."""
+
+    kind: Literal["run", "sweep"]
+    path: str
+    created: str
+    status: str
+    why: str
+    experiment: str = ""
+    model: str = ""
+    """Of a sweep over models all of them, with commas between."""
+    workload: str = ""
+    device: str = ""
+    ttft_ns: Maybe[float] | None = None
+    """None: a sweep, which has none of its own."""
+    tpot_ns: Maybe[float] | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The rows shown, and how many there are."""
+
+    rows: tuple[Listed, ...]
+    matching: int
+    found: int
+
+
+def list_runs(
+    folder: Path, *, model: str | None = None, experiment: str | None = None, status: str | None = None, limit: int = 20
+) -> Listing:
+    """Newest first; filters are exact; `limit` 0 means all. By status every run is read: what it measured may be damaged."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder.", "Run `llm-perf run` first, or name the folder that holds the runs.")
+    if status and status not in STATUSES:
+        raise ConfigError(f"--status {status}: no such status.", f"Known: {', '.join(STATUSES)}.")
+    every = sorted(
+        (_first_look(path, sweep) for path, sweep in _places(folder, 0)), key=lambda row: (row.created, row.path), reverse=True
+    )
+    chosen = [row for row in map(_whole, every) if row.status == status] if status else every
+    if model or experiment:
+        chosen = [
+            named
+            for named in map(_named, chosen)
+            if model in (None, *named.model.split(_BETWEEN)) and experiment in (None, *named.experiment.split(_BETWEEN))
+        ]
+    shown = chosen[:limit] if limit else chosen
+    return Listing(tuple(shown if status else map(_whole, shown)), len(chosen), len(every))
+
+
+def _places(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
+    """Runs and sweeps; what lies inside of either is not looked at, except where a sweep itself was asked for."""
+    if RunFolder(folder).manifest_file.exists():
+        yield folder, False
+        return
+    if depth and is_sweep(folder):
+        yield folder, True
+        return
+    if depth >= DEEPEST:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            inside = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")]
+    except PermissionError:
+        return
+    for path in inside:
+        yield from _places(Path(path), depth + 1)
+
+
+def _first_look(path: Path, sweep: bool) -> Listed:
+    """What run.json or sweep.json says; a damaged one is a row with its reason, dated by the file."""
+    try:
+        return _sweep_row(path, SweepFolder(path).read()) if sweep else _run_row(path)
+    except ParseError as error:
+        file = SweepFolder(path).sweep_file if sweep else RunFolder(path).manifest_file
+        return Listed("sweep" if sweep else "run", str(path), _file_time(file), "damaged", error.fact)
+
+
+def _run_row(path: Path) -> Listed:
+    manifest = RunFolder(path).manifest()
+    return Listed("run", str(path), manifest.created, manifest.status, manifest.why)
+
+
+def _sweep_row(path: Path, sweep: Sweep) -> Listed:
+    done = sum(
+        point.status == "complete" and RunFolder(path / point.folder).manifest_file.exists() for point in sweep.points
+    )  # a run that was moved away is none
+    status = "complete" if done == len(sweep.points) else "partial" if any(point.folder for point in sweep.points) else "failed"
+    why = "" if done == len(sweep.points) else f"{done} of {len(sweep.points)} points are complete"
+    swept = sorted({text.split("=")[0] for point in sweep.points for text in point.swept})
+    return Listed("sweep", str(path), sweep.created, status, why, workload=f"{len(sweep.points)} points over {', '.join(swept)}")
+
+
+def _file_time(file: Path) -> str:
+    from datetime import datetime, timezone
+
+    try:
+        return datetime.fromtimestamp(file.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
+    except OSError:
+        return ""
+
+
+def _named(row: Listed) -> Listed:
+    """With the names of model and experiment."""
+    points = [Path(row.path)]
+    if row.kind == "sweep":
+        points = sorted(child for child in points[0].iterdir() if RunFolder(child).manifest_file.exists())
+    found = [_names(RunFolder(point).config_file) for point in points]
+    experiments, models = (dict.fromkeys(names[place] for names in found if names[place]) for place in (0, 1))
+    return replace(row, experiment=_BETWEEN.join(experiments), model=_BETWEEN.join(models))
+
+
+def _names(config: Path) -> tuple[str, str]:
+    """Experiment and model of a config.yaml as this program writes it. Two lines tell, and a list reads thousands of files."""
+    try:
+        text = read_text(config)
+    except (OSError, ParseError, UnicodeDecodeError):
+        return "", ""  # the row stands without names; its report says what is wrong with the file
+    found = [pattern.search(text) for pattern in (_EXPERIMENT, _MODEL)]
+    experiment, model = (match["name"] if match else "" for match in found)
+    return experiment, model
+
+
+def _whole(row: Listed) -> Listed:
+    """With what is read only of rows that are shown."""
+    if row.status == "damaged":
+        return row
+    row = row if row.model else _named(row)
+    if row.kind == "sweep":
+        return _whole_sweep(row)
+    folder = RunFolder(Path(row.path))
+    manifest = folder.manifest()
+    damaged, clean = damaged_timings(folder, manifest), manifest.pass_named("clean")
+    failed = clean is not None and clean.status == "failed"
+    if damaged or failed or not folder.clean_file.exists():
+        why = Missing("its times are damaged" if damaged else "the run has no times")
+        row = replace(row, ttft_ns=why, tpot_ns=why)
+        return replace(row, status="damaged", why=damaged.fact) if damaged else row
+    timings = read_timings(folder.clean_file)
+    work = timings.workload
+    words = f"{work.batch_size} × {work.padded_tokens} + {work.new_tokens}"
+    return replace(
+        row, workload=words, device=timings.model.device_name, ttft_ns=_median("ttft", timings), tpot_ns=_median("tpot", timings)
+    )
+
+
+def _whole_sweep(row: Listed) -> Listed:
+    """A sweep, as its runs are now: one whose times were damaged since is no complete point."""
+    folder = SweepFolder(Path(row.path))
+    there = [point for point in folder.read().points if RunFolder(folder.path / point.folder).manifest_file.exists()]
+    damage = [why for point in there if (why := folder.damage(point))]
+    if not damage:
+        return row
+    done = sum(point.status == "complete" for point in there) - len(damage)
+    return replace(row, status="partial", why=f"{done} points are complete, {len(damage)} damaged: {damage[0]}")
+
+
+def _median(key: str, timings: CleanTimings) -> Maybe[float]:
+    definition = next(metric for metric in METRICS if metric.key == key)
+    values = [value_of(definition, repeat, timings) for repeat in timings.iterations]
+    missing = next((value for value in values if isinstance(value, Missing)), None)
+    present = [value for value in values if not isinstance(value, Missing)]
+    return missing or (percentile(present, 0.5) if present else Missing("no iteration was measured"))

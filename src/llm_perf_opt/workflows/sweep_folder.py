@@ -1,0 +1,116 @@
+"""A sweep on disk: a folder of run folders, and sweep.json that says what each of them was asked for."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.records import SCHEMA
+from llm_perf_opt.core.run_folder import RunFolder, read_record, there, write_record
+from llm_perf_opt.core.user_files import check_folder
+from llm_perf_opt.traces.timings import read_timings
+
+PointStatus = Literal["pending", "complete", "partial", "failed"]
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One configuration of a sweep."""
+
+    overrides: tuple[str, ...]
+    swept: tuple[str, ...]
+    """Those of the overrides that differ between the points."""
+    folder: str = ""
+    """Its run, below the sweep's folder; empty until it has begun."""
+    status: PointStatus = "pending"
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """sweep.json."""
+
+    schema: int
+    tool_version: str
+    created: str
+    command: tuple[str, ...]
+    config_dir: str | None
+    points: tuple[SweepPoint, ...]
+
+
+class SweepFolder:
+    """Where a sweep lies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, wanted: Path) -> "SweepFolder":
+        """A new folder, never one that is taken."""
+        return cls(RunFolder.create(wanted).path)
+
+    @classmethod
+    def open(cls, path: Path) -> "SweepFolder":
+        """An existing sweep, or a ParseError."""
+        remedy = "Give the folder that `llm-perf run -m` printed."
+        check_folder(path)
+        if not is_sweep(there(path, remedy)):
+            raise ParseError(f"{path} is not a sweep: it has no sweep.json.", remedy)
+        return cls(path.resolve())
+
+    @property
+    def sweep_file(self) -> Path:
+        """What each point was asked for, and what became of it."""
+        return self.path / "sweep.json"
+
+    @property
+    def page_file(self) -> Path:
+        """The sweep as one HTML file."""
+        return self.path / "sweep.html"
+
+    @property
+    def report_file(self) -> Path:
+        """The sweep in Markdown."""
+        return self.path / "sweep.md"
+
+    def point_folder(self, number: int) -> Path:
+        """Where the run of a point is put."""
+        return self.path / f"{number:03d}"
+
+    def damage(self, point: SweepPoint) -> str:
+        """Why a complete point's run cannot be used any more: its folder is gone, or what it measured; empty where it can."""
+        if point.status != "complete":
+            return ""
+        try:
+            run = RunFolder.open(self.path / point.folder)
+            if run.manifest().pass_named("clean") is not None:
+                read_timings(run.clean_file)
+        except (ConfigError, ParseError) as error:  # gone, or damaged
+            return error.fact
+        return ""
+
+    def read(self) -> Sweep:
+        """sweep.json, or a ParseError."""
+        sweep = read_record(self.sweep_file, Sweep)
+        if sweep.schema > SCHEMA:
+            raise ParseError(f"{self.sweep_file} was written by a newer version.", "Upgrade llm-perf-opt.")
+        for point in sweep.points:
+            if Path(point.folder).name != point.folder or "\0" in point.folder:
+                raise ParseError(f"{self.sweep_file} names a run outside of the sweep: {point.folder!r}.")
+        return sweep
+
+    def write(self, sweep: Sweep) -> None:
+        """Replace sweep.json."""
+        write_record(self.sweep_file, sweep)
+
+    def update(self, number: int, point: SweepPoint) -> None:
+        """Replace one point."""
+        sweep = self.read()
+        points = list(sweep.points)
+        points[number] = point
+        self.write(replace(sweep, points=tuple(points)))
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether this folder holds a sweep."""
+    return (path / "sweep.json").is_file()

@@ -1,0 +1,210 @@
+"""What has drifted in the datasets/ tree since it was made: every difference named, nothing mended."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from llm_perf_opt.config.composition import option_root
+from llm_perf_opt.core.errors import LlmPerfError, ParseError
+from llm_perf_opt.core.user_files import read_bytes
+from llm_perf_opt.workspace.data.formats import DataFile, data_files
+from llm_perf_opt.workspace.data.inventory import Advance, FileEntry, content_sha256, file_entry, files_below, ignore, total_bytes
+from llm_perf_opt.workspace.data.layout import INDEX_SUFFIX, SOURCE, DatasetFolder, DatasetTree, dangling, is_part, option_file
+from llm_perf_opt.workspace.data.metadata import DatasetMetadata, Size, VariantMetadata, read_metadata
+from llm_perf_opt.workspace.data.preparing import Phases, silent
+from llm_perf_opt.workspace.data.record_streams import count_records
+from llm_perf_opt.workspace.data.tokenizing import count_sequences
+
+_NAMED = 20
+"""So many differing files are named; the rest are counted."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not as recorded."""
+
+    dataset: str
+    part: str
+    """source-data, a variant, or the dataset itself."""
+    what: str
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One dataset, as `list` shows it."""
+
+    name: str
+    format: str | None
+    records: int | None
+    bytes: int | None
+    """These three: none where the metadata cannot be read."""
+    source: str
+    state: str
+    """ok, or why it cannot be used. Contents are not looked at: that is what `check` does."""
+    variants: dict[str, str]
+    """Name → what it is."""
+
+
+def listed(folder: DatasetFolder) -> Listed:
+    """A dataset and its variants as their metadata describe them."""
+    where = str(folder.source.readlink()) if folder.source.is_symlink() else str(folder.source)
+    try:
+        metadata = read_metadata(folder.metadata_file, DatasetMetadata)
+    except ParseError as error:  # one that is damaged does not hide the others
+        return Listed(folder.name, None, None, None, where, f"unreadable: {error.fact}", {})
+    state = "ok" if folder.source.exists() else f"dangling: {where} is not there"
+    variants = {}
+    for variant in folder.variants():
+        try:
+            found = read_metadata(variant.metadata_file, VariantMetadata)
+            variants[variant.name] = f"{found.transform}, {found.size.records} records, {found.format}, from {found.parent}"
+        except ParseError as error:
+            variants[variant.name] = f"unreadable: {error.fact}"
+    return Listed(metadata.name, metadata.format, metadata.size.records, metadata.size.bytes, where, state, variants)
+
+
+def check_dataset(folder: DatasetFolder, conf: Path, quick: bool = False, phases: Phases = silent) -> list[Difference]:
+    """Every difference; `quick` compares names and sizes, without reading the data."""
+    return [Difference(folder.name, part, what) for part, what in _differences(folder, conf, quick, phases)]
+
+
+def unfinished(tree: DatasetTree) -> list[Difference]:
+    """What a killed `add` left behind, and datasets whose metadata are gone."""
+    if not tree.root.is_dir():
+        return []
+    left = sorted(entry for entry in tree.root.iterdir() if entry.name.startswith(".") and is_part(entry))
+    found = [Difference(entry.name, entry.name, _unfinished(entry)) for entry in left]
+    return found + [Difference(folder.name, folder.name, _bare(folder.metadata_file)) for folder in tree.without_metadata()]
+
+
+def _differences(folder: DatasetFolder, conf: Path, quick: bool, phases: Phases) -> Iterator[tuple[str, str]]:
+    for entry in folder.unfinished():
+        yield entry.name, _unfinished(entry)
+    try:
+        metadata = read_metadata(folder.metadata_file, DatasetMetadata)
+    except ParseError as error:
+        yield folder.name, error.fact
+        return
+    yield from ((folder.name, what) for what in _option_differences(folder, conf))
+    for bare in folder.without_metadata():
+        yield bare.name, _bare(bare.metadata_file)
+    if dangling(folder.source):
+        yield SOURCE, f"a dangling link: {folder.source.readlink()} is not there"
+    elif not folder.source.exists():
+        yield SOURCE, f"{folder.source} is missing"
+    else:
+        yield from _part(folder.source, metadata, SOURCE, quick, phases)
+    hashes = {SOURCE: metadata.content_sha256}
+    variants: dict[str, VariantMetadata] = {}
+    for variant in folder.variants():
+        try:
+            variants[variant.name] = read_metadata(variant.metadata_file, VariantMetadata)
+            hashes[variant.name] = variants[variant.name].content_sha256
+        except ParseError as error:
+            yield variant.name, error.fact
+    for name, found in variants.items():
+        yield from _part(folder.variant(name).data, found, name, quick, phases)
+        if found.parent not in hashes:
+            yield name, f"its parent {found.parent} is not there any more"
+        elif hashes[found.parent] != found.parent_sha256:
+            yield name, f"it was made from another state of {found.parent}"
+
+
+def _bare(metadata_file: Path) -> str:
+    return f"{metadata_file} is missing, and the data are there: restore it, or remove the folder and make it again"
+
+
+def _unfinished(entry: Path) -> str:
+    return f"{entry} is unfinished: it is being made, or its maker was killed (the next attempt clears it)"
+
+
+def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
+    """The Hydra option may be edited freely, but it must be there and name this folder."""
+    path = option_file(conf, folder.name)
+    try:
+        values = yaml.safe_load(read_bytes(path))
+    except FileNotFoundError:
+        yield f"{path} is missing: dataset={folder.name} cannot be chosen"
+        return
+    except (yaml.YAMLError, OSError, ValueError, RecursionError):
+        yield f"{path} cannot be read as YAML"
+        return
+    root = values.get("root") if isinstance(values, dict) else None
+    if not isinstance(root, str) or option_root(conf, root.replace("\\${", "${")).resolve() != folder.path.resolve():
+        yield f"{path} names root {root!r}, not {folder.path}"
+
+
+def _part(
+    where: Path, metadata: DatasetMetadata | VariantMetadata, label: str, quick: bool, phases: Phases
+) -> Iterator[tuple[str, str]]:
+    """The source or a variant: its metadata in themselves, its files against them, and then its records."""
+    wrong = list(_metadata_problems(metadata))
+    drifted = list(_content(where, metadata.files, label, quick, phases))
+    if not (quick or wrong or drifted):  # else the count says nothing new
+        wrong = list(_record_problems(where, metadata, label, phases))
+    yield from ((label, what) for what in (*wrong, *drifted))
+
+
+def _content(where: Path, recorded: Mapping[str, FileEntry], label: str, quick: bool, phases: Phases) -> Iterator[str]:
+    try:
+        files = files_below(where)
+        advance = ignore if quick else phases(f"checking {label}", total_bytes(files))
+        found = [_differing(name, path, recorded.get(name), quick, advance) for name, path in files.items()]
+    except LlmPerfError as error:
+        yield error.fact
+        return
+    differing = [what for what in found if what] + [f"{name} is missing" for name in recorded if name not in files]
+    yield from differing[:_NAMED]
+    if len(differing) > _NAMED:
+        yield f"… and {len(differing) - _NAMED} files more differ"
+
+
+def _metadata_problems(metadata: DatasetMetadata | VariantMetadata) -> Iterator[str]:
+    """Where metadata contradict themselves: somebody edited them, and what refers to them no longer holds."""
+    entries, size = metadata.files, metadata.size
+    if content_sha256(entries) != metadata.content_sha256:
+        yield "its metadata's content_sha256 is not that of the files they list"
+    recorded = Size(len(entries), sum(entry.bytes for entry in entries.values()), sum(metadata.splits.values()))
+    for what, said, listed_there in (
+        ("files", size.files, recorded.files),
+        ("bytes", size.bytes, recorded.bytes),
+        ("records", size.records, recorded.records),
+    ):
+        if said != listed_there:
+            yield f"its metadata say {said} {what}, and list {listed_there}"
+
+
+def _record_problems(where: Path, metadata: DatasetMetadata | VariantMetadata, label: str, phases: Phases) -> Iterator[str]:
+    """Where other records are there than the metadata say, in data that are as recorded."""
+    try:
+        files = data_files(files_below(where), where, metadata.format)
+        advance = phases(f"counting records of {label}", sum(file.bytes for file in files))
+        counts = dict.fromkeys(metadata.splits, 0)
+        for file in files:
+            counts[file.split] = counts.get(file.split, 0) + _records(file, advance)
+    except LlmPerfError as error:
+        yield error.fact
+        return
+    for split, count in counts.items():
+        if count != (said := metadata.splits.get(split, 0)):
+            yield f"its metadata say {said} records in the split {split}, and there are {count}"
+
+
+def _records(file: DataFile, advance: Advance) -> int:
+    if file.format != "tokens":
+        return count_records(file, advance)
+    advance(file.bytes)
+    return count_sequences(file.path.with_suffix(INDEX_SUFFIX))
+
+
+def _differing(name: str, path: Path, recorded: FileEntry | None, quick: bool, advance: Advance) -> str:
+    if recorded is None:
+        return f"{name} is new"
+    size = path.stat().st_size
+    if size != recorded.bytes:
+        return f"{name} has {size} bytes, recorded were {recorded.bytes}"
+    if not quick and file_entry(path, advance).sha256 != recorded.sha256:
+        return f"{name} has other contents of the same size"
+    return ""

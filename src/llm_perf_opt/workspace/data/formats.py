@@ -1,0 +1,133 @@
+"""Which files of a dataset hold its records, in which format, and to which split each belongs."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal, get_args
+
+from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
+from llm_perf_opt.core.user_files import read_bytes
+from llm_perf_opt.workspace.data.layout import INDEX_SUFFIX, TOKENS_SUFFIX
+
+Format = Literal["jsonl", "parquet", "txt", "arrow", "tokens"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+SUFFIXES: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".txt": "txt",
+    ".txt.gz": "txt",
+    ".arrow": "arrow",
+    TOKENS_SUFFIX: "tokens",
+}
+READ = ".jsonl, .jsonl.gz, .parquet, .txt, .txt.gz, or a folder saved by Hugging Face datasets (save_to_disk)"
+WHOLE = "all"
+"""The split of a file whose name tells none."""
+_SPLIT = re.compile(r"(?:^|[/._-])(train|validation|valid|val|dev|test)(?=$|[/._-]|\d)", re.IGNORECASE)
+_STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of records."""
+
+    name: str
+    """Relative to the dataset's source or the variant's data, with slashes."""
+    path: Path
+    format: Format
+    split: str
+
+    @property
+    def bytes(self) -> int:
+        """Its size on disk."""
+        return self.path.stat().st_size
+
+    @property
+    def stem(self) -> str:
+        """Its name without the suffix of its format."""
+        suffix = suffix_of(self.name)
+        return self.name[: len(self.name) - len(suffix)]
+
+
+def data_files(files: Mapping[str, Path], where: Path, wanted: str | None = None) -> tuple[DataFile, ...]:
+    """The files of records among `files`. Texts beside another format are documentation; between two others `wanted` decides."""
+    formats = {name: SUFFIXES[suffix] for name in files if (suffix := suffix_of(name)) and not _beside(name)}
+    found = set(formats.values())
+    if "arrow" in found and not any(PurePosixPath(name).name == _STATE for name in files):
+        raise ResourceError(
+            f"{where} has .arrow files, but no {_STATE} that lists them.", "Save it with the datasets library's save_to_disk."
+        )
+    chosen = _chosen(found, where, wanted)
+    names = [name for name, kind in formats.items() if kind == chosen]
+    if chosen == "arrow":
+        names = _listed_by_state(files, names, where)
+    return tuple(DataFile(name, files[name], chosen, _split(name)) for name in names)
+
+
+def only_split(files: Sequence[DataFile], split: str | None) -> tuple[DataFile, ...]:
+    """The files of one split, or all."""
+    if split is None:
+        return tuple(files)
+    kept = tuple(file for file in files if file.split == split)
+    if not kept:
+        known = sorted({file.split for file in files})
+        raise ConfigError(f"There is no split {split!r}.{nearest(split, known)}", f"Known: {', '.join(known)}.")
+    return kept
+
+
+def suffix_of(name: str) -> str:
+    """The longest known suffix, or an empty string."""
+    low = name.lower()
+    return max((suffix for suffix in SUFFIXES if low.endswith(suffix)), key=len, default="")
+
+
+def _beside(name: str) -> bool:
+    """Hidden files and folders, and a token file's index, hold no records."""
+    return name.endswith(INDEX_SUFFIX) or any(part.startswith(".") for part in PurePosixPath(name).parts)
+
+
+def _chosen(found: set[Format], where: Path, wanted: str | None) -> Format:
+    if wanted is not None:
+        for kind in found:
+            if kind == wanted:
+                return kind
+        raise ConfigError(f"{where} has no {wanted} file.", f"It has: {', '.join(sorted(found)) or 'none that is read'}.")
+    rest = found - {"txt"} if found != {"txt"} else found
+    if not rest:
+        raise ResourceError(f"{where} holds no file of records.", f"These are read: {READ}.")
+    if len(rest) > 1:
+        raise ConfigError(f"{where} holds several formats: {', '.join(sorted(rest))}.", "Say which one: --format NAME.")
+    return next(iter(rest))
+
+
+def _split(name: str) -> str:
+    """The last split named in a path: `data/train-00000-of-00002.parquet` is train."""
+    found = _SPLIT.findall(name[: len(name) - len(suffix_of(name))])
+    if not found:
+        return WHOLE
+    word = found[-1].lower()
+    return "validation" if word in ("valid", "val", "dev") else word
+
+
+def _listed_by_state(files: Mapping[str, Path], names: Sequence[str], where: Path) -> list[str]:
+    """The .arrow files in the order each folder's state.json gives; others there are caches."""
+    listed: list[str] = []
+    for state_name in (name for name in files if PurePosixPath(name).name == _STATE):
+        try:
+            state = json.loads(read_bytes(files[state_name]))
+            if state.get("_indices_data_files") or state.get("_indices_files"):
+                raise ResourceError(
+                    f"{where}/{state_name}: the dataset is a selection of rows.", "Save it again after flatten_indices()."
+                )
+            data = [str(entry["filename"]) for entry in state["_data_files"]]
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise ParseError(f"{where}/{state_name} does not list the data files.", "Save the dataset again.") from error
+        folder = PurePosixPath(state_name).parent
+        listed += [(folder / entry).as_posix() for entry in data]
+    for name in listed:
+        if name not in names:
+            raise ResourceError(f"{where}: {name} is listed but not there.", "Save the dataset again.")
+    return listed

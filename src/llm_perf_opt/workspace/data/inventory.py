@@ -1,0 +1,117 @@
+"""What lies in a folder: every file with its size and hash. Links are followed; one that leads nowhere or round is named."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.user_files import check_ordinary, open_ordinary
+from llm_perf_opt.workspace.data.formats import suffix_of
+from llm_perf_opt.workspace.data.layout import dangling
+
+Advance = Callable[[int], None]
+"""Told how many bytes of the input have been dealt with since the last time."""
+
+CHUNK_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file."""
+
+    bytes: int
+    sha256: str
+
+
+def ignore(_: int) -> None:
+    """Nobody wants to know."""
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """Every file under `folder`, or `folder` itself when it is one, by its name; sorted."""
+    if dangling(folder):
+        raise ResourceError(f"{folder} is a link to {folder.readlink()}, which is not there.", "Give a path that is there.")
+    try:
+        check_ordinary(folder)
+        if folder.is_file():
+            named = _named_as_data(folder)
+            return {named.name: named}
+        if not folder.is_dir():
+            raise ResourceError(f"{folder}: no such file or folder.", "Give a path that is there, with files in it.")
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise ResourceError(f"{folder} cannot be looked at: {error.strerror or error}.", "Give a path that is there.") from error
+    return dict(sorted(_walk(folder, folder, (_identity(folder),))))
+
+
+def _named_as_data(file: Path) -> Path:
+    """A file under the first name, on the way its links lead, that tells a format: a cache's own name for a file is a hash."""
+    while file.is_symlink() and not suffix_of(file.name):
+        file = file.parent / file.readlink()
+    return file.parent.resolve() / file.name
+
+
+def inventory(files: Mapping[str, Path], advance: Advance = ignore) -> dict[str, FileEntry]:
+    """Size and hash of every file."""
+    return {name: file_entry(path, advance) for name, path in files.items()}
+
+
+def file_entry(path: Path, advance: Advance = ignore) -> FileEntry:
+    """Size and hash of one file, read in chunks."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with open_ordinary(path) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
+                advance(len(chunk))
+    except OSError as error:
+        raise ResourceError(f"{path} cannot be read: {error.strerror or error}.", "Check its permissions.") from error
+    return FileEntry(size, digest.hexdigest())
+
+
+def content_sha256(entries: Mapping[str, FileEntry]) -> str:
+    """One hash over names, sizes and contents: equal for equal folders."""
+    digest = hashlib.sha256()
+    for name, entry in sorted(entries.items()):
+        digest.update(f"{len(name.encode())}:{name}\0{entry.bytes}\0{entry.sha256}\n".encode())
+    return digest.hexdigest()
+
+
+def total_bytes(paths: Mapping[str, Path]) -> int:
+    """Bytes of all files together."""
+    return sum(path.stat().st_size for path in paths.values())
+
+
+def _walk(top: Path, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Path]]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise ResourceError(f"{folder} cannot be read: {error.strerror or error}.", "Check its permissions.") from error
+    for entry in entries:
+        path = Path(entry.path)
+        if dangling(path):
+            raise ResourceError(f"{path} is a link to {path.readlink()}, which is not there.", "Remove or mend it.")
+        if entry.is_dir():
+            identity = _identity(path)
+            if identity in above:
+                raise ResourceError(f"{path} is a link to a folder it lies in: it has no end.", "Remove it.")
+            yield from _walk(top, path, (*above, identity))
+        else:
+            check_ordinary(path)
+            yield _name(path.relative_to(top)), path
+
+
+def _name(relative: Path) -> str:
+    name = relative.as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ResourceError(f"{name!r}: the file's name is not UTF-8.", "Rename it.") from error
+    return name
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino

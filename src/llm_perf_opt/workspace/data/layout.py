@@ -1,0 +1,220 @@
+"""Where everything in the datasets/ and models/ trees lies, and which names may stand in them.
+
+datasets/<name>/source-data → link        datasets/<name>/<variant>/data/
+datasets/<name>/metadata.yaml             datasets/<name>/<variant>/metadata.yaml
+datasets/<name>/README.md                 models/<name> → link
+conf/dataset/<name>.yaml
+"""
+
+import errno
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.config.schema import FOLDER_NAME
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
+from llm_perf_opt.core.user_files import check_ordinary
+
+DATASETS_ROOT = Path("datasets")
+MODELS_ROOT = Path("models")
+SOURCE = "source-data"
+_METADATA = "metadata.yaml"
+_README = "README.md"
+_IGNORED = ".gitignore"
+_DATA = "data"
+TAKEN = (SOURCE, _METADATA, _README, _DATA)
+TOKENS_SUFFIX = ".bin"
+INDEX_SUFFIX = ".idx"
+SAMPLES = "samples"
+PART_SUFFIX = ".part"
+
+_READ_AS_VALUES = re.compile(r"null|true|false|nan|inf|[0-9][0-9_]*([.][0-9_]*)?(e-?[0-9_]+)?", re.IGNORECASE)
+"""What `dataset=NAME` on the command line would read as a number or a nothing instead of a name."""
+
+
+def checked_name(name: str, what: str) -> str:
+    """`name`, or a ConfigError: it becomes a folder and a word on the command line, so it may be nothing else."""
+    if not FOLDER_NAME.fullmatch(name) or name.endswith(PART_SUFFIX):
+        raise ConfigError(
+            f"{name!r} cannot name a {what}.",
+            "Use at most 100 letters, digits, '.', '_' and '-', beginning with a letter or digit: no paths, no hidden names.",
+        )
+    if _READ_AS_VALUES.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot name a {what}: on the command line it reads as a value, not a name.", "Add a letter, as in v1."
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class VariantFolder:
+    """One variant of a dataset on disk."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """As `dataset.variant=` takes it."""
+        return self.path.name
+
+    @property
+    def data(self) -> Path:
+        """Its files."""
+        return self.path / _DATA
+
+    @property
+    def metadata_file(self) -> Path:
+        """What it was made from, how, and what came out."""
+        return self.path / _METADATA
+
+
+@dataclass(frozen=True)
+class DatasetFolder:
+    """One dataset on disk."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """As `dataset=` takes it."""
+        return self.path.name
+
+    @property
+    def source(self) -> Path:
+        """The link to the data as they were obtained; never written."""
+        return self.path / SOURCE
+
+    @property
+    def metadata_file(self) -> Path:
+        """Where it comes from and what it holds."""
+        return self.path / _METADATA
+
+    @property
+    def readme_file(self) -> Path:
+        """For people."""
+        return self.path / _README
+
+    def variants(self) -> tuple[VariantFolder, ...]:
+        """Every variant, by name."""
+        if not self.path.is_dir():
+            return ()
+        found = (VariantFolder(entry) for entry in sorted(self.path.iterdir()) if entry.name != SOURCE and entry.is_dir())
+        return tuple(variant for variant in found if variant.metadata_file.is_file() and not variant.name.startswith("."))
+
+    def without_metadata(self) -> tuple[VariantFolder, ...]:
+        """Folders that hold a variant's data and do not say what they are."""
+        found = (VariantFolder(entry) for entry in sorted(self.path.iterdir()) if entry.name != SOURCE and entry.is_dir())
+        bare = (variant for variant in found if not variant.name.startswith(".") and not variant.metadata_file.is_file())
+        return tuple(variant for variant in bare if variant.data.is_dir())
+
+    def variant(self, name: str) -> VariantFolder:
+        """A variant that is there, or an error that lists those that are."""
+        known = [variant.name for variant in self.variants()]
+        if name not in known:
+            have = f"It has: {', '.join(known)}." if known else "It has none yet."
+            raise ConfigError(
+                f"{self.name} has no variant {name!r}.{nearest(name, known)}",
+                f"{have} Make one with `llm-perf dataset prepare {self.name} --variant NAME …`.",
+            )
+        return VariantFolder(self.path / name)
+
+    def new_variant(self, name: str) -> VariantFolder:
+        """The place of a variant that is not there yet."""
+        checked_name(name, "variant")
+        if name in TAKEN:
+            raise ConfigError(f"{name!r} cannot name a variant: the dataset's own {name} lies there.", "Choose another name.")
+        folder = VariantFolder(self.path / name)
+        refuse_existing(folder.path, "Nothing is overwritten: choose another name, or remove that folder first.")
+        return folder
+
+    def unfinished(self) -> tuple[Path, ...]:
+        """What a killed `prepare` left behind."""
+        return tuple(sorted(entry for entry in self.path.iterdir() if entry.name.startswith(".") and is_part(entry)))
+
+
+@dataclass(frozen=True)
+class DatasetTree:
+    """The datasets/ folder of a project."""
+
+    root: Path
+
+    @property
+    def ignore_file(self) -> Path:
+        """Keeps data out of version control."""
+        return self.root / _IGNORED
+
+    def datasets(self) -> tuple[DatasetFolder, ...]:
+        """Every dataset, by name."""
+        if not self.root.is_dir():
+            return ()
+        found = (DatasetFolder(entry) for entry in sorted(self.root.iterdir()) if entry.is_dir())
+        return tuple(folder for folder in found if not folder.name.startswith(".") and folder.metadata_file.exists())
+
+    def without_metadata(self) -> tuple[DatasetFolder, ...]:
+        """Folders that hold a dataset's source and do not say what they are."""
+        found = (DatasetFolder(entry) for entry in sorted(self.root.iterdir()) if entry.is_dir()) if self.root.is_dir() else ()
+        bare = (folder for folder in found if not folder.name.startswith(".") and not folder.metadata_file.exists())
+        return tuple(folder for folder in bare if folder.source.exists() or folder.source.is_symlink())
+
+    def dataset(self, name: str) -> DatasetFolder:
+        """A dataset that is there, or an error that lists those that are."""
+        checked_name(name, "dataset")
+        folder = DatasetFolder(self.root / name)
+        check_ordinary(folder.metadata_file)
+        if not folder.metadata_file.is_file():
+            known = [entry.name for entry in self.datasets()]
+            have = f"Known in {self.root}: {', '.join(known)}." if known else f"{self.root} holds none yet."
+            raise ConfigError(
+                f"There is no dataset {name!r}.{nearest(name, known)}",
+                f"{have} Add it with `llm-perf dataset add {name} --source PATH`.",
+            )
+        return folder
+
+    def new_dataset(self, name: str) -> DatasetFolder:
+        """The place of a dataset that is not there yet."""
+        folder = DatasetFolder(self.root / checked_name(name, "dataset"))
+        refuse_existing(folder.path, "Nothing is overwritten: choose another name, or remove that folder first.")
+        return folder
+
+
+def given_root(root: Path, usual: Path, option: str = "--root") -> Path:
+    """A tree to look at. The usual one may not be there yet; another that is not there is a slip of the pen, and says so."""
+    try:
+        there = root.is_dir()
+    except OSError:  # a name that is too long, a folder that may not be looked into
+        there = False
+    if root != usual and not there:
+        raise ConfigError(f"{option} {root}: no such folder.", f"Leave it out for {usual}/ of the current folder.")
+    return root
+
+
+def option_file(conf: Path, name: str) -> Path:
+    """The Hydra option that makes a dataset selectable as `dataset=NAME`."""
+    return conf / "dataset" / f"{name}.yaml"
+
+
+def is_part(path: Path) -> bool:
+    """Whether a folder is one that is still being made."""
+    return path.name.endswith(PART_SUFFIX) and path.is_dir()
+
+
+def refuse_existing(path: Path, remedy: str) -> None:
+    """A ConfigError where something lies already, a dangling link included."""
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"{path} is there already.", remedy)
+
+
+def dangling(path: Path) -> bool:
+    """Whether `path` is a link whose target is not there (or that leads round in a circle)."""
+    try:
+        return path.is_symlink() and not path.exists()
+    except OSError as error:  # a circle, on some Python versions; else a name that is too long, or one that may not be looked at
+        return error.errno == errno.ELOOP
+
+
+def dangling_error(path: Path) -> LlmPerfError:
+    """What a link to nothing means to the user."""
+    return ResourceError(
+        f"{path} is a link to {path.readlink()}, which is not there.",
+        "Mount or restore the target, or remove the link and make it anew.",
+    )

@@ -1,0 +1,101 @@
+"""Lines of files larger than memory: read in chunks, plain or gzipped, numbered, and bounded in length."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.workspace.data.inventory import Advance
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+BLOCK_BYTES = 1024 * 1024
+"""So much of a file becomes lines at a time: what is made of them is held beside it, several times as large."""
+NAMED = 10
+"""So many bad records are named; the rest are counted."""
+FIELD_OPTION = "--text-field NAME"
+"""How the verbs of datasets are told another field …"""
+RUN_FIELD_OPTION = "dataset.text_field=NAME"
+"""… and how a run is."""
+_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass
+class BadRecords:
+    """Records that could not be used: an error, or counted and the first ones named."""
+
+    skip: bool
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+    field_option: str = FIELD_OPTION
+    how_to_skip: str = "--skip-bad leaves such records out and counts them."
+
+    @classmethod
+    def of_a_run(cls) -> "BadRecords":
+        """A run feeds what is there: a record it cannot read ends it, and remedies name what a run takes."""
+        how = "`llm-perf dataset prepare … --skip-bad` makes a variant without such records."
+        return cls(skip=False, field_option=RUN_FIELD_OPTION, how_to_skip=how)
+
+    def note(self, where: str, why: str, remedy: str = "") -> None:
+        """One more; an error unless they are to be skipped."""
+        if not self.skip:
+            raise ParseError(f"{where}: {why}.", f"{remedy} {self.how_to_skip}".strip())
+        self.count += 1
+        if len(self.first) < NAMED:
+            self.first.append(f"{where}: {why}")
+
+
+def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes | None]]]:
+    """Blocks of lines with the number of the first. A line too long to hold is None; an empty one stays empty.
+
+    Lines end with \\n alone: other characters that some call line ends are part of the text. A \\r before it belongs to the end.
+    """
+    try:
+        with open_ordinary(path) as raw:
+            yield from _numbered(_chunks(raw, path, advance))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ParseError(f"{path} is damaged: {error}.", "Obtain it again.") from error
+    except OSError as error:
+        raise ResourceError(f"{path} cannot be read: {error.strerror or error}.", "Check its permissions.") from error
+
+
+def _chunks(raw: io.BufferedReader, path: Path, advance: Advance) -> Iterator[bytes]:
+    file = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+    done = 0
+    while chunk := file.read(BLOCK_BYTES):
+        advance(raw.tell() - done)
+        done = raw.tell()
+        yield chunk
+
+
+def _numbered(chunks: Iterator[bytes]) -> Iterator[tuple[int, list[bytes | None]]]:
+    number, rest, too_long, first = 1, b"", False, True
+    for chunk in chunks:
+        if first:
+            chunk, first = chunk.removeprefix(_MARK), False
+        pieces = chunk.split(b"\n")
+        if len(pieces) == 1:
+            rest, too_long = _held(rest, chunk, too_long)
+            continue
+        head, too_long_head = _held(rest, pieces[0], too_long)
+        lines: list[bytes | None] = [None if too_long_head else _bare(head)]
+        lines += [_bare(piece) for piece in pieces[1:-1]]
+        yield number, lines
+        number += len(lines)
+        rest, too_long = pieces[-1], False
+    if rest or too_long:
+        yield number, [None if too_long else _bare(rest)]
+
+
+def _held(rest: bytes, more: bytes, too_long: bool) -> tuple[bytes, bool]:
+    """The beginning of a line with what follows, forgotten once it is too long."""
+    if too_long or len(rest) + len(more) > MAX_LINE_BYTES:
+        return b"", True
+    return rest + more, False
+
+
+def _bare(line: bytes) -> bytes:
+    return line[:-1] if line.endswith(b"\r") else line

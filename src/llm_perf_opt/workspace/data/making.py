@@ -1,0 +1,76 @@
+"""Making a folder whole or not at all: it is filled beside its place and renamed at the end."""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from llm_perf_opt.core.errors import LlmPerfError, ResourceError
+from llm_perf_opt.workspace.data.layout import PART_SUFFIX, refuse_existing
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def made_whole(final: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `final` when the block ends well and vanishes when it does not.
+
+    A folder that a killed process left is cleared; one that another process is filling is refused.
+    """
+    part = final.with_name(f".{final.name}{PART_SUFFIX}")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        lock = _locked(part, final)
+    except OSError as error:
+        raise write_error(error, part) from error
+    try:
+        yield part
+        _settle(part)
+        refuse_existing(final, "It appeared meanwhile; nothing is overwritten.")
+        (part / _LOCK).unlink()
+        part.rename(final)
+    except BaseException as error:
+        shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise write_error(error, final) from error
+        raise
+    finally:
+        os.close(lock)
+
+
+def write_error(error: OSError, path: Path) -> LlmPerfError:
+    """What a failed read or write below `path` means to the user."""
+    where = error.filename or path
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(
+            f"No space left on the disk while writing {where}.", "Nothing half-made is left. Free some space and run it again."
+        )
+    return ResourceError(f"{where} cannot be used: {error.strerror or error}.", "Check that it exists and its permissions.")
+
+
+def _locked(part: Path, final: Path) -> int:
+    """A fresh `part` folder with a lock in it that ends with this process."""
+    if part.is_symlink():
+        raise ResourceError(f"{part} is a link; it is not followed.", "Remove it.")
+    part.mkdir(exist_ok=True)
+    lock = os.open(part / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise ResourceError(f"{final} is being made by another process.", "Wait for it to end.") from error
+    for left in part.iterdir():  # of a process that was killed
+        if left.name != _LOCK:
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    return lock
+
+
+def _settle(folder: Path) -> None:
+    """Every file safely on the disk before the name appears."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file, suppress(OSError):  # a file system without fsync still has the bytes
+                os.fsync(file.fileno())

@@ -1,0 +1,199 @@
+"""Making a variant of a dataset: the source is read, never written, and the variant appears whole or not at all."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.core.errors import ConfigError, ResourceError, nearest
+from llm_perf_opt.workspace.data.conversion import TARGETS, Conversion, write_converted
+from llm_perf_opt.workspace.data.formats import DataFile, Format, data_files, only_split
+from llm_perf_opt.workspace.data.inventory import Advance, content_sha256, files_below, ignore, inventory, total_bytes
+from llm_perf_opt.workspace.data.layout import SOURCE, DatasetFolder, VariantFolder, dangling, dangling_error
+from llm_perf_opt.workspace.data.lines import BadRecords
+from llm_perf_opt.workspace.data.making import made_whole
+from llm_perf_opt.workspace.data.metadata import (
+    SCHEMA,
+    DatasetMetadata,
+    Size,
+    Skipped,
+    VariantMetadata,
+    now,
+    read_metadata,
+    tool_versions,
+    write_metadata,
+)
+from llm_perf_opt.workspace.data.record_streams import TEXT_FIELD, check_text_field
+from llm_perf_opt.workspace.data.subset import write_subset
+from llm_perf_opt.workspace.data.tokenizing import Tokenizer, load_tokenizer, write_tokenized
+
+Phases = Callable[[str, int], Advance]
+"""Asked at the beginning of each phase with its name and its bytes; what it returns is told how they go by."""
+
+
+def silent(_: str, __: int) -> Advance:
+    """Nobody watches."""
+    return ignore
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is asked for: exactly one of `num_samples`, `tokenizer` and `to`."""
+
+    variant: str
+    parent: str = SOURCE
+    split: str | None = None
+    num_samples: int | None = None
+    seed: int | None = None
+    """Of a subset; none: 0."""
+    tokenizer: str | None = None
+    to: str | None = None
+    text_field: str | None = None
+    join_lines: bool = False
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True)
+class _Parent:
+    """What is read."""
+
+    files: dict[str, Path]
+    records: tuple[DataFile, ...]
+    sha256: str
+    text_field: str
+
+
+def prepare(folder: DatasetFolder, asked: Preparation, phases: Phases = silent) -> VariantMetadata:
+    """Make the variant and return its metadata."""
+    _check_request(asked)
+    tokenizer = load_tokenizer(asked.tokenizer) if asked.tokenizer else None
+    place = folder.new_variant(asked.variant)
+    parent = _verified_parent(folder, asked, phases)
+    bad = BadRecords(asked.skip_bad)
+    with made_whole(place.path) as part:
+        made = VariantFolder(part)
+        made.data.mkdir()
+        advance = phases(_transform(asked), sum(file.bytes for file in parent.records))
+        kind, splits = _write(parent, made.data, asked, tokenizer, bad, advance)
+        if not sum(splits.values()):
+            why = f"; {bad.first[0]}" if bad.first else ""
+            raise ResourceError(
+                f"Nothing is left to make a variant of: {bad.count} records were left out{why}.", "Mend the data."
+            )
+        metadata = _describe(folder.name, made, asked, parent, tokenizer, bad, kind, splits, phases)
+        write_metadata(made.metadata_file, metadata)
+    return metadata
+
+
+def _check_request(asked: Preparation) -> None:
+    given = {"--num-samples": asked.num_samples, "--tokenizer": asked.tokenizer, "--to": asked.to}
+    chosen = [flag for flag, value in given.items() if value is not None]
+    if len(chosen) != 1:
+        said = f"{' and '.join(chosen)} are given" if chosen else "none is given"
+        raise ConfigError(
+            f"A variant is made in one way, and {said}.",
+            "Give one of: --num-samples N (a subset), --tokenizer bytes|DIR (token ids), --to FORMAT (another format).",
+        )
+    if asked.num_samples is not None and asked.num_samples < 1:
+        raise ConfigError(f"--num-samples {asked.num_samples}: there is nothing to take.", "Give 1 or more.")
+    if asked.seed is not None and asked.num_samples is None:
+        raise ConfigError(
+            f"--seed {asked.seed} has no effect without --num-samples: nothing is drawn, every record is taken.", "Leave it out."
+        )
+    if not 0 <= (asked.seed or 0) < 2**63:
+        raise ConfigError(f"--seed {asked.seed} is out of range.", "Give a number from 0 to 2⁶³ - 1.")
+    if asked.to is not None and asked.to not in TARGETS:
+        raise ConfigError(f"--to {asked.to} is not known.{nearest(asked.to, TARGETS)}", f"Known: {', '.join(TARGETS)}.")
+    if asked.join_lines and asked.to != "txt":
+        raise ConfigError("--join-lines has no effect without --to txt.", "Leave it out.")
+
+
+def _verified_parent(folder: DatasetFolder, asked: Preparation, phases: Phases) -> _Parent:
+    """The parent as its metadata describe it: reading changed data and writing the old hash beside the result would be a lie."""
+    metadata: DatasetMetadata | VariantMetadata
+    if asked.parent == SOURCE:
+        where = folder.source
+        if dangling(where):
+            raise dangling_error(where)
+        metadata = read_metadata(folder.metadata_file, DatasetMetadata)
+    else:
+        variant = folder.variant(asked.parent)
+        where, metadata = variant.data, read_metadata(variant.metadata_file, VariantMetadata)
+    files = files_below(where)
+    found = content_sha256(inventory(files, phases(f"verifying {asked.parent}", total_bytes(files))))
+    if found != metadata.content_sha256:
+        raise ResourceError(
+            f"{where} is not what it was when its metadata were written.",
+            f"`llm-perf dataset check {folder.name}` names what changed. Add it anew under another name, or restore the data.",
+        )
+    records = only_split(data_files(files, where, metadata.format), asked.split)
+    if metadata.format == "tokens":
+        raise ConfigError(f"{asked.parent} holds token ids, and these are not transformed further.", "Start from texts.")
+    reads_texts = asked.tokenizer is not None or asked.to == "txt"
+    if asked.text_field is not None and not reads_texts:  # the metadata will name it all the same, so it must be there
+        check_text_field(records, asked.text_field)
+    return _Parent(files, records, found, asked.text_field or metadata.text_field)
+
+
+def _transform(asked: Preparation) -> str:
+    return "subset" if asked.num_samples is not None else "tokenized" if asked.tokenizer else "converted"
+
+
+def _write(
+    parent: _Parent, out: Path, asked: Preparation, tokenizer: Tokenizer | None, bad: BadRecords, advance: Advance
+) -> tuple[Format, dict[str, int]]:
+    if asked.num_samples is not None:
+        return write_subset(parent.records, out, asked.num_samples, asked.seed or 0, bad, advance)
+    if tokenizer is not None:
+        return write_tokenized(parent.records, out, tokenizer, parent.text_field, bad, advance)
+    target = next(kind for kind in TARGETS if kind == asked.to)
+    return write_converted(parent.records, out, Conversion(target, parent.text_field, asked.join_lines), bad, advance)
+
+
+def _arguments(asked: Preparation, parent: _Parent, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """What decides the bytes, and nothing else."""
+    found: dict[str, Any] = {"split": asked.split, "skip_bad": asked.skip_bad}
+    if asked.num_samples is not None:
+        return {"num_samples": asked.num_samples, "seed": asked.seed or 0, **found}
+    if tokenizer is not None:
+        described = {"tokenizer": tokenizer.name, "tokenizer_sha256": tokenizer.sha256, "vocabulary": tokenizer.vocabulary}
+        return {**described, "id_bytes": tokenizer.id_bytes, "text_field": parent.text_field, **found}
+    more = {"text_field": parent.text_field, "join_lines": asked.join_lines} if asked.to == "txt" else {}
+    return {"to": asked.to, **more, **found}
+
+
+def _describe(
+    dataset: str,
+    made: VariantFolder,
+    asked: Preparation,
+    parent: _Parent,
+    tokenizer: Tokenizer | None,
+    bad: BadRecords,
+    kind: Format,
+    splits: dict[str, int],
+    phases: Phases,
+) -> VariantMetadata:
+    for scratch in made.data.glob(".*"):
+        shutil.rmtree(scratch) if scratch.is_dir() else scratch.unlink()
+    files = files_below(made.data)
+    entries = inventory(files, phases("hashing the result", total_bytes(files)))
+    packages = ["tokenizers"] if asked.tokenizer and tokenizer and tokenizer.sha256 else ["duckdb"] if asked.to else []
+    return VariantMetadata(
+        schema=SCHEMA,
+        dataset=dataset,
+        name=asked.variant,
+        parent=asked.parent,
+        parent_sha256=parent.sha256,
+        transform=_transform(asked),
+        arguments=_arguments(asked, parent, tokenizer),
+        format=kind,
+        text_field=TEXT_FIELD if parent.records[0].format == "txt" else parent.text_field,
+        splits=splits,
+        size=Size(len(entries), sum(entry.bytes for entry in entries.values()), sum(splits.values())),
+        skipped=Skipped(bad.count, bad.first),
+        content_sha256=content_sha256(entries),
+        created=now(),
+        tool=tool_versions(*packages),
+        files=entries,
+    )

@@ -1,0 +1,265 @@
+"""Token ids to feed: synthetic ones of exact length, or texts through a tokenizer."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TextIO
+
+from llm_perf_opt.config.schema import DatasetConfig
+from llm_perf_opt.core.errors import ConfigError, ResourceError, words_of
+from llm_perf_opt.core.runtime_records import TextUse
+from llm_perf_opt.core.user_files import check_ordinary
+from llm_perf_opt.workspace.data.formats import DataFile, data_files
+from llm_perf_opt.workspace.data.inventory import files_below, ignore
+from llm_perf_opt.workspace.data.layout import DatasetFolder, DatasetTree, dangling, dangling_error
+from llm_perf_opt.workspace.data.lines import RUN_FIELD_OPTION, BadRecords
+from llm_perf_opt.workspace.data.metadata import DatasetMetadata, VariantMetadata, read_metadata
+from llm_perf_opt.workspace.data.record_streams import check_text_field, texts
+from llm_perf_opt.workspace.data.tokenizing import token_sequences
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What `dataset=NAME dataset.variant=NAME` chose."""
+
+    label: str
+    files: tuple[DataFile, ...]
+    text_field: str
+    tokenizer: str | None
+    """Of a tokenized variant; it has ids in place of texts."""
+    id_bytes: int
+    records: int
+    """As counted when it was added or made."""
+
+    def check_first(self) -> bool:
+        """Whether it holds anything; an error where its first record has no text in the field asked for."""
+        if self.tokenizer:
+            return next(self.sequences(), None) is not None
+        check_text_field(self.files, self.text_field, RUN_FIELD_OPTION)
+        return next(self.texts(), None) is not None
+
+    def texts(self) -> Iterator[str]:
+        """Every text that is not empty, file by file, read as it is asked for."""
+        for file in self.files:
+            for block in texts(file, self.text_field, BadRecords.of_a_run(), ignore):
+                yield from (text for text in block if text.strip())
+
+    def sequences(self) -> Iterator[list[int]]:
+        """Every sequence of ids."""
+        for file in self.files:
+            for ids in token_sequences(file, self.id_bytes):
+                yield ids.tolist()
+
+
+def open_entry(root: str, variant: str | None, text_field: str) -> Entry:
+    """The source or a variant of the dataset in `root`, or an error that says what is there."""
+    path = Path(root)
+    folder = DatasetTree(path.parent).dataset(path.name)
+    if variant is None:
+        return _source(folder, text_field)
+    chosen = folder.variant(variant)
+    metadata = read_metadata(chosen.metadata_file, VariantMetadata)
+    files = data_files(files_below(chosen.data), chosen.data, metadata.format)
+    label, records = f"{folder.name}, variant {variant}", metadata.size.records
+    if metadata.format == "tokens":
+        arguments = metadata.arguments
+        return Entry(label, files, text_field, str(arguments.get("tokenizer")), int(arguments.get("id_bytes", 0)), records)
+    return Entry(label, files, _field_of_variant(folder, metadata, text_field), None, 0, records)
+
+
+def _field_of_variant(folder: DatasetFolder, variant: VariantMetadata, asked: str) -> str:
+    """The dataset's own field is what its option says of itself: a variant made with another has that. Any other was meant."""
+    dataset = read_metadata(folder.metadata_file, DatasetMetadata)
+    return variant.text_field if asked == dataset.text_field else asked
+
+
+def _source(folder: DatasetFolder, text_field: str) -> Entry:
+    if dangling(folder.source):
+        raise dangling_error(folder.source)
+    metadata = read_metadata(folder.metadata_file, DatasetMetadata)
+    files = data_files(files_below(folder.source), folder.source, metadata.format)
+    return Entry(f"{folder.name}, source-data", files, text_field, None, 0, metadata.size.records)
+
+
+Tokenize = Callable[[str], list[int]]
+
+_MAX_RECORD_CHARS = 16 * 1024 * 1024
+_MOST_COUNTED_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The sequences of one batch, and where they came from."""
+
+    ids: tuple[tuple[int, ...], ...]
+    source: str
+    pixels: tuple[int, ...] = ()
+    """Shape of the pixel values that go with them (pictures, channels, height, width); empty without pictures."""
+    pixel_seed: int = 0
+    texts: TextUse | None = None
+    """What of a dataset they are; None for made-up ids."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence."""
+        return tuple(len(sequence) for sequence in self.ids)
+
+    def sha256(self) -> str:
+        """Identifies the input: equal for equal ids."""
+        pictures = [self.pixels, self.pixel_seed] if self.pixels else []
+        return hashlib.sha256(json.dumps([self.ids, *pictures] if pictures else self.ids).encode()).hexdigest()
+
+
+def synthetic_prompts(batch_size: int, length: int, vocabulary: int, seed: int) -> Prompts:
+    """Uniform random ids, the same for the same arguments on every machine."""
+    draw = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    ids = tuple(tuple(draw.randrange(vocabulary) for _ in range(length)) for _ in range(batch_size))
+    return Prompts(ids, f"synthetic ids, seed {seed}")
+
+
+def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabulary: int, tokenize: Tokenize | None) -> Prompts:
+    """The first `batch_size` texts of the dataset, cut to `longest` tokens; fewer texts are repeated in turn."""
+    entry = open_entry(dataset.root, dataset.variant, dataset.text_field) if dataset.root else None
+    sequences: list[tuple[int, ...]] = []
+    lengths: list[int] = []
+    taken = 0
+    for ids in _sequences(dataset, entry, vocabulary, tokenize):
+        taken += 1
+        if ids:
+            sequences.append(tuple(ids[:longest]))
+            lengths.append(len(ids))
+        if len(sequences) == batch_size:
+            break
+    if not sequences:
+        raise _no_text(dataset, entry)
+    found = len(sequences)
+    repeated = [sequences[index % found] for index in range(batch_size)]
+    tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, for want of a tokenizer"
+    if entry and entry.tokenizer:
+        tokenizer = f"ids of the tokenizer {entry.tokenizer}"
+    again = f", {found} texts repeated to fill the batch" if found < batch_size else ""
+    where = f"dataset {dataset.name}" if dataset.path is None else f"file {dataset.path}"
+    if entry:
+        where = f"dataset {entry.label}"
+    there = entry.records if entry else _count(dataset)
+    unused = None if there is None else max(0, there - taken)
+    use = TextUse(found, sum(length > longest for length in lengths), max(lengths), longest, unused)
+    return Prompts(tuple(repeated), f"{where}, {tokenizer}{again}", texts=use)
+
+
+def _count(dataset: DatasetConfig) -> int | None:
+    """Records of a file: its lines that are not blank. None of one too large to be read through for that."""
+    if dataset.path is None:
+        return sum(1 for _ in _texts(dataset))
+    path = Path(dataset.path)
+    try:
+        if path.stat().st_size > _MOST_COUNTED_BYTES:
+            return None
+        with path.open("rb") as lines:
+            return sum(1 for line in lines if line.strip())
+    except OSError:  # gone since it was read
+        return None
+
+
+def check_first_text(dataset: DatasetConfig) -> None:
+    """Refuse a dataset that is not there, or whose first text cannot be read, before a model is loaded for it."""
+    entry = open_entry(dataset.root, dataset.variant, dataset.text_field) if dataset.root else None
+    there = entry.check_first() if entry else next(_texts(dataset), None) is not None
+    if not there:
+        raise _no_text(dataset, entry)
+
+
+def _no_text(dataset: DatasetConfig, entry: Entry | None) -> ResourceError:
+    holder = dataset.path or (entry.label if entry else dataset.name)
+    return ResourceError(f"{holder} holds no text.", "Check dataset.path and dataset.text_field.")
+
+
+def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tokenize: Tokenize | None) -> Iterator[list[int]]:
+    if entry and entry.tokenizer:
+        for ids in entry.sequences():
+            if ids and max(ids) >= vocabulary:
+                raise ConfigError(
+                    f"{entry.label} holds the id {max(ids)}, and the model has {vocabulary}.",
+                    f"It was made with the tokenizer {entry.tokenizer}; prepare a variant with the model's own.",
+                )
+            yield ids
+        return
+    for text in entry.texts() if entry else _texts(dataset):
+        yield tokenize(text) if tokenize else _bytes_as_ids(text, vocabulary)
+
+
+def _bytes_as_ids(text: str, vocabulary: int) -> list[int]:
+    return [byte % vocabulary for byte in text.encode()]
+
+
+def _texts(dataset: DatasetConfig) -> Iterator[str]:
+    if dataset.path is None:
+        packaged = files("llm_perf_opt.workspace.data").joinpath("sample_prompts.jsonl").read_text(encoding="utf-8")
+        yield from _records(packaged.splitlines(), "sample_prompts.jsonl", dataset.text_field)
+        return
+    path = Path(dataset.path)
+    check_ordinary(path)
+    if not _is_file(path):
+        raise ConfigError(f"dataset.path={path}: no such file.", "Give a .jsonl or a .txt file.")
+    try:
+        yield from _file_texts(path, dataset.text_field)
+    except UnicodeDecodeError as error:
+        raise ResourceError(f"{path} is not UTF-8 text: {error.reason}.", "Convert it to UTF-8.") from error
+    except OSError as error:
+        raise ResourceError(f"dataset.path={path} cannot be read: {error.strerror or error}.") from error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that may not be looked into
+        return False
+
+
+def _file_texts(path: Path, field: str) -> Iterator[str]:
+    if path.suffix not in (".jsonl", ".txt"):
+        raise ConfigError(
+            f"dataset.path={path}: '{path.suffix}' is not read.", "Give a .jsonl or a .txt file (one prompt per line)."
+        )
+    with path.open(encoding="utf-8-sig") as lines:
+        if path.suffix == ".txt":
+            yield from (line.strip() for line in _bounded(lines, path) if line.strip())
+        else:
+            yield from _records(_bounded(lines, path), str(path), field)
+
+
+def _bounded(lines: TextIO, path: Path) -> Iterator[str]:
+    while line := lines.readline(_MAX_RECORD_CHARS):
+        if len(line) == _MAX_RECORD_CHARS:
+            raise ResourceError(f"{path}: a line is longer than {_MAX_RECORD_CHARS} characters.", "Split it.")
+        yield line
+
+
+def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:  # not only JSONDecodeError: a number may have too many digits
+            raise ResourceError(
+                f"{where}, line {number}: not JSON ({words_of(error)}).", "Write one JSON object per line."
+            ) from error
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            known = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            raise ConfigError(
+                f"{where}, line {number}: no text in the field {field!r} (it has: {known}).", "Set dataset.text_field."
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ResourceError(
+                f"{where}, line {number}: the text is no Unicode ({error.reason} at character {error.start}).",
+                "Remove the half of a surrogate pair.",
+            ) from error
+        yield text

@@ -1,0 +1,145 @@
+"""Records of any format as blocks that fit in memory, each record checked: objects, texts, or lines as they stand."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from llm_perf_opt.core.errors import ConfigError, ParseError, nearest
+from llm_perf_opt.workspace.data import arrow_files, parquet_files
+from llm_perf_opt.workspace.data.formats import DataFile
+from llm_perf_opt.workspace.data.inventory import Advance
+from llm_perf_opt.workspace.data.lines import FIELD_OPTION, MAX_LINE_BYTES, BadRecords, line_blocks
+
+_DECODER = msgspec.json.Decoder(dict[str, Any])
+
+_HALF = "it holds half of a surrogate pair, a \\uD800 to \\uDFFF by itself, which is no character"
+TEXT_FIELD = "text"
+"""What a line of plain text becomes in a format with fields."""
+
+
+def checked_lines(file: DataFile, bad: BadRecords, advance: Advance) -> Iterator[list[tuple[int, bytes]]]:
+    """Blocks of (line number, line) of a .jsonl or .txt file: each a JSON object, or UTF-8; empty lines are no records."""
+    judge = _object_of if file.format == "jsonl" else _text_of
+    for first, lines in line_blocks(file.path, advance):
+        yield [(number, line) for number, line, _ in _judged(file, first, lines, judge, bad)]
+
+
+def objects(file: DataFile, bad: BadRecords, advance: Advance) -> Iterator[list[dict[str, Any]]]:
+    """Blocks of records as objects; a line of text becomes one with the field `text`."""
+    if file.format == "arrow":
+        yield from arrow_files.objects(file.path, advance)
+    elif file.format == "parquet":
+        yield from parquet_files.objects(file.path, advance)
+    else:
+        judge = _object_of if file.format == "jsonl" else lambda line: {TEXT_FIELD: _text_of(line)}
+        for first, lines in line_blocks(file.path, advance):
+            yield [record for _, _, record in _judged(file, first, lines, judge, bad)]
+
+
+def texts(file: DataFile, field: str, bad: BadRecords, advance: Advance) -> Iterator[list[str]]:
+    """Blocks of the texts of a file: whole lines of a .txt, else the field `field` of every record."""
+    if file.format == "txt":
+        for first, lines in line_blocks(file.path, advance):
+            yield [text for _, _, text in _judged(file, first, lines, _text_of, bad)]
+    elif file.format == "jsonl":
+        for first, lines in line_blocks(file.path, advance):
+            judged = _judged(file, first, lines, _object_of, bad)
+            yield list(_field(((f"{file.name}, line {number}", record) for number, _, record in judged), field, bad))
+    else:
+        reader = arrow_files if file.format == "arrow" else parquet_files
+        row = 0
+        for values in reader.column(file.path, field, advance):
+            named = ((f"{file.name}, row {row + index}", {field: value}) for index, value in enumerate(values, 1))
+            yield list(_field(named, field, bad))
+            row += len(values)
+
+
+def count_records(file: DataFile, advance: Advance) -> int:
+    """Records of a file as it stands: lines that are not empty, or rows."""
+    if file.format in ("jsonl", "txt"):
+        return sum(
+            sum(1 for line in lines if line is None or (line and not line.isspace()))
+            for _, lines in line_blocks(file.path, advance)
+        )
+    advance(file.bytes)
+    return arrow_files.count_rows(file.path) if file.format == "arrow" else parquet_files.count_rows(file.path)
+
+
+def check_text_field(files: Sequence[DataFile], field: str, option: str = FIELD_OPTION) -> None:
+    """Refuse a text field that the first record does not have; `option` is how the user names another."""
+    bad = BadRecords(skip=True)
+    for file in files:
+        if file.format == "txt":
+            return
+        for block in objects(file, bad, lambda _: None):
+            if block:
+                _check_text(file, block[0], field, option)
+                return
+    if bad.count:
+        raise ParseError(
+            f"None of the {bad.count} records can be read; {bad.first[0]}.", "Write one JSON object per line, in UTF-8."
+        )
+
+
+def _check_text(file: DataFile, record: dict[str, Any], field: str, option: str) -> None:
+    if isinstance(record.get(field), str):
+        return
+    if field in record:
+        what = f"its first record has no text in the field {field!r}, but {_kind(record[field])}"
+    else:
+        what = f"its first record has no text in the field {field!r} (it has: {', '.join(record)[:200]})"
+    hint = nearest(field, [name for name, value in record.items() if isinstance(value, str)])
+    raise ConfigError(f"{file.name}: {what}.{hint}", f"Name the field that holds the text: {option}.")
+
+
+def _kind(value: object) -> str:
+    names = {bool: "a yes or no", int: "a number", float: "a number", list: "a list", dict: "an object", type(None): "null"}
+    return names.get(type(value), f"a value of type {type(value).__name__}")
+
+
+def _judged(
+    file: DataFile, first: int, lines: Sequence[bytes | None], judge: Callable[[bytes], Any], bad: BadRecords
+) -> Iterator[tuple[int, bytes, Any]]:
+    for number, line in enumerate(lines, first):
+        if line is None:
+            bad.note(f"{file.name}, line {number}", f"longer than {MAX_LINE_BYTES // 2**20} MiB", "Split it.")
+        elif line and not line.isspace():
+            try:
+                yield number, line, judge(line)
+            except UnicodeDecodeError as error:
+                bad.note(f"{file.name}, line {number}", f"not UTF-8 ({error.reason})")
+            except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+                why = _HALF if _half_character(line) else str(error)
+                bad.note(f"{file.name}, line {number}", f"not a JSON object ({why})", "Write one object per line.")
+
+
+def _half_character(line: bytes) -> bool:
+    """Whether the line is JSON but for half of a surrogate pair, which the fast reader calls cut short."""
+    try:
+        found = json.loads(line)
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _field(records: Iterator[tuple[str, dict[str, Any]]], field: str, bad: BadRecords) -> Iterator[str]:
+    for where, record in records:
+        text = record.get(field)
+        if isinstance(text, str):
+            yield text
+        else:
+            known = ", ".join(map(str, record))[:200]
+            bad.note(where, f"no text in the field {field!r} (it has: {known})", f"Name the field: {bad.field_option}.")
+
+
+def _object_of(line: bytes) -> dict[str, Any]:
+    return _DECODER.decode(line)
+
+
+def _text_of(line: bytes) -> str:
+    return line.decode()

@@ -1,0 +1,197 @@
+"""The transform `subset`: so many records, drawn by a seed, in the order of the source and as they stand there."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+
+from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.workspace.data import arrow_files, parquet_files
+from llm_perf_opt.workspace.data.formats import WHOLE, DataFile, Format
+from llm_perf_opt.workspace.data.inventory import Advance, ignore
+from llm_perf_opt.workspace.data.layout import SAMPLES
+from llm_perf_opt.workspace.data.lines import BadRecords
+from llm_perf_opt.workspace.data.record_streams import checked_lines
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+_ROOM = 65_536
+
+
+def ranks(seed: int, places: "NDArray[np.int64]") -> "NDArray[np.uint64]":
+    """The rank of each place: the splitmix64 generator, started by the seed and asked for its n-th number."""
+    import numpy as np
+
+    start = _mixed_number((seed + _GOLDEN) & _MASK)
+    mixed = places.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(start)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found: NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    return found
+
+
+def _mixed_number(number: int) -> int:
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    return number ^ (number >> 31)
+
+
+class Reservoir:
+    """The `size` places of lowest rank among those offered, each with a number its owner may keep."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        import numpy as np
+
+        self._size, self._seed = size, seed
+        self._kept: list[tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]] = []
+        self._held = 0
+        self._limit = np.uint64(_MASK)
+        self.offered = 0
+
+    def candidates(self, places: "NDArray[np.int64]") -> "NDArray[np.intp]":
+        """Which of these places (as indices) may still be in the sample; only those need to be handed to `keep`."""
+        import numpy as np
+
+        self.offered += len(places)
+        return np.flatnonzero(ranks(self._seed, places) <= self._limit)
+
+    def keep(self, places: "NDArray[np.int64]", numbers: "NDArray[np.int64]") -> None:
+        """Take candidates in."""
+        self._kept.append((ranks(self._seed, places), places, numbers))
+        self._held += len(places)
+        if self._held >= 2 * self._size + _ROOM:
+            self._shrink()
+
+    def sample(self) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
+        """The chosen places in the stream's order, and their numbers."""
+        import numpy as np
+
+        self._shrink()
+        _, places, numbers = self._kept[0]
+        order = np.argsort(places, kind="stable")
+        return places[order], numbers[order]
+
+    def _shrink(self) -> None:
+        import numpy as np
+
+        empty = (np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
+        found, places, numbers = (np.concatenate(column) for column in zip(empty, *self._kept, strict=True))
+        order = np.lexsort((places, found))[: self._size]  # equal ranks, should they ever meet: the earlier place
+        self._kept = [(found[order], places[order], numbers[order])]
+        self._held = len(order)
+        if self._held == self._size:
+            self._limit = found[order[-1]]
+
+
+def sample_places(count: int, size: int, seed: int) -> "NDArray[np.int64]":
+    """The sample among `count` places that need not be read."""
+    import numpy as np
+
+    reservoir = Reservoir(size, seed)
+    for start in range(0, count, 2**20):
+        places = np.arange(start, min(count, start + 2**20), dtype=np.int64)
+        chosen = places[reservoir.candidates(places)]
+        reservoir.keep(chosen, chosen)
+    return reservoir.sample()[0]
+
+
+_SPILL = ".spill"
+_CONVERT_FIRST = (
+    "Make a variant of JSON lines without such records by `--to jsonl --skip-bad`, and draw from that one by `--from VARIANT`."
+)
+
+
+def write_subset(
+    files: Sequence[DataFile], out: Path, num_samples: int, seed: int, bad: BadRecords, advance: Advance
+) -> tuple[Format, dict[str, int]]:
+    """`num_samples` records of `files` into one file under `out`. Lines are copied as they stand; rows become JSON lines."""
+    if files[0].format in ("jsonl", "txt"):
+        kind = files[0].format
+        _sampled_lines(files, out / f"{SAMPLES}.{kind}", num_samples, seed, bad, advance)
+        return kind, {WHOLE: num_samples}
+    _sampled_rows(files, out / f"{SAMPLES}.jsonl", num_samples, seed, advance)
+    return "jsonl", {WHOLE: num_samples}
+
+
+def _sampled_lines(files: Sequence[DataFile], out: Path, size: int, seed: int, bad: BadRecords, advance: Advance) -> None:
+    """One pass; lines that may be in the sample wait on disk, so that memory holds their places alone."""
+    import numpy as np
+
+    reservoir, base = Reservoir(size, seed), 0
+    spill_file = out.with_name(_SPILL)
+    with spill_file.open("w+b") as spill:
+        for file in files:
+            for block in checked_lines(file, bad, advance):
+                if not block:
+                    continue
+                places = np.arange(base, base + len(block), dtype=np.int64)  # records, not lines: a blank line is none
+                base += len(block)
+                chosen = reservoir.candidates(places)
+                starts = np.empty(len(chosen), np.int64)
+                for index, candidate in enumerate(chosen.tolist()):
+                    starts[index] = spill.tell()
+                    spill.write(block[candidate][1] + b"\n")
+                reservoir.keep(places[chosen], starts)
+        _check_enough(reservoir.offered, size)
+        with out.open("wb") as kept:
+            for start in reservoir.sample()[1].tolist():
+                spill.seek(start)
+                kept.write(spill.readline())
+    spill_file.unlink()
+
+
+def _sampled_rows(files: Sequence[DataFile], out: Path, size: int, seed: int, advance: Advance) -> None:
+    """The places are drawn from the row counts; only the chosen rows are then written."""
+    reader = arrow_files if files[0].format == "arrow" else parquet_files
+    counts = [reader.count_rows(file.path) for file in files]
+    _check_enough(sum(counts), size)
+    places = sample_places(sum(counts), size, seed)
+    first = 0
+    with out.open("wb") as kept:
+        for file, count in zip(files, counts, strict=True):
+            inside = (places[(places >= first) & (places < first + count)] - first).tolist()
+            if inside and file.format == "parquet":
+                _append_parquet_rows(file, inside, out.with_name(_SPILL), kept)
+            elif inside:
+                _append_arrow_rows(file, inside, kept)
+            first += count
+            advance(file.bytes)
+
+
+def _append_parquet_rows(file: DataFile, rows: list[int], spill: Path, kept: BinaryIO) -> None:
+    """Each line is read again before it is kept: what JSON cannot hold shows there, and the sample is as large as asked for."""
+    parquet_files.write_json(file.path, spill, ignore, rows)
+    made, count = DataFile(f"{file.name} as JSON lines", spill, "jsonl", file.split), 0
+    for block in checked_lines(made, BadRecords(skip=False, how_to_skip=_CONVERT_FIRST), ignore):
+        kept.writelines(line + b"\n" for _, line in block)
+        count += len(block)
+    if count != len(rows):
+        raise ParseError(
+            f"{file.name}: {len(rows)} rows were asked for, and {count} came out.", "Please report this with the file."
+        )
+    spill.unlink()
+
+
+def _append_arrow_rows(file: DataFile, rows: list[int], kept: BinaryIO) -> None:
+    wanted, place = iter([*rows, -1]), 0
+    following = next(wanted)
+    for block in arrow_files.objects(file.path, ignore):
+        while place <= following < place + len(block):
+            kept.write(msgspec.json.encode(block[following - place]) + b"\n")
+            following = next(wanted)
+        place += len(block)
+
+
+def _check_enough(found: int, asked: int) -> None:
+    if not found:
+        raise ResourceError("There is no record to take: every one was left out, or there is none.", "Mend the data.")
+    if found < asked:
+        raise ResourceError(
+            f"{asked} samples are asked for, and there are {found} records.", f"Use --num-samples {found} or less."
+        )

@@ -1,0 +1,177 @@
+"""The transform `tokenized`: token ids one after another in a .bin, and where each text begins in an .idx.
+
+NAME.bin  ids, uint16 where the highest of the vocabulary fits, else uint32, little-endian
+NAME.idx  uint64, little-endian: text n is ids[idx[n]:idx[n + 1]]; one number more than there are texts
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.user_files import check_ordinary
+from llm_perf_opt.workspace.data.formats import DataFile, Format
+from llm_perf_opt.workspace.data.inventory import Advance, file_entry
+from llm_perf_opt.workspace.data.layout import INDEX_SUFFIX, TOKENS_SUFFIX
+from llm_perf_opt.workspace.data.lines import BadRecords
+from llm_perf_opt.workspace.data.record_streams import texts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+BYTES = "bytes"
+"""The tokenizer that needs no files: every byte of the UTF-8 text is an id."""
+_FILE = "tokenizer.json"
+_BATCH_CHARS = 4_000_000
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Turns texts into ids, and says what it is."""
+
+    name: str
+    vocabulary: int
+    """One more than the highest id."""
+    sha256: str | None
+    _encoder: Any
+
+    @property
+    def id_bytes(self) -> int:
+        """Bytes of an id on disk: as few as hold the whole vocabulary."""
+        return 2 if self.vocabulary <= 2**16 else 4
+
+    def encode(self, batch: Sequence[str]) -> tuple["NDArray[np.unsignedinteger[Any]]", "NDArray[np.int64]"]:
+        """The ids of all texts one after another, and how many each has."""
+        import numpy as np
+
+        if self._encoder is None:
+            encoded = [text.encode() for text in batch]
+            lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+            return np.frombuffer(b"".join(encoded), np.uint8), lengths
+        found = [encoding.ids for encoding in self._encoder.encode_batch_fast(list(batch))]
+        lengths = np.fromiter(map(len, found), np.int64, len(found))
+        flat = np.fromiter((token for ids in found for token in ids), np.uint32, int(lengths.sum()))
+        return flat, lengths
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """`bytes`, or a local folder (or file) with a tokenizer.json; texts get the special tokens its own template adds."""
+    if name == BYTES:
+        return Tokenizer(BYTES, 256, None, None)
+    path = Path(name).expanduser()
+    file = path / _FILE if path.is_dir() else path
+    check_ordinary(file)
+    if not file.is_file():
+        raise ResourceError(
+            f"--tokenizer {name}: there is no {_FILE}.",
+            f"Give a model's folder with a {_FILE} (AutoTokenizer's save_pretrained writes one), or `{BYTES}`.",
+        )
+    import tokenizers
+
+    try:
+        encoder = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise ParseError(
+            f"{file} is not a tokenizer: {' '.join(str(error).split())[:200]}", "Save the tokenizer again."
+        ) from error
+    encoder.no_truncation()  # what a model's folder says about batches has no meaning here
+    encoder.no_padding()
+    # Ids may leave gaps: the number of entries says nothing about how far they reach.
+    highest = max(encoder.get_vocab(with_added_tokens=True).values(), default=-1)
+    return Tokenizer(str(path), highest + 1, file_entry(file).sha256, encoder)
+
+
+def write_tokenized(
+    files: Sequence[DataFile], out: Path, tokenizer: Tokenizer, text_field: str, bad: BadRecords, advance: Advance
+) -> tuple[Format, dict[str, int]]:
+    """One .bin and .idx per split."""
+    splits: dict[str, int] = {}
+    for split in dict.fromkeys(file.split for file in files):
+        of_split = [file for file in files if file.split == split]
+        with (out / f"{split}{TOKENS_SUFFIX}").open("wb") as ids, (out / f"{split}{INDEX_SUFFIX}").open("wb") as index:
+            splits[split] = _write_split(of_split, ids, index, tokenizer, text_field, bad, advance)
+    return "tokens", splits
+
+
+def _write_split(
+    files: Sequence[DataFile],
+    ids: BinaryIO,
+    index: BinaryIO,
+    tokenizer: Tokenizer,
+    field: str,
+    bad: BadRecords,
+    advance: Advance,
+) -> int:
+    import numpy as np
+
+    kind = np.dtype(f"<u{tokenizer.id_bytes}")
+    end, count = 0, 0
+    index.write(np.zeros(1, "<u8").tobytes())
+    for file in files:
+        for block in texts(file, field, bad, advance):
+            for batch in _batches(block):
+                flat, lengths = tokenizer.encode(batch)
+                if len(flat) and int(flat.max()) > np.iinfo(kind).max:
+                    raise ParseError(
+                        f"The tokenizer gave the id {flat.max()}, and its vocabulary ends at {tokenizer.vocabulary - 1}.",
+                        "A token that its template adds is not in its vocabulary: put it there, and save the tokenizer again.",
+                    )
+                ids.write(flat.astype(kind).data)
+                index.write((np.cumsum(lengths) + end).astype("<u8").tobytes())
+                end += int(lengths.sum())
+                count += len(batch)
+    return count
+
+
+def _batches(block: Sequence[str]) -> Iterator[list[str]]:
+    """So many texts at a time that their ids fit in memory."""
+    batch: list[str] = []
+    size = 0
+    for text in block:
+        if batch and size + len(text) > _BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    if batch:
+        yield batch
+
+
+def count_sequences(index_file: Path) -> int:
+    """How many texts an .idx says there are."""
+    return len(_starts(index_file)) - 1
+
+
+def _starts(index_file: Path) -> "NDArray[np.uint64]":
+    """Where each text begins, and where the last ends; a ParseError where the numbers cannot be that."""
+    import numpy as np
+
+    size = index_file.stat().st_size
+    if not size or size % 8:
+        raise ParseError(f"{index_file} is cut short: {size} bytes are no list of 8-byte numbers.", "Prepare the variant again.")
+    starts = np.memmap(index_file, "<u8", "r")
+    if int(starts[0]) or bool((starts[1:] < starts[:-1]).any()):
+        raise ParseError(
+            f"{index_file} does not tell where texts begin: it starts at {starts[0]} or goes back.", "Prepare the variant again."
+        )
+    return starts
+
+
+def token_sequences(file: DataFile, id_bytes: int) -> Iterator["NDArray[np.int64]"]:
+    """The texts of a .bin, in order, as ids."""
+    import numpy as np
+
+    index_file = file.path.with_suffix(INDEX_SUFFIX)
+    if not index_file.is_file():
+        raise ResourceError(f"{index_file} is missing.", "Prepare the variant again.")
+    starts = _starts(index_file)
+    if int(starts[-1]) * id_bytes != file.bytes:
+        raise ParseError(f"{file.path} and its {INDEX_SUFFIX} disagree.", "Prepare the variant again.")
+    if not int(starts[-1]):
+        return
+    ids = np.memmap(file.path, f"<u{id_bytes}", "r")
+    for start, end in itertools.pairwise(starts):
+        yield np.asarray(ids[int(start) : int(end)], np.int64)

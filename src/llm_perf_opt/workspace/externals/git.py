@@ -1,0 +1,155 @@
+"""Git, run so that a repository cannot make it do more than fetch and check out.
+
+No hooks, no prompts, no filters that fetch large files, no recursion into submodules, only the transports that are named,
+and a time limit on everything.
+"""
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.processes import Answer, answer
+from llm_perf_opt.core.terminal import one_line
+from llm_perf_opt.workspace.externals.listing import External, Standing
+
+_SHOWN = 3
+"""So many edited files are named; the rest is counted."""
+
+
+def checkout_standing(folder: Path, entry: External, *, only_below: bool = False) -> Standing:
+    """Against the pin. `only_below`: the folder may be a part of a repository, and the rest of it does not matter."""
+    git = Git(folder)
+    try:
+        head = git.text("rev-parse", "--verify", "HEAD")
+        changed = git.text("status", "--porcelain", "-z", "--untracked-files=all", *(["--", "."] if only_below else []))
+    except GitError as error:
+        return Standing("foreign", f"not a git checkout that can be read: {reason(error.said)}")
+    if head != entry.commit:
+        return Standing("other commit", f"at {head}", head)
+    if changed:
+        return Standing("edited", edited([line[3:] for line in changed.split("\0") if line]), head)
+    return Standing("ok", "", head)
+
+
+def edited(paths: list[str]) -> str:
+    """The first edited files by name."""
+    named = ", ".join(one_line(path) for path in paths[:_SHOWN])
+    return named + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+
+
+def is_checkout(folder: Path) -> bool:
+    """Whether a repository of its own begins here; git would otherwise answer for the project around it."""
+    return not folder.is_symlink() and (folder / ".git").exists()
+
+
+def is_empty_or_missing(folder: Path) -> bool:
+    """Whether nothing would be overwritten; git leaves an empty folder where a submodule is to come."""
+    if folder.is_symlink() or not os.path.lexists(folder):
+        return not folder.is_symlink()
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+LOCAL_S = 120.0
+FETCH_S = 1800.0
+"""How long one fetch may take; a connection that stands still for a minute is given up before."""
+_NO_TRANSPORT = "none"
+_SETTINGS = (
+    *("core.hooksPath=/dev/null", "core.fsmonitor=false", "advice.detachedHead=false", "gc.auto=0", "maintenance.auto=false"),
+    *("submodule.recurse=false", "fetch.recurseSubmodules=false", "core.autocrlf=false", "init.defaultBranch=main"),
+    *("filter.lfs.smudge=", "filter.lfs.process=", "filter.lfs.clean=", "filter.lfs.required=false"),
+)
+_OF_A_REPOSITORY = frozenset(
+    {
+        *("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CONFIG", "GIT_OBJECT_DIRECTORY"),
+        *("GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_GRAFT_FILE", "GIT_INDEX_FILE", "GIT_NO_REPLACE_OBJECTS"),
+        *("GIT_REPLACE_REF_BASE", "GIT_PREFIX", "GIT_INTERNAL_SUPER_PREFIX", "GIT_SHALLOW_FILE", "GIT_COMMON_DIR"),
+    }
+)
+"""Most of what `git rev-parse --local-env-vars` lists: a hook of one repository must not bend what is asked of another."""
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+
+
+class GitError(ResourceError):
+    """Git ended with an error; `said` is what it wrote."""
+
+    def __init__(self, fact: str, remedy: str, said: str) -> None:
+        super().__init__(fact, remedy)
+        self.said = said
+
+
+class Git:
+    """Git in one folder. Without `schemes` it cannot reach any other repository."""
+
+    def __init__(self, folder: Path, schemes: str = _NO_TRANSPORT, index: Path | None = None) -> None:
+        self.folder = folder
+        self._schemes = schemes
+        self._index = index
+
+    def with_index(self, index: Path) -> "Git":
+        """The same with another index."""
+        return Git(self.folder, self._schemes, index)
+
+    def text(self, *words: str, timeout_s: float = LOCAL_S, stdin: Path | None = None) -> str:
+        """What it printed, or a GitError with git's own reason."""
+        return os.fsdecode(self.content(*words, timeout_s=timeout_s, stdin=stdin)).rstrip("\n")
+
+    def content(self, *words: str, timeout_s: float = LOCAL_S, stdin: Path | None = None) -> bytes:
+        """The same, as it came."""
+        done = self._run(words, timeout_s, stdin)
+        if done.timed_out:
+            raise GitError(f"git {words[0]} took longer than {timeout_s:.0f} s and was ended.", "Try again.", "timed out")
+        if done.exit_code != 0:
+            raise GitError(f"git {words[0]} failed in {self.folder}: {reason(done.errors)}.", "See what git says.", done.errors)
+        return done.output
+
+    def try_text(self, *words: str) -> str | None:
+        """What it printed, or None when it ended with an error."""
+        done = self._run(words, LOCAL_S, None)
+        return None if done.exit_code != 0 else os.fsdecode(done.output).rstrip("\n")
+
+    def _run(self, words: tuple[str, ...], timeout_s: float, stdin: Path | None) -> Answer:
+        settings = [word for setting in _SETTINGS for word in ("-c", setting)]
+        argv = ["git", "--no-pager", *settings, *words]
+        return answer(argv, folder=self.folder, environment=self._environment(), timeout_s=timeout_s, stdin=stdin)
+
+    def _environment(self) -> dict[str, str]:
+        given = {key: value for key, value in os.environ.items() if key not in _OF_A_REPOSITORY}
+        fixed = {
+            "GIT_ALLOW_PROTOCOL": _narrowed(self._schemes, given.get("GIT_ALLOW_PROTOCOL")),
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_ASKPASS": "true",
+            "SSH_ASKPASS_REQUIRE": "never",
+            "GIT_LFS_SKIP_SMUDGE": "1",
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_HTTP_LOW_SPEED_LIMIT": "1000",
+            "GIT_HTTP_LOW_SPEED_TIME": "60",
+            "GCM_INTERACTIVE": "never",
+            "LC_ALL": "C",
+        }
+        if "ssh" in self._schemes and "GIT_SSH" not in given:
+            fixed["GIT_SSH_COMMAND"] = f"{given.get('GIT_SSH_COMMAND', 'ssh')} -oBatchMode=yes -oConnectTimeout=15"
+        if self._index is not None:
+            fixed["GIT_INDEX_FILE"] = str(self._index)
+        return {**given, **fixed}
+
+
+def reason(errors: str) -> str:
+    """The line in which git says why, without what is secret in an address."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    telling = [line for line in lines if line.lower().startswith(("fatal:", "error:"))] or lines[-1:] or ["it gave no reason"]
+    plain = re.sub(r"^(?:(?:fatal|error|remote error): )+", "", telling[0], flags=re.IGNORECASE)
+    return _CREDENTIALS.sub("://", one_line(plain)).rstrip(".")[:300]
+
+
+def command(folder: str, *words: str) -> str:
+    """A git command for somebody to type."""
+    return shlex.join(["git", "-C", folder, *words])
+
+
+def _narrowed(schemes: str, by_user: str | None) -> str:
+    """What both allow: somebody who set GIT_ALLOW_PROTOCOL meant it."""
+    if by_user is None:
+        return schemes
+    return ":".join(scheme for scheme in schemes.split(":") if scheme in by_user.split(":")) or _NO_TRANSPORT

@@ -1,0 +1,222 @@
+"""The guard before a commit: under third_party/ only what is listed, and only as its pin has it.
+
+It reads the index, since that is what will be committed, and needs no network.
+"""
+
+import os
+import shlex
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.run_folder import write_whole
+from llm_perf_opt.workspace.externals.git import Git
+from llm_perf_opt.workspace.externals.listing import TRACKED_WAYS, External, read_listing
+from llm_perf_opt.workspace.externals.lock import Locked, read_lock
+from llm_perf_opt.workspace.externals.places import IGNORE, LICENSES, LISTING, LOCK, THIRD_PARTY, Places
+from llm_perf_opt.workspace.externals.submodule import GITLINK
+
+CONTROL_FILES = frozenset({LISTING, LOCK, IGNORE, "README.md"})
+"""Files at the top of third_party/ that belong to nobody's code."""
+
+
+def owner(path: str, entries: Iterable[External]) -> External | None:
+    """The entry in whose folder a path below third_party/ lies."""
+    asked = PurePosixPath(path)
+    for entry in entries:
+        into = PurePosixPath(entry.into)
+        if asked == into or into in asked.parents:
+            return entry
+    return None
+
+
+def strays(places: Places, entries: Iterable[External]) -> list[str]:
+    """Paths that belong to no entry: the topmost folder of each, not every file in it."""
+    listed = list(entries)
+    leading = {parent.as_posix() for entry in listed for parent in PurePosixPath(entry.into).parents}
+    names = {entry.name for entry in listed}
+    found: list[str] = []
+    waiting = ["."] if places.third_party.is_dir() else []
+    while waiting:
+        here = waiting.pop()
+        for path in sorted((places.third_party / here).iterdir()):
+            below = path.relative_to(places.third_party).as_posix()
+            if owner(below, listed) or (here == "." and (below in CONTROL_FILES or below.startswith("."))):
+                continue
+            is_folder = path.is_dir() and not path.is_symlink()
+            if is_folder and (below in leading or below == LICENSES):
+                waiting.append(below)
+            elif not (here == LICENSES and path.name in names) and not (is_folder and not any(path.iterdir())):
+                found.append(f"{THIRD_PARTY}/{below}")
+    return sorted(found)
+
+
+_HOOK = """#!/bin/sh
+# Reference code under third_party/ is read-only: see `llm-perf externals --help`.
+exec {python} -m llm_perf_opt externals guard
+"""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A path that may not be committed, and why."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True)
+class _Staged:
+    mode: str
+    blob: str
+
+
+def guard(places: Places, *, everything: bool = False) -> list[Problem]:
+    """What is wrong with what is staged; nothing is looked at when nothing is staged there, unless `everything` is asked for."""
+    if not places.in_git:
+        raise ConfigError(f"{places.root} is not the top of a git repository.", "The guard looks at what is staged in one.")
+    index = os.environ.get("GIT_INDEX_FILE")  # a hook of `git commit -a` or `git commit FILE` is given an index of its own
+    git = places.git.with_index(Path(index).absolute()) if index else places.git
+    if not everything and not _touched(git):
+        return []
+    staged = _staged(git)
+    listing = _listing(git, staged)
+    locked = _locked(git, staged)
+    problems = [problem for path in staged if (problem := _unreviewed(path, staged[path], listing, locked))]
+    for entry in listing.values():
+        problems += _entry_problems(git, entry, staged, locked.get(entry.name))
+    return sorted(problems, key=lambda one: one.path)
+
+
+def install(places: Places, python: str) -> Path:
+    """Make the guard the repository's pre-commit hook; a hook that is there is left alone."""
+    if not places.in_git:
+        raise ConfigError(f"{places.root} is not the top of a git repository.", "Run it in one.")
+    hooks = Path(Git(places.root).text("rev-parse", "--path-format=absolute", "--git-common-dir")) / "hooks"
+    hook = hooks / "pre-commit"
+    configured = places.git.try_text("config", "--local", "--get", "core.hooksPath")
+    if configured:
+        raise ConfigError(f"core.hooksPath is {configured}.", "Call `llm-perf externals guard` from the pre-commit hook there.")
+    if hook.exists() or hook.is_symlink():
+        raise ConfigError(f"{hook} is there already.", "Add `llm-perf externals guard` to it.")
+    write_whole(hook, _HOOK.format(python=shlex.quote(python)).encode())
+    hook.chmod(hook.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    return hook
+
+
+def _touched(git: Git) -> bool:
+    has_commit = git.try_text("rev-parse", "--verify", "--quiet", "HEAD") is not None
+    base = "HEAD" if has_commit else git.text("hash-object", "-t", "tree", os.devnull)
+    return bool(git.text("diff-index", "--cached", "--name-only", "-z", base, "--", THIRD_PARTY, ".gitmodules"))
+
+
+def _staged(git: Git) -> dict[str, _Staged]:
+    """Everything in the index below third_party/, by path below it; of a conflict, the last side."""
+    found = {}
+    for line in git.text("ls-files", "--stage", "-z", "--", THIRD_PARTY).split("\0"):
+        if line:
+            about, _, path = line.partition("\t")
+            mode, blob, _ = about.split()
+            found[path.removeprefix(f"{THIRD_PARTY}/")] = _Staged(mode, blob)
+    return found
+
+
+def _listing(git: Git, staged: dict[str, _Staged]) -> dict[str, External]:
+    if LISTING not in staged:
+        return {}
+    text = git.content("cat-file", "blob", staged[LISTING].blob).decode("utf-8", errors="replace")
+    return read_listing(text, f"{THIRD_PARTY}/{LISTING} (as staged)")
+
+
+def _locked(git: Git, staged: dict[str, _Staged]) -> dict[str, Locked]:
+    if LOCK not in staged:
+        return {}
+    return read_lock(git.content("cat-file", "blob", staged[LOCK].blob), f"{THIRD_PARTY}/{LOCK} (as staged)")
+
+
+def _unreviewed(path: str, staged: _Staged, listing: dict[str, External], locked: dict[str, Locked]) -> Problem | None:
+    shown = f"{THIRD_PARTY}/{path}"
+    if path in CONTROL_FILES:
+        return None if staged.mode.startswith("100") else Problem(shown, "must be a plain file")
+    if path.startswith(f"{LICENSES}/"):
+        _, name, *rest = path.split("/")
+        known = locked[name].licenses.get("/".join(rest)) if name in listing and name in locked else None
+        if known is None:
+            return Problem(shown, f"no licence that `llm-perf externals init` copied, according to {LOCK} as staged")
+        return None if known == staged.blob else Problem(shown, "was edited; licences are copied by `llm-perf externals init`")
+    entry = owner(path, listing.values())
+    if entry is None:
+        return Problem(shown, f"not listed in {THIRD_PARTY}/{LISTING}; list its repository and pin there")
+    if entry.way not in TRACKED_WAYS:
+        return Problem(
+            shown, f"belongs to one machine (way {entry.way}); `git rm --cached` it, and keep it in {THIRD_PARTY}/.gitignore"
+        )
+    return None
+
+
+def _entry_problems(git: Git, entry: External, staged: dict[str, _Staged], locked: Locked | None) -> list[Problem]:
+    """Whether a tracked entry is what its pin holds."""
+    shown = f"{THIRD_PARTY}/{entry.into}"
+    mine = {path: one for path, one in staged.items() if owner(path, [entry])}
+    if entry.way not in TRACKED_WAYS:
+        return []
+    if not mine:
+        gone = locked is not None and entry.way != "hub"  # a snapshot may be kept out of git
+        return [Problem(shown, f"was removed; take {entry.name} out of {LISTING} too and run init")] if gone else []
+    if entry.way == "submodule":
+        return _submodule_problems(git, entry, mine)
+    if locked is None:
+        return [Problem(shown, f"{LOCK} as staged does not have it; run `llm-perf externals init` and stage that file")]
+    if locked.commit != entry.commit:
+        return [Problem(shown, _other_pin(entry, f"made from {locked.commit}"))]
+    if entry.way == "subtree":
+        tree = git.try_text("write-tree", "--missing-ok", f"--prefix={shown}/")
+        return [] if tree == locked.tree else _subtree_edits(git, shown)
+    return _snapshot_problems(entry, mine, locked)
+
+
+def _submodule_problems(git: Git, entry: External, mine: dict[str, _Staged]) -> list[Problem]:
+    shown = f"{THIRD_PARTY}/{entry.into}"
+    link = mine.get(entry.into)
+    if link is None or link.mode != GITLINK:
+        return [Problem(shown, "should be a submodule, and plain files are staged")]
+    if link.blob != entry.commit:
+        return [Problem(shown, _other_pin(entry, f"{link.blob} is staged"))]
+    url = git.try_text("config", "--blob", ":.gitmodules", "--get", f"submodule.{shown}.url")
+    if url != entry.source:
+        return [Problem(".gitmodules", f"has {url or 'no url'} for {entry.name}; {LISTING} has {entry.source}")]
+    return []
+
+
+def _other_pin(entry: External, found: str) -> str:
+    return (
+        f"pinned to {entry.commit} in {LISTING} as staged, but {found}; "
+        f"`git add {THIRD_PARTY}` if the pin was moved, or run `llm-perf externals update {entry.name}`"
+    )
+
+
+def _subtree_edits(git: Git, shown: str) -> list[Problem]:
+    """The files whose change is being committed; the folder itself when the edit was committed earlier."""
+    why = "differs from the pinned commit; reference code is read-only: `git restore --staged --worktree` it"
+    if git.text("diff-files", "--name-only", "-z", "--", f"{THIRD_PARTY}/{LOCK}", f"{THIRD_PARTY}/{LISTING}"):
+        # `update` commits the code and leaves list and lock to be added: to restore the code would undo it.
+        why = (
+            f"differs from the commit pinned in {LOCK} as staged, and {LISTING} or {LOCK} is changed and not staged: "
+            f"`git add {THIRD_PARTY}` if the pin was moved"
+        )
+    if git.try_text("rev-parse", "--verify", "--quiet", "HEAD") is None:
+        return [Problem(shown, why)]
+    names = git.text("diff-index", "--cached", "--name-only", "-z", "HEAD", "--", shown).split("\0")
+    return [Problem(name, why) for name in names if name][:20] or [Problem(shown, why)]
+
+
+def _snapshot_problems(entry: External, mine: dict[str, _Staged], locked: Locked) -> list[Problem]:
+    staged = {path.removeprefix(f"{entry.into}/"): one.blob for path, one in mine.items()}
+    found = []
+    for path in sorted({*staged, *locked.files}):
+        if staged.get(path) != locked.files.get(path):
+            fault = "is missing from" if path not in staged else "is not in" if path not in locked.files else "differs from"
+            found.append(Problem(f"{THIRD_PARTY}/{entry.into}/{path}", f"{fault} the pinned commit; reference code is read-only"))
+    return found

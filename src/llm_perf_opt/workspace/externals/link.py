@@ -1,0 +1,59 @@
+"""A link to a checkout that is already on this machine. What it points to is only looked at."""
+
+import os
+from pathlib import Path
+
+from llm_perf_opt.core.errors import ConfigError, ResourceError
+from llm_perf_opt.workspace.externals.git import checkout_standing, command, is_empty_or_missing
+from llm_perf_opt.workspace.externals.listing import External, Standing
+from llm_perf_opt.workspace.externals.lock import Locked
+from llm_perf_opt.workspace.externals.places import Places
+
+
+def target_of(places: Places, entry: External) -> Path:
+    """What the link must lead to: from the root, from the home folder, or relative to the project."""
+    return places.root / Path(entry.source).expanduser()
+
+
+def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
+    """Where the link leads, and the commit there against the pin."""
+    folder, target = places.folder(entry), target_of(places, entry)
+    if not folder.is_symlink():
+        empty = is_empty_or_missing(folder)
+        return Standing("missing") if empty else Standing("foreign", "a folder or file that is no link")
+    if not folder.exists():
+        return Standing("dangling", f"leads to {folder.readlink()}, which is not there")
+    if not target.exists() or not folder.samefile(target):
+        return Standing("foreign", f"leads to {folder.readlink()}, not to {entry.source}")
+    return checkout_standing(folder, entry, only_below=True)
+
+
+def make(places: Places, entry: External) -> Locked:
+    """Check what is to be pointed to, then make the link."""
+    folder, target = places.make_room(entry), target_of(places, entry)
+    if not target.is_dir():
+        raise ResourceError(f"{entry.name}: {target} is not a folder.", "Put the checkout there, or change path.")
+    if target.resolve().is_relative_to(places.third_party.resolve()) or places.root.resolve().is_relative_to(target.resolve()):
+        raise ConfigError(
+            f"{entry.name}: {target} holds {folder}, or lies beside it.", "Link a checkout outside of third_party/."
+        )
+    found = checkout_standing(target, entry, only_below=True)
+    if found.differs:
+        raise ResourceError(
+            f"{entry.name}: {target} is not at its pin {entry.commit}: {found.state}, {found.detail}.",
+            f"`{command(str(target), 'checkout', entry.commit)}`, or pin what is there with `llm-perf externals update`.",
+        )
+    if places.in_git:
+        places.ignore(entry)
+    with places.staging() as beside:
+        link = beside / "link"
+        leads = target if Path(entry.source).expanduser().is_absolute() else Path(os.path.relpath(target, folder.parent))
+        link.symlink_to(leads, target_is_directory=True)
+        if not folder.is_symlink() and folder.exists():
+            folder.rmdir()  # only ever an empty one: anything else is refused before
+        link.replace(folder)
+    return Locked(entry.commit)
+
+
+move = make
+"""The checkout is somebody's own: it is moved there, and here only verified."""

@@ -1,0 +1,232 @@
+"""externals.yaml: read, and checked key by key."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import PurePosixPath
+from typing import Any, Literal, get_args
+
+from llm_perf_opt.core.errors import ConfigError, nearest
+from llm_perf_opt.workspace.externals.safe_text import (
+    check_address,
+    check_commit,
+    check_inner_path,
+    check_link_target,
+    check_name,
+    check_repository,
+)
+
+Way = Literal["submodule", "subtree", "sparse", "symlink", "hub"]
+WAYS: tuple[Way, ...] = get_args(Way)
+TRACKED_WAYS: frozenset[Way] = frozenset({"submodule", "subtree", "hub"})
+"""What the project's own git records; a sparse clone and a link belong to one machine, and git ignores them."""
+
+State = Literal["ok", "missing", "other commit", "edited", "dangling", "unregistered", "foreign", "unverified", "unlisted"]
+
+
+@dataclass(frozen=True)
+class External:
+    """An entry of externals.yaml, checked."""
+
+    name: str
+    way: Way
+    source: str
+    """A git address, the folder a link points to, or OWNER/NAME on the Hub."""
+    commit: str
+    into: str
+    """Its folder below third_party/, with forward slashes."""
+    paths: tuple[str, ...] = ()
+    """Folders of a sparse checkout."""
+    licenses: tuple[str, ...] = ()
+    """Licence files by name; those that are called so at the top where none is named."""
+    submodules: bool = False
+    """Whether the submodules of a submodule come with it."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How an entry stands: the state, what is wrong in words, and the commit that was found."""
+
+    state: State
+    detail: str = ""
+    commit: str | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is not what externals.yaml says."""
+        return self.state != "ok"
+
+
+LARGEST_LISTING = 1_000_000
+"""Bytes; a list of repositories is never near it."""
+RESERVED = frozenset({"licenses", "externals.yaml", "externals.lock.json"})
+"""Names below third_party/ that no entry may take."""
+_SOURCE_KEYS: dict[Way, str] = {"submodule": "url", "subtree": "url", "sparse": "url", "symlink": "path", "hub": "repo"}
+_CHECKS = {"url": check_address, "path": check_link_target, "repo": check_repository}
+
+
+def template() -> str:
+    """The externals.yaml to begin with."""
+    return resources.files("llm_perf_opt.workspace.externals").joinpath("template.yaml").read_text(encoding="utf-8")
+
+
+def read_listing(text: str, where: str) -> dict[str, External]:
+    """Every entry by name, in the order written; whatever is not understood is an error that names the entry and the key."""
+    content = _parsed(text, where)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{where} is not a mapping.", "Write NAME: and its keys below it; `llm-perf externals init --template` shows how."
+        )
+    found: dict[str, External] = {}
+    for name, body in content.items():
+        check_name(where, name)
+        entry = _read_entry(f"{where}: {name}", name, body)
+        for other in found.values():
+            _no_overlap(where, entry, other)
+        found[name] = entry
+    return found
+
+
+def keys_of(way: Way) -> tuple[str, ...]:
+    """The keys an entry of this way may have."""
+    extra = {"sparse": ("paths",), "submodule": ("submodules",)}.get(way, ())
+    return ("way", _SOURCE_KEYS[way], "commit", "into", "licenses", *extra)
+
+
+def _parsed(text: str, where: str) -> Any:
+    import yaml
+
+    if len(text) > LARGEST_LISTING:
+        raise ConfigError(f"{where} is larger than {LARGEST_LISTING / 1e6:.0f} MB.", "List repositories in it, nothing else.")
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key written twice, of which YAML would keep the last in silence."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key, _ in node.value:
+                if key.value in seen:
+                    raise ConfigError(
+                        f"{where}: {key.value!r:.60} is written twice (line {key.start_mark.line + 1}).", "Keep one."
+                    )
+                if isinstance(key.value, str):
+                    seen.add(key.value)
+            return dict(super().construct_mapping(node, deep))
+
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"{where} is not YAML: {' '.join(str(error).split())[:300]}.", "Mend the file at the line named."
+        ) from error
+
+
+def _read_entry(where: str, name: str, body: Any) -> External:
+    if not isinstance(body, dict):
+        raise ConfigError(f"{where} is not a mapping.", "Give it way, commit, and url, path or repo.")
+    way = _way(where, body)
+    known = keys_of(way)
+    for key in body:
+        if key not in known:
+            raise ConfigError(
+                f"{where}: unknown key {key!r:.60} for way {way}.{nearest(str(key), known)}", f"Known keys: {', '.join(known)}."
+            )
+    source_key = _SOURCE_KEYS[way]
+    source = _CHECKS[source_key](f"{where}: {source_key}", body.get(source_key))
+    into = check_inner_path(f"{where}: into", body.get("into", f"hf/{source}" if way == "hub" else f"github/{name}"))
+    if into.split("/")[0].lower() in RESERVED or into.startswith("."):
+        raise ConfigError(f"{where}: into is {into!r}, a name that is taken.", "Choose another folder, such as github/NAME.")
+    return External(
+        name=name,
+        way=way,
+        source=source,
+        commit=check_commit(f"{where}: commit", body.get("commit")),
+        into=into,
+        paths=_sparse_paths(where, way, body),
+        licenses=_paths(where, "licenses", body),
+        submodules=_switch(where, body),
+    )
+
+
+def _way(where: str, body: Mapping[Any, Any]) -> Way:
+    value = body.get("way")
+    for way in WAYS:
+        if value == way:
+            return way
+    told = "the way is missing." if value is None else f"no way is called {value!r:.60}.{nearest(str(value), WAYS)}"
+    raise ConfigError(f"{where}: {told}", f"Known ways: {', '.join(WAYS)}.")
+
+
+def _paths(where: str, key: str, body: Mapping[Any, Any]) -> tuple[str, ...]:
+    value = body.get(key, [])
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: {key} is not a list.", f"Write {key}: [ONE, TWO].")
+    return tuple(dict.fromkeys(check_inner_path(f"{where}: {key}", one) for one in value))
+
+
+def _sparse_paths(where: str, way: Way, body: Mapping[Any, Any]) -> tuple[str, ...]:
+    found = _paths(where, "paths", body)
+    if way == "sparse" and not found:
+        raise ConfigError(
+            f"{where}: a sparse checkout needs paths.", "Write paths: [src/FOLDER], or use way: submodule for all of it."
+        )
+    return found
+
+
+def _switch(where: str, body: Mapping[Any, Any]) -> bool:
+    value = body.get("submodules", False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{where}: submodules is {value!r:.60}.", "Write true or false.")
+    return value
+
+
+def _no_overlap(where: str, one: External, other: External) -> None:
+    first, second = (PurePosixPath(entry.into.lower()) for entry in (one, other))
+    if one.name.lower() == other.name.lower():
+        raise ConfigError(f"{where}: {one.name} and {other.name} differ only in case.", "Rename one of them.")
+    if first == second or first in second.parents or second in first.parents:
+        raise ConfigError(
+            f"{where}: {one.name} ({one.into}) and {other.name} ({other.into}) lie in each other.", "Change one's into."
+        )
+
+
+_BY_HAND = "Write the entry in plain block style, or change it by hand and run `llm-perf externals update`."
+
+
+def with_commit(text: str, where: str, name: str, commit: str) -> str:
+    """The text with one entry's commit replaced and not a character else."""
+    import yaml
+
+    before = read_listing(text, where)
+    root = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)  # noqa: S101 - read_listing found the entry in it
+    node = _value(_value(root, name), "commit")
+    if node is None:  # it comes through a merge key or an anchor
+        raise ConfigError(f"{where} cannot be changed in place: {name} has no commit of its own.", _BY_HAND)
+    changed = text[: node.start_mark.index] + f'"{commit}"' + text[node.end_mark.index :]
+    return _verified(changed, where, {**before, name: replace(before[name], commit=commit)})
+
+
+def _value(mapping: Any, name: str) -> Any:
+    return next((value for key, value in mapping.value if key.value == name), None)
+
+
+def with_hub_entry(text: str, where: str, entry: External) -> str:
+    """The text with a Hub snapshot added at its end."""
+    before = read_listing(text, where)
+    lead = text if not text or text.endswith("\n") else text + "\n"
+    added = f'{lead}\n{entry.name}:\n  way: hub\n  repo: {entry.source}\n  commit: "{entry.commit}"\n'
+    return _verified(added, where, {**before, entry.name: entry})
+
+
+def _verified(text: str, where: str, expected: dict[str, External]) -> str:
+    """An anchor or a mapping in braces can make a change land elsewhere; then nothing is written."""
+    try:
+        found = read_listing(text, where)
+    except ConfigError as error:
+        raise ConfigError(f"{where} cannot be changed in place: {error.fact}", _BY_HAND) from error
+    if found != expected:
+        raise ConfigError(f"{where} cannot be changed in place without changing another entry.", _BY_HAND)
+    return text

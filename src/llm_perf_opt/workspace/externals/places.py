@@ -1,0 +1,169 @@
+"""Where everything about reference code lies. The only module that knows the names under third_party/."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from llm_perf_opt.core.errors import ConfigError, ResourceError, words_of
+from llm_perf_opt.core.run_folder import write_whole
+from llm_perf_opt.core.user_files import read_bytes, read_text
+from llm_perf_opt.workspace.externals.git import Git
+from llm_perf_opt.workspace.externals.listing import External, read_listing
+from llm_perf_opt.workspace.externals.lock import Locked, read_lock
+
+THIRD_PARTY = "third_party"
+LISTING = "externals.yaml"
+LOCK = "externals.lock.json"
+IGNORE = ".gitignore"
+LICENSES = "licenses"
+_MAKING = ".making-"
+
+
+class Places:
+    """A project with a third_party/ folder."""
+
+    def __init__(self, root: Path, in_git: bool) -> None:
+        self.root = root
+        self.in_git = in_git
+        """Whether the project is a git repository; submodule and subtree need one."""
+
+    @classmethod
+    def find(cls, root: Path | None) -> "Places":
+        """The project at `root`, or else the git repository around the current folder, or else that folder."""
+        start = (root or Path.cwd()).resolve()
+        if not start.is_dir():
+            raise ConfigError(f"{start} is not a folder.", "Give the project's folder with --root.")
+        top = Git(start).try_text("rev-parse", "--show-toplevel")
+        if root is not None:
+            return cls(start, top is not None and Path(top) == start)
+        return cls(Path(top) if top else start, top is not None)
+
+    @property
+    def third_party(self) -> Path:
+        """The folder itself."""
+        return self.root / THIRD_PARTY
+
+    @property
+    def listing_file(self) -> Path:
+        """What there is to be, written by people."""
+        return self.third_party / LISTING
+
+    @property
+    def lock_file(self) -> Path:
+        """What was made, written by `init` and `update`."""
+        return self.third_party / LOCK
+
+    @property
+    def ignore_file(self) -> Path:
+        """What git shall not track."""
+        return self.third_party / IGNORE
+
+    def licenses(self, name: str) -> Path:
+        """Where an entry's licences are copied to."""
+        return self.third_party / LICENSES / name
+
+    def folder(self, entry: External) -> Path:
+        """Where an entry lies."""
+        return self.third_party / entry.into
+
+    def shown(self, entry: External) -> str:
+        """The same, as git and people name it."""
+        return f"{THIRD_PARTY}/{entry.into}"
+
+    @property
+    def git(self) -> Git:
+        """Git in the project itself, without the network."""
+        return Git(self.root)
+
+    def listing_text(self) -> str:
+        """externals.yaml, or an error that says how to begin one."""
+        try:
+            return read_text(self.listing_file)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.listing_file} is not there.", "`llm-perf externals init --template` writes one to fill in."
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.listing_file} cannot be read: {words_of(error)}.", "Mend the file.") from error
+
+    def listing(self) -> dict[str, External]:
+        """The entries of externals.yaml."""
+        return read_listing(self.listing_text(), f"{THIRD_PARTY}/{LISTING}")
+
+    def locked(self) -> dict[str, Locked]:
+        """What was made; nothing where the file is not there yet."""
+        try:
+            content = read_bytes(self.lock_file)
+        except FileNotFoundError:
+            return {}
+        return read_lock(content, f"{THIRD_PARTY}/{LOCK}")
+
+    def ignore(self, entry: External) -> None:
+        """Keep git from tracking what belongs to this machine alone."""
+        text = self.ignore_file.read_text(encoding="utf-8") if self.ignore_file.exists() else ""
+        lines = text.splitlines()
+        missing = [line for line in (f"/{_MAKING}*/", f"/{entry.into}") if line not in lines]
+        if missing:
+            write_whole(self.ignore_file, "\n".join([*lines, *missing, ""]).encode())
+
+    def make_room(self, entry: External) -> Path:
+        """The entry's folder, with its parents made: they must lie below third_party/, whatever links are there."""
+        folder = self.folder(entry)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ResourceError(f"{folder.parent} cannot be made: {error.strerror}.", "Check what lies there.") from error
+        if not folder.parent.resolve().is_relative_to(self.third_party.resolve()):
+            raise ConfigError(f"{folder.parent} leads out of {THIRD_PARTY}/.", "Remove the link on the way.")
+        return folder
+
+    def drop_empty_room(self, entry: External) -> None:
+        """Take away the parents that were made for an entry which then could not be; one that holds something stays."""
+        folder = self.folder(entry).parent
+        with suppress(OSError):  # the first that is not empty, or is a link, ends it
+            while folder != self.third_party:
+                folder.rmdir()
+                folder = folder.parent
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else changes third_party/ meanwhile; what a killed one left half-made is cleared away."""
+        self.third_party.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.third_party, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ResourceError(
+                    f"Another `llm-perf externals` is at work in {self.third_party}.", "Wait until it ends."
+                ) from error
+            for left in self.third_party.glob(f"{_MAKING}*"):
+                shutil.rmtree(left)
+            yield
+        finally:
+            os.close(handle)
+
+    def put(self, new: Path, folder: Path) -> None:
+        """Rename a finished folder into place; what it replaces goes to the staging folder, and back when that fails."""
+        before = new.with_name("before")
+        if folder.exists():
+            folder.rename(before)
+        try:
+            new.rename(folder)
+        except BaseException:
+            if before.exists():
+                before.rename(folder)
+            raise
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A folder on the same disk, gone afterwards: what is whole has been renamed out of it."""
+        made = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.third_party))
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)

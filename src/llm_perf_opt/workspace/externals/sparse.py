@@ -1,0 +1,65 @@
+"""A sparse checkout: some folders of a large repository, in a clone that the project's git ignores."""
+
+from llm_perf_opt.core.errors import ConfigError, ResourceError
+from llm_perf_opt.workspace.externals.fetching import check_out, fetch_commit, new_repository
+from llm_perf_opt.workspace.externals.git import Git, checkout_standing, is_checkout, is_empty_or_missing
+from llm_perf_opt.workspace.externals.listing import External, Standing
+from llm_perf_opt.workspace.externals.lock import Locked
+from llm_perf_opt.workspace.externals.places import Places
+
+
+def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
+    """The clone against the pin, and its folders against those asked for."""
+    folder = places.folder(entry)
+    if is_empty_or_missing(folder):
+        return Standing("missing")
+    if not is_checkout(folder):
+        return Standing("foreign", "a folder or file that is no clone of its own")
+    found = checkout_standing(folder, entry)
+    if found.differs:
+        return found
+    paths = (Git(folder).try_text("sparse-checkout", "list") or "").splitlines()
+    if set(paths) != set(entry.paths):
+        return Standing("edited", f"holds {', '.join(paths) or 'everything'}; asked for: {', '.join(entry.paths)}", found.commit)
+    return found
+
+
+def make(places: Places, entry: External) -> Locked:
+    """Clone beside with the folders asked for, then put it in place of what was there, in one rename each."""
+    folder = places.make_room(entry)
+    with places.staging() as beside:
+        clone = beside / "clone"
+        git = new_repository(entry, clone)
+        git.text("sparse-checkout", "init", "--cone")
+        git.text("sparse-checkout", "set", *entry.paths)
+        fetch_commit(git, entry, without_files=True)
+        for path in entry.paths:
+            _must_be_folder(git, entry, path)
+        check_out(git, entry)
+        if places.in_git:
+            places.ignore(entry)
+        places.put(clone, folder)
+    return Locked(entry.commit)
+
+
+def move(places: Places, entry: External) -> Locked:
+    """A new clone in place of the old one, which stays whole until then; one that holds somebody's work is left alone."""
+    git, locked = Git(places.folder(entry)), places.locked().get(entry.name)
+    own = git.text("for-each-ref", "--format=%(refname)", "refs/heads", "refs/stash").split()
+    head = git.text("rev-parse", "HEAD")
+    if own or head not in (entry.commit, locked.commit if locked else None):
+        what = f"holds {', '.join(own)}" if own else f"is at {head}, which was not put there by `llm-perf externals`"
+        raise ResourceError(
+            f"{entry.name}: the clone in {places.shown(entry)} {what}, and would be replaced.",
+            f"Keep what you need of it elsewhere, then delete {places.shown(entry)} and run `llm-perf externals init`.",
+        )
+    return make(places, entry)
+
+
+def _must_be_folder(git: Git, entry: External, path: str) -> None:
+    kind = git.try_text("cat-file", "-t", f"{entry.commit}:{path}")
+    if kind != "tree":
+        fault = "is not there" if kind is None else "is a file"
+        raise ConfigError(
+            f"{entry.name}: {path} {fault} in commit {entry.commit}.", "paths takes folders; files at the top always come."
+        )

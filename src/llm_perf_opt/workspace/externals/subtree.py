@@ -1,0 +1,87 @@
+"""A subtree: the files of one commit as plain files of the project, staged for somebody to commit."""
+
+from pathlib import Path
+
+from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.workspace.externals.fetching import fetch_commit, new_repository
+from llm_perf_opt.workspace.externals.git import FETCH_S, GitError, edited, is_empty_or_missing, reason
+from llm_perf_opt.workspace.externals.listing import External, Standing
+from llm_perf_opt.workspace.externals.lock import Locked
+from llm_perf_opt.workspace.externals.places import Places
+
+
+def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
+    """The project's index against the tree that the pin is known to have, then the files against the index."""
+    tree = staged_tree(places, entry)
+    if tree is None:
+        empty = is_empty_or_missing(places.folder(entry))
+        return Standing("missing") if empty else Standing("foreign", "files that the project's git does not track")
+    if locked is None or not locked.tree:
+        return Standing("unverified", "externals.lock.json does not say what the commit holds")
+    if locked.commit != entry.commit:
+        return Standing("other commit", f"at {locked.commit}", locked.commit)
+    if tree != locked.tree:
+        return Standing("edited", "what is staged or committed differs from the pinned commit", locked.commit)
+    lines = places.git.text("status", "--porcelain", "-z", "--untracked-files=all", "--", places.shown(entry)).split("\0")
+    changed = [line[3:] for line in lines if line and line[1] != " "]
+    if changed:
+        return Standing("edited", edited(changed), locked.commit)
+    return Standing("ok", "staged, not committed yet" if any(lines) else "", locked.commit)
+
+
+def make(places: Places, entry: External) -> Locked:
+    """Fetch beside, bring the objects over, and put the tree into index and working tree in one step of git's.
+
+    No history comes along and nothing is committed: a shallow fetch into the project would make the project itself shallow.
+    """
+    places.make_room(entry)
+    with places.staging() as beside:
+        tree = _bring_objects(places, entry, beside)
+        if tree != staged_tree(places, entry):
+            _put(places, entry, tree, beside)
+    found = staged_tree(places, entry)
+    if found != tree:
+        raise ResourceError(f"{entry.name}: staged {found}, but the pinned commit holds {tree}.", "See `git status`.")
+    return Locked(entry.commit, tree=tree)
+
+
+move = make
+"""The same: git merges the old tree with the new one, and refuses where somebody's edits are in the way."""
+
+
+def staged_tree(places: Places, entry: External) -> str | None:
+    """The tree of the entry's folder as the project's index has it, or None where it has nothing."""
+    shown = places.shown(entry)
+    if not places.git.text("ls-files", "-z", "--", shown):
+        return None
+    return places.git.try_text("write-tree", "--missing-ok", f"--prefix={shown}/")
+
+
+def _bring_objects(places: Places, entry: External, beside: Path) -> str:
+    git = new_repository(entry, beside / "fetched")
+    fetch_commit(git, entry)
+    tree = git.text("rev-parse", "--verify", f"{entry.commit}^{{tree}}")
+    wanted = beside / "wanted"
+    wanted.write_text(f"{tree}\n")
+    name = git.text("pack-objects", "--quiet", "--revs", str(beside / "pack"), stdin=wanted, timeout_s=FETCH_S).splitlines()[-1]
+    places.git.text("index-pack", "--stdin", stdin=beside / f"pack-{name}.pack", timeout_s=FETCH_S)
+    return tree
+
+
+def _put(places: Places, entry: External, tree: str, beside: Path) -> None:
+    git, shown = places.git, places.shown(entry)
+    try:
+        before = git.text("write-tree")
+        other = git.with_index(beside / "index")
+        other.text("read-tree", before)
+        if other.text("ls-files", "-z", "--", shown):
+            other.text("rm", "--quiet", "-r", "--cached", "--", shown)
+        other.text("read-tree", f"--prefix={shown}/", tree)
+        after = other.text("write-tree")
+        git.text("update-index", "-q", "--really-refresh", "--unmerged")
+        git.text("read-tree", "-m", "-u", before, after)
+    except GitError as error:
+        raise ResourceError(
+            f"{entry.name}: {shown} cannot be staged: {reason(error.said)}.",
+            "Finish a merge that is under way, and move away what lies there untracked or edited.",
+        ) from error

@@ -1,0 +1,290 @@
+"""What `llm-perf externals` does: make what is missing, move to another pin, take snapshots, say how everything stands."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Literal, cast
+
+from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ResourceError, nearest
+from llm_perf_opt.core.run_folder import write_whole
+from llm_perf_opt.workspace.externals import hub, link, sparse, submodule, subtree
+from llm_perf_opt.workspace.externals.git import checkout_standing, command
+from llm_perf_opt.workspace.externals.guard import strays
+from llm_perf_opt.workspace.externals.listing import (
+    External,
+    Standing,
+    State,
+    Way,
+    read_listing,
+    template,
+    with_commit,
+    with_hub_entry,
+)
+from llm_perf_opt.workspace.externals.lock import Locked, copy_licences, licence_warnings, write_lock
+from llm_perf_opt.workspace.externals.places import LISTING, THIRD_PARTY, Places
+from llm_perf_opt.workspace.externals.safe_text import check_commit, check_name, check_repository
+
+_ROOMS: Mapping[Way, ModuleType] = {"submodule": submodule, "subtree": subtree, "sparse": sparse, "symlink": link, "hub": hub}
+Action = Literal["made", "moved", "there", "failed"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of one entry."""
+
+    name: str
+    action: Action
+    path: str
+    commit: str
+    note: str = ""
+    error: LlmPerfError | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one entry stands; of something that is not listed, only the path is known."""
+
+    name: str
+    way: str
+    path: str
+    pinned: str
+    state: State
+    detail: str = ""
+    commit: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def write_template(places: Places) -> Path:
+    """Begin externals.yaml; one that is there is never overwritten."""
+    if places.listing_file.exists():
+        raise ConfigError(f"{places.listing_file} is there already.", "Edit it; without --template, init makes what it lists.")
+    write_whole(places.listing_file, template().encode())
+    return places.listing_file
+
+
+def init(places: Places, names: Sequence[str] = (), tell: Callable[[str], None] = lambda _: None) -> list[Done]:
+    """Make what is listed and missing, at its pin. What is there is verified and never moved."""
+    entries = chosen(places.listing(), names)
+    with places.alone():
+        _prune_lock(places)
+        return [_attempt(places, entry, _init_one, tell) for entry in entries]
+
+
+def update(
+    places: Places, names: Sequence[str] = (), to: str | None = None, tell: Callable[[str], None] = lambda _: None
+) -> list[Done]:
+    """Move entries to the pins that externals.yaml has; with `to`, one entry to that commit, which becomes its pin."""
+    entries = chosen(places.listing(), names)
+    if to is None:
+        with places.alone():
+            return [_attempt(places, entry, _update_one, tell) for entry in entries]
+    if len(names) != 1:
+        raise ConfigError("--to moves one entry.", "Name it: llm-perf externals update NAME --to COMMIT.")
+    entry = replace(entries[0], commit=check_commit("--to", to))
+    where = f"{THIRD_PARTY}/{LISTING}"
+    text = with_commit(places.listing_text(), where, entry.name, entry.commit)  # refused before anything is moved
+    with places.alone():
+        done = _attempt(places, entry, lambda here, one: _update_one(here, one, entries[0]), tell)
+        if done.error is None:
+            write_whole(places.listing_file, text.encode())
+    return [done]
+
+
+def snapshot(
+    places: Places, names: Sequence[str] = (), commit: str | None = None, tell: Callable[[str], None] = lambda _: None
+) -> list[Done]:
+    """Take the Hub snapshots that are listed; with `commit`, OWNER/NAME is added to the list when it was not there."""
+    if commit is None:
+        listed = [entry for entry in chosen(places.listing(), names) if entry.way == "hub" or names]
+        for entry in listed:
+            if entry.way != "hub":
+                raise ConfigError(f"{entry.name} is no Hub snapshot but a {entry.way}.", "`llm-perf externals init` makes it.")
+        with places.alone():
+            return [_attempt(places, entry, _update_one, tell) for entry in listed]
+    if len(names) != 1:
+        raise ConfigError("--commit takes one repository.", "llm-perf externals snapshot OWNER/NAME --commit COMMIT")
+    entry, text = _snapshot_entry(places, names[0], check_commit("--commit", commit))
+    with places.alone():
+        done = _attempt(places, entry, _update_one, tell)
+        if done.error is None:
+            write_whole(places.listing_file, text.encode())
+    return [done]
+
+
+def status(places: Places, names: Sequence[str] = ()) -> list[Row]:
+    """How every entry stands, and what lies under third_party/ that nobody listed."""
+    listing, locked = places.listing(), places.locked()
+    rows = []
+    for entry in chosen(listing, names):
+        found = standing(places, entry, locked.get(entry.name))
+        there = found.state not in ("missing", "dangling", "foreign", "unregistered")
+        warnings = licence_warnings(places, entry, locked.get(entry.name)) if there else ()
+        rows.append(
+            Row(entry.name, entry.way, places.shown(entry), entry.commit, found.state, found.detail, found.commit, warnings)
+        )
+    if not names:
+        detail = f"not in {THIRD_PARTY}/{LISTING}"
+        rows += [Row("", "", path, "", "unlisted", detail) for path in strays(places, listing.values())]
+    return rows
+
+
+def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
+    """How one entry stands."""
+    if entry.way in ("submodule", "subtree") and not places.in_git:
+        raise ConfigError(
+            f"{entry.name}: way {entry.way} needs a git repository, and {places.root} is not the top of one.",
+            "Run `git init` there, or use way: sparse.",
+        )
+    return cast(Standing, _ROOMS[entry.way].standing(places, entry, locked))
+
+
+def chosen(listing: Mapping[str, External], names: Sequence[str]) -> list[External]:
+    """The entries of these names, or all."""
+    for name in names:
+        if name not in listing:
+            raise ConfigError(
+                f"{THIRD_PARTY}/{LISTING} lists no {name!r:.100}.{nearest(name, listing)}",
+                f"Listed: {', '.join(listing) or 'nothing yet'}.",
+            )
+    return [listing[name] for name in dict.fromkeys(names)] if names else list(listing.values())
+
+
+def _attempt(
+    places: Places,
+    entry: External,
+    work: Callable[[Places, External], tuple[Action, str]],
+    tell: Callable[[str], None],
+) -> Done:
+    """One entry's failure does not keep the others from being made."""
+    tell(f"{entry.name}: {entry.way} of {entry.source} at {entry.commit[:12]}")
+    shown = places.shown(entry)
+    try:
+        action, note = work(places, entry)
+    except Interrupted:
+        raise
+    except LlmPerfError as error:
+        return Done(entry.name, "failed", shown, entry.commit, error=error)
+    except OSError as error:
+        told = ResourceError(
+            f"{entry.name}: {error.filename or shown}: {error.strerror or error}.", "Check disk space and permissions."
+        )
+        return Done(entry.name, "failed", shown, entry.commit, error=told)
+    return Done(entry.name, action, shown, entry.commit, note)
+
+
+def _init_one(places: Places, entry: External) -> tuple[Action, str]:
+    found = standing(places, entry, places.locked().get(entry.name))
+    if found.state in ("missing", "unregistered", "unverified"):
+        return _make(places, entry, "make", before=found)
+    if found.state != "ok":
+        raise _in_the_way(places, entry, found)
+    _note_licences(places, entry, places.locked().get(entry.name) or Locked(entry.commit))
+    return "there", found.detail
+
+
+def _update_one(places: Places, entry: External, before: External | None = None) -> tuple[Action, str]:
+    """Move an entry that is there and unedited; make one that is missing."""
+    found = standing(places, before or entry, places.locked().get(entry.name))
+    if found.state in ("missing", "unregistered", "unverified"):
+        return _make(places, entry, "make", before=found)
+    moved = found.state == "ok" and before is not None and before.commit != entry.commit
+    if found.state == "other commit" and _edited_too(places, entry, found):
+        raise _in_the_way(places, entry, Standing("edited", "and at another commit than its pin"))
+    if moved or found.state == "other commit" or (found.state == "edited" and _only_paths_differ(places, entry, found)):
+        return _make(places, entry, "move", before=found)
+    if found.state == "dangling" or (found.state == "foreign" and places.folder(entry).is_symlink() and entry.way == "symlink"):
+        return _make(places, entry, "make", before=found)
+    if found.state != "ok":
+        raise _in_the_way(places, entry, found)
+    _note_licences(places, entry, places.locked().get(entry.name) or Locked(entry.commit))
+    return "there", found.detail
+
+
+def _edited_too(places: Places, entry: External, found: Standing) -> bool:
+    """Whether what is at another commit has been edited as well: moving it would lose that."""
+    there = replace(entry, commit=found.commit or entry.commit)
+    if entry.way == "sparse":  # other folders than those asked for are no edit
+        return checkout_standing(places.folder(entry), there).state == "edited"
+    return standing(places, there, places.locked().get(entry.name)).state == "edited"
+
+
+def _only_paths_differ(places: Places, entry: External, found: Standing) -> bool:
+    """Whether a sparse clone is untouched and only the folders asked for are others now."""
+    if entry.way != "sparse":
+        return False
+    return not checkout_standing(places.folder(entry), replace(entry, commit=found.commit or entry.commit)).differs
+
+
+def _make(places: Places, entry: External, how: Literal["make", "move"], before: Standing) -> tuple[Action, str]:
+    room = _ROOMS[entry.way]
+    try:
+        locked = cast(Locked, room.make(places, entry) if how == "make" else room.move(places, entry))
+    except BaseException:
+        places.drop_empty_room(entry)
+        raise
+    _note_licences(places, entry, locked, anew=True)
+    found = standing(places, entry, places.locked()[entry.name])
+    if found.differs:
+        raise ResourceError(f"{entry.name}: made, but {found.state}: {found.detail}.", "See `llm-perf externals status`.")
+    note = "staged; `git add third_party`, then commit" if entry.way in ("submodule", "subtree") else ""
+    if how == "make":
+        return "made", note
+    return "moved", f"from {before.commit or 'another commit'}" + (f"; {note}" if note else "")
+
+
+def _note_licences(places: Places, entry: External, made: Locked, anew: bool = False) -> None:
+    """Copy licences where they are missing, and lock what was made."""
+    locked = places.locked()
+    if anew or entry.name not in locked or licence_warnings(places, entry, locked[entry.name]):
+        full = replace(made, commit=entry.commit, licenses=copy_licences(places, entry))
+        if locked.get(entry.name) != full:
+            write_lock(places.lock_file, {**locked, entry.name: full})
+
+
+def _prune_lock(places: Places) -> None:
+    """Forget what is no longer listed."""
+    locked, listing = places.locked(), places.listing()
+    kept = {name: one for name, one in locked.items() if name in listing}
+    if kept != locked:
+        write_lock(places.lock_file, kept)
+
+
+def _in_the_way(places: Places, entry: External, found: Standing) -> LlmPerfError:
+    shown = places.shown(entry)
+    what = f"{entry.name}: {shown} is {found.state}" + (f": {found.detail}" if found.detail else "")
+    remedies: dict[State, str] = {
+        "other commit": f"`llm-perf externals update {entry.name}` moves it to its pin {entry.commit}.",
+        "edited": _restore_hint(entry, shown),
+        "dangling": f"Put the folder there, or change path and run `llm-perf externals update {entry.name}`.",
+        "foreign": "Move it away, or give the entry another folder with into.",
+    }
+    if found.state in ("foreign", "edited", "other commit", "dangling"):
+        return ResourceError(f"{what}.", remedies[found.state])
+    return ResourceError(f"{what}.", "See `llm-perf externals status`.")
+
+
+def _restore_hint(entry: External, shown: str) -> str:
+    if entry.way == "subtree":
+        return f"Put it back: `{command('.', 'restore', '--staged', '--worktree', shown)}`; reference code is read-only."
+    if entry.way == "hub":
+        return f"Delete {shown} and run `llm-perf externals snapshot {entry.name}`; reference code is read-only."
+    return f"Take the edits elsewhere: `{command(shown, 'stash', '--include-untracked')}`; reference code is read-only."
+
+
+def _snapshot_entry(places: Places, asked: str, commit: str) -> tuple[External, str]:
+    """The entry meant by a name or OWNER/NAME, at this commit, and externals.yaml with it."""
+    text = places.listing_text() if places.listing_file.exists() else template()
+    where = f"{THIRD_PARTY}/{LISTING}"
+    listing = read_listing(text, where)
+    for entry in listing.values():
+        if entry.way == "hub" and asked in (entry.name, entry.source):
+            return replace(entry, commit=commit), with_commit(text, where, entry.name, commit)
+    source = check_repository("repository", asked)
+    name = check_name("repository", source.split("/")[1])
+    if name in listing:
+        name = check_name("repository", source.replace("/", "-"))
+    if name in listing:
+        raise ConfigError(f"{where} has another entry called {name}.", "Rename it.")
+    entry = External(name, "hub", source, commit, f"hf/{source}")
+    return entry, with_hub_entry(text, where, entry)

@@ -1,0 +1,26 @@
+"""Ceilings as denominators: the median, or the reason there is none."""
+
+from llm_perf_opt.analysis.limits.roofs import bandwidth, launch_interval_ns, peak_flops
+from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.core.records import CeilingRow, Ceilings, Missing
+
+ROWS = (
+    CeilingRow("gemm_bf16", "GEMM bf16", "FLOP/s", summarise([790e12, 796e12, 798e12]), "8192×8192×8192"),
+    CeilingRow("gemm_fp8", "GEMM fp8", "FLOP/s", Missing("compute capability 8.0 has none"), ""),
+    CeilingRow("read", "read bandwidth", "B/s", summarise([4.34e12, 4.348e12, 4.35e12]), "sum"),
+)
+CEILINGS = Ceilings("cuda", "NVIDIA H200", "GPU-1", "580", "2.11", 16, "2026-01-01T00:00:00+00:00", 9.0, 7.0, (), ROWS)
+
+
+def test_a_measured_ceiling_is_its_median() -> None:
+    assert peak_flops(CEILINGS, "bf16") == 796e12
+    assert bandwidth(CEILINGS) == 4.348e12
+
+
+def test_a_missing_ceiling_keeps_its_reason() -> None:
+    assert peak_flops(CEILINGS, "fp8") == Missing("no measured ceiling of fp8 matrix products: compute capability 8.0 has none")
+
+
+def test_what_was_never_measured_is_named() -> None:
+    assert peak_flops(CEILINGS, "int8") == Missing("the ceilings of NVIDIA H200 do not have int8 matrix products")
+    assert launch_interval_ns(CEILINGS) == Missing("the ceilings of NVIDIA H200 do not have the launch interval")

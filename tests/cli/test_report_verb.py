@@ -1,0 +1,301 @@
+"""`llm-perf report`: the page of a run or of a sweep, made anew from its folder."""
+
+import json
+import struct
+import sys
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from builders import clean_timings, default_config, iteration, manifest, model_facts, torch_pass, workload
+from chromium import Chromium, find_chromium
+from llm_perf_opt.analysis.stability import Movement
+from llm_perf_opt.cli.app import app
+from llm_perf_opt.core.errors import CaptureError, ConfigError, ParseError
+from llm_perf_opt.core.records import SCHEMA, CleanTimings, Missing
+from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.core.runtime_records import TextUse, WeightFacts
+from llm_perf_opt.report.page import _environment
+from llm_perf_opt.workflows.analyze_run import analyse
+from llm_perf_opt.workflows.images import CHROMIUM_VARIABLE, draw_images
+from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
+
+
+def a_run(path: Path, name: str = "tiny") -> RunFolder:
+    """A run as its passes leave it, on a device whose limits are in the table."""
+    folder = RunFolder.create(path)
+    folder.write_manifest(manifest())
+    facts = model_facts(name=name, device_name="NVIDIA H200", dtype="bf16", architecture=default_config().model.architecture)
+    write_record(folder.clean_file, clean_timings(model=facts))
+    write_record(folder.torch_file, torch_pass())
+    return folder
+
+
+def a_sweep(path: Path) -> SweepFolder:
+    folder = SweepFolder.create(path)
+    done = a_run(folder.point_folder(0))
+    points = (
+        SweepPoint(("runtime.batch_size=1",), ("runtime.batch_size=1",), done.path.name, "complete"),
+        SweepPoint(("runtime.batch_size=2",), ("runtime.batch_size=2",), "", "failed", "No <memory>."),
+        SweepPoint(("runtime.batch_size=4",), ("runtime.batch_size=4",), "002", "complete"),
+    )
+    folder.write(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
+    return folder
+
+
+def report(*words: str) -> str:
+    done = CliRunner().invoke(app, ["report", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def report_lacking(*words: str) -> str:
+    """The page is made, and the verb ends with that not all is well."""
+    done = CliRunner().invoke(app, ["report", *words])
+    assert isinstance(done.exception, CaptureError), done.output
+    assert done.exception.exit_code == 4
+    assert "2 of 3 points of the sweep are not as they should be: failed (1), damaged (1)." in done.exception.fact
+    return done.stdout
+
+
+def test_every_page_of_a_run_is_made(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "run", "<b>tiny</b>")
+    said = report(str(folder.path))
+    assert f"report: {folder.page_file}" in said
+    assert "images: SVG only, PNG n/a: LLM_PERF_CHROMIUM=none" in said
+    assert "&lt;b&gt;tiny&lt;/b&gt;" in folder.page_file.read_text()
+    assert "![Where the time goes](waterfall.svg)" in folder.report_file.read_text()
+    assert "![Roofline](roofline.svg)" in folder.summary_file.read_text()
+    assert folder.waterfall_file.read_text().startswith("<svg")
+    assert folder.roofline_file.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("text", ["model: 3", "- x", ""])
+def test_settings_that_are_none_are_told(tmp_path: Path, text: str) -> None:
+    folder = a_run(tmp_path / "run")
+    folder.config_file.write_text(text)
+    assert "warning: The settings are not known: config.yaml" in report(str(folder.path))
+    assert "The settings are not known" in folder.report_file.read_text()
+
+
+def test_few_repeats_have_their_range_on_every_page(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "run")
+    kept = json.loads(folder.clean_file.read_text())
+    folder.clean_file.write_text(json.dumps({**kept, "iterations": kept["iterations"][:2]}))
+    assert "range of 2 values" in report(str(folder.path))
+    for page in (folder.report_file, folder.page_file, folder.summary_file):
+        assert "range of 2 values" in page.read_text(), page
+
+
+def test_damaged_times_end_the_verb_after_the_pages_are_made(tmp_path: Path) -> None:
+    """One step of one repeat is gone: no page calls the run complete, or says that nothing was measured."""
+    folder = a_run(tmp_path / "run")
+    kept = json.loads(folder.clean_file.read_text())
+    kept["iterations"][1]["steps_ns"].pop()
+    folder.clean_file.write_text(json.dumps(kept))
+    why = "repeat 2 has 2 decode steps, and the request has 3"
+    done = CliRunner().invoke(app, ["report", str(folder.path)])
+    assert isinstance(done.exception, ParseError), done.output
+    assert done.exception.exit_code == 5
+    assert f"report: {folder.page_file}" in done.stdout
+    for page in (folder.report_file, folder.page_file):
+        text = page.read_text().replace("\\", "")
+        assert why in text.partition("This run is damaged")[2]
+        assert "Every pass is complete" not in text
+        assert "no iteration was measured" not in text
+    stages = folder.report_file.read_text().partition("## Per-stage timings")[2]
+    assert why in stages[: stages.index("\n## ")]
+    said = CliRunner().invoke(app, ["report", str(folder.path), "--json"])
+    assert isinstance(said.exception, ParseError)
+    found = json.loads(said.stdout)
+    assert found["status"] == "damaged"
+    assert why in found["why"]
+
+
+@pytest.mark.parametrize("text", [None, "", "{"])
+def test_times_that_are_gone_or_no_json_are_damage(tmp_path: Path, text: str | None) -> None:
+    folder = a_run(tmp_path / "run")
+    folder.clean_file.unlink() if text is None else folder.clean_file.write_text(text)
+    done = CliRunner().invoke(app, ["report", str(folder.path)])
+    assert isinstance(done.exception, ParseError), done.output
+    assert "This run is damaged" in folder.report_file.read_text()
+
+
+def test_no_image_is_named_that_is_not_there(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_manifest(manifest(status="failed", why="Killed."))
+    said = report(str(folder.path))
+    assert "images" not in said
+    assert not folder.waterfall_file.exists()
+    assert "![" not in folder.report_file.read_text()
+    assert "Killed." in folder.page_file.read_text()
+
+
+def test_without_its_packages_the_markdown_pages_are_still_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    _environment.cache_clear()
+    assert f"report: {folder.report_file}" in report(str(folder.path))
+    assert "No report.html: The package jinja2 is not installed" in folder.report_file.read_text()
+
+
+def test_open_shows_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "run")
+    shown: list[str] = []
+
+    def show(url: str) -> bool:
+        shown.append(url)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", show)
+    report(str(folder.path), "--open")
+    assert shown == [folder.page_file.as_uri()]
+
+
+def test_open_without_a_browser_says_where_the_page_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "run")
+    monkeypatch.setattr(webbrowser, "open", lambda url: False)
+    done = CliRunner().invoke(app, ["report", str(folder.path), "--open"])
+    assert done.exit_code == 0
+    assert str(folder.page_file) in done.stderr
+
+
+def test_a_program_has_no_page_to_open(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_manifest(replace(manifest(), kind="exec"))
+    with pytest.raises(ConfigError, match="Markdown"):
+        CliRunner().invoke(app, ["report", str(folder.path), "--open"], catch_exceptions=False)
+
+
+def test_a_sweep_is_one_page_with_its_failed_points(tmp_path: Path) -> None:
+    folder = a_sweep(tmp_path / "sweep")
+    (folder.path / "000" / "report.md").write_text("made by an older version")
+    said = report_lacking(str(folder.path))
+    assert "1 of 3 points are complete" in said
+    assert "batch_size 2: failed: No <memory>." in said
+    page = folder.page_file.read_text()
+    assert "is failed and not ranked:</strong> No &lt;memory&gt;." in page
+    assert 'href="./000/report.md"' in page, "it leads to what is there"
+    assert "/002/" not in page.replace(str(folder.path), ""), "and to nothing that is not"
+    assert f"is damaged and not ranked:</strong> {folder.path / '002'}: No such file" in page, (
+        "a point whose run was removed says so"
+    )
+    report(str(folder.path / "000"))
+    report_lacking(str(folder.path))
+    assert 'href="./000/report.html"' in folder.page_file.read_text()
+    assert "No \\<memory\\>." in folder.report_file.read_text()
+
+
+def test_a_sweep_as_data(tmp_path: Path) -> None:
+    folder = a_sweep(tmp_path / "sweep")
+    found = json.loads(report_lacking(str(folder.path), "--json"))
+    assert found["page"] == str(folder.page_file)
+    assert [point["status"] for point in found["points"]] == ["complete", "failed", "damaged"]
+
+
+def two_points(path: Path) -> tuple[SweepFolder, RunFolder]:
+    """A sweep that went well, and the run of its second point."""
+    folder = SweepFolder.create(path)
+    runs = [a_run(folder.point_folder(number)) for number in range(2)]
+    swept = [(f"runtime.batch_size={2**number}",) for number in range(2)]
+    points = tuple(SweepPoint(words, words, run.path.name, "complete") for words, run in zip(swept, runs, strict=True))
+    folder.write(Sweep(SCHEMA, "0.1.0", "2026-01-02", ("llm-perf", "run", "-m"), None, points))
+    return folder, runs[1]
+
+
+def test_the_page_of_a_sweep_begins_with_what_ran_on_what(tmp_path: Path) -> None:
+    folder, _ = two_points(tmp_path / "sweep")
+    report(str(folder.path))
+    for text in (folder.page_file.read_text(), folder.report_file.read_text()):
+        first = text[: text.index("points are complete")]
+        for words in ("NVIDIA H200", "tiny", "5 M parameters, bf16", "torch 2.13.0", "new tokens"):
+            assert words in first
+
+
+def test_a_point_that_cannot_be_ends_the_report_of_its_sweep_as_of_itself(tmp_path: Path) -> None:
+    folder, run = two_points(tmp_path / "sweep")
+    timings = read_record(run.clean_file, CleanTimings)
+    fast = tuple(replace(one, steps_ns=(1, 1, 1)) for one in timings.iterations)
+    write_record(run.clean_file, replace(timings, iterations=fast))
+    done = CliRunner().invoke(app, ["report", str(folder.path)])
+    assert isinstance(done.exception, CaptureError)
+    assert "1 of 2 points of the sweep are not as they should be: impossible (1)" in done.exception.fact
+    assert "1 of 2 points are complete" in done.stdout
+    assert "batch_size 2: impossible: " in done.stdout
+    assert "The shortest TPOT is 20.00 ms, at batch_size 1." in folder.report_file.read_text()
+
+
+def test_limits_are_not_of_a_sweep(tmp_path: Path) -> None:
+    folder = a_sweep(tmp_path / "sweep")
+    with pytest.raises(ConfigError, match="of one run's device"):
+        CliRunner().invoke(
+            app,
+            ["report", str(folder.path), "--peak-tflops=1", "--bandwidth-gbs=1"],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
+
+
+def test_images_are_drawn_where_there_is_a_browser(chromium: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = find_chromium()
+    assert program is not None
+    monkeypatch.setenv(CHROMIUM_VARIABLE, program)
+    folder = a_run(tmp_path / "run")
+    report(str(folder.path))
+    for image in (folder.waterfall_file, folder.roofline_file):
+        data = image.with_suffix(".png").read_bytes()
+        width, height = struct.unpack(">II", data[16:24])
+        assert f'width="{width}" height="{height}"' in image.read_text()
+        assert 3_000 < len(data) < 300_000, "an empty image is smaller"
+
+
+def test_a_browser_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = a_run(tmp_path / "run")
+    report(str(folder.path))
+    monkeypatch.setenv(CHROMIUM_VARIABLE, "no-such-browser")
+    assert draw_images(folder) == Missing("LLM_PERF_CHROMIUM=no-such-browser is not a program")
+    monkeypatch.setenv(CHROMIUM_VARIABLE, "true")
+    found = draw_images(folder)
+    assert isinstance(found, Missing)
+    assert "drew nothing of waterfall.svg" in found.why
+    write_whole(folder.waterfall_file, b"<svg/>")
+    assert draw_images(folder) == Missing("waterfall.svg does not say how large it is")
+
+
+def test_what_was_measured_stands_wherever_the_times_do(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "run")
+    timings = clean_timings(
+        model=model_facts(dtype="bf16", weights=WeightFacts("stored", {"fp32": 100})),
+        workload=workload(texts=TextUse(used=2, cut=1, longest=4321, limit=10, unused=77)),
+    )
+    write_record(folder.clean_file, timings)
+    facts = ("synthetic ids, seed 0", "were cast to bf16", "the longest had 4,321", "77 further records")
+    shown = report(str(folder.path))
+    pages = [file.read_text() for file in (folder.report_file, folder.summary_file, folder.page_file)]
+    for text in (shown, *pages):
+        assert all(fact in text for fact in facts)
+    found = json.loads(report("--json", str(folder.path)))["inputs"]
+    assert [note["kind"] for note in found] == ["prompts", "cut_prompts", "unused_records", "cast_weights"]
+    assert "tiny (5 M parameters, bf16)" in shown, "what ran is named before its times"
+
+
+def test_a_run_whose_machine_changed_its_speed_says_so(tmp_path: Path) -> None:
+    """In the terminal, on the pages and as data; a steady run says nothing of it."""
+    folder = a_run(tmp_path / "run")
+    times = [(1.06 if index >= 18 else 1.0) * (1 + index % 3 * 0.001) for index in range(30)]
+    repeats = [iteration(round(100e6 * time), [round(10e6 * time)] * 3) for time in times]
+    write_record(folder.clean_file, clean_timings(repeats, model=read_record(folder.clean_file, CleanTimings).model))
+    said = "End to end: repeats switch level at repeat 19 by +6.0%."
+    assert f"warning: {said}" in report(str(folder.path))
+    for page in (folder.report_file, folder.page_file, folder.summary_file):
+        assert said in page.read_text()
+    told = json.loads(report(str(folder.path), "--json"))
+    assert {key: (one["movement"], one["at"]) for key, one in told["stability"].items()} == dict.fromkeys(
+        ("e2e", "prefill", "decode"), ("level shift", 19)
+    )
+    steady = analyse(a_run(tmp_path / "steady"), traces=False)
+    assert steady.stability["e2e"].movement is Movement.STEADY
+    assert not any("changed its speed" in warning for warning in steady.warnings)

@@ -1,0 +1,148 @@
+"""How a capture ends when a signal or a closed terminal ends it."""
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import manifest
+from llm_perf_opt.cli.advise import advise
+from llm_perf_opt.cli.app import run as verb
+from llm_perf_opt.cli.watching import ended_in_order
+from llm_perf_opt.config.composition import Composed
+from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated
+from llm_perf_opt.core.run_folder import RunFolder
+
+
+def signalled(number: int) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0)  # where Python hears it
+
+
+@pytest.mark.parametrize(("number", "kind", "code"), [(signal.SIGTERM, Terminated, 143), (signal.SIGHUP, HungUp, 129)])
+def test_a_signal_ends_what_is_done_with_its_own_code(number: int, kind: type[Interrupted], code: int) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(kind) as caught, ended_in_order():
+        signalled(number)
+    assert caught.value.exit_code == code
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("second", [signal.SIGHUP, signal.SIGTERM])
+def test_a_second_signal_does_not_break_into_the_clearing_up(second: int) -> None:
+    def work() -> None:
+        try:
+            signalled(signal.SIGHUP)
+        except KeyboardInterrupt:
+            signalled(second)
+            raise Interrupted("Interrupted.", "Cleared up.") from None
+
+    with pytest.raises(HungUp) as caught, ended_in_order():
+        work()
+    assert caught.value.remedy == "Cleared up."
+
+
+def test_below_nohup_a_closed_terminal_ends_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_in_order():
+            signalled(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_printing_to_a_terminal_that_is_gone_breaks_no_clearing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with pytest.raises(OSError, match="Input/output"), ended_in_order():
+        print("while nobody hung up, a lost file is an error")
+
+    def work() -> None:
+        try:
+            signalled(signal.SIGHUP)
+        finally:
+            print("report: …", flush=True)
+            print("error: …", file=sys.stderr, flush=True)
+
+    with pytest.raises(HungUp), ended_in_order():
+        work()
+
+
+def hung_up(composed: Composed, quiet: bool) -> tuple[RunFolder, None, LlmPerfError]:
+    """A capture during which the terminal is closed."""
+    run = RunFolder.create(composed.run_dir)
+    run.write_manifest(manifest(status="partial"))
+    try:
+        signalled(signal.SIGHUP)
+    except KeyboardInterrupt:
+        return run, None, Interrupted("Interrupted.", "What was captured so far is kept.")
+    raise AssertionError("it was not interrupted")
+
+
+def test_a_closed_terminal_ends_a_sweep_at_its_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verb, "_capture", hung_up)
+    with pytest.raises(HungUp) as caught:
+        verb.run(["runtime.batch_size=1,2", f"hydra.run.dir={tmp_path / 'sweep'}"], multirun=True, quiet=True)
+    assert "--resume" in caught.value.remedy
+    points = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["points"]
+    assert [point["status"] for point in points] == ["partial", "pending"]
+    assert capsys.readouterr().err == "", "it was asked to be quiet"
+
+
+def test_a_closed_terminal_ends_the_trying_of_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Analysis:
+        warnings = ()
+
+    class Finding:
+        pass
+
+    def tried(*_: Any, **__: Any) -> Any:
+        signalled(signal.SIGHUP)
+
+    monkeypatch.setattr("llm_perf_opt.workflows.advise.findings_of", lambda path: (RunFolder(path), Analysis(), []))
+    monkeypatch.setattr("llm_perf_opt.workflows.advise.to_try", lambda found, top: [Finding()])
+    monkeypatch.setattr("llm_perf_opt.workflows.advise.verify", tried)
+    with pytest.raises(HungUp):
+        advise(tmp_path, verify=True, top=1, quiet=True)
+
+
+def test_a_real_terminal_that_is_closed_ends_a_program_in_order(tmp_path: Path) -> None:
+    """As when a window is closed: the kernel hangs up, and nothing can be printed any more."""
+    code = "import os, time; open('pid.part', 'w').write(str(os.getpid())); os.rename('pid.part', 'pid'); time.sleep(600)"
+    words = ["exec", "--passes", "program", "--out", "run", "--", sys.executable, "-c", code]
+    starter = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from llm_perf_opt.cli.app import main; main()"
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", starter, *words], cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    try:
+        while not (tmp_path / "pid").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.close(ours)
+        assert process.wait(timeout=60) == 129
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
+    left = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [entry["status"] for entry in left["passes"]] == ["failed"]
+    assert "SIGHUP" in left["why"]
+    assert (tmp_path / "run" / "report.md").exists()

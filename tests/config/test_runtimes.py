@@ -1,0 +1,286 @@
+"""Which runtimes there are, and one that another package brings."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import command
+from docs_commands import commands
+from llm_perf_opt.config.choices import group_options
+from llm_perf_opt.config.composition import compose
+from llm_perf_opt.config.runtimes import known_runtimes, runtime_named
+from llm_perf_opt.config.schema import runtimes
+from llm_perf_opt.core.errors import ConfigError, ResourceError
+
+ROOT = Path(__file__).parents[2]
+
+
+def the_minimal_runner() -> str:
+    """The module that docs/runtimes.md shows."""
+    page = (ROOT / "docs" / "runtimes.md").read_text()
+    return page.split("```python\n# echo_runner.py\n")[1].split("```")[0]
+
+
+def bring(site: Path, name: str, target: str, module: str = "", distribution: str = "echo-runner") -> Path:
+    """A package as pip leaves it: a module and the metadata with its entry point."""
+    site.mkdir(parents=True, exist_ok=True)
+    if module:
+        (site / f"{target.partition(':')[0]}.py").write_text(module)
+    information = site / f"{distribution.replace('-', '_')}-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[{runtimes.GROUP}]\n{name} = {target}\n")
+    return site
+
+
+def llm_perf(*words: str, cwd: Path, site: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command where this site folder is on the path; a new module of a known name is loaded again."""
+    if site is None:
+        return command.llm_perf(*words, cwd=cwd)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        known_runtimes.cache_clear()
+        try:
+            return command.llm_perf(*words, cwd=cwd)
+        finally:
+            known_runtimes.cache_clear()
+            for module in site.glob("*.py"):
+                sys.modules.pop(module.stem, None)
+
+
+def llm_perf_process(*words: str, cwd: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return command.llm_perf_process(*words, cwd=cwd, env={"PYTHONPATH": os.pathsep.join(paths)})
+
+
+@pytest.fixture
+def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A site folder on the path of this process; what is known is looked up anew."""
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(str(site))
+    known_runtimes.cache_clear()
+    yield site
+    known_runtimes.cache_clear()
+
+
+def test_the_package_brings_three() -> None:
+    assert [runtime.name for runtime in known_runtimes() if not runtime.brought_by] == ["pytorch", "vllm", "tensorrtllm"]
+
+
+def test_an_unknown_one_is_answered_with_what_is_there() -> None:
+    with pytest.raises(ConfigError) as caught:
+        runtime_named("vlm")
+    assert "runtime.type=vlm is not known. Did you mean 'vllm'?" in caught.value.fact
+    assert "Known: pytorch, vllm" in caught.value.remedy
+    assert runtimes.GROUP in caught.value.remedy
+
+
+def test_one_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "find_spec", lambda _: None)
+    with pytest.raises(ResourceError) as caught:
+        runtime_named("vllm")
+    assert "needs the package vllm" in caught.value.fact
+    assert "pip install 'llm-perf-opt[vllm]'" in caught.value.remedy
+
+
+def test_an_entry_point_is_an_option_of_the_group(brought: Path) -> None:
+    bring(brought, "echo", "echo_runner:open_echo")
+    assert "echo" in group_options()["runtime"]
+    config = compose(["runtime=echo", "runtime.batch_size=3", "runtime.engine.speed=2"]).config
+    assert (config.runtime.type, config.runtime.batch_size, config.runtime.engine) == ("echo", 3, {"speed": 2})
+    assert runtime_named("echo").brought_by == "echo-runner"
+
+
+def test_a_name_cannot_be_taken_twice(brought: Path) -> None:
+    bring(brought, "vllm", "theirs:open")
+    with pytest.raises(ConfigError, match="'vllm' is brought by echo-runner and by llm-perf-opt itself"):
+        known_runtimes()
+
+
+def test_a_runner_of_ones_own_is_measured(tmp_path: Path) -> None:
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", the_minimal_runner())
+    run = tmp_path / "run"
+    words = [
+        "run",
+        "--json",
+        "-q",
+        "runtime=echo",
+        "runtime.engine.step_ms=2",
+        "runtime.batch_size=2",
+        "runtime.num_new_tokens=6",
+    ]
+    done = llm_perf(*words, "hardware=cpu", "profiling=none", f"hydra.run.dir={run}", cwd=tmp_path, site=site)
+    assert done.returncode == 0, done.stderr
+    timings: dict[str, Any] = json.loads((run / "raw/clean/timings.json").read_text())
+    assert timings["runtime"]["type"] == "echo"
+    assert timings["runtime"]["engine"] == {"step_ms": 2}
+    assert all(len(one["steps_ns"]) == 5 and min(one["steps_ns"]) >= 2_000_000 for one in timings["iterations"])
+    report = (run / "report.md").read_text()
+    assert "run by echo 1.0" in report
+    assert timings["runtime"]["method"] in report
+
+
+def test_the_torch_pass_of_a_runner_without_a_profiler_says_why(tmp_path: Path) -> None:
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", the_minimal_runner())
+    words = ["run", "-q", "runtime=echo", "hardware=cpu", "profiling=minimal", "profiling.clean=false"]
+    done = llm_perf(*words, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path, site=site)
+    assert done.returncode == 3
+    assert "torch.profiler cannot see echo: it computes nothing." in done.stderr
+
+
+def changed_runner(body: str) -> str:
+    """The page's runner with something else made of what it gives back, `made`."""
+    return (
+        the_minimal_runner()
+        + f"""
+from dataclasses import replace
+_plain = EchoRunner.generate
+
+def _changed(self, *given):
+    made = _plain(self, *given)
+    {body}
+
+EchoRunner.generate = _changed
+"""
+    )
+
+
+SHORT = ["runtime.num_new_tokens=7", "runtime.max_repeats=6", "runtime.min_repeats=6", "runtime.max_warmup=4", "hardware=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        pytest.param("import os; os._exit(0)", "timings.json is missing", marks=pytest.mark.slow),
+        (
+            "return replace(made, started_ns=made.started_ns + 0.5, "
+            "arrivals_ns=tuple(tuple(at + 0.5 for at in row) for row in made.arrivals_ns))",
+            "Expected `int`, got `float`",
+        ),
+        ("return replace(made, arrivals_ns=tuple((row[-1],) * len(row) for row in made.arrivals_ns))", "take no time at all"),
+    ],
+    ids=["no result", "times that are no whole numbers", "all tokens at one moment"],
+)
+def test_a_pass_that_leaves_no_sound_result_has_failed(tmp_path: Path, body: str, why: str) -> None:
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", changed_runner(body))
+    run = tmp_path / "run"
+    words = ["run", "-q", "runtime=echo", "profiling=none", *SHORT, f"hydra.run.dir={run}"]
+    start = llm_perf_process if "_exit" in body else llm_perf
+    done = start(*words, cwd=tmp_path, site=site)
+    assert done.returncode == 4, done.stderr
+    assert "left no result that can be used" in done.stderr
+    assert why in done.stderr
+    manifest = json.loads((run / "run.json").read_text())
+    (clean,) = [entry for entry in manifest["passes"] if entry["name"] == "clean"]
+    assert manifest["status"] != "complete"
+    assert clean["status"] == "failed"
+    assert why in clean["why"]
+    assert "damaged" not in (run / "report.md").read_text(), "it failed, and for the reason that run.json gives"
+    (row,) = json.loads(llm_perf("runs", "--json", str(tmp_path), cwd=tmp_path, site=site).stdout)
+    assert row["status"] == manifest["status"]
+
+
+@pytest.mark.parametrize("early_s", [5, 1000])
+def test_an_engine_that_says_it_began_before_it_was_asked_is_refused(tmp_path: Path, early_s: int) -> None:
+    body = f"return replace(made, started_ns=made.started_ns - {early_s} * 10**9)"
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", changed_runner(body))
+    done = llm_perf("run", "-q", "runtime=echo", "profiling=none", *SHORT, cwd=tmp_path, site=site)
+    assert (done.returncode, "ms before it was asked" in done.stderr) == (4, True), done.stderr
+
+
+def test_tokens_handed_over_in_pairs_have_no_steps_of_their_own(tmp_path: Path) -> None:
+    pairs = (
+        "return replace(made, arrivals_ns=tuple((row[0], *(row[i + i % 2] for i in range(1, 7))) for row in made.arrivals_ns))"
+    )
+    pairs = pairs.replace("row[i + i % 2]", "row[i + i % 2 if i + i % 2 < 7 else 6]")
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", changed_runner(pairs))
+    run = tmp_path / "run"
+    words = ["run", "-q", "runtime=echo", "profiling=none", *SHORT, f"hydra.run.dir={run}"]
+    done = llm_perf(*words, cwd=tmp_path, site=site)
+    assert done.returncode == 0, done.stderr
+    report = (run / "report.md").read_text()
+    why = "the engine handed over several tokens of a sequence at once"
+    assert "Single decode steps have no times" in report
+    for label in ("median gap", "p90 gap", "p99 gap"):
+        (line,) = [line for line in report.splitlines() if line.startswith(f"| Inter-token latency, {label} |")]
+        assert why in line
+    for label in ("Time to first token (TTFT)", "Time per output token (TPOT)", "End to end"):
+        assert f"| {label} | n/a" not in report
+    assert "decode |" in report
+    assert "decode_step |" not in report.replace("\\_", "_")
+    done = llm_perf(*words[:-1], f"hydra.run.dir={tmp_path / 'other'}", cwd=tmp_path, site=site)
+    assert done.returncode == 0, done.stderr
+    again = llm_perf("compare", str(run), str(tmp_path / "other"), cwd=tmp_path, site=site)
+    assert why in again.stdout + again.stderr
+    times = [line for line in report.splitlines() if not line.startswith("| Warm-up beyond settled times")]  # which may be none
+    assert not re.search(r"(?<![\d.,])0(\.0+)? (ms|µs|ns|s)\b", "\n".join(times))
+
+
+SHOWN = [words for words in commands("runtimes.md") if "runtime=vllm" not in words]
+"""Commands of the page; those of vLLM are run by the tests of its engine."""
+
+
+@pytest.mark.parametrize("words", SHOWN, ids=" ".join)
+def test_the_pages_commands_run(tmp_path: Path, words: list[str]) -> None:
+    site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", the_minimal_runner())
+    short = ["-q", "runtime.num_new_tokens=3", "runtime.max_repeats=6", "runtime.min_repeats=6", "runtime.max_warmup=4"]
+    start = llm_perf_process if "runtime=tensorrtllm" in words else llm_perf  # its stand-in may be loaded here
+    done = start(*words, *short, "hardware=cpu", "profiling=none", cwd=tmp_path, site=site)
+    if "runtime=tensorrtllm" in words and PathFinder.find_spec("tensorrt_llm") is None:
+        assert (done.returncode, "needs the package tensorrt_llm" in done.stderr) == (3, True)
+    else:
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "module", "code", "said"),
+    [
+        ("gone:open", "", 3, "cannot be loaded from gone:open"),
+        (
+            "half:open",
+            "def open(request): return object()",
+            2,
+            "is no engine runner: it has no generate, profiler, facts, runtime",
+        ),
+        (
+            "steps:open",
+            "class R:\n    decode_step = 1\ndef open(request): return R()",
+            2,
+            "is no steppable runner: it has no begin",
+        ),
+    ],
+)
+def test_a_runner_that_is_none_is_refused(tmp_path: Path, target: str, module: str, code: int, said: str) -> None:
+    site = bring(tmp_path / "site", "echo", target, module)
+    done = llm_perf("run", "-q", "runtime=echo", "hardware=cpu", "profiling=none", cwd=tmp_path, site=site)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["runtime.engine.block_size=16"], "has no effect on runtime=pytorch"),
+        (["runtime=vllm", "runtime.cache=static"], "runtime.cache=static has no effect on runtime.type=vllm"),
+        (["runtime=vllm", "runtime.compile=default"], "runtime.compile=default has no effect"),
+        (["runtime=vllm", "runtime.attn_implementation=sdpa"], "runtime.attn_implementation=sdpa has no effect"),
+        (["runtime=vllm", "model.substages.first=model.layers.0"], "vllm runs it out of reach"),
+        (["runtime=vllm", "model=tiny_vlm"], "vllm runs it out of reach"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(words)
+    assert said in caught.value.fact
+
+
+def test_engine_arguments_keep_their_types() -> None:
+    words = ["runtime=vllm", "runtime.engine.enforce_eager=true", "runtime.engine.block_size=16", "runtime.engine.x={a: [1, 2]}"]
+    assert compose(words).config.runtime.engine == {"enforce_eager": True, "block_size": 16, "x": {"a": [1, 2]}}

@@ -1,0 +1,36 @@
+"""What is recorded of the machine, and what must not be."""
+
+import pytest
+
+from llm_perf_opt.profiling import provenance
+from llm_perf_opt.profiling.provenance import environment
+
+
+def test_secrets_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_API_KEY", "hush")
+    monkeypatch.setenv("VLLM_AUTH_TOKEN", "hush")
+    monkeypatch.setenv("TORCH_LOGS", "dynamo")
+    variables = environment(0)["variables"]
+    assert variables["TORCH_LOGS"] == "dynamo"
+    assert "hush" not in str(variables)
+
+
+def test_facts_are_there_or_say_why() -> None:
+    found = environment(0)
+    assert found["cpu"]["usable"] >= 1
+    assert found["memory"]["total_bytes"] > 0
+    assert found["packages"]["torch"]
+    assert isinstance(found["gpu"], dict) or found["gpu"].startswith("n/a: ")
+
+
+def test_a_commit_is_ours_only_where_the_file_is_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def untracked(argv: list[str], timeout_s: float = 0) -> str | None:
+        asked.append(argv)
+        return None if "ls-files" in argv else "0123"
+
+    monkeypatch.setattr(provenance, "ask", untracked)
+    assert "commit" not in environment(0)["tool"]
+    assert environment(0)["working_folder"]["commit"] == "0123"
+    assert any("ls-files" in argv for argv in asked)

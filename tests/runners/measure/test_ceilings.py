@@ -1,0 +1,327 @@
+"""Ceilings of the CPU, really measured in a fraction of the usual time, and how they are kept."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llm_perf_opt.core.errors import CaptureError
+from llm_perf_opt.core.host import cpu_has_native_bf16
+from llm_perf_opt.core.records import CeilingRow, Ceilings, Distribution, FoundCeilings, Missing
+from llm_perf_opt.core.run_folder import write_record
+from llm_perf_opt.core.stored_ceilings import read_ceilings
+from llm_perf_opt.runners.measure import ceiling_cpu, ceilings
+from llm_perf_opt.runners.measure.ceiling_kernels import Arena, Room, gemm_trial
+from llm_perf_opt.runners.measure.ceiling_timing import Measured, Quantity
+
+CPU = torch.device("cpu")
+TINY_S = 0.2
+KEYS = {
+    "gemm_bf16", "gemm_fp16", "gemm_tf32", "gemm_fp32", "gemm_fp8", "read", "copy", "gemv",
+    "launch_eager", "launch_graph", "dispatch", "sync", "launch_sync", "item",
+}  # fmt: skip
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "llm-perf-opt" / "ceilings"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else runs on this machine is not looked at."""
+    monkeypatch.setattr(ceiling_cpu.Neighbours, "processors", lambda _: 0.0)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch, alone: None) -> list[float]:
+    """Measuring replaced by one row that costs nothing; holds the budget of every measurement."""
+    budgets: list[float] = []
+
+    def quantities(*_: Any) -> tuple[Quantity, ...]:
+        def measure(seconds: float) -> Measured:
+            budgets.append(seconds)
+            return Measured(distribution(len(budgets) * 1e9), "made up")
+
+        return (Quantity("read", "read bandwidth", "B/s", 1.0, measure),)
+
+    monkeypatch.setattr(ceiling_cpu, "cpu_quantities", quantities)
+    return budgets
+
+
+def distribution(median: float) -> Distribution:
+    none = Missing("made up")
+    return Distribution(9, median, none, none, median, median, median, median, none, none)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Ceilings:
+    """One real measurement, shared."""
+    return ceilings.measure(CPU, ceilings.identify(CPU), TINY_S, lambda *_: None)[0]
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def test_every_quantity_has_a_row_and_every_row_a_value_or_a_reason(measured: Ceilings) -> None:
+    assert {row.key for row in measured.rows} == KEYS
+    for row in measured.rows:
+        if isinstance(row.value, Missing):
+            assert row.value.why
+        else:
+            assert 0 < row.value.minimum <= row.value.median <= row.value.maximum
+            assert row.value.n >= 9
+            assert row.how
+
+
+def test_what_a_cpu_has_is_measured_and_what_it_lacks_says_so(measured: Ceilings) -> None:
+    values = {row.key: row.value for row in measured.rows}
+    for key in ("gemm_fp32", "read", "copy", "gemv", "dispatch"):
+        assert isinstance(values[key], Distribution), values[key]
+    assert isinstance(values["gemm_bf16"], Distribution) == cpu_has_native_bf16()
+    assert values["launch_eager"] == values["sync"] == values["item"] == Missing("the run is on the CPU")
+
+
+def test_the_figures_are_of_a_processor(measured: Ceilings) -> None:
+    """Orders of magnitude only: this may run beside anything, on anything."""
+    rows = {row.key: row.value.median for row in measured.rows if isinstance(row.value, Distribution)}
+    assert 1e8 < rows["gemm_fp32"] < 1e15
+    assert 1e8 < rows["read"] < 1e13
+    assert 1e8 < rows["copy"] < 1e13
+    assert 50 < rows["dispatch"] < 1e6
+
+
+def test_it_says_where_and_how_it_was_taken(measured: Ceilings) -> None:
+    assert measured.device_kind == "cpu"
+    assert measured.threads == torch.get_num_threads()
+    assert measured.torch_version == torch.__version__
+    assert measured.budget_s == TINY_S
+    assert "threads" in measured.conditions[0]
+    assert "last-level cache" in measured.conditions[1]
+
+
+def test_a_quantity_that_fails_leaves_the_others(cache: Path, monkeypatch: pytest.MonkeyPatch, counted: list[float]) -> None:
+    def fail(_: float) -> Measured:
+        raise RuntimeError("no such\nkernel")
+
+    planned = ceiling_cpu.cpu_quantities
+
+    def with_failure(*_: Any) -> tuple[Quantity, ...]:
+        return (Quantity("gemm_fp8", "GEMM fp8", "FLOP/s", 1.0, fail), *planned(CPU, Room(0, 0)))
+
+    monkeypatch.setattr(ceiling_cpu, "cpu_quantities", with_failure)
+    found = ceilings.load_or_measure(CPU, False)
+    fp8 = found.ceilings.row("gemm_fp8")
+    assert fp8 is not None
+    assert fp8.value == Missing("RuntimeError: no such kernel")
+    assert isinstance(found.ceilings.rows[1].value, Distribution)
+    assert found.notes == ("Not kept: GEMM fp8 failed, which may work another time.",)
+    assert not cache.exists()
+
+
+def test_nothing_measured_at_all_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Quantity("read", "read bandwidth", "B/s", 0.0, lambda _: Missing("no room"))
+    other = Quantity("copy", "copy bandwidth", "B/s", 1.0, lambda _: Missing("no room"))
+    monkeypatch.setattr(ceiling_cpu, "cpu_quantities", lambda *_: (nothing, other))
+    with pytest.raises(CaptureError, match="no room"):
+        ceilings.load_or_measure(CPU, False)
+
+
+# --- the data they are measured on ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_the_arena_is_filled_with_random_numbers_to_its_end(dtype: torch.dtype) -> None:
+    arena = Arena(Room(40 * 2**20, 2**20), CPU, 4)
+    values = arena.filled(dtype).float()
+    for part in (values[:10_000], values[-10_000:]):
+        assert part.isfinite().all()
+        assert 0.9 < part.std() < 1.1
+        assert part.unique().numel() > 50
+    chunks = arena.chunks(dtype, 512)
+    assert len(chunks) == 4
+    assert len({chunk.data_ptr() for chunk in chunks}) == 4
+    assert sum(chunk.nbytes for chunk in chunks) <= 40 * 2**20
+
+
+def test_a_product_goes_through_the_arena_and_is_right() -> None:
+    arena = Arena(Room(4 * 2**20, 2**20), CPU, 4)
+    trial = gemm_trial(arena, (64, 32, 128), torch.float32)
+    assert trial.work == 2 * 64 * 32 * 128
+    values = arena.filled(torch.float32)
+    size = (64 + 32) * 128
+    for number in (0, 1, 7):
+        left = values[number * size :][: 64 * 128].view(64, 128)
+        right = values[number * size + 64 * 128 :][: 32 * 128].view(32, 128)
+        got = trial.call(number)
+        assert isinstance(got, torch.Tensor)
+        torch.testing.assert_close(got, left @ right.t())
+
+
+def test_bandwidth_is_missing_where_memory_does_not_reach_beyond_the_cache() -> None:
+    shortage = Room(100 * 2**20, 64 * 2**20).shortage
+    assert shortage == Missing("beyond the last cache needs 128 MiB, and 100 MiB of memory can be spared")
+    assert Room(128 * 2**20, 64 * 2**20).shortage is None
+
+
+def test_an_untold_cache_is_assumed_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling_cpu, "last_level_cache_bytes", lambda: Missing("the system does not tell its caches"))
+    room = ceiling_cpu.host_room()
+    assert room.cache_bytes == 64 * 2**20
+    said = ceiling_cpu.host_conditions(room, others=0.0).said[1]
+    assert "64 MiB (assumed, because the system does not tell its caches)" in said
+
+
+# --- keeping ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_is_kept_and_found_again(cache: Path, counted: list[float]) -> None:
+    first = ceilings.load_or_measure(CPU, False)
+    second = ceilings.load_or_measure(CPU, False)
+    assert (first.cached, second.cached) == (False, True)
+    assert second.ceilings == first.ceilings
+    assert len(counted) == 1
+    assert second.cache_file == str(next(cache.iterdir()))
+
+
+def test_refresh_measures_anew_and_replaces(cache: Path, counted: list[float]) -> None:
+    ceilings.load_or_measure(CPU, False)
+    again = ceilings.load_or_measure(CPU, True)
+    assert not again.cached
+    assert ceilings.load_or_measure(CPU, False).ceilings == again.ceilings
+    assert len(counted) == 2
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_hasty_result_does_not_serve_a_thorough_request(cache: Path, counted: list[float]) -> None:
+    ceilings.load_or_measure(CPU, False, budget_s=1.0)
+    assert not ceilings.load_or_measure(CPU, False, budget_s=2.0).cached
+    assert ceilings.load_or_measure(CPU, False, budget_s=1.0).cached
+
+
+@pytest.mark.parametrize("field", ["name", "device_id", "driver", "torch_version", "threads", "kind"])
+def test_another_device_driver_torch_or_thread_count_is_another_file(field: str) -> None:
+    identity = ceilings.Identity("cpu", "a processor", "2 processors", "580.1", "2.13.0", 2)
+    other: dict[str, Any] = {field: {"threads": 3, "kind": "cuda"}.get(field, "another")}
+    assert replace(identity, **other).digest != identity.digest
+
+
+def test_threads_of_the_host_do_not_divide_the_results_of_a_gpu() -> None:
+    identity = ceilings.Identity("cuda", "a card", "GPU-1", "580.1", "2.11.0", 2)
+    assert replace(identity, threads=16).digest == identity.digest
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: "", "cannot be read"),
+        (lambda text: text[: len(text) // 2], "cannot be read"),
+        (lambda text: "\0" * 100, "cannot be read"),
+        (lambda text: "[]", "cannot be read"),
+        (lambda text: text.replace('"median": 1000000000.0', '"median": "fast"'), "cannot be read"),
+        (lambda text: text.replace('"median": 1000000000.0', '"median": -1.0'), "read is -1.0"),
+        (lambda text: text.replace('"device_name": "', '"device_name": "not '), "another device"),
+        (lambda text: text.replace('"taken": "', '"taken": "once '), "when it was taken"),
+        (lambda text: text.replace("+00:00", ""), "no time zone"),
+    ],
+)
+def test_a_damaged_cache_is_measured_anew_and_said(cache: Path, counted: list[float], damage: Any, said: str) -> None:
+    ceilings.load_or_measure(CPU, False)
+    file = next(cache.iterdir())
+    whole = file.read_text()
+    damaged = damage(whole)
+    assert damaged != whole
+    file.write_text(damaged)
+    found = ceilings.load_or_measure(CPU, False)
+    assert not found.cached
+    assert len(found.notes) == 1
+    assert "measured anew" in found.notes[0]
+    assert said in found.notes[0]
+    assert ceilings.load_or_measure(CPU, False).cached  # and mended
+
+
+def test_a_folder_that_cannot_be_written_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[float]) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = ceilings.load_or_measure(CPU, False)
+    assert not found.cached
+    assert found.cache_file == Missing("not kept")
+    assert found.notes[0].startswith("The ceilings are not kept: ")
+    assert "cannot be written" in found.notes[0]
+
+
+def test_what_was_measured_beside_a_busy_neighbour_is_not_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, counted: list[float]
+) -> None:
+    good = ceilings.load_or_measure(CPU, False)
+    monkeypatch.setattr(ceiling_cpu.Neighbours, "processors", lambda _: 0.97)
+    disturbed = ceilings.load_or_measure(CPU, True)
+    assert "other processes used 0.97 processors meanwhile" in disturbed.notes[0]
+    assert ceilings.load_or_measure(CPU, False).ceilings == good.ceilings
+
+
+def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert ceilings.cache_folder() == tmp_path / ".cache" / "llm-perf-opt" / "ceilings"
+
+
+def test_a_stored_row_comes_back_whole(tmp_path: Path) -> None:
+    rows = (
+        CeilingRow("read", "read bandwidth", "B/s", distribution(4.348e12), "sum", "SM 1980 MHz, 560 W"),
+        CeilingRow("gemm_fp8", "GEMM fp8", "FLOP/s", Missing("compute capability 8.0 has none"), ""),
+    )
+    stored = Ceilings("cuda", "NVIDIA H200", "GPU-1", "580.1", "2.11.0", 16, "2026-01-01T00:00:00+00:00", 9.0, 7.5, ("a",), rows)
+    found = FoundCeilings(stored, False, Missing("not kept"), ("a note",))
+    write_record(tmp_path / "c.json", found)
+    back = read_ceilings(tmp_path / "c.json")
+    assert back.ceilings.rows == rows
+    assert back.ceilings.driver == "580.1"
+    assert (back.cache_file, tuple(back.notes)) == (Missing("not kept"), ("a note",))
+
+
+# --- as a process -----------------------------------------------------------------------------------------------------
+
+
+def run_module(*arguments: str, cache: Path) -> tuple[int, list[dict[str, Any]]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "llm_perf_opt.runners.measure.ceilings", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        timeout=900,
+        check=False,
+    )
+    prefix = "@llm-perf "
+    return done.returncode, [json.loads(line[len(prefix) :]) for line in done.stdout.splitlines() if line.startswith(prefix)]
+
+
+def test_the_process_measures_tells_and_writes(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    code, messages = run_module("--device", "cpu", "--threads", "1", "--budget-s", "0.05", "--out", str(out), cache=tmp_path)
+    assert code == 0
+    assert messages[0] == {"event": "phase", "text": "device cpu"}
+    labels = [message["text"] for message in messages if message["event"] == "progress"]
+    assert {"GEMM fp32", "read bandwidth", "copy bandwidth", "GEMV bandwidth"} <= set(labels)
+    found = read_ceilings(out)
+    assert found.ceilings.threads == 1
+    assert {row.key for row in found.ceilings.rows} == KEYS
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
+def test_a_gpu_that_is_not_there_is_refused_by_the_process(tmp_path: Path) -> None:
+    code, messages = run_module("--device", "cuda", "--out", str(tmp_path / "out.json"), cache=tmp_path)
+    assert code == 3
+    assert messages[-1]["event"] == "error"
+    assert messages[-1]["fact"].startswith("--device cuda, but ")
+    assert "--device cpu" in messages[-1]["remedy"]
+    assert not (tmp_path / "out.json").exists()

@@ -1,0 +1,52 @@
+"""Which reader a file gets, its first bytes say."""
+
+import gzip
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.traces.open_trace import is_nsys, read_trace
+
+REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
+
+
+def test_a_torch_trace_under_any_name(tmp_path: Path) -> None:
+    for name in ("trace.json.gz", "trace", "trace.sqlite"):
+        trace = read_trace(Path(shutil.copy(REAL, tmp_path / name)))
+        assert trace.source == "torch"
+        assert len(trace.work) == 1733
+
+
+def test_a_database_is_nsys_plain_or_packed(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "x.json") as database:
+        database.execute("create table t (a)")
+    database.close()
+    (tmp_path / "x.gz").write_bytes(gzip.compress((tmp_path / "x.json").read_bytes()))
+    assert is_nsys(tmp_path / "x.json")
+    assert is_nsys(tmp_path / "x.gz")
+    assert not is_nsys(REAL)
+
+
+@pytest.mark.parametrize("name", ["run.nsys-rep", "run.qdrep"])
+def test_what_only_nsys_reads_comes_with_its_command(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ParseError) as caught:
+        read_trace(tmp_path / name)
+    assert caught.value.remedy == f"nsys export --type sqlite -o run.sqlite {name}"
+
+
+def test_a_folder_and_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ParseError, match="is a folder"):
+        read_trace(tmp_path)
+    with pytest.raises(ParseError, match="cannot be read"):
+        read_trace(tmp_path / "none")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ParseError, match="no ordinary file"):
+        read_trace(tmp_path / "pipe")

@@ -1,0 +1,107 @@
+"""Cutting the array of events: whatever the layout and the size of the pieces, what goes in comes out."""
+
+import json
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.traces.torch_json import event_chunks
+from llm_perf_opt.traces.torch_json.event_chunks import EventChunks, ReadInto, Surroundings
+from llm_perf_opt.traces.torch_json.events import repaired
+
+TEXT = st.text(alphabet='ab"\\{}[],: \n/é', max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT | st.just("name"), inner, max_size=3),
+    max_leaves=8,
+)
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
+EVENTS = st.lists(st.dictionaries(st.sampled_from(["ph", "name", "args", "ts"]) | TEXT, VALUES, max_size=4), max_size=12)
+
+
+def reader(data: bytes, piece: int) -> ReadInto:
+    """A source that gives at most so many bytes at once."""
+    place = 0
+
+    def read(room: memoryview) -> int:
+        nonlocal place
+        found = data[place : place + min(len(room), piece)]
+        room[: len(found)] = found
+        place += len(found)
+        return len(found)
+
+    return read
+
+
+def cut(data: bytes, chunk: int, piece: int) -> tuple[list[Any], EventChunks, Surroundings]:
+    found: list[Any] = []
+
+    def keep(text: bytes | memoryview) -> int:
+        events = msgspec.json.decode(text)
+        found.extend(events)
+        return len(events)
+
+    with patch.object(event_chunks, "CHUNK_BYTES", chunk):
+        chunks = EventChunks("file", reader(data, piece), keep, repaired)
+        around = chunks.run()
+    return found, chunks, around
+
+
+@PATIENT
+@given(EVENTS, st.sampled_from([None, 1, 4]), st.booleans(), st.integers(8, 200), st.integers(1, 300))
+def test_what_goes_in_comes_out(events: list[Any], indent: int | None, ascii_only: bool, chunk: int, piece: int) -> None:
+    before = {"schemaVersion": 1, "x": {"traceEvents": [1, 2]}}
+    after = {"WARNING": ["]", "}, {"], "traceName": "n", "others": [{"a": 1}, {"b": 2}]}
+    text = json.dumps({**before, "traceEvents": events, **after}, indent=indent, ensure_ascii=ascii_only)
+    found, chunks, around = cut(text.encode(), chunk, piece)
+    assert found == events
+    assert chunks.events == len(events)
+    assert (chunks.cut_short, chunks.unreadable, chunks.repaired) == (False, 0, 0)
+    assert {key: value for key, value in {**around.before, **around.after}.items() if key} == {**before, **after}
+
+
+@PATIENT
+@given(EVENTS, st.integers(8, 100), st.data())
+def test_a_file_cut_anywhere_gives_its_first_events(events: list[Any], chunk: int, data: st.DataObject) -> None:
+    text = json.dumps({"traceEvents": [{"ph": "X", "id": number, "args": event} for number, event in enumerate(events)]}).encode()
+    begun = text.index(b"[") + 1
+    at = data.draw(st.integers(begun, len(text) - 2))
+    found, chunks, _ = cut(text[:at], chunk, 50)
+    assert chunks.cut_short
+    assert [event["id"] for event in found] == list(range(len(found)))
+    whole = sum(end <= at for end in _ends(text, begun))
+    assert len(found) == whole
+    assert chunks.unreadable == 0
+
+
+def _ends(text: bytes, begun: int) -> list[int]:
+    """Where each event ends, found by decoding one after another."""
+    decoder = json.JSONDecoder()
+    content = text.decode()
+    place = begun
+    ends = []
+    while content[place] == "{":
+        _, place = decoder.raw_decode(content, place)
+        ends.append(place)
+        place += 2 if content[place] == "," else 0
+    return ends
+
+
+def test_an_event_without_end_does_not_fill_the_memory() -> None:
+    with (
+        patch.object(event_chunks, "LARGEST_EVENT_BYTES", 10_000),
+        pytest.raises(ParseError, match="no event ends in the"),
+    ):
+        cut(b'{"traceEvents": [{"name": "' + b"x" * 100_000 + b'"}]}', 100, 1000)
+
+
+def test_a_bracket_that_closes_too_early_is_damage_not_the_end() -> None:
+    text = b'{"traceEvents": [{"a": 1}] {"a": 2}, {"a": 3}], "traceName": "x"}'
+    found, chunks, _ = cut(text, 1000, 1000)
+    assert {"a": 3} in found
+    assert chunks.unreadable == 1

@@ -1,0 +1,55 @@
+"""The pages on a user's own program, from what the tools left on an H200."""
+
+import gzip
+from pathlib import Path
+
+from llm_perf_opt.analysis.kernels.selection import SelectedKernel, Selection
+from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
+from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.report.text import escape
+from llm_perf_opt.workflows.analyze_program import analyse_program, program_page, write_program_report
+
+H200 = Path(__file__).parents[1] / "fixtures" / "h200"
+
+
+def test_kernels_have_their_counters_and_say_what_stands_behind_them(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    entries = tuple(PassRecord(name, "complete") for name in ("nsys", "ncu", "ncu_selftest"))
+    folder.write_manifest(Manifest(SCHEMA, "0", "complete", "now", ("llm-perf", "exec", "--", "x", "a b", "$HOME|y"), entries))
+    for name in ("nsys", "ncu", "ncu_selftest"):
+        folder.raw(name).mkdir(parents=True)
+    folder.timeline_file("nsys").write_bytes(gzip.decompress((H200 / "nsys_decode.sqlite.gz").read_bytes()))
+    folder.counters_file("ncu").write_bytes(gzip.decompress((H200 / "ncu_decode_step_raw.csv.gz").read_bytes()))
+    folder.selftest_file.write_text('{"passed": true, "rows": [], "why": "every count is right"}')
+    kernel = SelectedKernel("gemv", 1, 1, 0.9)
+    notes = ("Not collected: section Nvlink (nvlink): it is not there.",)
+    write_record(folder.selection_file("ncu"), Selection("program", "nsys", 0, (kernel,), 0.9, 0, 1, 1, 9, 1.0, notes))
+    found = analyse_program(folder)
+    assert not isinstance(found.kernels, Missing)
+    (program,) = found.kernels
+    assert program.total_ns == 4_651_439
+    assert not isinstance(program.counters, Missing)
+    assert program.counters > 0.8
+    write_program_report(folder, found)
+    kernels = folder.kernels_file.read_text()
+    title = escape("llm-perf exec -- x 'a b' '$HOME|y'")
+    assert program_page(found).startswith(f"# {title}\n"), "as it can be typed again"
+    assert "†" in program_page(found), "durations under the two tools differ, in the report too"
+    for page in (kernels, program_page(found)):
+        assert "section Nvlink" in page
+    assert found.warnings == ()
+    folder.selftest_file.unlink()
+    untested = analyse_program(folder)
+    assert not isinstance(untested.kernels, Missing)
+    assert isinstance(untested.kernels[0].counters, Missing)
+    assert "**Warning:** The counters are not used, for nothing says that they are right" in program_page(untested)
+
+
+def test_what_a_program_printed_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_manifest(Manifest(SCHEMA, "0", "complete", "now", (), (PassRecord("program", "complete"),), kind="exec"))
+    folder.log_file("program").parent.mkdir(parents=True)
+    folder.log_file("program").write_bytes("a\x1b[31mb\u202ec\td\u3000e\n".encode())
+    output = analyse_program(folder).output
+    assert not isinstance(output, Missing)
+    assert output.last == (r"a\x1b[31mb\u202ec d e",)
