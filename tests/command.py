@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from llm_perf_opt.cli.app import main, shared
+from llm_perf_opt.cli import shared
+from llm_perf_opt.cli.app import main
 from llm_perf_opt.profiling import passes
 from llm_perf_opt.profiling.vendor.child_output import LineReader, OnMessage
 from llm_perf_opt.profiling.vendor.launch import Finished, child_environment, run_child

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from builders import manifest
+from llm_perf_opt.cli import run as verb
 from llm_perf_opt.cli.advise import advise
-from llm_perf_opt.cli.app import run as verb
 from llm_perf_opt.cli.watching import ended_in_order
 from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated

@@ -20,10 +20,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import default_config, with_value
+from llm_perf_opt.config import schema as config_module
 from llm_perf_opt.config.choices import CONF_MODULE, GROUPS, group_options
 from llm_perf_opt.config.composition import Composed, compose, config_from_mapping, config_to_yaml
 from llm_perf_opt.config.schema import ModelConfig, RunConfig
-from llm_perf_opt.config.schema import schema as config_module
 from llm_perf_opt.core.errors import ConfigError
 
 OWN_MODEL = """\

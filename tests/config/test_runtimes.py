@@ -14,10 +14,10 @@ import pytest
 
 import command
 from docs_commands import commands
+from llm_perf_opt.config import runtimes
 from llm_perf_opt.config.choices import group_options
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.runtimes import known_runtimes, runtime_named
-from llm_perf_opt.config.schema import runtimes
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,7 @@ from kernel_fixtures import H200, counted, launch, report_of, traced_uses
 from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork, judge
 from llm_perf_opt.analysis.kernels.hfu import stage_hfu
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
-from llm_perf_opt.analysis.limits.hardware import RateLimits
-from llm_perf_opt.analysis.limits.roofs import Roof
+from llm_perf_opt.analysis.limits.roofs import RateLimits, Roof
 from llm_perf_opt.core.kernel_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.counters.roles import roles

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from llm_perf_opt import __version__
-from llm_perf_opt.cli.app import (
+from llm_perf_opt.cli import (
     advise,
     analyze,
     baseline,

@@ -7,7 +7,8 @@ from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence, disag
 from llm_perf_opt.analysis.kernels.selection import Launch, Selection
 from llm_perf_opt.analysis.kernels.table import kernel_table
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
-from llm_perf_opt.analysis.limits.hardware import RateLimits, devices_of, hardware_of_device, limits_of
+from llm_perf_opt.analysis.limits.hardware import devices_of, hardware_of_device
+from llm_perf_opt.analysis.limits.roofs import RateLimits, limits_of
 from llm_perf_opt.analysis.trace.stage_launches import kernels_per_instance, stage_launches
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.kernel_records import CounterProblem, CounterReport

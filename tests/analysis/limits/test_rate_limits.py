@@ -1,7 +1,7 @@
 """What a device can do at most."""
 
-from llm_perf_opt.analysis.limits.hardware import NO_LIMITS, hardware_named, limits_of, possible_percentage
-from llm_perf_opt.analysis.limits.roofs import Roof
+from llm_perf_opt.analysis.limits.hardware import hardware_named
+from llm_perf_opt.analysis.limits.roofs import NO_LIMITS, Roof, limits_of, possible_percentage
 from llm_perf_opt.core.records import Missing
 
 UNKNOWN = Missing("no such device")

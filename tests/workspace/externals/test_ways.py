@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from git_repositories import Upstream, entry, git, listing, new_project
+from llm_perf_opt.core import processes
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError
-from llm_perf_opt.profiling.vendor import launch
 from llm_perf_opt.workspace.externals import verbs
 from llm_perf_opt.workspace.externals.git import edited, reason
 from llm_perf_opt.workspace.externals.places import Places
@@ -478,7 +478,7 @@ def test_an_interrupted_init_leaves_nothing(
 ) -> None:
     """The user's Ctrl-C arrives during one of git's steps; afterwards the entry is missing, or whole."""
     listing(project, entry("x", way, upstream.url, upstream.first))
-    real: Callable[..., object] = launch.answer
+    real: Callable[..., object] = processes.answer
 
     def interrupted(argv: list[str], **rest: object) -> object:
         done = real(argv, **rest)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from llm_perf_opt.analysis.comparison.cautions import cautions, few_runs, not_in_turn, order_of
+from llm_perf_opt.analysis.comparison.cautions import cautions, check_known, few_runs, not_in_turn, order_of, unbelievable
 from llm_perf_opt.analysis.comparison.differences import (
     Difference,
     FactDifference,
@@ -40,7 +40,6 @@ from llm_perf_opt.analysis.comparison.kernels import (
     match_kernels,
     of_the_same_steps,
 )
-from llm_perf_opt.analysis.comparison.sides import check_known, unbelievable
 from llm_perf_opt.analysis.comparison.statistics import (
     ACCELERATOR_SPREAD,
     DEFAULT_JUDGEMENT,
