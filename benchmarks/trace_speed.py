@@ -63,12 +63,12 @@ def measure(path: Path) -> dict[str, Any]:
     import llm_perf_opt.workflows.run_traces  # noqa: F401
     from llm_perf_opt.traces.torch_json.trace import read_torch_trace  # noqa: F401
     from llm_perf_opt.traces.trace_mark import fresh_tables
-    from llm_perf_opt.workflows.analyze_trace import analyse_source
+    from llm_perf_opt.workflows.analyze_trace import analyze_source
 
     imported = _cpu()
     wall = time.perf_counter()
     parsed = fresh_tables(path) is None
-    found = analyse_source(path).document
+    found = analyze_source(path).document
     return {
         "imports_s": imported,
         "cpu_s": _cpu() - imported,

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.limits.efficiency import efficiency
 from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.telemetry import summarise_telemetry
+from llm_perf_opt.analysis.telemetry import summarize_telemetry
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.records import (
@@ -165,7 +165,7 @@ def torch_pass(**changes: Any) -> TorchPass:
         stage_wall_ns={"profile": 320 * MS, "prefill": 200 * MS, "decode": 120 * MS, "decode_step": 40 * MS},
         decode_steps=3,
         activity=Missing("the run is on the CPU"),
-        parts=Missing("the parts were not labelled"),
+        parts=Missing("the parts were not labeled"),
         operators=(operator("aten::mm"), operator("aten::add", cpu_self_ns=2 * MS)),
         trace_file="trace.json.gz",
         trace_bytes=1000,
@@ -246,7 +246,7 @@ def run_analysis(**changes: Any) -> RunAnalysis:
         drift=context_drift(timings),
         efficiency=efficiency(timings, torch_pass(), hardware_named("h100_sxm"), Missing("no ceilings were measured")),
         torch=torch_pass(),
-        telemetry=summarise_telemetry(readings, timings),
+        telemetry=summarize_telemetry(readings, timings),
         kernels=Missing("the run was asked for without a pass that records kernels"),
         overheads=overheads(timings, torch_pass(), {}),
         warnings=(),

@@ -24,7 +24,7 @@ def read_jsonl(path: Path) -> list[Any]:
 
 
 def small_source(folder: Path, records: Sequence[Any] = RECORDS) -> Path:
-    """Two splits of JSON lines and a licence beside them."""
+    """Two splits of JSON lines and a license beside them."""
     write_jsonl(folder / "train.jsonl", records[:-5])
     write_jsonl(folder / "test.jsonl", records[-5:])
     (folder / "LICENSE.txt").write_text("free\n")

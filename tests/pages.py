@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.limits.efficiency import efficiency
 from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.sweep_rows import SweepEntry
-from llm_perf_opt.analysis.telemetry import summarise_telemetry
+from llm_perf_opt.analysis.telemetry import summarize_telemetry
 from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, FindingLine, GpuTotals, TraceAnalysis
 from llm_perf_opt.core.kernel_records import KernelUse
 from llm_perf_opt.core.records import Missing, PartTime, StageActivity, Telemetry
@@ -55,7 +55,7 @@ def full_analysis(names: Sequence[str] = (), **changes: Any) -> RunAnalysis:
         drift=context_drift(timings),
         efficiency=found,
         torch=torch,
-        telemetry=summarise_telemetry(READINGS, timings),
+        telemetry=summarize_telemetry(READINGS, timings),
         kernels=kernels,
         trace=trace_analysis(names),
         warnings=tuple(names),

@@ -21,7 +21,7 @@ def said(trace: Trace) -> dict[str, Any]:
 
 
 def _plain(trace: Trace, name: str, column: Any) -> list[Any]:
-    if name == "shapes":  # an event that had to be coerced gets them spelled without spaces, as do its neighbours in the chunk
+    if name == "shapes":  # an event that had to be coerced gets them spelled without spaces, as do its neighbors in the chunk
         return [trace.name_of(value).replace(" ", "") for value in column]
     return [trace.name_of(value) for value in column] if name in _NAMES else list(column.tolist())
 

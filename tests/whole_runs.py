@@ -12,7 +12,7 @@ import yaml
 from builders import MS, clean_timings, cpu_sample, default_config, gpu_sample, manifest, model_facts, operator, torch_pass
 from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.selection import SelectedKernel, Selection
-from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.config.composition import config_to_yaml
 from llm_perf_opt.core.records import (
@@ -106,9 +106,9 @@ def _write_telemetry(folder: RunFolder, reason: str) -> None:
 
 def _ceilings(name: str) -> FoundCeilings:
     rows = (
-        CeilingRow("gemm_bf16", "GEMM bf16", "FLOP/s", summarise([796e12] * 9), name),
+        CeilingRow("gemm_bf16", "GEMM bf16", "FLOP/s", summarize([796e12] * 9), name),
         CeilingRow("gemm_fp8", "GEMM fp8", "FLOP/s", Missing("it has none"), ""),
-        CeilingRow("read", "read bandwidth", "B/s", summarise([4348e9] * 9), name),
+        CeilingRow("read", "read bandwidth", "B/s", summarize([4348e9] * 9), name),
     )
     ceilings = Ceilings("cuda", "NVIDIA H200", "GPU-1", "580", "2.11.0", 1, "2026-01-02", 9.0, 9.0, (name,), rows)
     return FoundCeilings(ceilings, False, Missing("not kept"), (name,))

@@ -20,7 +20,7 @@ from llm_perf_opt.analysis.limits.efficiency import efficiency
 from llm_perf_opt.analysis.limits.floor import what_if
 from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.overhead import PassOverhead
-from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.fusion import Fusion
 from llm_perf_opt.analysis.trace.idle import IdleCause
@@ -55,7 +55,7 @@ def known(rule_id: str, given: Evidence) -> tuple[Finding, Saving]:
 
 
 def ceilings(graph_ns: float) -> Ceilings:
-    rows = (CeilingRow("launch_graph", "kernels in a graph", "ns", summarise([graph_ns] * 3), "a graph of empty kernels"),)
+    rows = (CeilingRow("launch_graph", "kernels in a graph", "ns", summarize([graph_ns] * 3), "a graph of empty kernels"),)
     return Ceilings("cuda", "a GPU", "0", "580", "2.13", 1, "2026-01-01T00:00:00+00:00", 9.0, 8.0, (), rows)
 
 
@@ -419,7 +419,7 @@ def test_noisy_machine() -> None:
     noisy = found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(stable=False)))
     assert noisy is not None
     assert not any(text.endswith(".") for text in noisy.evidence), "who shows them ends the sentence"
-    assert found("noisy_machine", evidence(stage_evidence(), telemetry=summary("a busy neighbour."))) is not None
+    assert found("noisy_machine", evidence(stage_evidence(), telemetry=summary("a busy neighbor."))) is not None
     assert found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(), telemetry=summary())) is None
 
 

@@ -206,7 +206,7 @@ def test_the_profilers_steps_alone() -> None:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_no_labels_at_all(devices: int) -> None:
-    """Nobody synchronises. On two devices the steps of the busier stream are found, and that is said."""
+    """Nobody synchronizes. On two devices the steps of the busier stream are found, and that is said."""
     names = ["nvjet_a", "flash_fwd", "elementwise", "reduce_kernel<ArgMaxOps>"]
     built = Builder()
     for step in range(8):

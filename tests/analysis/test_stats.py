@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.stats import (
     drift,
     median_interval,
     percentile,
-    summarise,
+    summarize,
     within_target,
 )
 from llm_perf_opt.core.records import Distribution, Drift, Missing
@@ -156,7 +156,7 @@ def test_a_large_sample_does_not_hold_up_the_measuring() -> None:
 
 
 def test_a_summary_to_the_eye() -> None:
-    summary = summarise([3, 1, 2, 5, 4, 6, 7, 9, 8, 10])
+    summary = summarize([3, 1, 2, 5, 4, 6, 7, 9, 8, 10])
     assert (summary.n, summary.median, summary.minimum, summary.maximum) == (10, 5.5, 1, 10)
     assert (summary.ci_low, summary.ci_high) == (2, 9), "second and ninth of ten"
     assert (summary.q1, summary.q3, summary.iqr) == (3.25, 7.75, 4.5)
@@ -165,7 +165,7 @@ def test_a_summary_to_the_eye() -> None:
 
 
 def test_one_value_is_its_own_summary() -> None:
-    summary = summarise([7])
+    summary = summarize([7])
     assert (summary.n, summary.median, summary.q1, summary.q3, summary.iqr) == (1, 7, 7, 7, 0)
     assert summary.ci_low == summary.ci_high == summary.ci_relative == Missing("1 values; a 95 % interval of the median needs 6")
 
@@ -173,7 +173,7 @@ def test_one_value_is_its_own_summary() -> None:
 @settings(deadline=None)
 @given(SAMPLES)
 def test_a_summary_is_in_order(values: list[float]) -> None:
-    summary = summarise(values)
+    summary = summarize(values)
     slack = 1e-9 * max(1, *map(abs, values))
     in_order = [summary.minimum, summary.q1, summary.median, summary.q3, summary.maximum]
     assert all(earlier <= later + slack for earlier, later in itertools.pairwise(in_order))
@@ -182,8 +182,8 @@ def test_a_summary_is_in_order(values: list[float]) -> None:
 
 
 def test_a_median_of_zero_has_no_relative_interval() -> None:
-    assert summarise([-3, -2, -1, 0, 0, 0, 1, 2, 3]).ci_relative == Missing("the median is zero")
-    whole = summarise([1.0] * 6)
+    assert summarize([-3, -2, -1, 0, 0, 0, 1, 2, 3]).ci_relative == Missing("the median is zero")
+    whole = summarize([1.0] * 6)
     assert Distribution(**{**vars(whole), "ci_high": Missing("lost")}).ci_relative == Missing("no interval")
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import MS, manifest
-from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.sweep_ran import Ran
 from llm_perf_opt.analysis.sweep_rows import (
     Reach,
@@ -64,7 +64,7 @@ def test_a_swept_choice_without_a_value_is_kept() -> None:
 
 def _row(number: int, tpot: float, rate: float) -> SweepRow:
     none = Missing("none")
-    figures = {"tpot": summarise([tpot]), "decode_rate": summarise([rate])}
+    figures = {"tpot": summarize([tpot]), "decode_rate": summarize([rate])}
     return SweepRow(number, {}, "complete", "", "", dict(figures), none, none, none, none, none, 0)
 
 
@@ -73,8 +73,8 @@ def _spread(number: int, tpot: float, rate: float, half: float) -> SweepRow:
     shares = [1 - half, *[1 - half / 2] * 4, *[1 + half / 2] * 4, 1 + half]
     none = Missing("none")
     figures = {
-        "tpot": summarise([tpot * share for share in shares]),
-        "decode_rate": summarise([rate * share for share in shares]),
+        "tpot": summarize([tpot * share for share in shares]),
+        "decode_rate": summarize([rate * share for share in shares]),
     }
     return SweepRow(number, {}, "complete", "", "", dict(figures), none, none, none, none, none, 0)
 
@@ -93,7 +93,7 @@ def test_points_whose_intervals_overlap_are_not_told_apart_and_what_is_surely_wo
 
 def test_too_few_repeats_for_an_interval_reach_from_the_least_to_the_most() -> None:
     row = _row(0, 1.0, 1.0)
-    few = replace(row, metrics={"tpot": summarise([1.0, 2.0, 4.0])})
+    few = replace(row, metrics={"tpot": summarize([1.0, 2.0, 4.0])})
     reach = few.reach("tpot")
     assert reach is not None
     assert (reach.low, reach.median, reach.high) == (1.0, 2.0, 4.0)
@@ -126,7 +126,7 @@ def _measured(places: list[tuple[int, list[int]]]) -> list[SweepRow]:
     return [
         SweepRow(
             number, {}, "complete", "", "",
-            {"tpot": summarise([float(one) for one in tpots]), "decode_rate": summarise([batch / one for one in tpots])},
+            {"tpot": summarize([float(one) for one in tpots]), "decode_rate": summarize([batch / one for one in tpots])},
             none, none, none, none, none, 0,
         )
         for number, (batch, tpots) in enumerate(places)
@@ -238,7 +238,7 @@ def test_a_device_that_is_swept_over_may_differ() -> None:
 
 def _of_workload(number: int, tpot: float, batch: int = 1, **changes: Any) -> SweepRow:
     """Ten repeats that are all alike; the rate follows from the batch and the time."""
-    figures = {"tpot": summarise([tpot * MS] * 10), "decode_rate": summarise([batch * 1e3 / tpot] * 10)}
+    figures = {"tpot": summarize([tpot * MS] * 10), "decode_rate": summarize([batch * 1e3 / tpot] * 10)}
     did = Ran("a GPU", "", "m", 1000, "bf16", "eager", "512", 64, {})
     row = _row(number, tpot, 1.0)
     return replace(row, metrics=dict(figures), batch=batch, ran=replace(did, **changes), values={"point": str(number)})

@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.telemetry import (
     TelemetrySummary,
     device_at_work,
     measured_window,
-    summarise_telemetry,
+    summarize_telemetry,
     throttle_names,
 )
 from llm_perf_opt.core.records import CleanTimings, GpuSample, Iteration, Missing, Telemetry
@@ -60,7 +60,7 @@ def test_the_window_goes_from_the_first_repeat_to_the_end_of_the_last() -> None:
 
 def test_only_readings_inside_the_window_count() -> None:
     samples = [gpu_sample(at * MS, temperature_c=at) for at in (0, 99, 100, 150, 200, 201, 500)]
-    found = reading(summarise_telemetry(telemetry(samples), one_repeat(100 * MS, 200 * MS)), "GPU temperature")
+    found = reading(summarize_telemetry(telemetry(samples), one_repeat(100 * MS, 200 * MS)), "GPU temperature")
     assert (found.n, found.low, found.median, found.high) == (3, 100, 150, 200)
 
 
@@ -71,7 +71,7 @@ def test_only_readings_inside_the_window_count() -> None:
 @given(st.integers(1, 1000), st.integers(0, 900), st.integers(200, 1000))
 def test_constant_power_gives_power_times_time_both_ways(watts: int, begin_ms: int, length_ms: int) -> None:
     timings = one_repeat(begin_ms * MS, (begin_ms + length_ms) * MS)
-    found = energy(summarise_telemetry(telemetry(constant(watts, 2 * SECOND)), timings))
+    found = energy(summarize_telemetry(telemetry(constant(watts, 2 * SECOND)), timings))
     joules = watts * length_ms / 1000
     assert found.seconds == pytest.approx(length_ms / 1000)
     assert found.from_power_j == pytest.approx(joules, rel=1e-9)
@@ -81,7 +81,7 @@ def test_constant_power_gives_power_times_time_both_ways(watts: int, begin_ms: i
 def test_the_window_is_cut_between_two_readings() -> None:
     # 100 W at 0 s, 200 W at 1 s; from 0.25 s to 0.75 s the line goes from 125 W to 175 W: 150 W for half a second
     samples = [gpu_sample(0, power_mw=100_000, energy_mj=1000), gpu_sample(SECOND, power_mw=200_000, energy_mj=151_000)]
-    found = energy(summarise_telemetry(telemetry(samples), one_repeat(SECOND // 4, 3 * SECOND // 4)))
+    found = energy(summarize_telemetry(telemetry(samples), one_repeat(SECOND // 4, 3 * SECOND // 4)))
     assert found.from_power_j == pytest.approx(75)
     assert found.from_counter_j == pytest.approx(75)  # half of the 150 J between the two
     assert found.seconds == 0.5
@@ -90,7 +90,7 @@ def test_the_window_is_cut_between_two_readings() -> None:
 def test_between_the_cuts_every_reading_counts() -> None:
     # 100 W, a peak of 300 W at 1 s, 100 W: two trapezoids of 200 W over 1 s each
     samples = [gpu_sample(at * SECOND, power_mw=watts * 1000) for at, watts in enumerate([100, 300, 100])]
-    found = energy(summarise_telemetry(telemetry(samples), one_repeat(0, 2 * SECOND)))
+    found = energy(summarize_telemetry(telemetry(samples), one_repeat(0, 2 * SECOND)))
     assert found.from_power_j == pytest.approx(400)
 
 
@@ -99,12 +99,12 @@ POWERS = st.lists(st.integers(0, 10**6), min_size=3, max_size=12)
 
 @settings(deadline=None)
 @given(POWERS, st.data())
-def test_the_energy_of_two_neighbouring_windows_is_that_of_both(powers: list[int], data: st.DataObject) -> None:
+def test_the_energy_of_two_neighboring_windows_is_that_of_both(powers: list[int], data: st.DataObject) -> None:
     samples = [gpu_sample(number * 100 * MS, power_mw=power) for number, power in enumerate(powers)]
     begin, middle, end = sorted(data.draw(st.lists(st.integers(0, (len(powers) - 1) * 100 * MS), min_size=3, max_size=3)))
 
     def joules(window: tuple[int, int]) -> float:
-        found = energy(summarise_telemetry(telemetry(samples), one_repeat(*window))).from_power_j
+        found = energy(summarize_telemetry(telemetry(samples), one_repeat(*window))).from_power_j
         assert not isinstance(found, Missing)
         return found
 
@@ -113,7 +113,7 @@ def test_the_energy_of_two_neighbouring_windows_is_that_of_both(powers: list[int
 
 def test_counter_and_power_may_disagree_and_both_are_kept() -> None:
     samples = [gpu_sample(at * SECOND, power_mw=100_000, energy_mj=50_000 * at) for at in range(3)]
-    found = energy(summarise_telemetry(telemetry(samples), one_repeat(0, 2 * SECOND)))
+    found = energy(summarize_telemetry(telemetry(samples), one_repeat(0, 2 * SECOND)))
     assert found.from_power_j == pytest.approx(200)
     assert found.from_counter_j == pytest.approx(100)
 
@@ -122,7 +122,7 @@ def test_stages_get_their_own_energy() -> None:
     # three requests in a row, each 400 ms of prefill and 600 ms of decode, at 100 W and 300 W: 40 J and 180 J
     repeats = in_a_row(3, 400 * MS, (300 * MS, 300 * MS))
     samples = [gpu_sample(at * MS, power_mw=100_000 if at % 1000 < 400 else 300_000, energy_mj=0) for at in range(3001)]
-    found = summarise_telemetry(telemetry(samples, interval_s=0.001), on_gpu(repeats))
+    found = summarize_telemetry(telemetry(samples, interval_s=0.001), on_gpu(repeats))
     assert [row.window for row in found.energy] == ["measured repeats", "prefill, all repeats", "decode, all repeats"]
     prefill, decode = energy(found, "prefill, all repeats"), energy(found, "decode, all repeats")
     assert prefill.seconds == pytest.approx(1.2)
@@ -134,37 +134,37 @@ def test_stages_get_their_own_energy() -> None:
 
 
 def test_a_stage_shorter_than_two_readings_is_not_told_apart() -> None:
-    found = summarise_telemetry(telemetry(constant(300, 5 * SECOND)), on_gpu(in_a_row(10, 199 * MS, (250 * MS,))))
+    found = summarize_telemetry(telemetry(constant(300, 5 * SECOND)), on_gpu(in_a_row(10, 199 * MS, (250 * MS,))))
     why = Missing("it lasts 199 ms, under 2 readings 100 ms apart")
     assert energy(found, "prefill, all repeats").from_power_j == why
     assert energy(found, "prefill, all repeats").from_counter_j == why
     assert energy(found, "decode, all repeats").from_power_j == pytest.approx(300 * 2.5)
     assert energy(found).from_power_j == pytest.approx(300 * 4.49)
-    exactly_two = summarise_telemetry(telemetry(constant(300, 5 * SECOND)), on_gpu(in_a_row(10, 200 * MS, (250 * MS,))))
+    exactly_two = summarize_telemetry(telemetry(constant(300, 5 * SECOND)), on_gpu(in_a_row(10, 200 * MS, (250 * MS,))))
     assert energy(exactly_two, "prefill, all repeats").from_power_j == pytest.approx(300 * 2)
 
 
 def test_without_decode_there_is_no_energy_of_it() -> None:
-    found = summarise_telemetry(telemetry(constant(300, 5 * SECOND)), on_gpu(in_a_row(2, 500 * MS, ())))
+    found = summarize_telemetry(telemetry(constant(300, 5 * SECOND)), on_gpu(in_a_row(2, 500 * MS, ())))
     assert [row.window for row in found.energy] == ["measured repeats", "prefill, all repeats"]
 
 
 @pytest.mark.parametrize(("begin", "end"), [(-50 * MS, 500 * MS), (500 * MS, 1001 * MS)])
 def test_readings_that_do_not_reach_over_the_window_give_no_energy(begin: int, end: int) -> None:
-    found = energy(summarise_telemetry(telemetry(constant(300, SECOND)), one_repeat(begin, end)))
+    found = energy(summarize_telemetry(telemetry(constant(300, SECOND)), one_repeat(begin, end)))
     assert found.from_power_j == found.from_counter_j == Missing("the readings do not reach over the window")
 
 
 def test_a_driver_without_a_counter_is_quoted() -> None:
     samples = [gpu_sample(at * 100 * MS, energy_mj=Missing("NVML: Not Supported")) for at in range(11)]
-    found = energy(summarise_telemetry(telemetry(samples), one_repeat(0, SECOND)))
+    found = energy(summarize_telemetry(telemetry(samples), one_repeat(0, SECOND)))
     assert found.from_counter_j == Missing("NVML: Not Supported")
     assert found.from_power_j == pytest.approx(300)
 
 
 def test_a_driver_without_power_is_quoted() -> None:
     samples = [gpu_sample(at * 100 * MS, power_mw=Missing("NVML: Not Supported"), energy_mj=at * 100) for at in range(11)]
-    found = energy(summarise_telemetry(telemetry(samples), one_repeat(0, SECOND)))
+    found = energy(summarize_telemetry(telemetry(samples), one_repeat(0, SECOND)))
     assert found.from_power_j == Missing("NVML: Not Supported")
     assert found.from_counter_j == pytest.approx(1)
 
@@ -172,13 +172,13 @@ def test_a_driver_without_power_is_quoted() -> None:
 def test_one_lost_reading_is_bridged() -> None:
     samples = constant(300, SECOND)
     samples[4] = gpu_sample(400 * MS, power_mw=Missing("NVML: Timeout"), energy_mj=Missing("NVML: Timeout"))
-    found = energy(summarise_telemetry(telemetry(samples), one_repeat(0, SECOND)))
+    found = energy(summarize_telemetry(telemetry(samples), one_repeat(0, SECOND)))
     assert found.from_power_j == pytest.approx(300)
     assert found.from_counter_j == pytest.approx(300)
 
 
 def test_without_a_gpu_there_is_no_energy_and_the_note_says_why() -> None:
-    found = summarise_telemetry(telemetry(gpu_note="the run is on the CPU"), clean_timings())
+    found = summarize_telemetry(telemetry(gpu_note="the run is on the CPU"), clean_timings())
     assert found.note == "No GPU readings: the run is on the CPU."
     (row,) = found.energy
     assert row.from_power_j == row.from_counter_j == Missing("no GPU readings: the run is on the CPU")
@@ -191,7 +191,7 @@ def test_without_a_gpu_there_is_no_energy_and_the_note_says_why() -> None:
 def test_readings_come_in_the_units_people_read() -> None:
     samples = [gpu_sample(0, power_mw=250_000, memory_used_bytes=3 * 2**30)]
     processors = [cpu_sample(0, machine_pct=150.0, ours_pct=125.0, rss_bytes=2**29)]
-    found = summarise_telemetry(telemetry(samples, processors), one_repeat(0, SECOND))
+    found = summarize_telemetry(telemetry(samples, processors), one_repeat(0, SECOND))
     shown = {row.name: (row.median, row.unit) for row in found.readings}
     assert shown["GPU power"] == (250.0, "W")
     assert shown["GPU memory in use"] == (3.0, "GiB")
@@ -203,19 +203,19 @@ def test_readings_come_in_the_units_people_read() -> None:
 
 def test_a_quantity_the_driver_does_not_tell_is_missing_not_zero() -> None:
     samples = [gpu_sample(at * MS, temperature_c=Missing("NVML: Not Supported")) for at in range(3)]
-    found = reading(summarise_telemetry(telemetry(samples), one_repeat(0, SECOND)), "GPU temperature")
+    found = reading(summarize_telemetry(telemetry(samples), one_repeat(0, SECOND)), "GPU temperature")
     assert (found.n, found.low, found.median, found.high) == (0, *[Missing("NVML: Not Supported")] * 3)
 
 
 def test_a_quantity_told_only_now_and_then_counts_what_was_told() -> None:
     told: list[int | Missing] = [40, Missing("NVML: Timeout"), 44]
     samples = [gpu_sample(at * MS, temperature_c=value) for at, value in enumerate(told)]
-    found = reading(summarise_telemetry(telemetry(samples), one_repeat(0, SECOND)), "GPU temperature")
+    found = reading(summarize_telemetry(telemetry(samples), one_repeat(0, SECOND)), "GPU temperature")
     assert (found.n, found.low, found.median, found.high) == (2, 40, 42, 44)
 
 
 def test_a_window_without_readings_says_so() -> None:
-    found = summarise_telemetry(telemetry(cpu=[cpu_sample(5 * SECOND)]), one_repeat(0, SECOND))
+    found = summarize_telemetry(telemetry(cpu=[cpu_sample(5 * SECOND)]), one_repeat(0, SECOND))
     assert reading(found, "processor frequency").median == Missing("no reading fell into the window")
     assert found.warnings == ()
 
@@ -224,7 +224,7 @@ def test_a_window_without_readings_says_so() -> None:
 
 
 def warnings_of(gpu: Sequence[GpuSample] = (), cpu: Sequence[Any] = (), timings: CleanTimings | None = None) -> tuple[str, ...]:
-    return summarise_telemetry(telemetry(gpu, cpu), timings or one_repeat(0, SECOND)).warnings
+    return summarize_telemetry(telemetry(gpu, cpu), timings or one_repeat(0, SECOND)).warnings
 
 
 @pytest.mark.parametrize(
@@ -258,20 +258,20 @@ def test_throttling_outside_the_window_is_not_held_against_the_run() -> None:
 
 
 @pytest.mark.parametrize(("others_pct", "warned"), [(0.0, False), (25.0, False), (26.0, True), (100.0, True)])
-def test_a_busy_neighbour_on_the_processors(others_pct: float, warned: bool) -> None:
+def test_a_busy_neighbor_on_the_processors(others_pct: float, warned: bool) -> None:
     found = warnings_of(cpu=[cpu_sample(at * MS, machine_pct=100 + others_pct, ours_pct=100.0) for at in range(4)])
     assert bool(found) == warned
     if warned:
         assert found == (
-            f"Other processes used {others_pct / 100:.2f} processors on average while measuring (of 2): a busy neighbour.",
+            f"Other processes used {others_pct / 100:.2f} processors on average while measuring (of 2): a busy neighbor.",
         )
 
 
-def test_our_own_work_counted_late_is_no_negative_neighbour() -> None:
+def test_our_own_work_counted_late_is_no_negative_neighbor() -> None:
     # The two counters are read one after the other; one reading may show more for us than for the machine.
     samples = [cpu_sample(0, machine_pct=100.0, ours_pct=150.0), cpu_sample(MS, machine_pct=160.0, ours_pct=100.0)]
     assert warnings_of(cpu=samples) == (
-        "Other processes used 0.30 processors on average while measuring (of 2): a busy neighbour.",
+        "Other processes used 0.30 processors on average while measuring (of 2): a busy neighbor.",
     )
 
 
@@ -286,7 +286,7 @@ def test_a_gpu_that_was_busy_before_we_touched_it(busy: Any, warned: bool) -> No
     timings = on_gpu([iteration(SECOND, (), started_ns=10 * SECOND)], device_untouched_until_ns=2 * SECOND)
     samples = [gpu_sample(SECOND, gpu_utilisation_pct=busy), gpu_sample(3 * SECOND, gpu_utilisation_pct=99)]
     found = warnings_of(samples, timings=timings)
-    assert found == ((f"The GPU was {busy} % busy before this run touched it: a busy neighbour.",) if warned else ())
+    assert found == ((f"The GPU was {busy} % busy before this run touched it: a busy neighbor.",) if warned else ())
 
 
 def test_a_gpu_watched_while_the_processors_worked_is_said() -> None:
@@ -302,7 +302,7 @@ def test_a_quiet_machine_has_no_warnings() -> None:
 def test_a_driver_that_tells_nothing_is_survived() -> None:
     silence = {field.name: Missing("NVML: Unknown Error") for field in fields(GpuSample) if field.name != "at_ns"}
     samples = [gpu_sample(at * 100 * MS, **silence) for at in range(11)]
-    found = summarise_telemetry(telemetry(samples), one_repeat(0, SECOND))
+    found = summarize_telemetry(telemetry(samples), one_repeat(0, SECOND))
     assert found.warnings == ()
     assert all(row.n == 0 for row in found.readings if "GPU" in row.name)
     assert energy(found).from_power_j == Missing("NVML: Unknown Error")
@@ -312,7 +312,7 @@ def test_stages_that_ran_together_have_no_energy_of_their_own() -> None:
     together = clean_timings(
         [iteration(prefill_ns=SECOND, steps_ns=(SECOND,))], runtime=RuntimeFacts("vllm", "1", "by arrival", inseparable="mixed")
     )
-    summary = summarise_telemetry(telemetry(constant(100, 2 * SECOND)), together)
+    summary = summarize_telemetry(telemetry(constant(100, 2 * SECOND)), together)
     assert not isinstance(energy(summary).from_power_j, Missing)
     for stage in ("prefill", "decode"):
         assert energy(summary, f"{stage}, all repeats").from_power_j == Missing("mixed")
@@ -322,8 +322,8 @@ def test_one_watched_device_of_several_is_said() -> None:
     runtime = RuntimeFacts("vllm", "1", "by arrival", devices=4)
     watched = telemetry(gpu=[gpu_sample(0)])
     timings = clean_timings(runtime=runtime)
-    assert any("ran on 4 devices and one was watched" in text for text in summarise_telemetry(watched, timings).warnings)
-    assert not any("one was watched" in text for text in summarise_telemetry(watched, clean_timings()).warnings)
+    assert any("ran on 4 devices and one was watched" in text for text in summarize_telemetry(watched, timings).warnings)
+    assert not any("one was watched" in text for text in summarize_telemetry(watched, clean_timings()).warnings)
 
 
 def repeats(count: int, length_ns: int) -> CleanTimings:
@@ -331,7 +331,7 @@ def repeats(count: int, length_ns: int) -> CleanTimings:
     return on_gpu(made)
 
 
-def utilisation(values: Sequence[Any], **changes: Any) -> Telemetry:
+def utilization(values: Sequence[Any], **changes: Any) -> Telemetry:
     return telemetry(
         gpu=[gpu_sample(number * 100 * MS, gpu_utilisation_pct=value, **changes) for number, value in enumerate(values)]
     )
@@ -339,8 +339,8 @@ def utilisation(values: Sequence[Any], **changes: Any) -> Telemetry:
 
 def test_the_device_was_at_work_as_the_readings_of_the_repeats_alone_say() -> None:
     """A reading looks back over up to a second: those of the first second may tell of what was before."""
-    assert device_at_work(utilisation([0] * 10 + [80] * 10), repeats(10, 200 * MS)) == pytest.approx(0.8)
-    assert device_at_work(utilisation([0] * 10 + [80, Missing("lost")] * 5), repeats(20, 100 * MS)) == pytest.approx(0.8)
+    assert device_at_work(utilization([0] * 10 + [80] * 10), repeats(10, 200 * MS)) == pytest.approx(0.8)
+    assert device_at_work(utilization([0] * 10 + [80, Missing("lost")] * 5), repeats(20, 100 * MS)) == pytest.approx(0.8)
 
 
 def test_readings_that_do_not_stand_for_the_repeats_say_why() -> None:
@@ -349,11 +349,11 @@ def test_readings_that_do_not_stand_for_the_repeats_say_why() -> None:
         return found.why
 
     assert why(device_at_work(Missing("no sampler"), repeats(10, 200 * MS))) == "no sampler"
-    assert "too short" in why(device_at_work(utilisation([90] * 12), repeats(10, 110 * MS)))
-    assert "too short" in why(device_at_work(utilisation([90] * 20), repeats(2, 1000 * MS))), "less than three requests"
-    assert why(device_at_work(utilisation([Missing("not told")] * 30), repeats(10, 200 * MS))) == "not told"
-    assert "other processes" in why(device_at_work(utilisation([90] * 30, processes=2), repeats(10, 200 * MS)))
+    assert "too short" in why(device_at_work(utilization([90] * 12), repeats(10, 110 * MS)))
+    assert "too short" in why(device_at_work(utilization([90] * 20), repeats(2, 1000 * MS))), "less than three requests"
+    assert why(device_at_work(utilization([Missing("not told")] * 30), repeats(10, 200 * MS))) == "not told"
+    assert "other processes" in why(device_at_work(utilization([90] * 30, processes=2), repeats(10, 200 * MS)))
     on_cpu = clean_timings(repeats(10, 200 * MS).iterations)
-    assert "on the CPU" in why(device_at_work(utilisation([90] * 30), on_cpu))
+    assert "on the CPU" in why(device_at_work(utilization([90] * 30), on_cpu))
     spread = replace(repeats(10, 200 * MS), runtime=RuntimeFacts("vllm", "1", "", devices=2))
-    assert "one of 2 devices" in why(device_at_work(utilisation([90] * 30), spread))
+    assert "one of 2 devices" in why(device_at_work(utilization([90] * 30), spread))

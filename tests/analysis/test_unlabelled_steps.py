@@ -22,7 +22,7 @@ LAYERS = 6
 
 
 @pytest.fixture(scope="module")
-def labelled() -> Trace:
+def labeled() -> Trace:
     return read_torch_trace(REAL)
 
 
@@ -37,22 +37,22 @@ def decode_of(trace: Trace, facts: RunFacts | None = None) -> StageEvidence:
     return found
 
 
-def test_steps_of_a_real_decode_are_found_by_its_kernels(labelled: Trace) -> None:
+def test_steps_of_a_real_decode_are_found_by_its_kernels(labeled: Trace) -> None:
     """Eight steps of 191 kernels: the same figures with the steps' labels and without them."""
-    bare = without(labelled, "decode_step")
+    bare = without(labeled, "decode_step")
     stages = find_stages(bare)
     assert stages.method == "labels, steps by kernel sequence"
     assert "8 periods of 191 kernels" in stages.why
-    known, found = decode_of(labelled), decode_of(bare)
+    known, found = decode_of(labeled), decode_of(bare)
     assert (found.unit, found.units, found.wall_ns) == ("token", STEPS, known.wall_ns)
     assert (found.budget, found.kernels, found.fusion) == (known.budget, known.kernels, known.fusion)
-    ours, theirs = (find_stages(trace).of_stage("decode_step") for trace in (bare, labelled))
+    ours, theirs = (find_stages(trace).of_stage("decode_step") for trace in (bare, labeled))
     assert (np.diff(ours) != 0).tolist() == (np.diff(theirs) != 0).tolist()
 
 
-def test_a_label_around_every_step_is_no_decode_of_as_many_layers(labelled: Trace) -> None:
+def test_a_label_around_every_step_is_no_decode_of_as_many_layers(labeled: Trace) -> None:
     """`decode` set around each step: the layers' rhythm is not taken for steps, and nothing is called a token."""
-    outer = without(labelled, "decode")
+    outer = without(labeled, "decode")
     names = tuple("decode" if name == "decode_step" else name for name in outer.names)
     each = replace(outer, names=names)
     stages = find_stages(each)
@@ -68,7 +68,7 @@ def test_a_label_around_every_step_is_no_decode_of_as_many_layers(labelled: Trac
 
 
 def looped(requests: int, steps: int, sampled: bool = True, before: int = 0) -> Trace:
-    """Decodes of some steps of six layers each, with a product and an attention that is not recognised as one, and a head."""
+    """Decodes of some steps of six layers each, with a product and an attention that is not recognized as one, and a head."""
     built = Builder()
     at = 0
     for _ in range(requests):

@@ -8,7 +8,7 @@ from builders import MS
 from evidence_builders import stage_evidence
 from llm_perf_opt.analysis.evidence import StageEvidence
 from llm_perf_opt.analysis.finding import saving_of
-from llm_perf_opt.analysis.rules.launching import DEVICE_BOUND, HOST_BOUND, felt
+from llm_perf_opt.analysis.rules.launching import DEVICE_BOUND, HOST_BOUND, wall_clock_saving
 from llm_perf_opt.analysis.trace.idle import IdleCause
 
 BOUNDS = (2.0 * MS, 4.0 * MS, 8.0 * MS)
@@ -20,27 +20,27 @@ def busy(percent: float, unprofiled: bool = True, overlap: float = 1.0) -> Stage
 
 
 def test_a_device_that_never_waits_feels_all_of_it_and_one_that_waits_nothing() -> None:
-    assert felt(busy(95), BOUNDS).bounds == BOUNDS
-    nothing = felt(busy(40), BOUNDS)
+    assert wall_clock_saving(busy(95), BOUNDS).bounds == BOUNDS
+    nothing = wall_clock_saving(busy(40), BOUNDS)
     assert (nothing.bounds, nothing.certain) == ((0, 0, 0), True)
     assert "the device is idle for 60%" in nothing.claim
 
 
 def test_between_the_two_a_part_is_counted_and_the_least_is_nothing() -> None:
-    half = felt(busy(70), BOUNDS)
+    half = wall_clock_saving(busy(70), BOUNDS)
     assert half.bounds == pytest.approx((0, 2.0 * MS, 8.0 * MS))
     assert "50% of the kernels' time is counted" in half.because
 
 
 def test_a_profiler_lengthens_gaps_so_a_stage_that_may_be_busy_without_it_keeps_its_bound() -> None:
-    maybe = felt(busy(40, unprofiled=False), BOUNDS)
+    maybe = wall_clock_saving(busy(40, unprofiled=False), BOUNDS)
     assert (maybe.bounds, maybe.certain) == ((0, 0, 8.0 * MS), False)
     assert "Below the profiler" in maybe.claim
-    assert felt(busy(10, unprofiled=False), BOUNDS).bounds == (0, 0, 0)  # no profiler stretches that much
+    assert wall_clock_saving(busy(10, unprofiled=False), BOUNDS).bounds == (0, 0, 0)  # no profiler stretches that much
 
 
 def test_kernels_side_by_side_save_less_than_their_sum() -> None:
-    shared = felt(busy(95, overlap=0.5), BOUNDS)
+    shared = wall_clock_saving(busy(95, overlap=0.5), BOUNDS)
     assert shared.bounds == (1.0 * MS, 2.0 * MS, 8.0 * MS)
     assert "side by side" in shared.because
 
@@ -51,12 +51,12 @@ def test_bounds_stay_in_order_grow_with_the_busy_share_and_never_pass_the_stage(
 ) -> None:
     low, expected, high = sorted(values)
     stage = busy(percent, unprofiled, overlap)
-    found = felt(stage, (low, expected, high)).bounds
+    found = wall_clock_saving(stage, (low, expected, high)).bounds
     assert 0 <= found[0] <= found[1] <= found[2]
     assert found[1] <= expected
     saving = saving_of(stage, *found)
     assert 0 <= saving.low_ns <= saving.expected_ns <= saving.high_ns <= stage.wall_ns
-    more = felt(busy(min(percent + 10, 130), unprofiled, overlap), (low, expected, high)).bounds
+    more = wall_clock_saving(busy(min(percent + 10, 130), unprofiled, overlap), (low, expected, high)).bounds
     assert more[1] >= found[1] - 1e-6
 
 

@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.report.trace_page import trace_text
 from llm_perf_opt.traces.trace_mark import fresh_tables, kept_for
-from llm_perf_opt.workflows.analyze_trace import ANALYSIS_FILE, analyse_source
+from llm_perf_opt.workflows.analyze_trace import ANALYSIS_FILE, analyze_source
 from synthetic_traces import Recipe, kinds, union_ns, write_trace
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
@@ -109,7 +109,7 @@ def test_stages_whose_work_another_thread_launched_have_no_figures(tmp_path: Pat
          "args": {"device": 0, "stream": 7, "correlation": 1}},
     ]  # fmt: skip
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": rows}))
-    found = analyse_source(tmp_path / "trace.json", use_cache=False).document
+    found = analyze_source(tmp_path / "trace.json", use_cache=False).document
     assert found.complete
     assert any(problem.id == "launched_elsewhere" for problem in found.problems)
     (decode,) = found.stages
@@ -119,7 +119,7 @@ def test_stages_whose_work_another_thread_launched_have_no_figures(tmp_path: Pat
 @pytest.mark.parametrize("recipe", list(kinds(3)))
 def test_every_synthetic_kind_is_told_exactly(recipe: Recipe, tmp_path: Path) -> None:
     truth = write_trace(tmp_path / "trace.json", recipe)
-    found = analyse_source(tmp_path / "trace.json", use_cache=False).document
+    found = analyze_source(tmp_path / "trace.json", use_cache=False).document
     gpu = found.gpu
     assert (gpu.kernels, gpu.kernel_ns, gpu.busy_ns, gpu.idle_ns) == (
         truth.kernels,
@@ -147,17 +147,17 @@ def test_what_is_kept_says_the_same_and_is_not_believed_when_damaged(tmp_path: P
     source = tmp_path / "trace.json"
     write_trace(source, Recipe())
     time.sleep(0.15)  # a file so young is fingerprinted anew each time
-    first = analyse_source(source)
+    first = analyze_source(source)
     tables = fresh_tables(source)
     assert tables is not None
-    assert analyse_source(source).document == first.document
+    assert analyze_source(source).document == first.document
     kept = tables / ANALYSIS_FILE
     kept.write_bytes(kept.read_bytes().replace(b'"kernels":180', b'"kernels":181'))
-    assert analyse_source(source).document.gpu.kernels == 181  # it is the kept one that is shown
+    assert analyze_source(source).document.gpu.kernels == 181  # it is the kept one that is shown
     kept.write_bytes(b"{")
-    assert analyse_source(source).document == first.document
+    assert analyze_source(source).document == first.document
     kept.write_bytes(kept.read_bytes().replace(b'"version":"', b'"version":"0'))
-    assert analyse_source(source).document == first.document
+    assert analyze_source(source).document == first.document
 
 
 def test_nothing_is_put_beside_a_trace_and_without_a_cache_nothing_is_kept(
@@ -176,7 +176,7 @@ def test_kernels_have_the_short_names_of_the_page_in_the_terminal_and_their_own_
     source = tmp_path / "trace.json"
     truth = write_trace(source, Recipe())
     assert any("…" in short_name(name, 52) for name in truth.by_name)
-    found = analyse_source(source, use_cache=False).document
+    found = analyze_source(source, use_cache=False).document
     assert {row.name for row in found.kernels} == set(truth.by_name)
     shown = trace_text(found)
     table = shown.partition("Kernels: ")[2].partition("\n\n")[0].splitlines()[2:]
@@ -205,16 +205,16 @@ def test_the_export_of_a_report_is_kept_in_the_cache(traces: Path, monkeypatch: 
     os.utime(report, (1, 1))
     time.sleep(0.15)  # a file so young is not known again
     for _ in range(2):
-        found = analyse_source(report)
+        found = analyze_source(report)
         assert (found.document.gpu.kernels, found.notes) == (1528, ())
     assert sorted(traces.iterdir()) == before
     assert [path.parent for path in made] == [kept_for(report)], "it was exported once"
     report.write_bytes(b"another one")
     time.sleep(0.15)
-    analyse_source(report)
+    analyze_source(report)
     assert len(made) == 2
     assert not made[0].exists(), "what is of no use any more is removed"
-    analyse_source(report, use_cache=False)
+    analyze_source(report, use_cache=False)
     assert len(made) == 3
     assert kept_for(report) != made[2].parent
 
@@ -224,21 +224,21 @@ def test_an_nsys_report_needs_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     report.write_bytes(b"not really")
     monkeypatch.setattr("llm_perf_opt.profiling.vendor.probe.find_tool", lambda name: None)
     with pytest.raises(ResourceError, match="no nsys here"):
-        analyse_source(report)
+        analyze_source(report)
 
 
 def test_an_export_beside_the_report_is_read(traces: Path) -> None:
     report = traces / "run.nsys-rep"
     report.write_bytes(b"not really")
     (traces / "run.sqlite").write_bytes(gzip.decompress((H200 / "nsys_decode.sqlite.gz").read_bytes()))
-    found = analyse_source(report, use_cache=False)
+    found = analyze_source(report, use_cache=False)
     assert found.document.gpu.kernels == 1528
     assert found.document.source == str(report)
 
 
 def test_what_is_not_there_or_no_trace_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        analyse_source(tmp_path / "nothing.json")
+        analyze_source(tmp_path / "nothing.json")
     (tmp_path / "x.json").write_text("[]")
     assert analyze(tmp_path / "x.json").returncode == 5
     assert analyze(tmp_path).returncode == 5
@@ -253,7 +253,7 @@ def test_a_trace_of_the_cpu_alone_has_no_device_figures(tmp_path: Path) -> None:
     ]
     source = tmp_path / "trace.json"
     source.write_text(json.dumps({"schemaVersion": 1, "traceEvents": rows}))
-    found = analyse_source(source, use_cache=False)
+    found = analyze_source(source, use_cache=False)
     assert found.error is None
     document = found.document
     assert document.why == "the trace holds no work of a GPU"

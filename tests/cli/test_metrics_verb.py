@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from command import llm_perf
-from llm_perf_opt.counters.catalogue import chips
+from llm_perf_opt.counters.catalog import chips
 from llm_perf_opt.counters.manifest import resolve, set_names
 
 GOOD = "sm__throughput.avg.pct_of_peak_sustained_elapsed"

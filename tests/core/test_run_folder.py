@@ -175,7 +175,7 @@ def test_a_newer_schema_is_not_guessed_at(tmp_path: Path) -> None:
 
 def test_fields_a_later_version_adds_are_passed_over(tmp_path: Path) -> None:
     run = saved_run(tmp_path)
-    values = json.loads(run.manifest_file.read_text()) | {"colour": "blue"}
+    values = json.loads(run.manifest_file.read_text()) | {"color": "blue"}
     run.manifest_file.write_text(json.dumps(values))
     assert RunFolder.open(run.path).manifest() == manifest()
 
@@ -189,7 +189,7 @@ DAMAGED = {
     "an unknown status": b'{"schema":1,"tool_version":"","status":"splendid","created":"","command":[]}',
     "a field missing": b'{"schema":1,"tool_version":"","status":"complete","created":""}',
     "not UTF-8": b'{"schema":1,"tool_version":"\xff\xfe","status":"complete","created":"","command":[]}',
-    "nested without end": b'{"colour":' + b"[" * 100_000,
+    "nested without end": b'{"color":' + b"[" * 100_000,
     "zeros": bytes(64),
 }
 

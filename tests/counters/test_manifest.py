@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.processes import ask
-from llm_perf_opt.counters.catalogue import base_names, chips, has, launch_names, names_listed, split_name
+from llm_perf_opt.counters.catalog import base_names, chips, has, launch_names, names_listed, split_name
 from llm_perf_opt.counters.manifest import BASE_NCU_METRICS, BASE_NSYS_TRACE_MODULES, ResolvedMetrics, resolve, set_names
 from llm_perf_opt.counters.set_file import TRACE_MODULES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.counters.catalogue import base_names, chips, has
+from llm_perf_opt.counters.catalog import base_names, chips, has
 from llm_perf_opt.counters.roles import CounterRoles, roles
 
 CHIPS = tuple(chips())

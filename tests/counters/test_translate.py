@@ -2,7 +2,7 @@
 
 import pytest
 
-from llm_perf_opt.counters.catalogue import chips, has
+from llm_perf_opt.counters.catalog import chips, has
 from llm_perf_opt.counters.translate import Part, close_names, old_names, translate
 
 CHIPS = tuple(chips())

@@ -8,7 +8,7 @@ from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.counters.manifest import resolve, set_names
 from llm_perf_opt.profiling import requested_metrics as asked_metrics
-from llm_perf_opt.profiling.requested_metrics import nsys_traces, sections_of, settled, told_drops
+from llm_perf_opt.profiling.requested_metrics import nsys_traces, resolve_metrics, sections_of, told_drops
 from llm_perf_opt.profiling.vendor.permission import Permission
 from llm_perf_opt.profiling.vendor.probe import NsysProbe
 from llm_perf_opt.workflows.sweep import plan_sweep
@@ -26,7 +26,7 @@ PROBE = NsysProbe("nsys", "2023.4.4", flags=("--gpu-metrics-device",), trace_mod
     ],
 )
 def test_the_richest_torch_preset_asked_for_is_recorded(overrides: list[str], preset: str) -> None:
-    assert settled(compose(overrides).config).profiling.torch.preset == preset
+    assert resolve_metrics(compose(overrides).config).profiling.torch.preset == preset
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_richest_torch_preset_asked_for_is_recorded(overrides: list[str], pr
 )
 def test_a_wrong_set_or_pattern_is_refused_whatever_passes_are_asked_for(asked: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
-        settled(compose([asked, "profiling=minimal"]).config)
+        resolve_metrics(compose([asked, "profiling=minimal"]).config)
 
 
 def test_a_wrong_counter_of_the_last_point_of_a_sweep_is_told_before_the_first_runs() -> None:

@@ -5,17 +5,17 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.records import CeilingRow, Ceilings, FoundCeilings, Missing
 from llm_perf_opt.report.ceilings import age_s, ceilings_json, ceilings_text
 
 TAKEN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 ROWS = (
-    CeilingRow("gemm_bf16", "GEMM bf16", "FLOP/s", summarise([796e12] * 9), "8192×8192×8192", "SM 1980 MHz, 92 W"),
-    CeilingRow("gemm_fp32", "GEMM fp32", "FLOP/s", summarise([230e9] * 3 + [240e9] * 3 + [250e9] * 3), "1024×1024×1024"),
+    CeilingRow("gemm_bf16", "GEMM bf16", "FLOP/s", summarize([796e12] * 9), "8192×8192×8192", "SM 1980 MHz, 92 W"),
+    CeilingRow("gemm_fp32", "GEMM fp32", "FLOP/s", summarize([230e9] * 3 + [240e9] * 3 + [250e9] * 3), "1024×1024×1024"),
     CeilingRow("gemm_fp8", "GEMM fp8", "FLOP/s", Missing("compute capability 8.0 has none"), ""),
-    CeilingRow("read", "read bandwidth", "B/s", summarise([4348e9] * 9), "sum of 1024 MiB"),
-    CeilingRow("launch_graph", "kernel interval, CUDA graph", "ns", summarise([917.0] * 9), "one graph"),
+    CeilingRow("read", "read bandwidth", "B/s", summarize([4348e9] * 9), "sum of 1024 MiB"),
+    CeilingRow("launch_graph", "kernel interval, CUDA graph", "ns", summarize([917.0] * 9), "one graph"),
 )
 CEILINGS = Ceilings(
     "cuda", "NVIDIA H200", "GPU-1", "580.95", "2.11.0", 16, TAKEN.isoformat(), 9.0, 7.25, ("before measuring: 92 W",), ROWS

@@ -123,7 +123,7 @@ def test_readings_are_counted_from_the_first_repeat() -> None:
     found = telemetry_chart(readings(), clean_timings())
     assert not isinstance(found, Missing)
     figure, note = found
-    assert [trace["name"] for trace in figure["data"]] == ["GPU power", "SM clock", "GPU temperature", "GPU utilisation"]
+    assert [trace["name"] for trace in figure["data"]] == ["GPU power", "SM clock", "GPU temperature", "GPU utilization"]
     assert figure["data"][0]["x"][:2] == [0, 0.1]
     assert figure["data"][0]["y"][0] == 300
     assert note == ""

@@ -7,7 +7,7 @@ import pytest
 
 from builders import MS, empty_analysis, run_analysis
 from llm_perf_opt.analysis.latency import NO_DECODE, metrics
-from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.sweep_rows import pareto_front, sweep_rows
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.html import TOP_FINDINGS, run_page
@@ -125,7 +125,7 @@ def test_marks_of_kernels_stand_on_the_page_with_what_they_mean() -> None:
 def test_a_sweep_shows_how_well_its_figures_are_known() -> None:
     rows = []
     for row, tpot in zip(sweep_rows(sweep_entries()), (20, 21, 22, 18), strict=False):
-        noisy = summarise([tpot * MS * share for share in (0.7, 0.8, 0.9, 1.1, 1.2, 1.3)])
+        noisy = summarize([tpot * MS * share for share in (0.7, 0.8, 0.9, 1.1, 1.2, 1.3)])
         rows.append(replace(row, metrics={**row.metrics, "tpot": noisy}, warnings=2))
     report = SweepReport("x", "now", ("llm-perf",), rows, "runs/1")
     (table,) = read(sweep_markdown(report)).tables

@@ -118,11 +118,11 @@ def test_nothing_is_wider_than_the_window_and_text_can_be_read(
 ) -> None:
     browser = opened(chromium, run_file, width, scheme)
     assert browser.ask("document.documentElement.scrollWidth") <= width
-    colours = browser.ask(
+    colors = browser.ask(
         "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor,"
         " getComputedStyle(document.querySelector('#steps .xtick text')).fill]"
     )
-    text, ground, tick = (sum(int(part) for part in colour[4:-1].split(",")[:3]) / 3 for colour in colours)
+    text, ground, tick = (sum(int(part) for part in color[4:-1].split(",")[:3]) / 3 for color in colors)
     assert abs(text - ground) > 120
     assert abs(tick - ground) > 120
     assert (ground < 128) == (scheme == "dark")

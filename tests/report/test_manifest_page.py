@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llm_perf_opt.counters.catalogue import chips
+from llm_perf_opt.counters.catalog import chips
 from llm_perf_opt.counters.manifest import set_names
 from llm_perf_opt.counters.translate import old_names
 from llm_perf_opt.report.manifest import manifest_page

@@ -26,7 +26,7 @@ from builders import (
 )
 from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.telemetry import summarise_telemetry
+from llm_perf_opt.analysis.telemetry import summarize_telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, PassRecord, SubstageSpan, TorchPass
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.markdown import TOP_OPERATORS, operators_page, report, stakeholder_summary
@@ -201,7 +201,7 @@ def test_the_command_to_repeat_is_whole() -> None:
 def test_readings_and_energy_of_a_gpu() -> None:
     samples = [gpu_sample(at * 100 * MS, energy_mj=30_000 * at) for at in range(17)]
     timings = clean_timings(model=model_facts(device="cuda:0"))
-    summary = summarise_telemetry(telemetry(samples, [cpu_sample(0)]), timings)
+    summary = summarize_telemetry(telemetry(samples, [cpu_sample(0)]), timings)
     page, _, _ = read_all(run_analysis(telemetry=summary))
     assert row(page, "GPU power") == ["GPU power", "300", "300", "300", "W", "17"]
     # 300 W for 1.6 s; every prefill of 100 ms is too short to be told apart
@@ -308,7 +308,7 @@ def called(name: str) -> RunAnalysis:
     )
     timings = replace(timings, memory=replace(timings.memory, allocated_bytes=none))
     torch = torch_pass(operators=(operator(name), operator(name, cpu_memory_bytes=none)), trace_file=name)
-    rows = summarise_telemetry(telemetry([gpu_sample(0, temperature_c=none)], [cpu_sample(0)], gpu_note=name), timings)
+    rows = summarize_telemetry(telemetry([gpu_sample(0, temperature_c=none)], [cpu_sample(0)], gpu_note=name), timings)
     return of_timings(
         timings,
         torch,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from builders import MS
-from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.sweep_ran import Ran
 from llm_perf_opt.analysis.sweep_rows import SweepRow, sweep_rows
 from llm_perf_opt.core.records import Missing
@@ -91,7 +91,7 @@ def test_a_token_of_a_larger_batch_is_not_called_slower() -> None:
 def test_bars_of_few_repeats_are_called_a_range() -> None:
     rows = list(sweep_rows(sweep_entries()))[:4]
     assert bar_words(rows) == "95 % intervals"
-    few = [replace(row, metrics={"tpot": summarise([11 * MS, 12 * MS])}) for row in rows]
+    few = [replace(row, metrics={"tpot": summarize([11 * MS, 12 * MS])}) for row in rows]
     for words in (bar_words(few), bar_words([*rows[:2], *few[2:]])):
         assert "range of the repeats" in words
     assert bar_words(few).startswith("the range")
@@ -100,6 +100,6 @@ def test_bars_of_few_repeats_are_called_a_range() -> None:
     assert dict(zip(table[0], table[1], strict=True))["TPOT (95 % interval)"] == (
         "11.50 ms (range of 2 values: 11.00 – 12.00 ms)"
     )
-    chart = tradeoff_chart([replace(row, metrics={**row.metrics, "decode_rate": summarise([1.0, 2.0])}) for row in few], [])
+    chart = tradeoff_chart([replace(row, metrics={**row.metrics, "decode_rate": summarize([1.0, 2.0])}) for row in few], [])
     assert not isinstance(chart, Missing)
     assert "TPOT 11.50 ms (range of 2 values: 11.00 – 12.00 ms)" in chart["data"][-1]["hovertext"][0]

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import HOSTILE_NAMES
-from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.text import (
@@ -80,7 +80,7 @@ def test_a_missing_value_shows_its_reason_as_text_on_one_line(shown: str) -> Non
 
 
 def test_a_missing_interval_shows_its_reason() -> None:
-    assert interval(summarise([1, 2, 3]), "ns") == "n/a: 3 values; a 95 % interval of the median needs 6"
+    assert interval(summarize([1, 2, 3]), "ns") == "n/a: 3 values; a 95 % interval of the median needs 6"
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -191,10 +191,10 @@ def test_figures_in_their_units() -> None:
     assert with_unit(123.45, "tokens/s") == "123.5 tokens/s"
     assert percent(0.1234) == "12.3 %"
     assert percent(0.1234, 0) == "12 %"
-    ten = summarise([value * 1_000_000 for value in range(1, 11)])
+    ten = summarize([value * 1_000_000 for value in range(1, 11)])
     assert interval(ten, "ns") == "2.000 – 9.000 ms", "second and ninth of ten"
     assert spread(ten, "ns") == "4.500 ms"  # 7.75 − 3.25
-    assert interval(summarise(range(1, 11)), "tokens/s") == "2.000 – 9.000"
+    assert interval(summarize(range(1, 11)), "tokens/s") == "2.000 – 9.000"
 
 
 @pytest.mark.parametrize(
@@ -222,5 +222,5 @@ def test_bytes_are_said_in_the_unit_they_fill(number: int, shown: str) -> None:
     ],
 )
 def test_few_values_have_a_range_and_no_interval(values: list[float], shown: str) -> None:
-    assert known_within(summarise(values), "ns") == shown
+    assert known_within(summarize(values), "ns") == shown
     assert ("95 %" in shown) is (len(values) >= 6)

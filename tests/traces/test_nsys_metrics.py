@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.trace.stages import stage_columns
 from llm_perf_opt.report.trace_page import trace_text
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
 from llm_perf_opt.traces.trace_cache import cached_trace
-from llm_perf_opt.workflows.analyze_trace import analyse_source
+from llm_perf_opt.workflows.analyze_trace import analyze_source
 from nsys_databases import DECODE, altered
 
 METRICS = """CREATE TABLE GPU_METRICS (
@@ -60,7 +60,7 @@ def sampled(to: Path, samples: list[tuple[object, int, int, object]], more: tupl
 def steps() -> list[tuple[int, int]]:
     """Device window of each decode step of the real report."""
     trace = read_nsys(DECODE)
-    found = analyse_source(DECODE, use_cache=False).document
+    found = analyze_source(DECODE, use_cache=False).document
     begun = np.sort(trace.work.start_ns)
     bounds = np.cumsum([0, *[step.span_ns or 0 for step in found.steps]]) + int(begun[0])
     return [(int(low), int(high)) for low, high in itertools.pairwise(bounds)]
@@ -77,7 +77,7 @@ def test_means_of_the_samples_that_fall_into_a_stage(tmp_path: Path) -> None:
         (first - 1_000_000, TYPE, SM, 99), (last + 1_000_000, TYPE, SM, 99), (None, TYPE, SM, 99),
     ]  # fmt: skip
     source = sampled(tmp_path / "run.sqlite", samples)
-    found = analyse_source(source, use_cache=False).document
+    found = analyze_source(source, use_cache=False).document
     lines = {(line.stage, line.metric): line for line in found.gpu_metrics}
     active = lines[("decode_step", "SMs Active [Throughput %]")]
     assert (active.device, active.samples, active.mean, active.least, active.most) == (0, 3, 30.0, 10, 60)
@@ -95,7 +95,7 @@ def test_samples_between_two_steps_are_of_the_decode_and_of_no_step(tmp_path: Pa
     before = int(trace.work.end_ns[trace.work.start_ns < stop].max())
     assert before + 10 < stop  # the device waits between the steps
     source = sampled(tmp_path / "run.sqlite", [(before + 5, TYPE, SM, 7)])
-    found = analyse_source(source, use_cache=False).document
+    found = analyze_source(source, use_cache=False).document
     assert {line.stage for line in found.gpu_metrics} == {"", "decode"}
 
 
@@ -133,4 +133,4 @@ def test_samples_are_kept_with_the_trace_and_can_be_asked(tmp_path: Path) -> Non
 
 def test_a_report_without_samples_has_none() -> None:
     assert len(read_nsys(DECODE).samples) == 0
-    assert analyse_source(DECODE, use_cache=False).document.gpu_metrics == []
+    assert analyze_source(DECODE, use_cache=False).document.gpu_metrics == []

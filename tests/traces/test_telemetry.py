@@ -100,7 +100,7 @@ DAMAGED = {
     "a wrong type": b'{"cpu":{"at_ns":"1","machine_pct":0,"ours_pct":0,"rss_bytes":0,"frequency_mhz":0}}',
     "a number that is none": b'{"cpu":{"at_ns":1,"machine_pct":NaN,"ours_pct":0,"rss_bytes":0,"frequency_mhz":0}}',
     "not UTF-8": b'{"header":{"interval_s":1,"processors":1,"gpu_note":"\xff"}}',
-    "nested without end": b'{"colour":' + b"[" * 100_000,
+    "nested without end": b'{"color":' + b"[" * 100_000,
     "zeros": bytes(40),
 }
 

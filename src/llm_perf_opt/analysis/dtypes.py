@@ -13,7 +13,7 @@ DTYPE_BITS: dict[str, int] = {
     "int4": 4,
     "fp4": 4,
 }
-"""Bits of one element. Scales and zero points of quantised formats are not counted: bytes are the least possible."""
+"""Bits of one element. Scales and zero points of quantized formats are not counted: bytes are the least possible."""
 
 _COMPUTE = {"int8": "bf16", "int4": "bf16"}
 """Integer weights are taken as storage only (GPTQ, AWQ, bitsandbytes): multiplied after conversion to bf16."""

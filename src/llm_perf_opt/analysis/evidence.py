@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency,
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices
 from llm_perf_opt.analysis.limits.roofs import Roof, best_floor
 from llm_perf_opt.analysis.overhead import PassOverhead
-from llm_perf_opt.analysis.stats import ends, summarise
+from llm_perf_opt.analysis.stats import ends, summarize
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.accounting import Account, StageTime
 from llm_perf_opt.analysis.trace.concurrency import kernels_cover, on_the_busiest, overlap_of, side_by_side_notes
@@ -241,7 +241,7 @@ def _wall(time: StageTime, unit: str, units: int, facts: RunFacts) -> tuple[int 
     if isinstance(values, Missing):
         return None, None, f"{profiled}: {values.why}"
     times = units if time.name == PREFILL else 1
-    found = summarise(values)
+    found = summarize(values)
     low, high = ends(found)
     return round(found.median) * times, (low * times, high * times), f"the unprofiled pass, median of {found.n} repeats"
 

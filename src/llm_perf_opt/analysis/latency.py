@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.stats import (
     least_values,
     percentile,
     rate_over,
-    summarise,
+    summarize,
 )
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.records import (
@@ -53,7 +53,7 @@ class MetricDefinition:
     def over(self, times: Sequence[float], workload: Workload) -> Distribution:
         """The figure over several, from the time of each. A rate is what its formula makes of the median time and its ends."""
         if self.tokens is None:
-            return summarise(times)
+            return summarize(times)
         return rate_over(self.tokens(workload), times)
 
 
@@ -183,7 +183,7 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
         if not per_iteration:
             continue
         profiled = _profiled(torch, stage)
-        time = summarise(values)
+        time = summarize(values)
         inflation = _inflation(profiled, _same_length(stage, timings, torch))
         parent = PARENT[stage]
         share = _share(stage, iterations)
@@ -275,7 +275,7 @@ def _encloses(outer: SubstageSpan, inner: SubstageSpan) -> bool:
 
 def _substage(name: str, parent: str, stage: Stage, iterations: Sequence[Iteration], whole: float, depth: int) -> StageTiming:
     per_iteration, values = substage_values(name, stage, iterations)
-    time = summarise(values)
+    time = summarize(values)
     unprofiled = Missing("sub-stages are timed in the unprofiled pass only")
     return StageTiming(name, parent, per_iteration, time, time.median * per_iteration / whole, unprofiled, unprofiled, depth)
 

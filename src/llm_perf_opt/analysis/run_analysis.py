@@ -15,7 +15,7 @@ from llm_perf_opt.core.errors import ImplausibleError, LlmPerfError, ParseError
 from llm_perf_opt.core.records import CleanTimings, Drift, Manifest, Maybe, Metric, Missing, StageTiming, TorchPass
 
 _NO_PROMPTS = Missing("it has no record of them")
-_NOT_ANALYSED = Missing("the run's trace was not analysed")
+_NOT_ANALYSED = Missing("the run's trace was not analyzed")
 
 
 @dataclass(frozen=True)

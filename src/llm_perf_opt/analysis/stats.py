@@ -111,7 +111,7 @@ def median_interval(values: Sequence[float]) -> Maybe[tuple[float, float]]:
     return float(ordered[rank]), float(ordered[n - 1 - rank])
 
 
-def summarise(values: Sequence[float]) -> Distribution:
+def summarize(values: Sequence[float]) -> Distribution:
     """Median with its interval, quartiles, extremes, and the percentiles the sample carries."""
     interval = median_interval(values)
     low, high = (interval, interval) if isinstance(interval, Missing) else interval
@@ -134,7 +134,7 @@ def rate_over(amount: float, times_ns: Sequence[float]) -> Distribution:
 
     Not the median of each repeat's rate: of an even number that is another figure than the amount over the median time.
     """
-    time = summarise(times_ns)
+    time = summarize(times_ns)
 
     def rate(ns: float) -> float:
         return amount * 1e9 / ns
@@ -165,7 +165,7 @@ def ends(value: Distribution) -> tuple[float, float]:
 
 def within_target(values: Sequence[float], target: float) -> bool:
     """Whether half the interval of the median is within `target` of the median."""
-    relative = summarise(values).ci_relative if values else Missing("no values")
+    relative = summarize(values).ci_relative if values else Missing("no values")
     return not isinstance(relative, Missing) and relative <= target
 
 

@@ -1,4 +1,4 @@
-"""What the sampler's readings say of the measured window: energy, clocks, throttling, neighbours."""
+"""What the sampler's readings say of the measured window: energy, clocks, throttling, neighbors."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class TelemetrySummary:
     """Processors that other processes used while the repeats ran, their mean."""
 
 
-def summarise_telemetry(telemetry: Telemetry, timings: CleanTimings) -> TelemetrySummary:
+def summarize_telemetry(telemetry: Telemetry, timings: CleanTimings) -> TelemetrySummary:
     """Readings, energy and warnings over the window in which the repeats ran."""
     window = measured_window(timings)
     gpu = _inside(telemetry.gpu, window)
@@ -89,7 +89,7 @@ def summarise_telemetry(telemetry: Telemetry, timings: CleanTimings) -> Telemetr
         note=f"No GPU readings: {telemetry.header.gpu_note}." if telemetry.header.gpu_note else "",
         warnings=(
             *_throttling(gpu),
-            *_neighbours(telemetry, timings, cpu, gpu),
+            *_neighbors(telemetry, timings, cpu, gpu),
             *_wrong_device(telemetry, timings),
             *_one_of_several(telemetry, timings),
         ),
@@ -139,8 +139,8 @@ def _gpu_readings(samples: Sequence[GpuSample]) -> list[Reading]:
         _reading("SM clock", "MHz", samples, lambda s: s.sm_clock_mhz),
         _reading("memory clock", "MHz", samples, lambda s: s.memory_clock_mhz),
         _reading("GPU temperature", "°C", samples, lambda s: s.temperature_c),
-        _reading("GPU utilisation", "%", samples, lambda s: s.gpu_utilisation_pct),
-        _reading("memory-controller utilisation", "%", samples, lambda s: s.memory_utilisation_pct),
+        _reading("GPU utilization", "%", samples, lambda s: s.gpu_utilisation_pct),
+        _reading("memory-controller utilization", "%", samples, lambda s: s.memory_utilisation_pct),
         _reading("GPU memory in use", "GiB", samples, lambda s: _scaled(s.memory_used_bytes, 2**-30)),
     ]
 
@@ -154,15 +154,15 @@ def _cpu_readings(samples: Sequence[CpuSample]) -> list[Reading]:
     ]
 
 
-UTILISATION_PERIOD_S = 1.0
-"""The longest time that a reading of GPU utilisation looks back over (NVML: between a sixth of a second and one second)."""
+UTILIZATION_PERIOD_S = 1.0
+"""The longest time that a reading of GPU utilization looks back over (NVML: between a sixth of a second and one second)."""
 LEAST_READINGS = 3
 LEAST_REQUESTS = 3
 """Readings, and whole requests below them, from which on their mean stands for all repeats."""
 
 
 def device_at_work(telemetry: Maybe[Telemetry], timings: CleanTimings) -> Maybe[float]:
-    """Share of the repeats' time that kernels ran on the device, from the driver's utilisation; of no stage in particular."""
+    """Share of the repeats' time that kernels ran on the device, from the driver's utilization; of no stage in particular."""
     if isinstance(telemetry, Missing):
         return telemetry
     if not timings.model.device.startswith("cuda"):
@@ -172,7 +172,7 @@ def device_at_work(telemetry: Maybe[Telemetry], timings: CleanTimings) -> Maybe[
     if not timings.iterations:
         return Missing("no iteration was measured")
     begin, end = measured_window(timings)
-    samples = _inside(telemetry.gpu, (begin + round(UTILISATION_PERIOD_S * 1e9), end))  # none that looks back before the repeats
+    samples = _inside(telemetry.gpu, (begin + round(UTILIZATION_PERIOD_S * 1e9), end))  # none that looks back before the repeats
     if any(not isinstance(sample.processes, Missing) and sample.processes > 1 for sample in samples):
         return Missing("other processes shared the GPU while it was sampled")
     answers = [sample.gpu_utilisation_pct for sample in samples]
@@ -297,13 +297,13 @@ def _others(cpu: Sequence[CpuSample]) -> Maybe[float]:
     return sum(max(0.0, sample.machine_pct - sample.ours_pct) for sample in cpu) / len(cpu) / 100
 
 
-def _neighbours(telemetry: Telemetry, timings: CleanTimings, cpu: Sequence[CpuSample], gpu: Sequence[GpuSample]) -> list[str]:
+def _neighbors(telemetry: Telemetry, timings: CleanTimings, cpu: Sequence[CpuSample], gpu: Sequence[GpuSample]) -> list[str]:
     warnings = []
     others = _others(cpu)
     if not isinstance(others, Missing) and others > NEIGHBOUR_PROCESSORS:
         warnings.append(
             f"Other processes used {others:.2f} processors on average while measuring (of {telemetry.header.processors}): "
-            "a busy neighbour."
+            "a busy neighbor."
         )
     counts = [sample.processes for sample in gpu if not isinstance(sample.processes, Missing)]
     if counts and max(counts) > 1:
@@ -314,7 +314,7 @@ def _neighbours(telemetry: Telemetry, timings: CleanTimings, cpu: Sequence[CpuSa
         if sample.at_ns < timings.device_untouched_until_ns and not isinstance(sample.gpu_utilisation_pct, Missing)
     ]
     if before and percentile(before, 0.5) > NEIGHBOUR_GPU_PCT:
-        warnings.append(f"The GPU was {percentile(before, 0.5):.0f} % busy before this run touched it: a busy neighbour.")
+        warnings.append(f"The GPU was {percentile(before, 0.5):.0f} % busy before this run touched it: a busy neighbor.")
     return warnings
 
 

@@ -61,7 +61,7 @@ def refused(trace: Trace, source: str) -> TraceAnalysis:
     )
 
 
-def analysed(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts, source: str) -> TraceAnalysis:
+def analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts, source: str) -> TraceAnalysis:
     """A sound trace, with what a run knows beside it."""
     evidence = gather(trace, stages, account, facts)
     if not len(trace.work):
@@ -171,11 +171,11 @@ def _steps(account: Account) -> list[StepLine]:
 
 def _owners(trace: Trace, stages: TraceStages) -> tuple[list[OwnerLine], list[OwnerLine]]:
     """Modules and operators by the device time of their own."""
-    labelled = has_modules(trace)
-    if not labelled and not len(trace.operators):
+    labeled = has_modules(trace)
+    if not labeled and not len(trace.operators):
         return [], []
     found = attribute(trace, stages)
-    return _owner_lines(modules_by_time(trace, found) if labelled else ()), _owner_lines(operators_by_time(trace, found))
+    return _owner_lines(modules_by_time(trace, found) if labeled else ()), _owner_lines(operators_by_time(trace, found))
 
 
 def _owner_lines(rows: Sequence[OwnerRow]) -> list[OwnerLine]:

@@ -32,12 +32,12 @@ def analyze(
     """Account for a trace: health, stages, budget, idle causes, kernels, operators, and findings with what each would save."""
     note_debug(debug)
     from llm_perf_opt.core.run_folder import there
-    from llm_perf_opt.workflows.analyze_trace import analyse_source, with_borrowed_modules
+    from llm_perf_opt.workflows.analyze_trace import analyze_source, with_borrowed_modules
 
     if modules_from is not None:
         there(modules_from, "Give a run folder or a torch trace of the same model.")
     with ended_in_order():
-        found = analyse_source(source, use_cache=not no_cache)
+        found = analyze_source(source, use_cache=not no_cache)
         if modules_from is not None:
             found = with_borrowed_modules(found, source, modules_from)
     for note in found.notes:

@@ -38,10 +38,12 @@ def cost(
     """What a model must compute and move, part by part: no GPU, no weights."""
     note_debug(debug)
     from llm_perf_opt.report.cost import cost_page, what_if_page
-    from llm_perf_opt.workflows.cost import Asked, answer
+    from llm_perf_opt.workflows.cost import CostRequest, estimate_cost
 
-    asked = Asked(overrides or [], model_config, config_dir, batch, prompt, context, dtype, kv_dtype, mla, hardware, decoder_only)
-    found = answer(asked)
+    asked = CostRequest(
+        overrides or [], model_config, config_dir, batch, prompt, context, dtype, kv_dtype, mla, hardware, decoder_only
+    )
+    found = estimate_cost(asked)
     if as_json:
         print_json(found.to_json())
         return

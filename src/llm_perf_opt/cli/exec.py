@@ -69,10 +69,10 @@ def exec_program(
     from llm_perf_opt.cli.progress import progress_for
     from llm_perf_opt.config.schema import RegionsConfig
     from llm_perf_opt.core.run_folder import RunFolder
-    from llm_perf_opt.profiling.program import PASSES, Asked, capture_program, check_asked
+    from llm_perf_opt.profiling.program import PASSES, ExecRequest, capture_program, check_asked
     from llm_perf_opt.workflows.analyze_program import report_program
 
-    asked = Asked(
+    asked = ExecRequest(
         argv=tuple(program),
         passes=PASSES if passes is None else tuple(_words(passes)),
         as_available=passes is None,

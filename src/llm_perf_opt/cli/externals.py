@@ -73,7 +73,7 @@ def snapshot(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Take the source files of Hugging Face repositories: code, configuration, tokenizer, licence; never weights."""
+    """Take the source files of Hugging Face repositories: code, configuration, tokenizer, license; never weights."""
     note_debug(debug)
     from llm_perf_opt.workspace.externals import verbs
     from llm_perf_opt.workspace.externals.places import Places

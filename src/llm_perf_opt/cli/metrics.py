@@ -24,7 +24,7 @@ Installed = Annotated[bool, typer.Option("--installed", help="Ask the ncu of thi
 def list_sets(as_json: Json = False, debug: Debug = False) -> None:
     """The named sets, and the chips whose counters are known."""
     note_debug(debug)
-    from llm_perf_opt.counters.catalogue import LISTED_BY, base_names, chips
+    from llm_perf_opt.counters.catalog import LISTED_BY, base_names, chips
     from llm_perf_opt.counters.set_file import shipped_sets
 
     sets = shipped_sets()
@@ -98,7 +98,7 @@ def check(
 def _verdict(chip: str, name: str, known: frozenset[str] | None) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from llm_perf_opt.counters.catalogue import problem
+    from llm_perf_opt.counters.catalog import problem
     from llm_perf_opt.counters.translate import close_names, translate
 
     translation = translate(chip, name)
@@ -122,7 +122,7 @@ def _print_verdict(one: dict[str, Any]) -> None:
 
 
 def _chip(asked: str | None) -> str:
-    from llm_perf_opt.counters.catalogue import DEFAULT_CHIP, base_names, chip_of_device
+    from llm_perf_opt.counters.catalog import DEFAULT_CHIP, base_names, chip_of_device
     from llm_perf_opt.runners.measure.gpu import gpu_name
 
     if asked is not None:

@@ -37,7 +37,7 @@ def report(
     if is_sweep(run_folder):
         _sweep(run_folder, peak_tflops is not None, open_page, as_json)
         return
-    from llm_perf_opt.workflows.analyze_run import reanalyse
+    from llm_perf_opt.workflows.analyze_run import reanalyze
     from llm_perf_opt.workflows.images import draw_images
 
     limits = None
@@ -53,7 +53,7 @@ def report(
             raise ConfigError("The report of a user's own program is Markdown, not a page.", "Leave --open out.")
         print_program(opened, report_program(opened), as_json)
         return
-    folder, analysis = reanalyse(run_folder, limits)
+    folder, analysis = reanalyze(run_folder, limits)
     images = draw_images(folder)
     if as_json:
         print_json(outcome(folder, analysis))

@@ -142,10 +142,10 @@ def _print_points(planned: "Planned") -> None:
 
 def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | None":
     """The reports, also of a run that ended early; a report that fails must not hide why the run did."""
-    from llm_perf_opt.workflows.analyze_run import analyse, write_reports
+    from llm_perf_opt.workflows.analyze_run import analyze, write_reports
 
     try:
-        analysis = analyse(folder)
+        analysis = analyze(folder)
         write_reports(folder, analysis)
     except LlmPerfError:
         if error is None:
@@ -159,9 +159,9 @@ def _print_plan(composed: "Composed", as_json: bool) -> None:
 
     from llm_perf_opt.config.composition import config_to_yaml
     from llm_perf_opt.profiling.capture import planned_passes
-    from llm_perf_opt.profiling.requested_metrics import settled
+    from llm_perf_opt.profiling.requested_metrics import resolve_metrics
 
-    config = settled(composed.config)
+    config = resolve_metrics(composed.config)
     passes = planned_passes(config)
     if as_json:
         print_json({"run_dir": str(composed.run_dir), "passes": passes, "config": asdict(config)})

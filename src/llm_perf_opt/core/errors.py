@@ -8,7 +8,7 @@
 | 3 | something the request needs is not here: a package, data behind a link, memory, disk space, a device |
 | 4 | a pass failed while it ran; what was captured before it is kept |
 | 5 | a file could not be read as what it should be |
-| 6 | a figure came out impossible, such as a utilisation above 100 % |
+| 6 | a figure came out impossible, such as a utilization above 100 % |
 | 129 | ended by SIGHUP, as a closed terminal does, with the same care |
 | 130 | interrupted |
 | 143 | ended by SIGTERM, as schedulers do, with the same care |

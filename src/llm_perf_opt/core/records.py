@@ -95,7 +95,7 @@ class Iteration:
     started_ns: int
     """Monotonic clock of the machine, shared with the telemetry samples."""
     wall_ns: int
-    """Host clock from the request's start to all tokens ready on the host side of a synchronise."""
+    """Host clock from the request's start to all tokens ready on the host side of a synchronize."""
     prefill_ns: int
     steps_ns: tuple[int, ...]
     substages: tuple[SubstageSpan, ...] = ()

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from llm_perf_opt.config.schema import TorchPreset
 from llm_perf_opt.core.errors import ConfigError, nearest
-from llm_perf_opt.counters.catalogue import problem
+from llm_perf_opt.counters.catalog import problem
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.counters.set_file import PRESETS, ROLE, MetricSet, shipped_sets
 from llm_perf_opt.counters.translate import close_names, translate
@@ -115,7 +115,7 @@ def resolve(
 ) -> ResolvedMetrics:
     """Merge `base`, `sets`, `add` and `remove`, in that order, for one chip; `sections` follow those of the sets.
 
-    `known` holds the base names that the installed tool lists for the chip (`catalogue.names_listed`): what it lacks is
+    `known` holds the base names that the installed tool lists for the chip (`catalog.names_listed`): what it lacks is
     dropped from sets and refused as an addition; `known_sections` likewise those of its sections. Unknown sets, additions and
     removals are a ConfigError; so are unknown sections, where the tool's are known.
     """

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llm_perf_opt.counters.catalogue import has, near, split_name
+from llm_perf_opt.counters.catalog import has, near, split_name
 from llm_perf_opt.counters.roles import CounterRoles, roles
 
 _ALIKE = 0.8

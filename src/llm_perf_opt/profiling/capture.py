@@ -19,8 +19,8 @@ from llm_perf_opt.profiling.ceilings import build_ceilings_argv, run_ceilings
 from llm_perf_opt.profiling.nsight import run_ncu, run_nsys
 from llm_perf_opt.profiling.passes import (
     LABELS,
-    Judged,
     Listener,
+    PassOutcome,
     PassPlan,
     begin_pass,
     closed,
@@ -30,7 +30,7 @@ from llm_perf_opt.profiling.passes import (
 )
 from llm_perf_opt.profiling.preflight import refuse_early
 from llm_perf_opt.profiling.provenance import environment, packages
-from llm_perf_opt.profiling.requested_metrics import settled
+from llm_perf_opt.profiling.requested_metrics import resolve_metrics
 from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv
 from llm_perf_opt.runners.measure import nvml
 from llm_perf_opt.runners.measure.gpu import gpu_count
@@ -57,7 +57,7 @@ def capture(composed: Composed, command: Sequence[str], listener: Listener) -> t
     """Fill a new run folder. Returns it with the error that ended the capture early, if one did."""
     runtime_named(composed.config.runtime.type)
     refuse_early([composed.config])
-    config = settled(composed.config)
+    config = resolve_metrics(composed.config)
     folder = RunFolder.create(composed.run_dir)
     passes = tuple(PassRecord(name) for name in planned_passes(config))
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -169,7 +169,9 @@ def _run_measured(
     listener.pass_started(name, LABELS[name])
     argv = build_work_argv(folder.config_file, name, folder.raw(name))
     plan = PassPlan(name, argv, config.profiling.pass_timeout_s, _framework())
-    run_pass(folder, plan, listener, run=plain_run(on_start), check=lambda error: Judged(error or _result_flaw(folder, name)))
+    run_pass(
+        folder, plan, listener, run=plain_run(on_start), check=lambda error: PassOutcome(error or _result_flaw(folder, name))
+    )
 
 
 def _result_flaw(folder: RunFolder, name: str) -> CaptureError | None:

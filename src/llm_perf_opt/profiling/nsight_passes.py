@@ -9,7 +9,7 @@ from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError
 from llm_perf_opt.core.kernel_records import CounterReport
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.profiling.passes import Judged, Listener, PassPlan, Run, run_pass
+from llm_perf_opt.profiling.passes import Listener, PassOutcome, PassPlan, Run, run_pass
 from llm_perf_opt.profiling.timelines import CLOCK_SLACK_NS
 from llm_perf_opt.profiling.vendor.child import UnexplainedEndError
 from llm_perf_opt.profiling.vendor.child_output import OnMessage
@@ -92,14 +92,14 @@ def nsys_pass(folder: RunFolder, plan: PassPlan, listener: Listener, asked: Nsys
     kept = _Kept("nsys", asked.max_trace_gb, asked.starts)
     expected = replace(asked.expected, started_after_utc_ns=time.time_ns() - CLOCK_SLACK_NS)
 
-    def check(ended: LlmPerfError | None) -> Judged:
+    def check(ended: LlmPerfError | None) -> PassOutcome:
         error = kept.error(ended)
         if kept.went is None or isinstance(kept.went.report, Missing):
-            return Judged(error)
+            return PassOutcome(error)
         log, sqlite = folder.log_file(plan.name), folder.timeline_file(plan.name)
         listener.pass_message(plan.name, {"event": "phase", "text": "exporting and checking the report"})
         export_nsys(asked.nsys, kept.went.report, sqlite, log=log)
-        return Judged(error or _incomplete(sqlite, expected), started_again(kept.went))
+        return PassOutcome(error or _incomplete(sqlite, expected), started_again(kept.went))
 
     run_pass(folder, plan, listener, run=kept.run, check=check)
 
@@ -134,17 +134,17 @@ def ncu_pass(folder: RunFolder, plan: PassPlan, listener: Listener, asked: NcuAs
     """Count, write the counters out as a table, and refuse it where they were lost. What a cut-short pass counted is kept."""
     kept = _Kept("ncu", asked.max_trace_gb)
 
-    def check(ended: LlmPerfError | None) -> Judged:
+    def check(ended: LlmPerfError | None) -> PassOutcome:
         error = kept.error(ended)
         if kept.went is None or isinstance(kept.went.report, Missing):
-            return Judged(error)
+            return PassOutcome(error)
         log, table = folder.log_file(plan.name), folder.counters_file(plan.name)
         import_ncu_csv(asked.ncu, kept.went.report, "raw", table, log=log)
         found = read_ncu(table)
         worst = next((problem for problem in found.problems if problem.fatal), None)
         if error is None and worst is not None:
             error = CaptureError(f"The counters cannot be used: {worst.what}", worst.remedy)
-        return Judged(error, " ".join(went_without(found, asked.launches)))
+        return PassOutcome(error, " ".join(went_without(found, asked.launches)))
 
     run_pass(folder, plan, listener, run=kept.run, check=check)
 

@@ -69,7 +69,7 @@ Run = Callable[[PassPlan, RunFolder, OnMessage], Finished]
 
 
 @dataclass(frozen=True)
-class Judged:
+class PassOutcome:
     """What is to be said of a pass that has ended."""
 
     error: LlmPerfError | None = None
@@ -77,7 +77,7 @@ class Judged:
     """Of one that ended well: what it goes without."""
 
 
-Check = Callable[[LlmPerfError | None], Judged]
+Check = Callable[[LlmPerfError | None], PassOutcome]
 """Told what a child's end means, looks at what it left."""
 
 
@@ -104,7 +104,9 @@ def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:
     return run
 
 
-def run_pass(folder: RunFolder, plan: PassPlan, listener: Listener, *, run: Run | None = None, check: Check = Judged) -> None:
+def run_pass(
+    folder: RunFolder, plan: PassPlan, listener: Listener, *, run: Run | None = None, check: Check = PassOutcome
+) -> None:
     """Run it to its end and write down what became of it; raises what went wrong. The caller has announced it."""
     begin_pass(folder, plan.name, plan.argv)
     entry = PassRecord(plan.name, "started", tuple(plan.argv), tool_version=plan.tool_version)
@@ -123,7 +125,7 @@ def run_pass(folder: RunFolder, plan: PassPlan, listener: Listener, *, run: Run 
         finished = (run or plain_run())(plan, folder, hear)
         judged = check(_verdict(plan, finished, said, folder))
     except LlmPerfError as raised:
-        judged = Judged(raised)
+        judged = PassOutcome(raised)
     error = _respelled(judged.error, plan.spellings) if judged.error else None
     entry = replace(
         entry,

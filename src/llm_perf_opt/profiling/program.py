@@ -56,7 +56,7 @@ ALL_REGIONS = RegionsConfig((), (), (), (), aggregate=False)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExecRequest:
     """What to run, and how closely to look."""
 
     argv: tuple[str, ...]
@@ -82,7 +82,7 @@ class NothingToCountError(CaptureError):
     """No kernel was recorded for Nsight Compute to count."""
 
 
-def check_asked(asked: Asked) -> None:
+def check_asked(asked: ExecRequest) -> None:
     """Refuse what cannot work before anything is started."""
     if not asked.argv:
         raise ConfigError("There is no program to run.", "Write it behind two dashes: llm-perf exec -- python my_script.py")
@@ -102,7 +102,7 @@ def check_asked(asked: Asked) -> None:
         )
 
 
-def capture_program(asked: Asked, folder: RunFolder, command: Sequence[str], listener: Listener) -> LlmPerfError | None:
+def capture_program(asked: ExecRequest, folder: RunFolder, command: Sequence[str], listener: Listener) -> LlmPerfError | None:
     """Fill the folder; returns what went wrong first. A pass that fails leaves the others standing."""
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     passes = [name for name in PASSES if name in asked.passes]  # each needs what those before it left
@@ -150,15 +150,15 @@ def _close(folder: RunFolder, error: LlmPerfError | None) -> LlmPerfError | None
     return error
 
 
-def _plan(asked: Asked, name: str, argv: Sequence[str], version: str = "", note: str = "") -> PassPlan:
+def _plan(asked: ExecRequest, name: str, argv: Sequence[str], version: str = "", note: str = "") -> PassPlan:
     return PassPlan(name, argv, asked.timeout_s, version, note, program_environment(), spellings=SPELLINGS)
 
 
-def _run_program(asked: Asked, folder: RunFolder, listener: Listener) -> None:
+def _run_program(asked: ExecRequest, folder: RunFolder, listener: Listener) -> None:
     run_pass(folder, _plan(asked, "program", asked.argv), listener)
 
 
-def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
+def _run_nsys(asked: ExecRequest, folder: RunFolder, listener: Listener) -> None:
     try:
         nsys = find_or_refuse("nsys", LABELS["nsys"], "leave it out with --passes program", asked=not asked.as_available)
         probe = probe_nsys(nsys)
@@ -181,7 +181,7 @@ def _run_nsys(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     nsys_pass(folder, plan, listener, NsysAsked(nsys, Expected(), asked.max_trace_gb))
 
 
-def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
+def _run_ncu(asked: ExecRequest, folder: RunFolder, listener: Listener) -> None:
     try:
         ncu = find_or_refuse("ncu", LABELS["ncu"], "leave it out with --passes program,nsys", asked=not asked.as_available)
         readable_counters(on_gpu(), "Leave it out: --passes program,nsys.")
@@ -220,7 +220,7 @@ def _run_ncu(asked: Asked, folder: RunFolder, listener: Listener) -> None:
     ncu_pass(folder, plan, listener, NcuAsked(ncu, asked.max_trace_gb, chosen.launch_count))
 
 
-def _ncu_ranges(asked: Asked, folder: RunFolder) -> list[str]:
+def _ncu_ranges(asked: ExecRequest, folder: RunFolder) -> list[str]:
     """NAME@DOMAIN as nsys has it → DOMAIN@NAME/ as ncu has it, which knows no "any domain": those of the timeline are named."""
     if not asked.range:
         return []
@@ -243,7 +243,7 @@ def _for_ncu(name: str) -> str:
     return re.sub(r"([\\@,\[\]/*+])", r"\\\1", name)
 
 
-def _metrics(asked: Asked, ncu: Path | None, sections: Sequence[str] | None = None) -> ResolvedMetrics:
+def _metrics(asked: ExecRequest, ncu: Path | None, sections: Sequence[str] | None = None) -> ResolvedMetrics:
     """What is collected; with an ncu, of the chip that is here and as far as that tool knows it."""
     chip = chip_of(asked.device_index) if on_gpu() else ANY_CHIP
     if isinstance(chip, Missing):
@@ -264,7 +264,7 @@ def _metrics(asked: Asked, ncu: Path | None, sections: Sequence[str] | None = No
     )
 
 
-def _choose(asked: Asked, folder: RunFolder, metrics: ResolvedMetrics) -> Selection | str:
+def _choose(asked: ExecRequest, folder: RunFolder, metrics: ResolvedMetrics) -> Selection | str:
     passes = expected_passes(metrics.names, metrics.sections)
     reasons = []
     for timeline in timelines(folder):
@@ -282,7 +282,7 @@ def _choose(asked: Asked, folder: RunFolder, metrics: ResolvedMetrics) -> Select
     return "; ".join(reasons) or "there is no timeline to choose from"
 
 
-def _launches(asked: Asked, timeline: Timeline) -> list[Launch]:
+def _launches(asked: ExecRequest, timeline: Timeline) -> list[Launch]:
     projection = project(timeline.trace)
     if not asked.range:
         return all_launches(timeline.trace, projection)

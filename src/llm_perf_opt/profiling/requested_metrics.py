@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.regions.patterns import Selection
 from llm_perf_opt.config.schema import RegionsConfig, RunConfig
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.counters.catalogue import chip_of_device
+from llm_perf_opt.counters.catalog import chip_of_device
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.counters.set_file import PRESETS
 from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
@@ -21,7 +21,7 @@ ANY_CHIP = "gh100"
 """Without counters the chip does not matter: a set's trace modules and torch preset are the same on every one."""
 
 
-def settled(config: RunConfig) -> RunConfig:
+def resolve_metrics(config: RunConfig) -> RunConfig:
     """The configuration that is run: torch.profiler records the richest of the presets that it and the metric sets ask for.
 
     Raises a ConfigError for unknown sets and counters and for patterns that are none, as far as this machine can tell.

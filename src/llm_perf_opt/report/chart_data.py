@@ -25,7 +25,7 @@ class Use:
     label: str
     ns: int
     note: str = ""
-    colour: int = 0
+    color: int = 0
     """Its place in the palette."""
 
 
@@ -91,7 +91,7 @@ def coarse_waterfalls(found: Maybe[Efficiency]) -> Maybe[tuple[Waterfall, ...]]:
         least = min(round(best.floor.seconds * 1e9), whole)
         uses = (
             Use("floor: the least work at the best known limits", least, f"on the {best.roof.name} limits"),
-            Use("above the floor", whole - least, colour=1),
+            Use("above the floor", whole - least, color=1),
         )
         made.append(Waterfall(stage.stage, f"{stage.stage}, one request", uses))
     return tuple(made) or Missing("no stage was measured")

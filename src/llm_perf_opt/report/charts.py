@@ -1,4 +1,4 @@
-"""Charts as Plotly figures: plain data and layout, drawn by the page's own script. No colour of the page is in them.
+"""Charts as Plotly figures: plain data and layout, drawn by the page's own script. No color of the page is in them.
 
 Plotly reads some tags in labels and hover texts, so names go through `label` and come out as they were.
 """
@@ -30,8 +30,8 @@ SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY)
 STAGE_COLOURS = {"prefill": ORANGE, "decode": BLUE}
 
 
-def colour_of(number: int) -> str:
-    """The colour of the n-th series."""
+def color_of(number: int) -> str:
+    """The color of the n-th series."""
     return SERIES[number % len(SERIES)]
 
 
@@ -64,7 +64,7 @@ def wrapped(text: str, width: int = 26) -> str:
 
 def waterfall_chart(data: Waterfall) -> Figure:
     """Every use a bar that begins where the one before ended; the last bar is the whole."""
-    names, bases, lengths, texts, hovers, colours = [], [], [], [], [], []
+    names, bases, lengths, texts, hovers, colors = [], [], [], [], [], []
     reached = 0
     whole = data.total_ns
     size, unit = time_unit([whole, *[use.ns for use in data.uses]])
@@ -77,21 +77,21 @@ def waterfall_chart(data: Waterfall) -> Figure:
         hovers.append(
             f"<b>{label(use.label)}</b><br>{milliseconds(use.ns)}, {share}" + (f"<br>{label(use.note)}" if use.note else "")
         )
-        colours.append(colour_of(use.colour))
+        colors.append(color_of(use.color))
         reached += use.ns
     names.append("measured")
     bases.append(0)
     lengths.append(whole / size)
     texts.append(milliseconds(whole))
     hovers.append(f"<b>{label(data.title)}</b><br>{milliseconds(whole)}")
-    colours.append(GREY)
+    colors.append(GREY)
     trace = {
         "type": "bar",
         "orientation": "h",
         "y": list(range(len(names))),
         "x": lengths,
         "base": bases,
-        "marker": {"color": colours},
+        "marker": {"color": colors},
         "text": texts,
         "textposition": "outside",
         "cliponaxis": False,
@@ -302,7 +302,7 @@ def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Fi
                 "y": [value for _, value in shown],
                 "xaxis": "x",
                 "yaxis": f"y{axis}",
-                "line": {"color": colour_of(number)},
+                "line": {"color": color_of(number)},
                 "hovertemplate": f"%{{x:.3f}} s<br>{label(name)} %{{y:.4g}} {unit}<extra></extra>",
             }
         )
@@ -325,7 +325,7 @@ def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Fi
 def _shading(timings: CleanTimings, begin: int, end: int) -> list[Figure]:
     """The measured window, and inside it every prefill."""
 
-    def band(start: int, stop: int, colour: str) -> Figure:
+    def band(start: int, stop: int, color: str) -> Figure:
         return {
             "type": "rect",
             "xref": "x",
@@ -334,7 +334,7 @@ def _shading(timings: CleanTimings, begin: int, end: int) -> list[Figure]:
             "x1": (stop - begin) / 1e9,
             "y0": 0,
             "y1": 1,
-            "fillcolor": colour,
+            "fillcolor": color,
             "opacity": 0.15,
             "line": {"width": 0},
             "layer": "below",
@@ -358,7 +358,7 @@ def _gpu_rows(samples: Sequence[GpuSample]) -> list[Row]:
         ("GPU power", "W", of([s.power_mw for s in samples], 1e-3)),
         ("SM clock", "MHz", of([s.sm_clock_mhz for s in samples])),
         ("GPU temperature", "°C", of([s.temperature_c for s in samples])),
-        ("GPU utilisation", "%", of([s.gpu_utilisation_pct for s in samples])),
+        ("GPU utilization", "%", of([s.gpu_utilisation_pct for s in samples])),
     ]
 
 

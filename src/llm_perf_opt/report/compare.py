@@ -397,7 +397,7 @@ def method_words(found: Comparison) -> str:
     """How the verdicts were come by."""
     return (
         f"A change is that of the medians of unprofiled repeats, with a {LEVEL_WORDS} bootstrap interval, widened where "
-        f"neighbouring repeats resemble each other. {_between_words(found)} Where sides were made one after the other, and "
+        f"neighboring repeats resemble each other. {_between_words(found)} Where sides were made one after the other, and "
         "a drift or a switch of the machine's speed inside the runs explains their difference better than a change between them, "
         "the interval reaches to no change. A change is called faster or slower when its "
         f"interval excludes zero and it is at least {found.judgement.smallest:.1%}; of changes that are none, the level lets "

@@ -157,10 +157,10 @@ def _budget_chart(rows: Sequence[FigureChange]) -> Figure:
     size, unit = time_unit([value for row in rows for value in (row.base, row.new) if not isinstance(value, Missing)])
     traces = [
         {
-            "type": "bar", "orientation": "h", "name": name, "y": names, "marker": {"color": colour},
+            "type": "bar", "orientation": "h", "name": name, "y": names, "marker": {"color": color},
             "x": [None if isinstance(value, Missing) else value / size for value in values],
         }
-        for name, colour, values in (
+        for name, color, values in (
             ("base", ORANGE, [row.base for row in rows]),
             ("new", BLUE, [row.new for row in rows]),
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
 from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
-from llm_perf_opt.analysis.limits.efficiency import Against, Efficiency, PartEfficiency, StageEfficiency
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, PartEfficiency, RooflineComparison, StageEfficiency
 from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.analysis.limits.floor import FloorPart
 from llm_perf_opt.core.records import Maybe, Missing
@@ -167,7 +167,7 @@ def _percent(value: Maybe[float]) -> Maybe[str]:
     return value if isinstance(value, Missing) else fine_percent(value)
 
 
-def _floor(entry: Against) -> Maybe[str]:
+def _floor(entry: RooflineComparison) -> Maybe[str]:
     if isinstance(entry.floor, Missing):
         return entry.floor
     alone = ", computing alone" if entry.roof.in_cache else ""

@@ -257,7 +257,7 @@ Nodes = list[tuple[tuple[str, ...], int]]
 
 
 def _nodes(analysis: RunAnalysis, regions: Maybe[RegionReport]) -> tuple[Maybe[Nodes], str]:
-    """The parts that the torch pass labelled; where there are none, the ranges of the timeline."""
+    """The parts that the torch pass labeled; where there are none, the ranges of the timeline."""
     torch = analysis.torch
     parts = torch if isinstance(torch, Missing) else torch.parts
     if not isinstance(parts, Missing) and not isinstance(torch, Missing):
@@ -272,7 +272,7 @@ def _nodes(analysis: RunAnalysis, regions: Maybe[RegionReport]) -> tuple[Maybe[N
         found = [(region.path, region.kernel_ns) for region in regions.groups[0].regions]
         found.sort(key=lambda node: len(node[0]))
         return found[:_MOST_NODES], "kernel time in the ranges of the timeline"
-    return parts if isinstance(parts, Missing) else Missing("nothing was labelled"), ""
+    return parts if isinstance(parts, Missing) else Missing("nothing was labeled"), ""
 
 
 def _telemetry(analysis: RunAnalysis, samples: Maybe[Telemetry]) -> Section:

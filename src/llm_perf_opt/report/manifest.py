@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from textwrap import indent
 
-from llm_perf_opt.counters.catalogue import DEFAULT_CHIP, LISTED_BY, Kind, base_names, chips
+from llm_perf_opt.counters.catalog import DEFAULT_CHIP, LISTED_BY, Kind, base_names, chips
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.counters.set_file import MetricSet, shipped_sets

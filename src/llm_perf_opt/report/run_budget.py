@@ -15,7 +15,7 @@ from llm_perf_opt.report.text import milliseconds
 from llm_perf_opt.report.trace_page import saving_words, throughput_words
 
 _PLACES = {key.value: place for place, key in enumerate(BudgetKey)}
-"""A row has the same colour in every stage."""
+"""A row has the same color in every stage."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _waterfall(table: BudgetTable) -> Waterfall:
     for row in table.rows:
         begun += row.ns
         until = round(begun / units)  # rounding the running sum keeps the whole exact
-        uses.append(Use(row.label, until - reached, colour=_PLACES.get(row.key, 0)))
+        uses.append(Use(row.label, until - reached, color=_PLACES.get(row.key, 0)))
         reached = until
     per = f" per {table.unit}" if table.units > 1 else ""
     many = f"Of the {table.units} {table.unit}s in the trace, their mean. " if table.units > 1 else ""

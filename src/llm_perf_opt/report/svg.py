@@ -10,7 +10,7 @@ from math import log10
 
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.charts import GREY, SERIES, STAGE_COLOURS, colour_of
+from llm_perf_opt.report.charts import GREY, SERIES, STAGE_COLOURS, color_of
 from llm_perf_opt.report.text import flops_per_s, milliseconds, share_words
 
 WIDTH = 960
@@ -48,12 +48,12 @@ def _waterfall(data: Waterfall, top: int, parts: list[str]) -> int:
 
     parts.append(f'<text x="10" y="{top + 16}" font-weight="bold">{plain(data.title)}</text>')
     y = top + 30
-    rows = [(use.label, begin, use.ns, colour_of(use.colour)) for use, begin in zip(data.uses, ends, strict=False)]
-    for name, begin, ns, colour in [*rows, ("measured", 0, whole, GREY)]:
+    rows = [(use.label, begin, use.ns, color_of(use.color)) for use, begin in zip(data.uses, ends, strict=False)]
+    for name, begin, ns, color in [*rows, ("measured", 0, whole, GREY)]:
         start, stop = sorted((across(begin), across(begin + ns)))
         said = milliseconds(ns) + (f" · {share_words(ns / whole)}" if whole and name != "measured" else "")
         parts.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{plain(_short(name, 46))}</text>')
-        parts.append(f'<rect x="{start:.1f}" y="{y}" width="{max(stop - start, 1):.1f}" height="{_BAR - 8}" fill="{colour}"/>')
+        parts.append(f'<rect x="{start:.1f}" y="{y}" width="{max(stop - start, 1):.1f}" height="{_BAR - 8}" fill="{color}"/>')
         parts.append(f'<text x="{stop + 6:.1f}" y="{y + 15}">{said}</text>')
         y += _BAR
     return y + 14
@@ -117,9 +117,9 @@ def _legend(data: Roofline, y: int, left: int) -> list[str]:
     return parts
 
 
-def _mark(kind: str, x: float, y: float, size: float, colour: str) -> str:
+def _mark(kind: str, x: float, y: float, size: float, color: str) -> str:
     if kind == "kernel":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}" fill="{colour}" fill-opacity="0.5" stroke="{colour}"/>'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}" fill="{color}" fill-opacity="0.5" stroke="{color}"/>'
     if kind == "part":
         corners = [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)]
     else:
@@ -136,7 +136,7 @@ def _mark(kind: str, x: float, y: float, size: float, colour: str) -> str:
             (-0.4, -0.4),
         ]
     points = " ".join(f"{x + dx * size:.1f},{y + dy * size:.1f}" for dx, dy in corners)
-    return f'<polygon points="{points}" fill="{colour}" stroke="#222"/>'
+    return f'<polygon points="{points}" fill="{color}" stroke="#222"/>'
 
 
 def _short(text: str, most: int) -> str:

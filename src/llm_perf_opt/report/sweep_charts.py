@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analysis.limits.binding import UNKNOWN
 from llm_perf_opt.analysis.sweep_rows import SweepRow, by_workload, front_line, swept_keys
 from llm_perf_opt.core.records import Distribution, Maybe, Missing
-from llm_perf_opt.report.charts import GREY, Figure, colour_of, label, time_unit
+from llm_perf_opt.report.charts import GREY, Figure, color_of, label, time_unit
 from llm_perf_opt.report.text import known_within, milliseconds, significant
 
 _LONGEST_LABEL = 36
@@ -76,7 +76,7 @@ def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe
             "text": [_short_label(row) for row, _ in members], "cliponaxis": False,
             # on the right half towards the middle, so that no label is cut at the edge
             "textposition": ["top left" if place[0] > 0.5 * farthest else "bottom right" for _, place in members],
-            "marker": {"size": 11, "symbol": _SYMBOLS[number % len(_SYMBOLS)], "color": colour_of(number)},
+            "marker": {"size": 11, "symbol": _SYMBOLS[number % len(_SYMBOLS)], "color": color_of(number)},
             "error_x": _bars([row for row, _ in members], "tpot", size),
             "error_y": _bars([row for row, _ in members], "decode_rate"),
             "hovertext": [_hover(row) for row, _ in members], "hoverinfo": "text",
@@ -191,14 +191,14 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
             title = label(words) or "measured"
             traces.append({
                 **common, **_line(ordered, key, one, one.value, as_numbers, size), "mode": "lines+markers", "name": title,
-                "showlegend": place == 0, "line": {"color": colour_of(number)},
+                "showlegend": place == 0, "line": {"color": color_of(number)},
                 "marker": {"symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8},
                 "error_y": _bars(ordered, one.key, size),
             })  # fmt: skip
             if one.least is not None:
                 traces.append({
                     **common, **_line(ordered, key, one, one.least, as_numbers, size), "mode": "lines", "name": f"{title}: floor",
-                    "showlegend": place == 1, "line": {"dash": "dash", "color": colour_of(number)},
+                    "showlegend": place == 1, "line": {"dash": "dash", "color": color_of(number)},
                 })  # fmt: skip
     last = "" if len(shown) == 1 else str(len(shown))
     if shown[-1] is _QUANTITIES[-1]:

@@ -95,12 +95,12 @@ def torch_pass(session: Session, out: Path) -> None:
 
 
 def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profiled:
-    """This process's own profiler, with the parts of the model labelled where they can be."""
-    from llm_perf_opt.runners.measure.components import labelled_parts
+    """This process's own profiler, with the parts of the model labeled where they can be."""
+    from llm_perf_opt.runners.measure.components import labeled_parts
     from llm_perf_opt.runners.measure.torch_profiler import profile_iteration
 
     eager = session.model is not None and session.config.runtime.compile == "none"
-    parts = labelled_parts(session.model) if eager else nullcontext()
+    parts = labeled_parts(session.model) if eager else nullcontext()
     with _substages(session, meter), parts:
         return profile_iteration(meter.iterate, session.config.profiling.torch.preset, session.cuda, trace)
 

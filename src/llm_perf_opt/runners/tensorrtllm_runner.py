@@ -178,7 +178,7 @@ def _workers(request: RunnerRequest) -> int:
 def _uncosted(request: RunnerRequest) -> str:
     engine = request.config.runtime.engine
     for name, why in (
-        ("quant_config", "the engine runs the weights quantised, which the cost model does not count"),
+        ("quant_config", "the engine runs the weights quantized, which the cost model does not count"),
         ("speculative_config", "the engine decodes speculatively: a step makes several tokens"),
     ):
         if engine.get(name) is not None:
@@ -197,7 +197,7 @@ def _uncosted(request: RunnerRequest) -> str:
     if len(set(request.prompts.lengths)) > 1:
         return "the engine runs sequences of different length without padding, which the cost model does not count"
     if getattr(request.architecture, "quantization_config", None):
-        return "the checkpoint is quantised, which the cost model does not count"
+        return "the checkpoint is quantized, which the cost model does not count"
     return ""
 
 

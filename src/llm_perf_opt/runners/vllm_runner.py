@@ -307,7 +307,7 @@ def _profiler_variables(request: RunnerRequest) -> dict[str, str]:
 
 def _uncosted(request: RunnerRequest, config: Any, workers: int) -> str:
     if config.model_config.quantization:
-        return f"the engine runs the weights quantised ({config.model_config.quantization}), which the cost model does not count"
+        return f"the engine runs the weights quantized ({config.model_config.quantization}), which the cost model does not count"
     if config.speculative_config is not None:
         return "the engine decodes speculatively: a step makes several tokens"
     changed = changed_work(request.config.runtime.engine, CHANGING)

@@ -184,7 +184,7 @@ def _launches_without_kernels(trace: Trace) -> Iterator[TraceProblem]:
 
 
 def _calls_stop_early(trace: Trace) -> Iterator[TraceProblem]:
-    """Stages end with a synchronisation, so the last call should come near their end."""
+    """Stages end with a synchronization, so the last call should come near their end."""
     working = own_stage(trace, WORKING_STAGES) != NONE
     if not working.any() or not len(trace.calls):
         return

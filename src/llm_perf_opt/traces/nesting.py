@@ -109,7 +109,7 @@ def depths(parent: Int64) -> Int64:
 def depth_error(what: str) -> ParseError:
     """For stretches that lie deeper in each other than MOST_DEPTH."""
     return ParseError(
-        f"The trace cannot be analysed: {what} lie in each other more than {MOST_DEPTH:,} deep, which no program does.",
+        f"The trace cannot be analyzed: {what} lie in each other more than {MOST_DEPTH:,} deep, which no program does.",
         "Record it again; if it was converted, from the original.",
     )
 

@@ -77,7 +77,7 @@ def stage_of_work(trace: Trace, projection: Projection, stages: Sequence[Stage])
 
 
 def step_of_work(trace: Trace, projection: Projection, stage: Stage = Stage.DECODE_STEP) -> Int64:
-    """Per row of device work: the row of the range, among those labelled `stage`, that it was launched in, or -1."""
+    """Per row of device work: the row of the range, among those labeled `stage`, that it was launched in, or -1."""
     marked = nearest_marked(projection.parent, own_stage(trace, (stage,)) != NONE)
     return through(projection.range_of_work, marked)
 

@@ -16,14 +16,14 @@ from llm_perf_opt.core.run_folder import RunFolder, read_values, write_record
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.profiling.provenance import environment
-from llm_perf_opt.workflows.analyze_run import analyse, reread, write_reports
+from llm_perf_opt.workflows.analyze_run import analyze, reread, write_reports
 
 _MACHINE = (("host",), ("cpu", "name"), ("gpu", "name"), ("gpu_driver",))
 """What tells one machine from another in env.json."""
 
 
 def findings_of(path: Path) -> tuple[RunFolder, RunAnalysis, list[FindingLine]]:
-    """The run, analysed anew, with its findings; a ParseError where it has no sound trace to find anything in."""
+    """The run, analyzed anew, with its findings; a ParseError where it has no sound trace to find anything in."""
     folder, analysis = reread(path)
     trace = analysis.trace
     if isinstance(trace, Missing):
@@ -60,7 +60,7 @@ def verify(
             break
     found = Verification(where, why, tuple(trials))
     write_record(folder.verify_file, found)
-    write_reports(folder, analyse(folder))
+    write_reports(folder, analyze(folder))
     return found, interrupted
 
 
@@ -81,7 +81,7 @@ def _base(
     folder: RunFolder, values: Mapping[str, Any], command: Sequence[str], listener: Listener, remeasure: bool
 ) -> tuple[CleanTimings, str, str]:
     """The times to compare with, whose they are, and why they were taken again."""
-    analysis = analyse(folder)
+    analysis = analyze(folder)
     timings = analysis.timings
     why = "it was asked for" if remeasure else _other_machine(analysis.env, values)
     if isinstance(timings, Missing) or not timings.iterations:
@@ -89,7 +89,7 @@ def _base(
     elif not why:
         return timings, folder.path.name, ""
     run, error = _run(folder, overridden(values, ()), "base", command, listener)
-    again = analyse(run).timings
+    again = analyze(run).timings
     if error is not None:
         raise error
     if isinstance(again, Missing) or not again.iterations:
@@ -99,7 +99,7 @@ def _base(
 
 def _refuse_another_device(folder: RunFolder, values: Mapping[str, Any]) -> None:
     """A ResourceError where the run was on a GPU that is not here: what a finding says is of that device alone."""
-    analysis = analyse(folder, traces=False)
+    analysis = analyze(folder, traces=False)
     if not _on_a_gpu(analysis, values):
         return
     ran, gpu = analysis.env.get("gpu"), _here(values).get("gpu")
@@ -160,7 +160,7 @@ def _try(
         run, error = _run(folder, config, finding.id, command, listener)
     except LlmPerfError as raised:
         return unmeasured(finding, raised.fact), raised
-    timings = analyse(run).timings
+    timings = analyze(run).timings
     if error is not None or isinstance(timings, Missing) or not timings.iterations:
         why = error.fact if error else "it left no unprofiled times"
         return unmeasured(finding, why, run.path.name), error
@@ -173,5 +173,5 @@ def _run(
     """A run beside the original, with a report of its own."""
     composed = Composed(config, folder.path.with_name(f"{folder.path.name}-verify-{name}"))
     run, error = capture(composed, command, listener)
-    write_reports(run, analyse(run))
+    write_reports(run, analyze(run))
     return run, error

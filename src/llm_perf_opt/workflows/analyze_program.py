@@ -15,7 +15,7 @@ from llm_perf_opt.core.kernel_records import CounterReport
 from llm_perf_opt.core.records import Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_values, write_record, write_whole
 from llm_perf_opt.core.terminal import one_line
-from llm_perf_opt.counters.catalogue import chip_of_device
+from llm_perf_opt.counters.catalog import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
 from llm_perf_opt.profiling.timelines import Timeline, timelines
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
@@ -56,7 +56,7 @@ class ProgramAnalysis:
     output: Maybe[ProgramOutput] = _NOT_STARTED
 
 
-def analyse_program(folder: RunFolder) -> ProgramAnalysis:
+def analyze_program(folder: RunFolder) -> ProgramAnalysis:
     """From what the passes left."""
     report = believed_counters(folder, "ncu")
     kernels = _kernels(folder, report)
@@ -98,7 +98,7 @@ def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
 
 def report_program(folder: RunFolder) -> ProgramAnalysis:
     """Make the pages, now or anew."""
-    found = analyse_program(folder)
+    found = analyze_program(folder)
     write_program_report(folder, found)
     return found
 

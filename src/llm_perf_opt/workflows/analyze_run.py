@@ -24,7 +24,7 @@ from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.stability import movement_warnings, run_stability
-from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarise_telemetry
+from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarize_telemetry
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config.schema import PYTORCH
@@ -63,7 +63,7 @@ LARGE_INFLATION = 1.5
 _NOT_READ = Missing("the traces were not read")
 
 
-def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces: bool = True) -> RunAnalysis:
+def analyze(folder: RunFolder, limits: dict[str, float] | None = None, *, traces: bool = True) -> RunAnalysis:
     """Everything that can be said of a run, from what its passes left; without its `traces` a good deal faster."""
     manifest = folder.manifest()
     timings: Maybe[CleanTimings] = _pass_record(manifest, "clean", folder.clean_file, read_timings)
@@ -76,7 +76,7 @@ def analyse(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
     kernels, impossible_count = _kernels(folder, measured, found) if traces else (_NOT_READ, None)
     summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else untimed
     if measured and not isinstance(telemetry, Missing):
-        summary = summarise_telemetry(telemetry, measured)
+        summary = summarize_telemetry(telemetry, measured)
     config, odd_config = _settings(folder)
     env, odd_env = _env(folder)
     costs = overheads(measured, torch, _wrapped(folder, manifest))
@@ -405,10 +405,10 @@ def _assumptions(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def reanalyse(path: Path, limits: dict[str, float] | None = None) -> tuple[RunFolder, RunAnalysis]:
+def reanalyze(path: Path, limits: dict[str, float] | None = None) -> tuple[RunFolder, RunAnalysis]:
     """Make the reports of an existing run anew; `limits` (peak_tflops, bandwidth_gbs) stand in for the configuration's."""
     folder = RunFolder.open(path)
-    analysis = analyse(folder, limits)
+    analysis = analyze(folder, limits)
     write_reports(folder, analysis)
     return folder, analysis
 
@@ -416,7 +416,7 @@ def reanalyse(path: Path, limits: dict[str, float] | None = None) -> tuple[RunFo
 def reread(path: Path) -> tuple[RunFolder, RunAnalysis]:
     """The same for verbs that show the analysis: where the folder cannot be written to, the reports lack, not the answer."""
     folder = RunFolder.open(path)
-    analysis = analyse(folder)
+    analysis = analyze(folder)
     try:
         write_reports(folder, analysis)
     except ResourceError as error:

@@ -1,4 +1,4 @@
-"""Any trace or run → what is said of it. A trace by itself is analysed once: the result is kept with its tables."""
+"""Any trace or run → what is said of it. A trace by itself is analyzed once: the result is kept with its tables."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ class Analysed:
     """What the command ends with."""
 
 
-def analyse_source(source: Path, *, use_cache: bool = True) -> Analysed:
+def analyze_source(source: Path, *, use_cache: bool = True) -> Analysed:
     """A run folder, a torch trace, or an nsys export or report."""
     if there(source, "Give a run folder, a torch trace, or an nsys report or SQLite export.").is_dir():
         return _of_run(source)
@@ -80,7 +80,7 @@ def _of_run(source: Path) -> Analysed:
     folder, analysis = reread(source)
     if isinstance(analysis.trace, Missing):
         raise ParseError(
-            f"{folder.path} has no trace to analyse: {analysis.trace.why}.", "run.json says what became of its passes."
+            f"{folder.path} has no trace to analyze: {analysis.trace.why}.", "run.json says what became of its passes."
         )
     return Analysed(analysis.trace, analysis.warnings, analysis.fault or _refusal(analysis.trace))
 
@@ -98,18 +98,18 @@ def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, t
 
     made: list[TraceAnalysis] = []
 
-    def analyse(trace: "Trace") -> None:
+    def analyze(trace: "Trace") -> None:
         made.append(document_of(trace, RunFacts(), str(source)))
 
     if not use_cache:
         from llm_perf_opt.traces.open_trace import read_trace
 
-        analyse(read_trace(file))
+        analyze(read_trace(file))
         return made[0], ()
     from llm_perf_opt.analysis.trace.stages import stage_columns
     from llm_perf_opt.traces.trace_cache import cached_trace
 
-    opened = cached_trace(file, columns=stage_columns, meanwhile=analyse)
+    opened = cached_trace(file, columns=stage_columns, meanwhile=analyze)
     notes: tuple[str, ...] = (opened.note,) if opened.note else ()
     if opened.tables is not None:
         try:

@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT, Judge
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.workflows.analyze_run import analyse
+from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.baselines import Baselines, is_run
 from llm_perf_opt.workflows.sweep_folder import is_sweep
 
@@ -33,14 +33,14 @@ def compare_runs(
     folders = [resolve(words, runs_dir, name) for words, name in ((base, "base"), (new, "new"))]
     for path in set(folders[0]) & set(folders[1]):
         raise ConfigError(f"{path} stands on both sides.", "A run is not compared with itself.")
-    sides = [side_of([_analysed(path) for path in paths]) for paths in folders]
+    sides = [side_of([_analyzed(path) for path in paths]) for paths in folders]
     check_distinct([*sides[0].runs, *sides[1].runs])
     return compare(sides[0], sides[1], experiment, allow, parsed, judgement)
 
 
-def _analysed(path: Path, traces: bool = True) -> RunAnalysis:
+def _analyzed(path: Path, traces: bool = True) -> RunAnalysis:
     """A run as it is compared, or a ParseError where its times are not what a measurement leaves."""
-    found = analyse(RunFolder.open(path), traces=traces)
+    found = analyze(RunFolder.open(path), traces=traces)
     if found.damaged:  # the analysis leaves the times out and goes on: here they are what is asked for
         raise found.damaged
     return found
@@ -51,7 +51,7 @@ def check_baseline(name: str, runs: Sequence[Path]) -> None:
     for path in runs:
         if path.is_dir() and not is_run(path):
             raise _no_run(path, str(path), ())
-    found = [_analysed(path, traces=False) for path in runs]
+    found = [_analyzed(path, traces=False) for path in runs]
     check_distinct(found)
     check_one_side(f"the baseline {name!r}", found)
 

@@ -21,7 +21,7 @@ _LARGEST_CONFIG = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Asked:
+class CostRequest:
     """What the user typed."""
 
     overrides: Sequence[str]
@@ -38,7 +38,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CostResult:
     """One cost for single sizes; floors for every combination where hardware or lists were asked for."""
 
     cost: ModelCost | None
@@ -68,7 +68,7 @@ class Answer:
         return found
 
 
-def answer(asked: Asked) -> Answer:
+def estimate_cost(asked: CostRequest) -> CostResult:
     """Everything `llm-perf cost` prints."""
     architecture = architecture_of(_architecture_fields(asked), decoder_only=asked.decoder_only)
     batches, prompts, contexts = (
@@ -87,14 +87,14 @@ def answer(asked: Asked) -> Answer:
     if single:
         cost = model_cost(architecture, batch=batches[0], prompt=prompts[0], context=contexts[0], formats=formats[0])
     if asked.hardware is None:
-        return Answer(cost, None, [], [], architecture.part_of)
+        return CostResult(cost, None, [], [], architecture.part_of)
     hardware = hardware_named(asked.hardware)
     rows = what_if(architecture, hardware, batches=batches, contexts=contexts, formats=formats, prompt=prompts[0])
     turning = [turning_point(architecture, hardware, context, chosen) for chosen in formats for context in contexts]
-    return Answer(cost, hardware, rows, turning, architecture.part_of)
+    return CostResult(cost, hardware, rows, turning, architecture.part_of)
 
 
-def _check_meaning(asked: Asked, architecture: Architecture) -> None:
+def _check_meaning(asked: CostRequest, architecture: Architecture) -> None:
     """Refuse what would change nothing."""
     if asked.decoder_only and architecture.part_of is None:
         raise ConfigError(f"--decoder-only has no effect: {architecture.model_type} is a text decoder alone.", "Leave it out.")
@@ -102,7 +102,7 @@ def _check_meaning(asked: Asked, architecture: Architecture) -> None:
         raise ConfigError(f"--mla {asked.mla} has no effect: {architecture.model_type} has no latent attention.", "Leave it out.")
 
 
-def _architecture_fields(asked: Asked) -> Any:
+def _architecture_fields(asked: CostRequest) -> Any:
     if asked.model_config is not None:
         if asked.overrides:
             raise ConfigError(f"--model-config and '{asked.overrides[0]}' both name a model.", "Give one of them.")
@@ -130,7 +130,7 @@ def _read_json(path: Path) -> Any:
         raise ConfigError(f"{path} cannot be read as JSON: {words_of(error)}", "Give a Hugging Face config.json.") from error
 
 
-def _formats(dtype: str, asked: Asked) -> Formats:
+def _formats(dtype: str, asked: CostRequest) -> Formats:
     if asked.mla is None:
         return Formats(dtype, asked.kv_dtype)
     return Formats(dtype, asked.kv_dtype, asked.mla)  # type: ignore[arg-type]  # checked there

@@ -15,7 +15,7 @@ from llm_perf_opt.core.kernel_records import CounterProblem, CounterReport
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.core.stages import DOMAIN
-from llm_perf_opt.counters.catalogue import chip_of_device
+from llm_perf_opt.counters.catalog import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
 from llm_perf_opt.profiling.timelines import Refused, Timeline, timelines
 from llm_perf_opt.traces.events import WorkKind

@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.trace.accounting import account
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace.stages import find_stages, stage_columns
-from llm_perf_opt.analysis.trace_analysis import analysed, refused
+from llm_perf_opt.analysis.trace_analysis import analyzed, refused
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
@@ -25,7 +25,7 @@ def document_of(trace: Trace, facts: RunFacts, source: str, expected: Expected |
     if not sound.complete:
         return refused(sound, source)
     stages = find_stages(sound)
-    return analysed(sound, stages, account(sound, stages), facts, source)
+    return analyzed(sound, stages, account(sound, stages), facts, source)
 
 
 def read_run_trace(folder: RunFolder, facts: RunFacts) -> tuple[Maybe[TraceAnalysis], tuple[str, ...]]:

@@ -18,8 +18,8 @@ from llm_perf_opt.core.records import SCHEMA, Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.preflight import refuse_early
 from llm_perf_opt.profiling.provenance import environment
-from llm_perf_opt.profiling.requested_metrics import settled
-from llm_perf_opt.workflows.analyze_run import analyse
+from llm_perf_opt.profiling.requested_metrics import resolve_metrics
+from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
 
 _SETTINGS = ("threads",)
@@ -42,7 +42,7 @@ def refuse_elsewhere(folder: SweepFolder, sweep: Sweep, device_index: int) -> No
         if point.status != "complete" or folder.damage(point):
             continue
         try:
-            measured = analyse(RunFolder.open(folder.path / point.folder), traces=False)
+            measured = analyze(RunFolder.open(folder.path / point.folder), traces=False)
         except LlmPerfError:  # what it ran on is not known: its row says why
             continue
         here = here or environment(device_index)
@@ -82,7 +82,7 @@ def plan_sweep(overrides: Sequence[str], config_dir: Path | None) -> Planned:
     points = _points([text for text in overrides if not text.startswith(_RUN_DIR)])
     composed = tuple(compose(point.overrides, config_dir) for point in points)
     for one in composed:
-        settled(one.config)
+        resolve_metrics(one.config)
     refuse_early(one.config for one in composed)
     if wanted:
         folder = compose(wanted[-1:], config_dir).run_dir

@@ -9,7 +9,7 @@ from llm_perf_opt.core.errors import CaptureError, LlmPerfError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
 from llm_perf_opt.report.sweep import SweepReport, sweep_markdown, sweep_page
-from llm_perf_opt.workflows.analyze_run import analyse
+from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.sweep import hardware_of
 from llm_perf_opt.workflows.sweep_folder import SweepFolder, SweepPoint
 
@@ -45,7 +45,7 @@ def _analysis(folder: SweepFolder, point: SweepPoint) -> Maybe[RunAnalysis]:
     if not point.folder:
         return Missing(point.why or "the point was not run")
     try:
-        return analyse(RunFolder.open(folder.path / point.folder), traces=False)
+        return analyze(RunFolder.open(folder.path / point.folder), traces=False)
     except LlmPerfError as error:  # whatever one point lacks, the others are shown
         return Missing(error.fact)
 

@@ -65,7 +65,7 @@ KINDS: dict[str, Callable[[np.random.Generator, int], npt.NDArray[np.float64]]] 
     "log-normal": lambda generator, n: generator.normal(size=n),
     "heavy tails": lambda generator, n: generator.standard_t(3, size=n) / math.sqrt(3),
     "spikes": lambda generator, n: generator.normal(size=n) + (generator.random(n) < 0.1) * generator.exponential(15, size=n),
-    "alike neighbours": lambda generator, n: likeness_noise(generator, n, 0.6),
+    "alike neighbors": lambda generator, n: likeness_noise(generator, n, 0.6),
 }
 """Of deviation 1, but for the spikes: one repeat in ten is longer, by 15 deviations on average."""
 
@@ -225,10 +225,8 @@ def test_the_verdict_is_read_off_the_interval(runs: int) -> None:
         assert (one.verdict == NONE) == (found.low <= 0 <= found.high or abs(one.change) < 0.01)
 
 
-def test_likeness_of_neighbours_widens_the_interval() -> None:
-    free, alike = (
-        np.mean([one.uncertainty.inside for one in verdicts(kind=kind)]) for kind in ("log-normal", "alike neighbours")
-    )
+def test_likeness_of_neighbors_widens_the_interval() -> None:
+    free, alike = (np.mean([one.uncertainty.inside for one in verdicts(kind=kind)]) for kind in ("log-normal", "alike neighbors"))
     assert alike > 1.5 * free
 
 

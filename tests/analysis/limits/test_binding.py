@@ -107,7 +107,7 @@ def test_what_the_readings_leave_possible_holds_what_was(
 def test_the_torch_passes_of_real_runs_lie_within_what_the_readings_leave_possible(
     sampled: float, prefill: float, decode: float
 ) -> None:
-    """Runs of one model on an H200, eager and compiled: GPU utilisation, and kernel time by the torch pass."""
+    """Runs of one model on an H200, eager and compiled: GPU utilization, and kernel time by the torch pass."""
     for share in (0.02, 0.11):  # of the repeats' time, for prefill
         for own, busy in ((share, prefill), (1 - share, decode)):
             found = sampled_share(sampled, own, 1 - own, 0.0, 0.0)

@@ -1,13 +1,13 @@
 """Ceilings as denominators: the median, or the reason there is none."""
 
 from llm_perf_opt.analysis.limits.roofs import bandwidth, launch_interval_ns, peak_flops
-from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.records import CeilingRow, Ceilings, Missing
 
 ROWS = (
-    CeilingRow("gemm_bf16", "GEMM bf16", "FLOP/s", summarise([790e12, 796e12, 798e12]), "8192×8192×8192"),
+    CeilingRow("gemm_bf16", "GEMM bf16", "FLOP/s", summarize([790e12, 796e12, 798e12]), "8192×8192×8192"),
     CeilingRow("gemm_fp8", "GEMM fp8", "FLOP/s", Missing("compute capability 8.0 has none"), ""),
-    CeilingRow("read", "read bandwidth", "B/s", summarise([4.34e12, 4.348e12, 4.35e12]), "sum"),
+    CeilingRow("read", "read bandwidth", "B/s", summarize([4.34e12, 4.348e12, 4.35e12]), "sum"),
 )
 CEILINGS = Ceilings("cuda", "NVIDIA H200", "GPU-1", "580", "2.11", 16, "2026-01-01T00:00:00+00:00", 9.0, 7.0, (), ROWS)
 

@@ -109,15 +109,15 @@ def test_a_real_torch_trace() -> None:
     assert [one.wall_ns for one in found.stages[:3]] == [84_700_812, 11_767_040, 72_700_493]
     launch = found.total.idle[IdleCause.LAUNCH_BOUND]
     assert launch > 0.9 * found.total.idle_ns, "an eager decode waits for its launches"
-    assert found.total.idle[IdleCause.SYNC] == 0, "it synchronises before and after, not within"
+    assert found.total.idle[IdleCause.SYNC] == 0, "it synchronizes before and after, not within"
     assert found.steps is not None
     assert found.steps.kernels.tolist() == [191] * 8
 
 
 def test_the_same_trace_without_its_labels_has_the_same_stages() -> None:
-    labelled = read_torch_trace(FIXTURES / "torch_trace.json.gz")
-    bare = replace(labelled, ranges=Ranges.none())
-    known, found = accounted(labelled), accounted(bare)
+    labeled = read_torch_trace(FIXTURES / "torch_trace.json.gz")
+    bare = replace(labeled, ranges=Ranges.none())
+    known, found = accounted(labeled), accounted(bare)
     assert find_stages(bare).method == "kernel sequence"
     for name in ("prefill", "decode", "decode_step"):
         mine, theirs = stage(found, name), stage(known, name)

@@ -70,7 +70,7 @@ def test_the_same_kernels_have_the_same_modules() -> None:
     assert coverage[MatchedBy.NAME] == 1
 
 
-def test_another_tile_of_the_same_product_is_found_by_its_class_and_fused_work_by_its_neighbours() -> None:
+def test_another_tile_of_the_same_product_is_found_by_its_class_and_fused_work_by_its_neighbors() -> None:
     names = ["embedding", "triton_red_fused_mean_rsqrt_0", "nvjet_x", "triton_poi_fused_1", "flash_fwd_kernel", "nvjet_b",
              "triton_red_fused_mean_rsqrt_2", "nvjet_c", "triton_poi_fused_mul_silu_3", "nvjet_d", "unheard_of"]  # fmt: skip
     modules, rules, coverage = aligned(names)

@@ -16,7 +16,7 @@ from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.markdown import report
 from llm_perf_opt.report.trace_page import trace_text
 from llm_perf_opt.traces.events import RangeKind
-from llm_perf_opt.workflows.analyze_trace import analyse_source
+from llm_perf_opt.workflows.analyze_trace import analyze_source
 from trace_builders import THREAD, Builder
 
 
@@ -75,7 +75,7 @@ def found(tmp_path: Path) -> TraceAnalysis:
         events.append(event("kernel", f"k{number}", at + 2, 5.0, 0, 7, **where))
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    return analyse_source(path, use_cache=False).document
+    return analyze_source(path, use_cache=False).document
 
 
 def test_labels_that_are_not_recognized_are_shown(found: TraceAnalysis) -> None:

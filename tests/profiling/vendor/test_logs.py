@@ -56,7 +56,7 @@ def test_permission_has_both_remedies() -> None:
         ("**** Errors occurred while processing the raw events. ****", "events_not_processed"),
         ("No reports were generated", "no_report"),
         ("Capture range never started\nGenerated:\n\n", "no_report"),
-        ("unrecognised option '--gpu-metrics-devices=all'\n\nusage: nsys profile", "unknown_option"),
+        ("unrecognized option '--gpu-metrics-devices=all'\n\nusage: nsys profile", "unknown_option"),
         ("Illegal --trace argument 'nvlink'", "unknown_option"),
         ("Illegal --gpu-metrics-device arguments.", "gpu_metrics_unsupported"),
         ("Qdstrm file is incomplete or invalid.", "stream_incomplete"),
@@ -74,7 +74,7 @@ def test_what_nsys_says(text: str, expected: str) -> None:
     [
         "",
         "Capture range started in the application.\nGenerated:\n    /runs/a/run.nsys-rep\n",
-        "the program says: unrecognised option '--x'",
+        "the program says: unrecognized option '--x'",
         "Generated: 64 tokens",
     ],
 )

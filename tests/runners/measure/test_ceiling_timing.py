@@ -16,7 +16,7 @@ class FakeClock:
     now_ns: int = 0
     marks: list[int] = field(default_factory=list)
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         pass
 
     def begin(self) -> None:

@@ -258,7 +258,7 @@ def test_a_folder_that_cannot_be_written_is_a_note(tmp_path: Path, monkeypatch: 
     assert "cannot be written" in found.notes[0]
 
 
-def test_what_was_measured_beside_a_busy_neighbour_is_not_kept(
+def test_what_was_measured_beside_a_busy_neighbor_is_not_kept(
     cache: Path, monkeypatch: pytest.MonkeyPatch, counted: list[float]
 ) -> None:
     good = ceilings.load_or_measure(CPU, False)

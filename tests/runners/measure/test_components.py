@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.runners.measure.components import OTHER, Range, Timeline, host_times, kernel_times, labelled_parts, part_of
+from llm_perf_opt.runners.measure.components import OTHER, Range, Timeline, host_times, kernel_times, labeled_parts, part_of
 from llm_perf_opt.runners.measure.torch_profiler import DeviceEvent, part_times, stage_activity
 
 
@@ -109,9 +109,9 @@ def test_labels_do_not_change_what_a_model_computes_and_leave_no_hook() -> None:
     ids = torch.arange(6).unsqueeze(0)
     with torch.inference_mode():
         plain = model(input_ids=ids).logits
-        with labelled_parts(model), torch.profiler.profile() as profiler:
-            labelled = model(input_ids=ids).logits
-    assert torch.equal(plain, labelled)
+        with labeled_parts(model), torch.profiler.profile() as profiler:
+            labeled = model(input_ids=ids).logits
+    assert torch.equal(plain, labeled)
     seen = {row.key: row.count for row in profiler.key_averages() if row.key.startswith("part:")}
     assert seen == {
         "part:embedding": 1,

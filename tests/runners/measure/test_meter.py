@@ -68,8 +68,8 @@ class Machine:
 
     # the clock
 
-    def synchronise(self) -> None:
-        self.log.append("synchronise")
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
 
     def mark(self) -> int:
         self.log.append("mark")
@@ -106,7 +106,7 @@ class MarksOf:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self.synchronise, self.mark, self.read_ns = machine.synchronise, machine.mark, machine.read_ns
+        self.synchronize, self.mark, self.read_ns = machine.synchronize, machine.mark, machine.read_ns
 
     def begin(self) -> None:
         self._machine.log.append("forget marks")
@@ -156,9 +156,9 @@ def test_nothing_waits_for_the_device_between_steps(monkeypatch: pytest.MonkeyPa
     machine = Machine([(100, (10, 20))])
     metered(machine, monkeypatch).iterate()
     assert machine.log == [
-        *("begin", "forget marks", "synchronise"),
+        *("begin", "forget marks", "synchronize"),
         *("mark", "prefill", "mark", "step", "mark", "step", "mark"),
-        "synchronise",
+        "synchronize",
     ]
 
 

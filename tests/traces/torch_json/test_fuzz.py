@@ -1,4 +1,4 @@
-"""Mutated traces: analysed or a ParseError, never anything else. `make test-all` tries ten thousand."""
+"""Mutated traces: analyzed or a ParseError, never anything else. `make test-all` tries ten thousand."""
 
 import gzip
 import random
@@ -90,8 +90,8 @@ MUTATORS: list[Mutator] = [cut, flip, flip, insert, insert, overwrite, remove, m
                            packed_then_damaged]  # fmt: skip
 
 
-def assert_analysed(trace: Trace) -> None:
-    """Whatever was read is analysed, or refused, whole: every sum holds, and it can be written down."""
+def assert_analyzed(trace: Trace) -> None:
+    """Whatever was read is analyzed, or refused, whole: every sum holds, and it can be written down."""
     assert len(stage_columns(trace)["kernels"]["stage"]) == len(trace.work)
     found = document_of(trace, RunFacts(), "a mutant")
     assert msgspec.json.decode(msgspec.json.encode(found), type=TraceAnalysis) == found
@@ -124,7 +124,7 @@ def test_mutated_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: i
             trace = read_torch_trace(path)
             assert isinstance(trace, Trace)
             outcomes["trace"] += 1
-            assert_analysed(trace)
+            assert_analyzed(trace)
         except ParseError:
             outcomes["error"] += 1
     assert outcomes["trace"] > TRIES / 16  # most mutants are still traces, or this tests little

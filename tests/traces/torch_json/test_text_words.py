@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.traces.torch_json.text_words import TextWords, eight_digits, leading_digits, trailing_number, word
 
-# Bytes around the digits: their neighbours in the code, those with the high bit, zero.
+# Bytes around the digits: their neighbors in the code, those with the high bit, zero.
 _OTHERS = b'/:. ",x\x00\x7f\x80\xb0\xb5\xb9\xff'
 _DIGITS = st.text("0123456789", max_size=16)
 _PIECES = st.lists(st.tuples(st.sampled_from(list(_OTHERS)), _DIGITS), min_size=1, max_size=40)

@@ -91,7 +91,7 @@ def test_a_link_in_place_of_a_control_file_is_refused(project: Places) -> None:
     assert "third_party/.gitignore" in refused(project)
 
 
-def test_an_edited_licence_is_refused(project: Places) -> None:
+def test_an_edited_license_is_refused(project: Places) -> None:
     (project.licenses("subtree") / "LICENSE").write_text("mine\n")
     assert "edited" in refused(project)["third_party/licenses/subtree/LICENSE"]
 

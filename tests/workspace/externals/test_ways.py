@@ -343,7 +343,7 @@ def test_a_clone_with_somebodys_work_is_not_replaced(work: str, project: Places,
     assert git(folder, "rev-parse", "HEAD") == head
 
 
-def test_a_licence_outside_of_the_folders_is_copied(project: Places, upstream: Upstream, tmp_path: Path) -> None:
+def test_a_license_outside_of_the_folders_is_copied(project: Places, upstream: Upstream, tmp_path: Path) -> None:
     made(project, "sparse", upstream, tmp_path, "  licenses: [LICENSE, docs/x.md]\n")
     assert (project.licenses("x") / "docs/x.md").read_text() == "x\n"
 
@@ -386,18 +386,18 @@ def test_what_cannot_be_linked(target: str, project: Places, upstream: Upstream)
 # --- all of them ---------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_licence_is_a_warning(project: Places, upstream: Upstream, tmp_path: Path) -> None:
+def test_a_missing_license_is_a_warning(project: Places, upstream: Upstream, tmp_path: Path) -> None:
     (upstream.folder / "LICENSE").unlink()
-    upstream.first = upstream.commit("no licence")
+    upstream.first = upstream.commit("no license")
     made(project, "sparse", upstream, tmp_path)
     (row,) = verbs.status(project)
     assert row.state == "ok"
-    assert "no licence found" in row.warnings[0]
+    assert "no license found" in row.warnings[0]
     listing(project, entry("x", "sparse", upstream.url, upstream.first, "  licenses: [COPYING]\n"))
     assert "COPYING is listed" in verbs.status(project)[0].warnings[0]
 
 
-def test_an_edited_licence_copy_is_put_back(project: Places, upstream: Upstream, tmp_path: Path) -> None:
+def test_an_edited_license_copy_is_put_back(project: Places, upstream: Upstream, tmp_path: Path) -> None:
     made(project, "sparse", upstream, tmp_path)
     copy = project.licenses("x") / "LICENSE"
     for spoil in (lambda: copy.write_text("mine"), copy.unlink):
@@ -407,7 +407,7 @@ def test_an_edited_licence_copy_is_put_back(project: Places, upstream: Upstream,
         assert copy.read_text() == "free\n"
 
 
-def test_a_licence_that_links_out_is_not_read(project: Places, upstream: Upstream, tmp_path: Path) -> None:
+def test_a_license_that_links_out_is_not_read(project: Places, upstream: Upstream, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (upstream.folder / "LICENSE").unlink()
     (upstream.folder / "LICENSE").symlink_to(tmp_path / "secret")

@@ -59,7 +59,7 @@ from llm_perf_opt.core.stages import Stage
 
 T = TypeVar("T")
 R = TypeVar("R")
-Judged = TypeVar("Judged", "Row", UsageChange)
+PassOutcome = TypeVar("PassOutcome", "Row", UsageChange)
 
 ANEW = Missing("Make that run anew, or leave it out")
 """What would let a gate be told where a run cannot be believed."""
@@ -219,7 +219,7 @@ def compare(
     )
 
 
-def _without_verdict(rows: tuple[Judged, ...]) -> tuple[Judged, ...]:
+def _without_verdict(rows: tuple[PassOutcome, ...]) -> tuple[PassOutcome, ...]:
     """The figures as they are, with nothing said of them."""
     return tuple(
         row

@@ -4,10 +4,10 @@ Everything happens on logarithms, so a change is a ratio and two halves of the n
 `LEVEL`, and the verdict is read off it: a change is called one when the interval excludes zero. Two sources of error are kept
 apart, because more repeats cure only the first:
 
-- **inside a run**: a percentile bootstrap of the median over its repeats, widened where neighbouring repeats resemble each other
+- **inside a run**: a percentile bootstrap of the median over its repeats, widened where neighboring repeats resemble each other
   (rank autocorrelation): then n repeats tell less than n. Not BCa: its acceleration comes from a jackknife, which is inconsistent
   for the median, and the simulations in the tests hold the percentile interval to its level.
-- **between processes**: memory layout, clocks, neighbours. Two runs of one process each differ by it for no reason of the change.
+- **between processes**: memory layout, clocks, neighbors. Two runs of one process each differ by it for no reason of the change.
   From `MEASURED_FROM` degrees of freedom it is measured: Student's t over the runs' medians, pooled over both sides. With fewer
   it is assumed, where it may be (`Judgement.process_spread`): that, or more where the level of a run moved by more while it was
   measured (`stability`): two levels so far apart deviate by that over √2. What runs of one side show all the same is taken with
@@ -108,7 +108,7 @@ class Uncertainty:
     restless: bool
     """Whether they scatter so much, in so few runs, that a change must exceed the range they visited."""
     inflation: float
-    """How much wider the repeats' likeness to their neighbours made the interval; 1: not at all."""
+    """How much wider the repeats' likeness to their neighbors made the interval; 1: not at all."""
     moved: float = 0.0
     """How far the level of a run moved while it was measured, where that is beyond chance and so few runs cannot show it."""
     apart: float = 0.0

@@ -55,7 +55,7 @@ def _olmo(f: Fields) -> Architecture:
 
 
 def _smollm3(f: Fields) -> Architecture:
-    f.refuse("use_sliding_window", "windows on the layers without rotary positions are not modelled.")
+    f.refuse("use_sliding_window", "windows on the layers without rotary positions are not modeled.")
     bias = f.flag("attention_bias", False)
     attention = grouped_attention(f, kv_default=4, qkv_bias=bias, out_bias=bias)
     mlp = gated_mlp(f, f.size("intermediate_size"), bias=f.flag("mlp_bias", False))

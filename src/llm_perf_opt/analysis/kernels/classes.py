@@ -137,7 +137,7 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
     (
         r"marlin|machete|cutlass|exllama|scaled_mm|wgmma|hmma|triton_mm|dense_mlp",
         KernelClass.GEMM,
-        "quantised and hand-written products",
+        "quantized and hand-written products",
     ),
     (r"conv(2d|3d|_fwd|olve)|implicit_|winograd|fprop", KernelClass.GEMM, "convolutions are products"),
     # --- norms --------------------------------------------------------------------------------------------------------

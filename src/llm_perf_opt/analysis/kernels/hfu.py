@@ -1,4 +1,4 @@
-"""Hardware FLOPs utilisation of a stage, from counters: executed FLOPs over unprofiled time and peak."""
+"""Hardware FLOPs utilization of a stage, from counters: executed FLOPs over unprofiled time and peak."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ VERDICTS = (
 
 EVIDENCE = (
     "For how much of a stage's time kernels run is known from the torch pass (their durations over the unprofiled time). Without "
-    "it the sampler's readings of GPU utilisation while the repeats ran bound it, where they last long enough: kernels run for "
+    "it the sampler's readings of GPU utilization while the repeats ran bound it, where they last long enough: kernels run for "
     f"no more than they say, and for no less than {100 * READ_TOO_MUCH:.0f} points below it, since they count short gaps, too; "
     "and for no less than the stage's floor."
 )
@@ -70,7 +70,7 @@ class KernelShare:
         if isinstance(self.sampled, Missing):
             return f"kernels fill {low} of the time"
         reach = f"{low} to {high}" if low != high else low
-        seen = f"GPU utilisation {self.sampled:.0%} while the repeats ran"
+        seen = f"GPU utilization {self.sampled:.0%} while the repeats ran"
         return f"kernels run for {reach} of the time, by the sampler's readings ({seen}) and the floors"
 
 
@@ -100,7 +100,7 @@ def _on_its_side(value: float, threshold: float, *formats: str) -> str:
 
 
 def sampled_share(sampled: float, own: float, others: float, own_least: float, others_least: float) -> KernelShare:
-    """What the device's utilisation over all repeats leaves possible for one stage.
+    """What the device's utilization over all repeats leaves possible for one stage.
 
     `own` and `others` are the shares of the repeats' time that this stage and the other one take; what remains lies between
     repeats. The stage's kernels run least where the readings overstate most and everything else kept the device busy throughout,

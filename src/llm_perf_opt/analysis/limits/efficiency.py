@@ -1,4 +1,4 @@
-"""How far each stage is from the hardware's limit: rates, utilisation, floor, and what binds it."""
+"""How far each stage is from the hardware's limit: rates, utilization, floor, and what binds it."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.roofs import Roof, best_floor, least_time, roofs_of
 from llm_perf_opt.analysis.separable import unstepped
-from llm_perf_opt.analysis.stats import percentile, summarise
+from llm_perf_opt.analysis.stats import percentile, summarize
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError
 from llm_perf_opt.core.records import Ceilings, CleanTimings, Distribution, Maybe, Missing, TorchPass
 from llm_perf_opt.core.stages import Stage
@@ -24,7 +24,7 @@ _NOT_SAMPLED = Missing("the device was not sampled")
 
 
 @dataclass(frozen=True)
-class Against:
+class RooflineComparison:
     """A stage compared with one roof."""
 
     roof: Roof
@@ -57,7 +57,7 @@ class StageEfficiency:
     time_ns: Distribution
     """Unprofiled; of all steps together for decode."""
     cost: StageCost
-    against: tuple[Against, ...]
+    against: tuple[RooflineComparison, ...]
     parts: Maybe[tuple[PartEfficiency, ...]]
     busy: Maybe[float]
     """Share of the unprofiled time that its kernels take, their durations from the torch pass."""
@@ -213,7 +213,7 @@ def _stage(
 ) -> StageEfficiency:
     """`profiled_cost` is of as many steps as the torch pass took."""
     values = [it.prefill_ns if stage is Stage.PREFILL else it.decode_ns for it in timings.iterations]
-    time = summarise(values)
+    time = summarize(values)
     against = tuple(_against(stage, cost, time.median / 1e9, roof) for roof in roofs)
     busy, launches = _activity(stage, timings, torch)
     share = sampled[stage] if isinstance(busy, Missing) else KernelShare(busy, busy)
@@ -233,7 +233,7 @@ def _stage(
     )
 
 
-def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Against:
+def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> RooflineComparison:
     def share(amount: float, limit: Maybe[float], what: str = "") -> Maybe[float]:
         if isinstance(limit, Missing):
             return limit
@@ -249,7 +249,7 @@ def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Again
         return found
 
     least = least_time(cost, roof)
-    return Against(
+    return RooflineComparison(
         roof=roof,
         mfu=share(cost.flops, roof.peak_flops_per_s, "MFU"),
         mfu_full_attention=share(cost.flops_full_attention, roof.peak_flops_per_s),  # counts what no kernel need execute
@@ -354,7 +354,7 @@ def _sampled(
     return shares
 
 
-def _nearest(against: tuple[Against, ...]) -> Maybe[Nearest]:
+def _nearest(against: tuple[RooflineComparison, ...]) -> Maybe[Nearest]:
     """On the best limits known."""
     for entry in reversed(against):
         if not isinstance(entry.floor, Missing) and not isinstance(entry.times_floor, Missing):

@@ -25,7 +25,7 @@ EFFICIENCY_METRICS = (
     ),
     EfficiencyMetric(
         "mfu", "MFU (causal)", "%", "model FLOPs / (unprofiled time × peak FLOP/s of the run's dtype)",
-        "Model FLOPs utilisation, attention counted causal: a token meets only those before it.",
+        "Model FLOPs utilization, attention counted causal: a token meets only those before it.",
     ),
     EfficiencyMetric(
         "mfu_full_attention", "MFU (whole attention)", "%", "model FLOPs with whole attention / (unprofiled time × peak FLOP/s)",
@@ -33,12 +33,12 @@ EFFICIENCY_METRICS = (
     ),
     EfficiencyMetric(
         "hfu", "HFU", "%", "executed FLOPs / (unprofiled time × peak FLOP/s)",
-        "Hardware FLOPs utilisation, from counters: FLOPs of the tensor cores, and of single and double precision beside them. "
+        "Hardware FLOPs utilization, from counters: FLOPs of the tensor cores, and of single and double precision beside them. "
         "Packed half precision beside them is left out, for its instructions also move constants. n/a where none were read.",
     ),
     EfficiencyMetric(
         "mbu", "MBU", "%", "least bytes / (unprofiled time × memory bandwidth)",
-        "Memory bandwidth utilisation. n/a for a model that fits in the last-level cache.",
+        "Memory bandwidth utilization. n/a for a model that fits in the last-level cache.",
     ),
     EfficiencyMetric(
         "intensity", "Arithmetic intensity", "FLOP/byte", "model FLOPs / least bytes",

@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.kernels.table import StageKernel
 from llm_perf_opt.analysis.limits.efficiency import RequestCost, request_cost
 from llm_perf_opt.analysis.limits.floor import largest_batch_within, step_floor, turning_point
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of
-from llm_perf_opt.analysis.rules.launching import felt, request_units
+from llm_perf_opt.analysis.rules.launching import request_units, wall_clock_saving
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Missing
 
@@ -187,7 +187,7 @@ def _device_finding(
     gain = sum(row.total_ns * part for row, (_, part) in held) * share
     names = "; ".join(f"{short_name(row.name, 60)} ({words})" for row, (words, _) in held[:3])
     text = claim.format(stage=stage.name, names=names)
-    on_the_wall = felt(stage, (0, gain / 2, gain))
+    on_the_wall = wall_clock_saving(stage, (0, gain / 2, gain))
     because = "counters say what is not used, not what a better kernel would reach; half of it is shown"
     return Finding(
         id,

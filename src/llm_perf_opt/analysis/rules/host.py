@@ -30,7 +30,7 @@ def syncs_per_step(evidence: Evidence) -> Finding | None:
         f"The host waits for the device {per_step:,.2g} times per {stage.unit}{items}; the device then has nothing queued for "
         f"{milliseconds(stage.per_unit(lost))}.",
         (
-            f"{calls.syncs:,} synchronising calls, {milliseconds(calls.sync_ns)} below the profiler",
+            f"{calls.syncs:,} synchronizing calls, {milliseconds(calls.sync_ns)} below the profiler",
             f"budget of {stage.name}: sync {milliseconds(lost)} of {milliseconds(stage.budget.wall_ns)}",
         ),
         gap_saving_of(stage, 0, lost / 2, lost),

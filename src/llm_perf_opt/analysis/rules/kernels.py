@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import request_cost
 from llm_perf_opt.analysis.limits.roofs import best_floor
-from llm_perf_opt.analysis.rules.launching import HOST_BOUND, felt, launches_one_by_one, lengthened, request_units
+from llm_perf_opt.analysis.rules.launching import HOST_BOUND, launches_one_by_one, lengthened, request_units, wall_clock_saving
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.core.records import Missing
@@ -235,7 +235,7 @@ def _kernel_finding(
     """Kernel time saved is wall time saved only where the device is what the stage waits for."""
     most = float(stage.kernel_ns)
     low, expected, high = (min(value, most) for value in bounds)
-    on_the_wall = felt(stage, (low, expected, high))
+    on_the_wall = wall_clock_saving(stage, (low, expected, high))
     if on_the_wall.because:
         because = on_the_wall.because if on_the_wall.claim else f"{because}; {on_the_wall.because}"
     return Finding(

@@ -18,7 +18,7 @@ INFLATED = 3.0
 
 
 @dataclass(frozen=True)
-class Felt:
+class WallClockSaving:
     """A saving of kernel time as the wall clock shows it."""
 
     bounds: Bounds
@@ -30,27 +30,27 @@ class Felt:
     """Whether it is certain that nothing is saved."""
 
 
-def felt(stage: StageEvidence, bounds: Bounds) -> Felt:
+def wall_clock_saving(stage: StageEvidence, bounds: Bounds) -> WallClockSaving:
     """Kernel time is counted in so far as the device is what the stage waits for, and kernels do not run side by side."""
     low, expected, high = bounds
     share = min(max((stage.busy_share - HOST_BOUND) / (DEVICE_BOUND - HOST_BOUND), 0.0), 1.0)
     idle = f"the device is idle for {1 - stage.busy_share:.0%} of {stage.name}"
     if share == 0 and stage.busy_share * (1.0 if stage.unprofiled else INFLATED) < HOST_BOUND:
         why = "kernels that end sooner only lengthen the gaps; first see to what the device waits for"
-        return Felt((0, 0, 0), f" It saves nothing now: {idle}.", why, certain=True)
+        return WallClockSaving((0, 0, 0), f" It saves nothing now: {idle}.", why, certain=True)
     if share == 0:
         why = "below the profiler kernels that end sooner only lengthen the gaps; without it the gaps are shorter"
-        return Felt((0, 0, high), f" Below the profiler it saves nothing: {idle}.", why)
+        return WallClockSaving((0, 0, high), f" Below the profiler it saves nothing: {idle}.", why)
     alone = stage.overlap
     if share == 1 and alone == 1:
-        return Felt(bounds)
+        return WallClockSaving(bounds)
     reasons = []
     if share < 1:
         reasons.append(f"{idle}, so {share:.0%} of the kernels' time is counted")
     if alone < 1:
         reasons.append(f"kernels run side by side: {alone:.1%} of their summed time is felt")
     worst = low * alone if share == 1 else 0.0
-    return Felt((worst, expected * share * alone, high), because="; ".join(reasons))
+    return WallClockSaving((worst, expected * share * alone, high), because="; ".join(reasons))
 
 
 WAITING = 0.25

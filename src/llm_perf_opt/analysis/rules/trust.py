@@ -1,4 +1,4 @@
-"""Rules on whether the figures can be believed: throttling, neighbours, unrest, a profiler that changes what it watches."""
+"""Rules on whether the figures can be believed: throttling, neighbors, unrest, a profiler that changes what it watches."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def throttled(evidence: Evidence) -> Finding | None:
 
 def noisy_machine(evidence: Evidence) -> Finding | None:
     """Others used the machine, or the times did not settle."""
-    said = [text for text in _warnings(evidence) if "neighbour" in text or "shared the GPU" in text]
+    said = [text for text in _warnings(evidence) if "neighbor" in text or "shared the GPU" in text]
     timings = evidence.facts.timings
     if not isinstance(timings, Missing):
         if not timings.stable:

@@ -107,7 +107,7 @@ def _lengths(first: Int64, second: Int64) -> Int64:
 
 
 def _pair_classes(first: Int64, second: Int64, partner: Int64, by: UInt8) -> None:
-    """Rule 2, in the stretches between neighbouring pairs."""
+    """Rule 2, in the stretches between neighboring pairs."""
     anchors = np.flatnonzero(partner != NONE)
     bounds = [(-1, -1), *zip(partner[anchors].tolist(), anchors.tolist(), strict=True), (len(first), len(second))]
     for (low, left), (high, right) in itertools.pairwise(bounds):

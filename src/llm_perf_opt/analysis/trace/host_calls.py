@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.idle import synchronising_calls
+from llm_perf_opt.analysis.trace.idle import synchronizing_calls
 from llm_perf_opt.analysis.trace.intervals import covered_of_group, union_blocks
 from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
@@ -48,7 +48,7 @@ def host_calls(trace: Trace, stages: TraceStages, stage: str) -> HostCallCounts:
     waits, asks, items = (
         windows.holding(rows.start_ns, rows.process, rows.thread, np.flatnonzero(chosen))
         for rows, chosen in (
-            (calls, synchronising_calls(trace)),
+            (calls, synchronizing_calls(trace)),
             (calls, matching(trace, calls.name, ALLOCATING)),
             (operators, matching(trace, operators.name, _ITEM)),
         )
@@ -95,8 +95,8 @@ def _launching_windows(trace: Trace, stages: TraceStages, stage: str) -> _Window
     """The stage's labels on their threads; instances without a label, on every thread that launched work of the stage."""
     rows = stages.rows_of(stage)
     instances, ranges = stages.instances.rows(rows), trace.ranges
-    labelled = np.flatnonzero(instances.range != NONE)
-    label = instances.range[labelled]
+    labeled = np.flatnonzero(instances.range != NONE)
+    label = instances.range[labeled]
     bare = np.flatnonzero(instances.range == NONE)
     call = np.empty(0, np.int64)
     if len(bare):
@@ -104,8 +104,8 @@ def _launching_windows(trace: Trace, stages: TraceStages, stage: str) -> _Window
     return _Windows(
         process=ranges.process[label],
         thread=ranges.thread[label],
-        start_ns=instances.start_ns[labelled],
-        end_ns=instances.end_ns[labelled],
+        start_ns=instances.start_ns[labeled],
+        end_ns=instances.end_ns[labeled],
         launching=different_pairs(trace.calls.process[call], trace.calls.thread[call]),
         bare_start_ns=instances.start_ns[bare],
         bare_end_ns=instances.end_ns[bare],

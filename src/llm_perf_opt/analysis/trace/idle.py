@@ -10,7 +10,7 @@ this order; the first that holds names the cause:
    before: it waited to hear that the copy was done.
 4. **device latency**: the next work's call had returned before the device went idle, or both sides of the gap were launched by
    one call (a CUDA graph): the work was queued and still started late.
-5. **sync**: the launching thread was held in a synchronising call (or in a copy call that returned only when its copy was done)
+5. **sync**: the launching thread was held in a synchronizing call (or in a copy call that returned only when its copy was done)
    at the moment the device went idle, so it could not run ahead; or such calls filled at least half of the gap. Across a step's
    boundary, where the host has work of its own to do, only the second counts.
 6. **host work between steps**: the two sides belong to different steps or stages, and the next work's launch call began in the
@@ -100,7 +100,7 @@ class HostSide:
     call_of_work: Int64
     """Per row of device work: its launching call, or -1."""
     blocked: Blocks
-    """When each launching thread was held up in a synchronising call; the group is the thread's lane."""
+    """When each launching thread was held up in a synchronizing call; the group is the thread's lane."""
     lane_of_call: Int64
 
 
@@ -172,13 +172,13 @@ def _causes(trace: Trace, host: HostSide, instance: Int64, start: Int64, end: In
     return chosen.astype(np.uint8)
 
 
-def synchronising_calls(trace: Trace) -> Bool:
+def synchronizing_calls(trace: Trace) -> Bool:
     """Per call: whether its name is one that returns only when the device is done."""
     return np.asarray(_by_name(trace)[trace.calls.name])
 
 
 def _by_name(trace: Trace) -> Bool:
-    """Per name: whether it is a synchronising call. The last entry answers NO_NAME."""
+    """Per name: whether it is a synchronizing call. The last entry answers NO_NAME."""
     waits = np.zeros(len(trace.names) + 1, np.bool_)
     for index in distinct(trace.calls.name.astype(np.int64), len(trace.names)):
         waits[index] = SYNCHRONISING.fullmatch(_VERSION.sub("", trace.name_of(int(index)))) is not None

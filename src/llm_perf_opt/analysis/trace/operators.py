@@ -23,12 +23,12 @@ def host_table(trace: Trace, stages: TraceStages) -> HostTable:
     every = np.arange(len(table))
     found = []
     for name in stages.names:
-        instances = _labelled(trace, stages, name)
+        instances = _labeled(trace, stages, name)
         found.append(_stage(trace, name, instances, label_lane[instances.range], lane, nesting))
     return HostTable(_operators(trace, nesting, every), found)
 
 
-def _labelled(trace: Trace, stages: TraceStages, name: str) -> Instances:
+def _labeled(trace: Trace, stages: TraceStages, name: str) -> Instances:
     """The stage's instances, each with the row of a label on its thread: one that was put together has that of its first part."""
     every = stages.instances
     rows = stages.rows_of(name)

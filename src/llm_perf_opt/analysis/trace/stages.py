@@ -128,7 +128,7 @@ def _in_our_domain(trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def _instances(trace: Trace, call_of_work: Int64, rows: Int64, stage: Int64) -> tuple[Instances, Int64]:
-    """The labelled ranges as instances, and the innermost one around each work's launch."""
+    """The labeled ranges as instances, and the innermost one around each work's launch."""
     ranges, calls = trace.ranges, trace.calls
     lane, call_lane = lanes_of((ranges.process[rows], ranges.thread[rows]), (calls.process, calls.thread))
     nesting = nest(ranges.start_ns[rows], ranges.end_ns[rows], lane)

@@ -6,7 +6,7 @@ from pathlib import Path
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.counters.catalogue import names_listed
+from llm_perf_opt.counters.catalog import names_listed
 
 
 @lru_cache(maxsize=8)

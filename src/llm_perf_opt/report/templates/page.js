@@ -56,12 +56,12 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   function themed(layout, light) {
     const css = getComputedStyle(document.documentElement);
-    function colour(name, printed) { return light ? printed : css.getPropertyValue(name).trim(); }
-    const text = colour("--text", "#000000"), grid = colour("--grid", "#dddddd"), ground = colour("--ground", "#ffffff");
+    function color(name, printed) { return light ? printed : css.getPropertyValue(name).trim(); }
+    const text = color("--text", "#000000"), grid = color("--grid", "#dddddd"), ground = color("--ground", "#ffffff");
     const made = Object.assign({ margin: { l: 70, r: 20, t: 10, b: 50 } }, layout, {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true,
       font: { color: text, family: "system-ui, sans-serif", size: 13 },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--faint", "#444444"), activecolor: text },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--faint", "#444444"), activecolor: text },
       hoverlabel: { bgcolor: ground, bordercolor: text, font: { color: text }, align: "left", namelength: -1 }
     });
     Object.keys(made).filter(function (key) { return /^[xy]axis/.test(key); }).forEach(function (key) {

@@ -61,8 +61,8 @@ def cpu_quantities(device: "torch.device", room: Room) -> tuple[Quantity, ...]:
         _absent("launch_eager", "launch interval, eager", "ns"),
         _absent("launch_graph", "kernel interval, CUDA graph", "ns"),
         Quantity("dispatch", "host time per operator", "ns", 0.3, _dispatch),
-        _absent("sync", "synchronise", "ns"),
-        _absent("launch_sync", "launch and synchronise", "ns"),
+        _absent("sync", "synchronize", "ns"),
+        _absent("launch_sync", "launch and synchronize", "ns"),
         _absent("item", ".item()", "ns"),
     )
 
@@ -109,7 +109,7 @@ class Neighbours:
 
 
 def host_conditions(room: Room, others: float) -> Conditions:
-    """Threads, caches and neighbours."""
+    """Threads, caches and neighbors."""
     import torch
 
     note = f" ({room.cache_note})" if room.cache_note else ""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from llm_perf_opt.analysis.stats import summarise
+from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.records import CeilingUnit, Distribution, Maybe
 from llm_perf_opt.runners.measure.clock import Clock
 
@@ -96,7 +96,7 @@ class Stopwatch:
         return times, seen[0]
 
     def _marked(self, trial: Trial, samples: int, calls: int, meanwhile: Callable[[], None] = lambda: None) -> list[float]:
-        self.clock.synchronise()
+        self.clock.synchronize()
         trial.call(0)  # the host gets ahead of the device, so that no sample waits for a launch
         self.clock.begin()
         self.clock.mark()
@@ -107,7 +107,7 @@ class Stopwatch:
                 number += 1
             self.clock.mark()
         meanwhile()
-        self.clock.synchronise()
+        self.clock.synchronize()
         marks = self.clock.read_ns()
         return [max(1.0, float(after - before)) / calls for before, after in itertools.pairwise(marks)]
 
@@ -117,7 +117,7 @@ def best_rate(stopwatch: Stopwatch, trials: Sequence[Trial], seconds: float) -> 
     best: Measured | None = None
     for trial in trials:
         times, conditions = stopwatch.series(trial, seconds / len(trials))
-        value = summarise([trial.work / (time_ns * 1e-9) for time_ns in times])
+        value = summarize([trial.work / (time_ns * 1e-9) for time_ns in times])
         if best is None or value.median > best.value.median:
             best = Measured(value, trial.name, conditions)
     if best is None:
@@ -128,7 +128,7 @@ def best_rate(stopwatch: Stopwatch, trials: Sequence[Trial], seconds: float) -> 
 def time_per_unit(stopwatch: Stopwatch, trial: Trial, seconds: float) -> Measured:
     """Nanoseconds per unit of a trial's work."""
     times, conditions = stopwatch.series(trial, seconds)
-    return Measured(summarise([time_ns / trial.work for time_ns in times]), trial.name, conditions)
+    return Measured(summarize([time_ns / trial.work for time_ns in times]), trial.name, conditions)
 
 
 def host_latency(
@@ -153,4 +153,4 @@ def host_latency(
         once()
     each = (time.perf_counter() - begun) / (_WARM_CALLS + _PROBE_CALLS)
     samples = max(LEAST_SAMPLES, min(most, int(seconds / each)))
-    return Measured(summarise([once() / per for _ in range(samples)]), how)
+    return Measured(summarize([once() / per for _ in range(samples)]), how)

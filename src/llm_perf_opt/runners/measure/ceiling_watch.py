@@ -1,4 +1,4 @@
-"""What a GPU's clocks, power and neighbours are while its ceilings are measured."""
+"""What a GPU's clocks, power and neighbors are while its ceilings are measured."""
 
 import time
 from typing import Any

@@ -141,8 +141,8 @@ def _planned(device: "torch.device") -> Iterator[tuple[Sequence[Quantity], Calla
     if device.type == "cpu":
         from llm_perf_opt.runners.measure.ceiling_cpu import Neighbours, cpu_quantities, host_conditions, host_room
 
-        room, neighbours = host_room(), Neighbours()
-        yield cpu_quantities(device, room), lambda: host_conditions(room, neighbours.processors())
+        room, neighbors = host_room(), Neighbours()
+        yield cpu_quantities(device, room), lambda: host_conditions(room, neighbors.processors())
         return
     import torch
 

@@ -12,7 +12,7 @@ class Clock(Protocol):
 
     name: ClockName
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device has nothing left to do."""
 
     def begin(self) -> None:
@@ -22,7 +22,7 @@ class Clock(Protocol):
         """Mark this point; returns the mark's number."""
 
     def read_ns(self) -> list[int]:
-        """Time of every mark after the first, in integer nanoseconds; call after `synchronise`."""
+        """Time of every mark after the first, in integer nanoseconds; call after `synchronize`."""
 
 
 class HostClock:
@@ -33,7 +33,7 @@ class HostClock:
     def __init__(self) -> None:
         self._marks: list[int] = []
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Nothing is outstanding on a CPU."""
 
     def begin(self) -> None:
@@ -63,7 +63,7 @@ class CudaEventClock:
         self._events: list[torch.cuda.Event] = []
         self._used = 0
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the device."""
         self._torch.cuda.synchronize(self._device)
 
@@ -80,7 +80,7 @@ class CudaEventClock:
         return self._used - 1
 
     def read_ns(self) -> list[int]:
-        """Offsets from the first event, summed over neighbours: the driver's float milliseconds lose precision with length."""
+        """Offsets from the first event, summed over neighbors: the driver's float milliseconds lose precision with length."""
         offsets = [0]
         used = self._events[: self._used]
         for earlier, later in itertools.pairwise(used):

@@ -35,7 +35,7 @@ def part_of(path: str, multiplies: bool) -> PartName | None:
 
 
 @contextmanager
-def labelled_parts(model: Any) -> Iterator[None]:
+def labeled_parts(model: Any) -> Iterator[None]:
     """While the context lasts, every forward of a part's module runs inside a record_function range of the part's name."""
     from torch.profiler import record_function
 
@@ -62,7 +62,7 @@ def labelled_parts(model: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Range:
-    """A labelled stretch of the host's time."""
+    """A labeled stretch of the host's time."""
 
     start_ns: int
     end_ns: int

@@ -36,7 +36,7 @@ def profile_engine(profiler: Records, iterate: Callable[[], Iteration], cuda: bo
         iteration=measured,
         operators=list(operator_rows(found, cuda)),
         activity=stage_activity_of(found) if cuda else Missing("the run is on the CPU"),
-        parts=Missing("the modules of an engine are not labelled with the parts of the cost model"),
+        parts=Missing("the modules of an engine are not labeled with the parts of the cost model"),
     )
 
 

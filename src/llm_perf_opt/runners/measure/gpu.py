@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @contextmanager
 def nvml() -> Iterator[Maybe[Any]]:
-    """The initialised NVML module, or why there is none."""
+    """The initialized NVML module, or why there is none."""
     try:
         import pynvml
     except ImportError:

@@ -147,7 +147,7 @@ class Meter(RequestMeter):
         self._spans = []
         marks: list[int] = []
         tokens = []
-        clock.synchronise()
+        clock.synchronize()
         started = time.monotonic_ns()
         with marker(Stage.PROFILE.value):
             marks.append(clock.mark())
@@ -161,7 +161,7 @@ class Meter(RequestMeter):
                         token = runner.decode_step(token)
                     marks.append(clock.mark())
                     tokens.append(token)
-                clock.synchronise()
+                clock.synchronize()
         wall = time.monotonic_ns() - started
         self._tokens = tokens
         return self._read(started, wall, marks)

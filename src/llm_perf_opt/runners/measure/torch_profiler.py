@@ -118,10 +118,10 @@ def stage_activity(events: Sequence[DeviceEvent]) -> tuple[StageActivity, ...]:
 
 
 def part_times(events: Sequence[DeviceEvent], cuda: bool) -> Maybe[tuple[PartTime, ...]]:
-    """Time by stage and part of the model, where the parts were labelled."""
+    """Time by stage and part of the model, where the parts were labeled."""
     parts = _ranges([event for event in events if event.name.startswith(PART_LABEL)])
     if not parts:
-        return Missing("parts are not labelled with torch.compile, which fuses those of the decode step")
+        return Missing("parts are not labeled with torch.compile, which fuses those of the decode step")
     if cuda:
         return kernel_times(
             _stage_ranges(events), parts, [(launched, duration) for _, launched, duration in _device_work(events)]

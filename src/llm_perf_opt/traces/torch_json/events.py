@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 EXACT_BELOW_US = float(2**43)
-"""Below this many µs (101 days) neighbouring floats are less than 1 ns apart: rounding to ns gives back the digits of the file.
+"""Below this many µs (101 days) neighboring floats are less than 1 ns apart: rounding to ns gives back the digits of the file.
 torch counts from a base (baseTimeNanoseconds) of at most three months ago to stay below it; before it had one, from 1970."""
 
 

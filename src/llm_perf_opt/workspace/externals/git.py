@@ -19,7 +19,7 @@ _SHOWN = 3
 
 
 def checkout_standing(folder: Path, entry: External, *, only_below: bool = False) -> Standing:
-    """Against the pin. `only_below`: the folder may be a part of a repository, and the rest of it does not matter."""
+    """RooflineComparison the pin. `only_below`: the folder may be a part of a repository, and the rest of it does not matter."""
     git = Git(folder)
     try:
         head = git.text("rev-parse", "--verify", "HEAD")

@@ -144,8 +144,8 @@ def _unreviewed(path: str, staged: _Staged, listing: dict[str, External], locked
         _, name, *rest = path.split("/")
         known = locked[name].licenses.get("/".join(rest)) if name in listing and name in locked else None
         if known is None:
-            return Problem(shown, f"no licence that `llm-perf externals init` copied, according to {LOCK} as staged")
-        return None if known == staged.blob else Problem(shown, "was edited; licences are copied by `llm-perf externals init`")
+            return Problem(shown, f"no license that `llm-perf externals init` copied, according to {LOCK} as staged")
+        return None if known == staged.blob else Problem(shown, "was edited; licenses are copied by `llm-perf externals init`")
     entry = owner(path, listing.values())
     if entry is None:
         return Problem(shown, f"not listed in {THIRD_PARTY}/{LISTING}; list its repository and pin there")

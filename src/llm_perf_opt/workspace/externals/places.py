@@ -63,7 +63,7 @@ class Places:
         return self.third_party / IGNORE
 
     def licenses(self, name: str) -> Path:
-        """Where an entry's licences are copied to."""
+        """Where an entry's licenses are copied to."""
         return self.third_party / LICENSES / name
 
     def folder(self, entry: External) -> Path:

@@ -122,7 +122,7 @@ def status(places: Places, names: Sequence[str] = ()) -> list[Row]:
     for entry in chosen(listing, names):
         found = standing(places, entry, locked.get(entry.name))
         there = found.state not in ("missing", "dangling", "foreign", "unregistered")
-        warnings = licence_warnings(places, entry, locked.get(entry.name)) if there else ()
+        warnings = license_warnings(places, entry, locked.get(entry.name)) if there else ()
         rows.append(
             Row(entry.name, entry.way, places.shown(entry), entry.commit, found.state, found.detail, found.commit, warnings)
         )
@@ -182,7 +182,7 @@ def _init_one(places: Places, entry: External) -> tuple[Action, str]:
         return _make(places, entry, "make", before=found)
     if found.state != "ok":
         raise _in_the_way(places, entry, found)
-    _note_licences(places, entry, places.locked().get(entry.name) or Locked(entry.commit))
+    _note_licenses(places, entry, places.locked().get(entry.name) or Locked(entry.commit))
     return "there", found.detail
 
 
@@ -200,7 +200,7 @@ def _update_one(places: Places, entry: External, before: External | None = None)
         return _make(places, entry, "make", before=found)
     if found.state != "ok":
         raise _in_the_way(places, entry, found)
-    _note_licences(places, entry, places.locked().get(entry.name) or Locked(entry.commit))
+    _note_licenses(places, entry, places.locked().get(entry.name) or Locked(entry.commit))
     return "there", found.detail
 
 
@@ -226,7 +226,7 @@ def _make(places: Places, entry: External, how: Literal["make", "move"], before:
     except BaseException:
         places.drop_empty_room(entry)
         raise
-    _note_licences(places, entry, locked, anew=True)
+    _note_licenses(places, entry, locked, anew=True)
     found = standing(places, entry, places.locked()[entry.name])
     if found.differs:
         raise ResourceError(f"{entry.name}: made, but {found.state}: {found.detail}.", "See `llm-perf externals status`.")
@@ -236,11 +236,11 @@ def _make(places: Places, entry: External, how: Literal["make", "move"], before:
     return "moved", f"from {before.commit or 'another commit'}" + (f"; {note}" if note else "")
 
 
-def _note_licences(places: Places, entry: External, made: Locked, anew: bool = False) -> None:
-    """Copy licences where they are missing, and lock what was made."""
+def _note_licenses(places: Places, entry: External, made: Locked, anew: bool = False) -> None:
+    """Copy licenses where they are missing, and lock what was made."""
     locked = places.locked()
-    if anew or entry.name not in locked or licence_warnings(places, entry, locked[entry.name]):
-        full = replace(made, commit=entry.commit, licenses=copy_licences(places, entry))
+    if anew or entry.name not in locked or license_warnings(places, entry, locked[entry.name]):
+        full = replace(made, commit=entry.commit, licenses=copy_licenses(places, entry))
         if locked.get(entry.name) != full:
             write_lock(places.lock_file, {**locked, entry.name: full})
 
@@ -293,13 +293,13 @@ def _snapshot_entry(places: Places, asked: str, commit: str) -> tuple[External, 
     return entry, with_hub_entry(text, where, entry)
 
 
-LICENCE_PATTERNS = ("licen[cs]e*", "copying*", "notice*", "unlicense*")
+LICENSE_PATTERNS = ("licen[cs]e*", "copying*", "notice*", "unlicense*")
 
 
-LARGEST_LICENCE = 1_000_000
+LARGEST_LICENSE = 1_000_000
 
 
-def copy_licences(places: Places, entry: External) -> dict[str, str]:
+def copy_licenses(places: Places, entry: External) -> dict[str, str]:
     """Copy what there is and say what came: blob id by path. What is listed and not there is left to `warnings`."""
     folder, beside = places.folder(entry), places.licenses(entry.name)
     wanted = entry.licenses or _called_so(folder)
@@ -311,34 +311,34 @@ def copy_licences(places: Places, entry: External) -> dict[str, str]:
     return {path: blob_id(content) for path, content in found.items()}
 
 
-def licence_warnings(places: Places, entry: External, locked: Locked | None) -> tuple[str, ...]:
-    """What is wrong with an entry's licences, in words; only asked of an entry that is there."""
+def license_warnings(places: Places, entry: External, locked: Locked | None) -> tuple[str, ...]:
+    """What is wrong with an entry's licenses, in words; only asked of an entry that is there."""
     if locked is None:
-        return ("licences not copied: run `llm-perf externals init`",)
+        return ("licenses not copied: run `llm-perf externals init`",)
     found = []
     for path in entry.licenses:
         if path not in locked.licenses:
-            found.append(f"licence {path} is listed, and the commit has no such file")
+            found.append(f"license {path} is listed, and the commit has no such file")
     if not locked.licenses and not entry.licenses:
-        found.append("no licence found; name it with licenses: [FILE], or ask whether the code may be used")
+        found.append("no license found; name it with licenses: [FILE], or ask whether the code may be used")
     for path, blob in locked.licenses.items():
         copy = places.licenses(entry.name) / path
         if not copy.is_file():
-            found.append(f"licence copy {path} is gone: run `llm-perf externals init`")
+            found.append(f"license copy {path} is gone: run `llm-perf externals init`")
         elif blob_id(copy.read_bytes()) != blob:
-            found.append(f"licence copy {path} was edited: run `llm-perf externals init`")
+            found.append(f"license copy {path} was edited: run `llm-perf externals init`")
     return tuple(found)
 
 
 def _called_so(folder: Path) -> tuple[str, ...]:
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    return tuple(name for name in names if any(fnmatch.fnmatchcase(name.lower(), one) for one in LICENCE_PATTERNS))
+    return tuple(name for name in names if any(fnmatch.fnmatchcase(name.lower(), one) for one in LICENSE_PATTERNS))
 
 
 def _read(entry: External, folder: Path, path: str) -> bytes | None:
     """The file, which must lie inside: a link out of the repository is not followed."""
     file = folder / path
-    if file.is_file() and file.resolve().is_relative_to(folder.resolve()) and file.stat().st_size <= LARGEST_LICENCE:
+    if file.is_file() and file.resolve().is_relative_to(folder.resolve()) and file.stat().st_size <= LARGEST_LICENSE:
         return file.read_bytes()
     if entry.way == "sparse":  # it may lie in a folder that is not checked out
         try:

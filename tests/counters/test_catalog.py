@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.counters import catalogue
-from llm_perf_opt.counters.catalogue import (
+from llm_perf_opt.counters import catalog
+from llm_perf_opt.counters.catalog import (
     Kind,
     base_names,
     chip_of_device,
@@ -49,8 +49,8 @@ def test_a_list_holds_thousands_of_clean_names(chip: str) -> None:
 
 
 def test_every_list_says_which_tool_made_it() -> None:
-    for file in (Path(catalogue.__file__).parent / "names").iterdir():
-        assert gzip.decompress(file.read_bytes()).decode().startswith(f"# {catalogue.LISTED_BY}: "), file.name
+    for file in (Path(catalog.__file__).parent / "names").iterdir():
+        assert gzip.decompress(file.read_bytes()).decode().startswith(f"# {catalog.LISTED_BY}: "), file.name
 
 
 @pytest.mark.parametrize("chip", CHIPS)
