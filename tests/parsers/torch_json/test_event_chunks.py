@@ -1,6 +1,7 @@
 """Cutting the array of events: whatever the layout and the size of the pieces, what goes in comes out."""
 
 import json
+import tracemalloc
 from typing import Any
 from unittest.mock import patch
 
@@ -105,3 +106,25 @@ def test_a_bracket_that_closes_too_early_is_damage_not_the_end() -> None:
     found, chunks, _ = cut(text, 1000, 1000)
     assert {"a": 3} in found
     assert chunks.unreadable == 1
+
+
+def test_what_is_decoded_at_once_fits_into_a_gigabyte() -> None:
+    """Lists in lists take the most memory for their text. All of the largest event, head and tail may be such."""
+    text = b"[" + b",".join([b"[" * 900 + b"]" * 900] * 100) + b"]"
+    tracemalloc.start()
+    try:
+        found = msgspec.json.decode(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == 100
+    largest = event_chunks.LARGEST_EVENT_BYTES + event_chunks.CHUNK_BYTES, 2 * event_chunks.LARGEST_EDGE_BYTES
+    assert max(largest) * peak / len(text) < 800e6  # the program itself and copies of the text take the rest
+
+
+def test_edges_too_large_to_be_decoded_are_left_out_and_named() -> None:
+    text = json.dumps({"before": ["x"] * 200, "traceEvents": [{"ph": "X"}] * 3, "after": ["x"] * 200}).encode()
+    with patch.object(event_chunks, "LARGEST_EDGE_BYTES", 500):
+        found, _, around = cut(text, 64, 64)
+    assert len(found) == 3
+    assert (around.before, around.after, around.readable) == ({}, {}, False)
