@@ -19,8 +19,8 @@ from llm_perf_opt.parsers.torch_json.brackets import event_ends
 
 CHUNK_BYTES = 4 << 20
 """Small enough for the processor's cache, which makes decoding a third faster than in one piece; large enough for numpy."""
-LARGEST_EVENT_BYTES = 16 << 20
-"""A longer stretch that does not decode is damaged, not one event."""
+LARGEST_EVENT_BYTES = 8 << 20
+"""A longer stretch that does not decode is damaged, not one event. Its objects may take fifty times as much memory."""
 _PARTS_TRIED = 8
 """Beginnings of an event that the file's end cut in two."""
 _KEYS_TRIED = 16
@@ -30,8 +30,8 @@ MOST_LOST = 50_000
 _LONGEST_BEGINNING = 64
 """Bytes between the key of the array and its bracket, with what whitespace a writer may put there."""
 LARGEST_HEAD_BYTES = 64 << 20
-LARGEST_EDGE_BYTES = 16 << 20
-"""What stands before or behind the events is decoded up to this size: its objects take thirty times as much memory."""
+LARGEST_EDGE_BYTES = 4 << 20
+"""What stands before or behind the events is decoded up to this size: its objects, too, take much memory."""
 
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"\w+"\s*:)')
 """Between two events, as far as bytes can tell."""
