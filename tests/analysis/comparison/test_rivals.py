@@ -46,7 +46,7 @@ def test_the_sides_are_named_as_they_were_given() -> None:
 
 def test_at_the_far_ends_more_repeats_are_asked_for() -> None:
     """There the machine must have switched twice: the same repeats in the opposite order do not explain the difference."""
-    earlier, later = noise(1) + switched(29, 30, 0.05), noise(2) + 0.05
+    earlier, later = noise(1) + switched(29, 30, 0.047), noise(2) + 0.047
     near = rival(earlier, later)
     assert near is not None
     assert near.evidence < 5
@@ -66,6 +66,18 @@ def test_a_drift_that_makes_the_difference_is_the_machine(order: str, size: floa
     assert found is not None
     assert (found.movement, found.side, found.first, found.last) == (Movement.DRIFT, "both", 0, 0)
     assert found.evidence > 2
+
+
+@pytest.mark.parametrize("outlier", [0.4, 2.0, -0.4])
+def test_outliers_hide_neither_a_shift_nor_a_drift(outlier: float) -> None:
+    """One repeat of each run takes far more or far less time than the others."""
+    line, alone = 0.06 * np.linspace(0, 1, 30), switched(12, 12, outlier)
+    shift = rival(noise(1) + switched(25, 30) + alone, noise(2) + BY + alone)
+    assert shift is not None
+    assert (shift.movement, shift.side, shift.last) == (Movement.SHIFT, "base", 30)
+    drift = rival(noise(3) + line + alone, noise(4) + line + 0.06 + alone)
+    assert drift is not None
+    assert drift.movement is Movement.DRIFT
 
 
 @pytest.mark.parametrize("change", [0.05, -0.05, 0.10, 1.0])

@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from llm_perf_opt.analysis.stability import Floats, Movement, inflation_of
+from llm_perf_opt.analysis.stability import Floats, Movement, inflation_of, quarter_spread
 
 Side = Literal["base", "new"]
 
@@ -39,7 +39,7 @@ _PARTS = 5
 _FEWEST = 3
 _FREEDOM = 8
 _WITHIN = 3.0
-"""Repeats further beyond both levels than this many deviations are taken as this far, where lines are fitted."""
+"""Deviations beyond both levels. A repeat further out is an outlier and counts as if it were this far out."""
 _LEAST_SCALE = 1e-3
 """Of the difference: where repeats are all but equal, any other one would count without limit."""
 
@@ -71,12 +71,21 @@ def rival(earlier: Floats, later: Floats, sides: tuple[Side, Side] = ("base", "n
 
     Logarithms, one per repeat. `sides`: which side the earlier run belongs to, and which the later.
     """
+    earlier, later = _without_outliers(earlier, later)
     levels = float(earlier.mean()), float(later.mean())
     apart = abs(levels[1] - levels[0])
     if apart == 0:
         return None
     scale = max(float(np.concatenate([earlier - levels[0], later - levels[1]]).std()), _LEAST_SCALE * apart)
-    return _shift(earlier, later, levels, scale, sides) or _drift(earlier, later, levels, scale)
+    return _shift(earlier, later, levels, scale, sides) or _drift(earlier, later)
+
+
+def _without_outliers(earlier: Floats, later: Floats) -> tuple[Floats, Floats]:
+    """The repeats, those far beyond both levels moved to `_WITHIN`. One outlier would hide every shift and every drift."""
+    levels = float(np.median(earlier)), float(np.median(later))
+    reach = _WITHIN * quarter_spread(np.concatenate([earlier - levels[0], later - levels[1]]))
+    low, high = min(levels) - reach, max(levels) + reach
+    return np.clip(earlier, low, high), np.clip(later, low, high)
 
 
 def _shift(earlier: Floats, later: Floats, levels: tuple[float, float], scale: float, sides: tuple[Side, Side]) -> Rival | None:
@@ -103,13 +112,11 @@ def _unlikeliness(deviations: Floats) -> Floats:
     return found
 
 
-def _drift(earlier: Floats, later: Floats, levels: tuple[float, float], scale: float) -> Rival | None:
+def _drift(earlier: Floats, later: Floats) -> Rival | None:
     """Runs that meet: at both beginnings, or at the end of the earlier and the beginning of the later."""
-    low, high = min(levels) - _WITHIN * scale, max(levels) + _WITHIN * scale
-    runs = np.clip(earlier, low, high), np.clip(later, low, high)
-    evidence = max(_of_lines(*runs, meeting) for meeting in (0, 1))
+    evidence = max(_of_lines(earlier, later, meeting) for meeting in (0, 1))
     if evidence < _SURE_OF_LINES:
-        evidence = max(_of_ends(*runs, meeting) for meeting in (0, 1))
+        evidence = max(_of_ends(earlier, later, meeting) for meeting in (0, 1))
         if evidence < _SURE_OF_ENDS:
             return None
     return Rival(Movement.DRIFT, "both", 0, 0, evidence)
