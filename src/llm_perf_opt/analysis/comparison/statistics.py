@@ -111,7 +111,7 @@ class Uncertainty:
     inflation: float
     """How much wider the repeats' likeness to their neighbours made the interval; 1: not at all."""
     moved: float = 0.0
-    """How far the level of a run moved while it was measured, where that is beyond chance and so few runs cannot show it."""
+    """How far the level of a run moved while it was measured, if that is what `between` is taken from; else 0."""
     apart: float = 0.0
     """Deviation of the change that runs do not show: `Judgement.apart`."""
     apart_why: str = ""
@@ -331,7 +331,7 @@ def _uncertainty(
         visited=max(side.visited for side in sides),
         restless=not are_several(runs) and scatter > judgement.restless,
         inflation=inflation,
-        moved=0.0 if is_measured(runs, judgement) else max(side.moved for side in sides),
+        moved=_moved(sides, seen, judgement),
         apart=judgement.apart,
         apart_why=judgement.apart_why,
     )
@@ -365,7 +365,15 @@ def _between(sides: tuple[SampledSide, SampledSide], seen: float, judgement: Jud
         return seen
     if judgement.process_spread is None:
         return UNKNOWN_SPREAD
-    return max(judgement.process_spread, seen, *(side.moved / math.sqrt(2) for side in sides))
+    return max(judgement.process_spread, seen, _moved(sides, seen, judgement) / math.sqrt(2))
+
+
+def _moved(sides: tuple[SampledSide, SampledSide], seen: float, judgement: Judgement) -> float:
+    """How far the level of a run moved; 0 where that is less than is assumed or seen, or the runs measure the spread."""
+    found = max(side.moved for side in sides)
+    if judgement.process_spread is None or is_measured((len(sides[0].run_levels), len(sides[1].run_levels)), judgement):
+        return 0.0
+    return found if found / math.sqrt(2) > max(judgement.process_spread, seen) else 0.0
 
 
 def _rival(sides: tuple[SampledSide, SampledSide], interval: Maybe[Interval], order: Order) -> Rival | None:
