@@ -258,7 +258,7 @@ def switching(switched: int, by: float = 1.07, moved: float = 1.0) -> RunAnalysi
 def test_a_machine_that_moved_is_said_wherever_a_verdict_is_missed() -> None:
     """In the terminal, on both pages and as data; with what to do. Two repeats at the other level are too few for a shift."""
     gates = parse_gates(["tpot=3%"], gate_names())
-    for switched, said in ((2, "repeats 29 to 30 of base ran at the level of new"), (10, "the level of a run moved by 7.")):
+    for switched, said in ((2, "repeats 29 to 30 of base ran at the level of new"), (10, "the machine changed its speed by 7.")):
         base, new = switching(switched), replace(switching(30), run="baseline/tiny/new")
         found = compare(Side((base,)), Side((new,)), gates=gates, judgement=ON_ACCELERATOR)
         for shown in (comparison_text(found), comparison_page(found), comparison_html(found)):

@@ -306,7 +306,7 @@ def test_a_run_that_moved_needs_runs_and_not_repeats() -> None:
     assert found.uncertainty.moved == pytest.approx(0.05, abs=0.01)
     result = hold(Gate("tpot", "tpot", 0.03), found, False)
     assert (result.outcome, exit_code([result])) == ("cannot tell", 2)
-    assert "moved by 5." in result.why or "moved by 4." in result.why
+    assert "speed by 5." in result.why or "speed by 4." in result.why
     assert isinstance(result.needed, str)
     assert "repeats" not in result.needed
 
@@ -320,4 +320,4 @@ def test_a_movement_smaller_than_what_is_assumed_is_not_blamed() -> None:
     assert found.uncertainty.moved == 0
     result = hold(Gate("tpot", "tpot", 0.03), found, False)
     assert result.outcome == "cannot tell"
-    assert "moved" not in result.why
+    assert "changed its speed" not in result.why

@@ -115,9 +115,9 @@ def _because(effect: Effect) -> str:
     about = effect.uncertainty
     reasons = [about.apart_why] if about.apart else []
     if effect.rival is not None:
-        reasons.append(f"{effect.rival.words}: the machine changed its speed")
+        reasons.append(f"the machine changed its speed: {effect.rival.words}")
     elif about.moved:
-        reasons.append(f"the level of a run moved by {math.expm1(about.moved):.1%} while it was measured")
+        reasons.append(f"the machine changed its speed by {math.expm1(about.moved):.1%} during a run")
     if about.restless:
         reasons.append(f"repeats inside one run scatter by {about.scatter:.1%}")
     if not reasons and not about.measured and not isinstance(about.between, Missing) and about.between:
