@@ -268,7 +268,7 @@ def test_a_machine_that_moved_is_said_wherever_a_verdict_is_missed() -> None:
         effect = next(row["effect"] for row in msgspec.json.decode(msgspec.json.encode(found))["metrics"] if row["key"] == "e2e")
         assert (effect["rival"] or {}).get("movement") == ("level shift" if switched == 2 else None)
         assert effect["base_stability"][0]["movement"] == ("steady" if switched == 2 else "level shift")
-    assert "explains their difference better than a change between them" in comparison_page(found)
+    assert "explains their difference better than a change of the program" in comparison_page(found)
 
 
 def test_what_a_run_warns_of_is_a_caution_of_the_comparison() -> None:
