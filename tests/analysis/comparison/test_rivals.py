@@ -1,5 +1,7 @@
 """Whether what the machine did explains a difference: shifts and drifts inside the runs, and changes that are real."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -46,10 +48,10 @@ def test_the_sides_are_named_as_they_were_given() -> None:
 
 def test_at_the_far_ends_more_repeats_are_asked_for() -> None:
     """There the machine must have switched twice: the same repeats in the opposite order do not explain the difference."""
-    earlier, later = noise(1) + switched(29, 30, 0.047), noise(2) + 0.047
+    earlier, later = noise(1) + switched(29, 30, 0.05), noise(4) + 0.05
     near = rival(earlier, later)
     assert near is not None
-    assert near.evidence < 5
+    assert near.evidence < 2 * math.log(12)
     assert rival(earlier[::-1], later[::-1]) is None
     longer = rival(noise(1) + switched(1, 8), noise(2) + BY)
     assert longer is not None
