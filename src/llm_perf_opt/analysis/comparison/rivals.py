@@ -29,8 +29,8 @@ Side = Literal["base", "new"]
 _SURE = math.log(12)
 """What the machine did explains a difference if it makes the repeats twelve times likelier than a change of the program does.
 
-Chosen by simulation with 2.4 % of noise: at odds of 8, 12 and 20, one switch inside the runs got a verdict in 3.6, 4.1 and 5.0 % of
-pairs, and a slowdown of 5 % in log-normal noise was found in 77.7, 80.4 and 81.4 %.
+Chosen by simulation with 2.4 % of noise: at odds of 8, 12 and 20, one switch inside the runs got a verdict in 3.6, 4.1 and 5.0 %
+of pairs, and a slowdown of 5 % in log-normal noise was found in 77.7, 80.4 and 81.4 %.
 """
 _SURE_OF_FAR_SHIFT = 2 * _SURE
 """The same at the beginning of the earlier run and at the end of the later one, where the machine must have switched twice."""
