@@ -547,4 +547,4 @@ def test_runs_that_scatter_alike_are_pooled_and_a_restless_one_still_counts() ->
     calm, restless = noise(generator, 30, 0.002), noise(generator, 30, 0.05, level=115)
     assert compared([calm], [restless]).uncertainty.restless
     spread = [compared([noise(generator, 30, 0.024)], [noise(generator, 30, 0.024)]).uncertainty.restless for _ in range(100)]
-    assert np.mean(spread) <= 0.1, "one run in seven scatters by more than 3 % by chance, and two are pooled"
+    assert np.mean(spread) <= 0.1, "in one pair of seven a run scatters by more than 3 % by chance; pooled, the two seldom do"
