@@ -269,6 +269,7 @@ def simulated_codes(slowdown: float, pairs: int = 200) -> list[int]:
     return [exit_code([hold(gate, one, False)]) for one in found]
 
 
+@pytest.mark.slow
 def test_a_sure_worsening_is_a_regression_and_no_change_hardly_ever() -> None:
     worse, same = simulated_codes(0.10), simulated_codes(0.0)
     assert worse.count(1) >= 0.95 * len(worse)
