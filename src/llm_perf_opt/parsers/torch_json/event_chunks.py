@@ -25,8 +25,9 @@ _PARTS_TRIED = 8
 """Beginnings of an event that the file's end cut in two."""
 _KEYS_TRIED = 16
 """Keys called traceEvents in inner objects before that of the events."""
-MOST_LOST = 50_000
-"""Where more events than this cannot be read, and fewer could, the file is refused: each costs as much as hundreds that can."""
+MOST_LOST, _LOST_SHARE = 50_000, 10
+"""Where more events than this and than a tenth of those that could be read cannot, the file is refused: each costs as much as
+hundreds that can."""
 _LONGEST_BEGINNING = 64
 """Bytes between the key of the array and its bracket, with what whitespace a writer may put there."""
 LARGEST_HEAD_BYTES = 64 << 20
@@ -220,9 +221,10 @@ class EventChunks:
             if not fed.used and not is_whole:
                 fed = self._attempt_mended(part)
             if fed.after is not None:
+                fed = _Fed(True, fed.after + piece[ends[high - 1] :])
                 break
             lost += not fed.used
-            if self.unreadable + lost > max(MOST_LOST, self.events):
+            if self.unreadable + lost > max(MOST_LOST, self.events // _LOST_SHARE):
                 what = f"more than {self.unreadable + lost - 1:,} of its events cannot be read, and {self.events:,} can"
                 raise ParseError(f"{self.name} is damaged: {what}.", NOT_A_TRACE)
         if last and not fed.used:
