@@ -186,3 +186,13 @@ def test_what_follows_the_events_is_whole_where_one_of_the_last_is_damaged() -> 
     assert found == [{"a": 1}, {"a": 2}]
     assert chunks.unreadable == 1
     assert (around.after, around.readable) == ({"": 0, **after}, True)
+
+
+@pytest.mark.parametrize("before", ["", '{"a": 1}, ', '{"a": 1}, {"a": nul}, '])
+def test_a_damaged_last_event_does_not_cut_the_file_short(before: str) -> None:
+    text = f'{{"traceEvents": [{before}{{"a": nul}}], "traceName": "n"}}'.encode()
+    found, chunks, around = cut(text, 1000, 1000)
+    assert (len(found), chunks.unreadable, chunks.cut_short) == (before.count("1"), 1 + before.count("nul"), False)
+    assert around.after["traceName"] == "n"
+    found, chunks, _ = cut(text[: text.index(b"]")], 1000, 1000)
+    assert (len(found), chunks.unreadable, chunks.cut_short) == (before.count("1"), before.count("nul"), True)

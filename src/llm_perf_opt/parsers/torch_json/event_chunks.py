@@ -40,6 +40,7 @@ _EMPTY_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\})")
 """Before an event that says nothing; looked for only where there is no other, as texts hold it too."""
 _ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _AFTER_ARRAY = re.compile(rb'\s*(?:,\s*"|\}|\Z)')
+_ARRAY_ENDS = re.compile(rb"\s*\]")
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _LONGEST_ESCAPE = len(b"\\u0000]") + 1
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
@@ -228,8 +229,10 @@ class EventChunks:
                 what = f"more than {self.unreadable + lost - 1:,} of its events cannot be read, and {self.events:,} can"
                 raise ParseError(f"{self.name} is damaged: {what}.", NOT_A_TRACE)
         if last and not fed.used:
-            lost -= 1  # the file's end cut this one in two
-            self._take_whole_part(part)
+            fed = _Fed(False, _behind_damage(part))
+            if fed.after is None:
+                lost -= 1  # the file's end cut this one in two
+                self._take_whole_part(part)
         self.unreadable += lost
         return _Fed(True, fed.after)
 
@@ -333,6 +336,13 @@ def _array_end(text: bytes, why: str) -> int | None:
         if end and not text[end:follows].strip():
             return end
     return None
+
+
+def _behind_damage(part: bytes) -> bytes | None:
+    """What follows the array, where its last event cannot be read and brackets tell that the array ends behind it."""
+    ends = event_ends(part)
+    closed = _ARRAY_ENDS.match(part, int(ends[-1])) if len(ends) else None
+    return part[closed.end() :] if closed and _AFTER_ARRAY.match(part, closed.end()) else None
 
 
 def _fails_at_its_end(text: bytes, why: str) -> bool:
