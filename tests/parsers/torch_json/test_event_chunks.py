@@ -171,9 +171,28 @@ def test_a_key_of_inner_objects_is_looked_at_a_few_times() -> None:
     assert found == [{"a": 2}]
 
 
-def test_a_file_with_more_damaged_events_than_sound_ones_is_refused() -> None:
-    events = [b'{"a": nul}'] * 300 + [b'{"a": 1}'] * 200
+def test_a_file_with_too_many_damaged_events_is_refused() -> None:
+    events = [b'{"a": 1}', b'{"a": nul}', b'{"a": 1}'] * 300
     with patch.object(event_chunks, "MOST_LOST", 100), pytest.raises(ParseError, match="more than 100 of its events cannot"):
         cut(b'{"traceEvents": [' + b", ".join(events) + b"]}", 1000, 1000)
     found, chunks, _ = cut(b'{"traceEvents": [' + b", ".join(events) + b"]}", 1000, 1000)
-    assert (len(found), chunks.unreadable) == (200, 300)
+    assert (len(found), chunks.unreadable) == (600, 300)
+
+
+def test_what_follows_the_events_is_whole_where_one_of_the_last_is_damaged() -> None:
+    after = {"others": [{"b": number} for number in range(20)], "traceName": "n"}
+    text = b'{"traceEvents": [{"a": 1}, {"a": nul}, {"a": 2}], ' + json.dumps(after)[1:].encode()
+    found, chunks, around = cut(text, 1000, 1000)
+    assert found == [{"a": 1}, {"a": 2}]
+    assert chunks.unreadable == 1
+    assert (around.after, around.readable) == ({"": 0, **after}, True)
+
+
+@pytest.mark.parametrize("before", ["", '{"a": 1}, ', '{"a": 1}, {"a": nul}, '])
+def test_a_damaged_last_event_does_not_cut_the_file_short(before: str) -> None:
+    text = f'{{"traceEvents": [{before}{{"a": nul}}], "traceName": "n"}}'.encode()
+    found, chunks, around = cut(text, 1000, 1000)
+    assert (len(found), chunks.unreadable, chunks.cut_short) == (before.count("1"), 1 + before.count("nul"), False)
+    assert around.after["traceName"] == "n"
+    found, chunks, _ = cut(text[: text.index(b"]")], 1000, 1000)
+    assert (len(found), chunks.unreadable, chunks.cut_short) == (before.count("1"), before.count("nul"), True)

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -38,5 +39,5 @@ def test_mending_takes_memory_in_proportion(hostile: str) -> None:
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_mending_takes_time_in_proportion(hostile: str) -> None:
-    once, twice = (lines_run(lambda size=size: repaired(HOSTILE[hostile](size))) for size in (4_000, 8_000))
+    once, twice = (lines_run(partial(repaired, HOSTILE[hostile](size))) for size in (4_000, 8_000))
     assert twice < 2.2 * once + 100
