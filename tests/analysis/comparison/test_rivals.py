@@ -51,7 +51,7 @@ def test_at_the_far_ends_more_repeats_are_asked_for() -> None:
     earlier, later = noise(1) + switched(29, 30, 0.05), noise(4) + 0.05
     near = rival(earlier, later)
     assert near is not None
-    assert near.evidence < 2 * math.log(12)
+    assert near.evidence < 2 * math.log(15)
     assert rival(earlier[::-1], later[::-1]) is None
     longer = rival(noise(1) + switched(1, 8), noise(2) + BY)
     assert longer is not None
