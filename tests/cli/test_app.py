@@ -337,6 +337,7 @@ def test_a_full_disk_is_told_before_and_during(small_disk: Path) -> None:
     assert not (run / "raw/clean/timings.json").exists()
 
 
+@pytest.mark.slow
 def test_runs_never_share_a_folder(tmp_path: Path) -> None:
     same = f"hydra.run.dir={tmp_path / 'mine'}"
     first = run_json(*SMALL, "profiling=none", same, cwd=tmp_path)

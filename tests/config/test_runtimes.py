@@ -228,6 +228,7 @@ SHOWN = [words for words in commands("runtimes.md") if "runtime=vllm" not in wor
 """Commands of the page; those of vLLM are run by the tests of its engine."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", SHOWN, ids=" ".join)
 def test_the_pages_commands_run(tmp_path: Path, words: list[str]) -> None:
     site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", the_minimal_runner())

@@ -258,7 +258,7 @@ def switching(switched: int, by: float = 1.07, moved: float = 1.0) -> RunAnalysi
 def test_a_machine_that_moved_is_said_wherever_a_verdict_is_missed() -> None:
     """In the terminal, on both pages and as data; with what to do. Two repeats at the other level are too few for a shift."""
     gates = parse_gates(["tpot=3%"], gate_names())
-    for switched, said in ((2, "repeats 29 to 30 of base ran at the level of new"), (10, "the level of a run moved by 7.")):
+    for switched, said in ((2, "repeats 29 to 30 of base ran at the level of new"), (10, "the machine changed its speed by 7.")):
         base, new = switching(switched), replace(switching(30), run="baseline/tiny/new")
         found = compare(Side((base,)), Side((new,)), gates=gates, judgement=ON_ACCELERATOR)
         for shown in (comparison_text(found), comparison_page(found), comparison_html(found)):
@@ -268,7 +268,7 @@ def test_a_machine_that_moved_is_said_wherever_a_verdict_is_missed() -> None:
         effect = next(row["effect"] for row in msgspec.json.decode(msgspec.json.encode(found))["metrics"] if row["key"] == "e2e")
         assert (effect["rival"] or {}).get("movement") == ("level shift" if switched == 2 else None)
         assert effect["base_stability"][0]["movement"] == ("steady" if switched == 2 else "level shift")
-    assert "explains their difference better than a change between them" in comparison_page(found)
+    assert "explains their difference better than a change of the program" in comparison_page(found)
 
 
 def test_what_a_run_warns_of_is_a_caution_of_the_comparison() -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
@@ -24,12 +25,24 @@ def unpacked(path: Path, size: int = 4096) -> tuple[bytes, bool]:
         return b"".join(pieces), file.cut_short
 
 
+def drained(path: Path) -> None:
+    """Read it all and keep nothing."""
+    with PackedFile(path) as file:
+        while file.read(1 << 16):
+            pass
+
+
 def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return out.getvalue()
+
+
+def overwritten(data: bytes) -> bytes:
+    """The same with some bytes in its middle replaced."""
+    return data[: len(data) // 2] + b"\xff" * 50 + data[len(data) // 2 + 50 :]
 
 
 @pytest.mark.parametrize(
@@ -39,9 +52,12 @@ def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> byt
         gzip.compress(CONTENT, mtime=0),
         gzip.compress(CONTENT[:1000]) + gzip.compress(b"") + gzip.compress(CONTENT[1000:]),
         gzip.compress(CONTENT) + b"\0" * 512,
+        gzip.compress(CONTENT) + b"x" * (2 * packed._READ_BYTES),  # padding of more than is read at once
         zipped({"trace.json": CONTENT}),
         zipped({"trace.json": CONTENT, "__MACOSX/._trace.json": b"x", "folder/": b""}),
         zipped({"trace.json": CONTENT}, zipfile.ZIP_LZMA),
+        zipped({"trace.json": CONTENT}, zipfile.ZIP_BZIP2),
+        zipped({"trace.json": CONTENT}, zipfile.ZIP_STORED),
     ],
 )
 @pytest.mark.parametrize("size", [100, 4096, 1 << 20])
@@ -68,6 +84,10 @@ def test_a_gzip_file_cut_short_gives_what_is_whole(tmp_path: Path) -> None:
         (zipped({"a": b"1", "b": b"2"}), "holds 2 files"),
         (zipped({}), "begins with PK"),
         (zipped({"a": CONTENT})[:-40], "cannot be opened"),
+        (overwritten(zipped({"a": CONTENT}, zipfile.ZIP_STORED)), "damaged"),
+        (overwritten(zipped({"a": CONTENT})), "damaged"),
+        (overwritten(zipped({"a": CONTENT}, zipfile.ZIP_BZIP2)), "damaged"),
+        (overwritten(zipped({"a": CONTENT}, zipfile.ZIP_LZMA)), "damaged"),
         (b"PK\x03\x04" + b"\xff" * 100, "cannot be opened"),
     ],
 )
@@ -146,3 +166,40 @@ def test_a_member_may_end_anywhere_in_what_is_read_at_once(tmp_path: Path, monke
     path = tmp_path / "trace.json.gz"
     path.write_bytes(first + second)
     assert unpacked(path) == (CONTENT, False)
+
+
+def test_many_gzip_members_are_read_where_each_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one call asks for the bytes of all of them."""
+    monkeypatch.setattr(packed, "_MANY_MEMBERS", 100)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(b"".join(gzip.compress(CONTENT[at : at + 300]) for at in range(0, len(CONTENT), 300)))
+    assert unpacked(path, len(CONTENT)) == (CONTENT, False)
+    path.write_bytes(b"".join(gzip.compress(CONTENT[at : at + 1]) for at in range(1000)))
+    with pytest.raises(ParseError, match="more than 100 members"):
+        unpacked(path, len(CONTENT))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_gives_no_more_at_once_than_is_asked_for(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "bomb.zip"
+    path.write_bytes(zipped({"a": bytes(packed.RATIO_COUNTS_FROM_BYTES + (1 << 20))}, method))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ParseError, match="times its size"):
+            drained(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 << 20  # LZMA looks back at 8 MiB
+
+
+def test_a_zip_of_enormous_demands_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.zip"
+    data = zipped({"a": CONTENT}, zipfile.ZIP_LZMA)
+    at = data.index(b"\x05\x00\x5d") + 3  # behind the length and the first of the properties: the size of the dictionary
+    path.write_bytes(data[:at] + (1 << 30).to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(ParseError, match="1,024 MiB of memory"):
+        unpacked(path)
+    path.write_bytes(zipped({f"{number:02000}": b"" for number in range(600)}))
+    with pytest.raises(ParseError, match="table of contents"):
+        unpacked(path)

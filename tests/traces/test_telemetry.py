@@ -2,6 +2,7 @@
 
 import io
 import random
+import tracemalloc
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
@@ -159,3 +160,16 @@ def test_damaged_files_end_in_readings_or_a_parse_error(tmp_path: Path) -> None:
         outcomes["refused" if found is None else "read"] += 1
         assert found is None or isinstance(found, Telemetry)
     assert min(outcomes["refused"], outcomes["read"]) > TRIES * 0.15, "the damage was neither harmless nor always fatal"
+
+
+def test_lines_are_read_one_at_a_time(tmp_path: Path) -> None:
+    """Two lists of all of them take sixteen bytes for each."""
+    path = tmp_path / "nvml.jsonl"
+    path.write_bytes(as_written(telemetry()) + b"\n" * 100_000)
+    tracemalloc.start()
+    try:
+        assert read_telemetry(path) == telemetry()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000

@@ -187,6 +187,7 @@ def test_a_whole_trial_beside_the_run(run: RunFolder) -> None:
     assert found.remeasured == ""
 
 
+@pytest.mark.slow
 def test_a_run_of_another_machine_is_measured_again(run: RunFolder, tmp_path: Path) -> None:
     copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "elsewhere")))
     env = json.loads(copy.env_file.read_text())

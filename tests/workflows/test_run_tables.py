@@ -51,6 +51,7 @@ def test_stages_and_steps_can_be_asked(run: RunFolder) -> None:
     assert queries.ask("select count(*) from samples").rows == [(0,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["br[1]", "b?1", "wall_ns=5", "dur_ns=5"])
 def test_a_run_is_asked_by_its_own_tables_whatever_its_folder_is_called(run: RunFolder, tmp_path: Path, name: str) -> None:
     reanalyze(run.path)

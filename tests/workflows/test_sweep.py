@@ -84,6 +84,7 @@ def measured(composed: Composed, _: str) -> tuple[RunFolder, LlmPerfError | None
     return run, None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["its folder", "its manifest", "its times", "its times' end"])
 def test_a_complete_point_that_was_lost_or_damaged_is_run_again(tmp_path: Path, what: str) -> None:
     folder = begun(tmp_path)

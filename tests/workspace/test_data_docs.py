@@ -37,6 +37,7 @@ def run_as_written(line: str, project: Path) -> None:
     assert done.stdout, line
 
 
+@pytest.mark.slow
 def test_the_page_of_datasets(tmp_path: Path) -> None:
     source = tmp_path / "data" / "datasets" / "openwebtext"
     write_jsonl(source / "train.jsonl", RECORDS * 30)

@@ -1,15 +1,14 @@
-"""What the repeats inside one run show: how much they scatter, how alike neighbors are, whether the machine moved meanwhile.
+"""What the repeats of one run show: their scatter, the correlation of neighbors, and whether the machine changed its speed.
 
-All of it is on logarithms of times. A run is called drifting or shifted only where chance hardly explains it (`SURE`), by two
-tests of ranks, which outliers do not move:
+Everything works on logarithms of times. Two rank tests, which outliers do not disturb, look for a movement at the level `SURE`:
 
 - **drift**: Mann-Kendall's test of a trend, normal approximation with ties; its size is Theil and Sen's slope.
-- **level shift**: the largest standardized rank sum over every place where the run may be cut in two (Pettitt's test with its
-  ends weighted like its middle). Its null distribution is that of permutations, drawn once per number of repeats, with a fixed
-  seed.
+- **level shift**: the largest standardized rank sum over every place where the run can be split in two (Pettitt's test, but with
+  splits near the ends weighted like those in the middle). Its null distribution comes from permutations, drawn once per number
+  of repeats with a fixed seed.
 
-Neighbors that resemble each other imitate both, without any change of the machine. So each statistic is divided by what that
-likeness inflates it by, measured on what is left once the drift or the shift is taken out.
+Correlated neighbors imitate both on a steady machine. So each statistic is divided by the inflation that their correlation
+causes, measured on the residuals of the drift or shift.
 """
 
 import functools
@@ -27,19 +26,19 @@ from llm_perf_opt.core.records import CleanTimings
 Floats = npt.NDArray[np.float64]
 
 SURE = 0.01
-"""A movement is called one where chance gives as much in this share of steady runs."""
+"""Level of each of the two tests: a steady run shows as much with at most this probability."""
 LEAST_REPEATS = 7
-"""Fewer cannot show a movement so surely, even if each repeat is slower than the one before."""
+"""With fewer, a single repeat out of order hides a drift."""
 MOST_POINTS = 60
-"""Longer runs are folded to medians of consecutive repeats: pairs grow with the square."""
+"""Longer runs are folded to medians of consecutive repeats, since the number of pairs grows with the square."""
 _LABELS = {"e2e": "End to end", "prefill": "Prefill", "decode": "Decode"}
 _PERMUTATIONS = 20_000
 _SEED = 20240229
 _MOST_CORRELATION = 0.9
 _AS_WELL = 0.8
-"""Of the largest rank sum."""
+"""Splits with at least this share of the largest rank sum may be the place of a shift."""
 _BEYOND_DOUBT = 8.0
-"""Standard errors of the size of a movement, from which no likeness of neighbors explains it."""
+"""A movement of so many standard errors is not explained by correlated neighbors."""
 
 
 class Movement(str, Enum):
@@ -60,11 +59,11 @@ class Stability:
 
     movement: Movement
     size: float
-    """Of a drift the change from the first repeat to the last, of a shift that from before to after, as a share; else 0."""
+    """As a share: the change of a drift from the first repeat to the last, or that of a shift; 0 for a steady run."""
     at: int
-    """Of a shift the first repeat at the new level, counted from 1; else 0."""
+    """The first repeat at the new level of a shift, counted from 1; else 0."""
     p_value: float
-    """Of the movement named, else the least that was found."""
+    """That of the movement; for a steady run the smaller one of the two tests."""
     repeats: int
 
     @property
@@ -83,7 +82,7 @@ class Stability:
 
 
 def run_stability(timings: CleanTimings) -> dict[str, Stability]:
-    """Whether a run kept its level: its requests (`e2e`), and prefill and decode where they are told apart."""
+    """Return whether a run kept its level: its requests (`e2e`), and prefill and decode where they are measured apart."""
     series = {"e2e": [repeat.total_ns for repeat in timings.iterations]}
     if inseparable(timings) is None:
         series["prefill"] = [repeat.prefill_ns for repeat in timings.iterations]
@@ -92,7 +91,7 @@ def run_stability(timings: CleanTimings) -> dict[str, Stability]:
 
 
 def movement_warnings(found: Mapping[str, Stability]) -> list[str]:
-    """What to say of a run that did not keep its level: of the whole request, else of the stages that did not."""
+    """Return a warning for a run that did not keep its level: for the whole request, or else for each stage that did not."""
     whole = found.get("e2e")
     moved = {"e2e": whole} if whole is not None and whole.moved else {key: one for key, one in found.items() if one.moved}
     return [
@@ -103,7 +102,7 @@ def movement_warnings(found: Mapping[str, Stability]) -> list[str]:
 
 
 def stability(logs: Floats) -> Stability:
-    """Whether a run whose repeats took these times, as logarithms, kept its level."""
+    """Return whether a run kept its level. `logs` holds the logarithm of each repeat's time."""
     repeats = len(logs)
     if repeats < LEAST_REPEATS:
         return Stability(Movement.UNKNOWN, 0.0, 0, 1.0, repeats)
@@ -124,7 +123,7 @@ def stability(logs: Floats) -> Stability:
 
 
 def _folded(logs: Floats) -> Floats:
-    """At most `MOST_POINTS` of them, of equally many repeats each but for the last."""
+    """Return at most `MOST_POINTS` medians, of equally many repeats each except for the last."""
     fold = _fold(len(logs))
     return logs if fold == 1 else np.asarray([np.median(logs[first : first + fold]) for first in range(0, len(logs), fold)])
 
@@ -134,7 +133,7 @@ def _fold(repeats: int) -> int:
 
 
 def _trend(points: Floats) -> float:
-    """How many deviations Mann and Kendall's score lies off zero."""
+    """Return the standardized Mann-Kendall score, without its sign."""
     count = len(points)
     score = float(np.triu(np.sign(points[None, :] - points[:, None])).sum())
     ties = np.unique(points, return_counts=True)[1]
@@ -143,7 +142,7 @@ def _trend(points: Floats) -> float:
 
 
 def _drift(points: Floats, trend: float, repeats: int) -> tuple[Stability, float]:
-    """A drift from the first repeat to the last; and how much scatter it leaves."""
+    """Return the drift from the first repeat to the last, and the scatter of its residuals."""
     count = len(points)
     earlier, later = np.triu_indices(count, 1)
     drift = float(np.median((points[later] - points[earlier]) / (later - earlier))) * (count - 1)
@@ -154,7 +153,7 @@ def _drift(points: Floats, trend: float, repeats: int) -> tuple[Stability, float
 
 
 def _shift(points: Floats, sums: Floats, repeats: int) -> tuple[Stability, float]:
-    """A shift of the level, likewise: where it leaves least scatter, of the places that the ranks show about as well as any."""
+    """Return the level shift, placed where it leaves the least scatter, and that scatter."""
     count = len(points)
     places = np.flatnonzero(sums >= _AS_WELL * sums.max()) + 1
     left, cut = min((float(np.abs(_without_shift(points, int(cut))).sum()), int(cut)) for cut in places)
@@ -166,28 +165,29 @@ def _shift(points: Floats, sums: Floats, repeats: int) -> tuple[Stability, float
 
 
 def _without_shift(points: Floats, cut: int) -> Floats:
-    """What a shift after so many points leaves."""
+    """Return the residuals of a shift after `cut` points."""
     return np.concatenate([part - np.median(part) for part in (points[:cut], points[cut:])])
 
 
 def _deflated(deviations: float, rest: Floats, size: float, error: float) -> float:
-    """Deviations of the ranks less what likeness of neighbors adds, unless the size of the movement is beyond all doubt.
+    """Return the standardized statistic without what correlated neighbors add to it.
 
-    `rest` is what the movement leaves, `error` the standard error of the size. Ranks cannot show how far beyond it lies.
+    `rest` holds the residuals of the movement, `error` is the standard error of its size. A movement of `_BEYOND_DOUBT` standard
+    errors keeps its statistic: ranks alone do not show how large it is.
     """
     likeness = inflation_of([rest], fitted=2)
     return deviations if size >= _BEYOND_DOUBT * likeness * error else deviations / likeness
 
 
 def _middle_ranks(points: Floats) -> Floats:
-    """Ranks about their mean, equal points sharing theirs, with a deviation of 1; all 0 where all points are equal."""
+    """Return standardized ranks, with ties sharing theirs; all 0 if all points are equal."""
     places, counts = np.unique(points, return_inverse=True, return_counts=True)[1:]
     ranks = (np.cumsum(counts) - (counts + 1) / 2)[places.ravel()] - (len(points) - 1) / 2
     return np.asarray(ranks / (ranks.std() or 1.0), np.float64)
 
 
 def _rank_sums(ranks: Floats) -> Floats:
-    """For each row and each cut after k values, how many deviations the sum of the first k lies off."""
+    """Return for each row and each k the standardized sum of its first k ranks, without its sign."""
     count = ranks.shape[1]
     k = np.arange(1, count)
     sums: Floats = np.abs(np.cumsum(ranks, axis=1)[:, :-1]) / np.sqrt(k * (count - k) / (count - 1))
@@ -195,12 +195,12 @@ def _rank_sums(ranks: Floats) -> Floats:
 
 
 def _chance_of_trend(deviations: float) -> float:
-    """How often a steady run shows at least as much."""
+    """Return the p-value of a trend."""
     return math.erfc(deviations / math.sqrt(2))
 
 
 def _chance_of_shift(deviations: float, count: int) -> float:
-    """The same of a run of so many points, wherever it is cut."""
+    """Return the p-value of a shift at any place of a run of `count` points."""
     null = _permuted(count)
     beyond = len(null) - int(np.searchsorted(null, deviations - 1e-9))
     return (beyond + 1) / (len(null) + 1)
@@ -208,7 +208,7 @@ def _chance_of_shift(deviations: float, count: int) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _permuted(count: int) -> Floats:
-    """The largest sum of each of many permutations, in order."""
+    """Return the largest rank sum of each of many permutations, sorted."""
     generator = np.random.default_rng(_SEED)
     ranks = np.tile(_middle_ranks(np.arange(count, dtype=np.float64)), (_PERMUTATIONS, 1))
     return np.sort(_rank_sums(generator.permuted(ranks, axis=1)).max(axis=1))
@@ -227,7 +227,7 @@ def inflation_of(series: Sequence[Floats], fitted: int = 1) -> float:
 
 
 def _rank_correlation(values: Floats) -> float:
-    """Of each value with the one before it; equal values alone tell nothing."""
+    """Return the correlation of each value's rank with the one before; 0 if all values are equal."""
     if np.ptp(values) == 0:
         return 0.0
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (len(values) - 1) / 2

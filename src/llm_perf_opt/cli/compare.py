@@ -65,8 +65,8 @@ def compare(
 
     A change is called faster or slower when its 98 % interval excludes zero. Give three runs a side: one rests on
     an assumption of how much processes differ, two measure it only roughly (on a quiet CPU they rest on it too), and
-    on a CPU that others use fewer than three get no verdict. Make them in turn: where the machine changed its speed during
-    the runs, and that explains the difference, there is no verdict.
+    on a CPU that others use fewer than three get no verdict. Make them in turn. If the machine changed its speed
+    during the runs and that explains the difference, there is no verdict.
 
     Exit code with --gate: 0 every gate passes, 1 a regression, 2 cannot tell (too uncertain) or refused. Without: 0.
     A damaged run: 5.

@@ -90,10 +90,10 @@ def _verdict_words(effect: Effect) -> str:
     if effect.verdict != "not distinguishable":
         return f"new is {effect.verdict} ({about})"
     if effect.rival is not None:
-        return f"not distinguishable ({about}; not judged: {effect.rival.words}, so the machine changed its speed; {_IN_TURN})"
+        return f"not distinguishable ({about}; the machine changed its speed: {effect.rival.words}; {_IN_TURN})"
     if effect.uncertainty.moved and effect.interval.has_zero:
         by = math.expm1(effect.uncertainty.moved)
-        return f"not distinguishable ({about}; the level of a run moved by {by:.1%} while it was measured; {_IN_TURN})"
+        return f"not distinguishable ({about}; the machine changed its speed by {by:.1%} during a run; {_IN_TURN})"
     if effect.uncertainty.restless:
         return f"not distinguishable ({about}; repeats scatter by {effect.uncertainty.scatter:.1%}, much for so few runs a side)"
     if not effect.interval.has_zero:
@@ -397,9 +397,9 @@ def method_words(found: Comparison) -> str:
     """How the verdicts were come by."""
     return (
         f"A change is that of the medians of unprofiled repeats, with a {LEVEL_WORDS} bootstrap interval, widened where "
-        f"neighboring repeats resemble each other. {_between_words(found)} Where sides were made one after the other, and "
-        "a drift or a switch of the machine's speed inside the runs explains their difference better than a change between them, "
-        "the interval reaches to no change. A change is called faster or slower when its "
+        f"neighboring repeats resemble each other. {_between_words(found)} If the sides were made one after the other, and a "
+        "drift or a switch of the machine's speed inside the runs explains their difference better than a change of the program, "
+        "the interval is widened to include zero. A change is called faster or slower when its "
         f"interval excludes zero and it is at least {found.judgement.smallest:.1%}; of changes that are none, the level lets "
         f"{1 - LEVEL:.0%} be called one. "
         f"A gate passes where the worsening is, with {BOUND_LEVEL:.0%} confidence, within its tolerance, and is a regression "
@@ -416,8 +416,8 @@ def _between_words(found: Comparison) -> str:
         return "The spread between processes is unknown, so there is no interval and no verdict."
     else:
         words = (
-            f"The spread between processes is assumed to be {judgement.process_spread:.1%}, or more where the level of a run "
-            "moved by more while it was measured or runs of one side differ by more (with Student's t for so few)."
+            f"The spread between processes is assumed to be {judgement.process_spread:.1%}, or more where the machine "
+            "changed its speed by more during a run, or runs of one side differ by more (with Student's t for so few)."
         )
     if are_several(runs):
         return words

@@ -50,7 +50,7 @@ class PackedFile:
         self._member: ZipMember | None = None
         self._inflater: zlib._Decompress | None = None
         self._members = 0
-        """Of a gzip file, those read to their end."""
+        """Of a gzip file, those read to their end that another one follows."""
         self._pending = memoryview(b"")
         if magic.startswith(_GZIP):
             self._inflater = zlib.decompressobj(31)
@@ -76,7 +76,7 @@ class PackedFile:
         """`size` bytes more, or as many as there are; none at the end."""
         try:
             if self._inflater is not None:
-                data = self._inflate(size)
+                data = self._inflate(self._inflater, size)
             elif self._member is not None:
                 data = self._member.read(size)
             else:
@@ -113,22 +113,23 @@ class PackedFile:
             self._checksum.add(data)
         return data
 
-    def _inflate(self, size: int) -> bytes:
+    def _inflate(self, inflater: "zlib._Decompress", size: int) -> bytes:
         """The next bytes of a gzip file, which may hold several members one after another."""
         data = bytearray()
-        while self._inflater is not None and len(data) < size:
-            if self._inflater.eof:
-                self._inflater = self._next_member()
-                continue
+        while len(data) < size:
+            if inflater.eof:
+                if not self._has_next_member(self._produced + len(data)):
+                    break
+                self._inflater = inflater = zlib.decompressobj(31)
             if not self._pending:
                 self._pending = self._more_packed()
             if not self._pending:
                 self.cut_short = True
-                data += self._inflater.flush()[: size - len(data)]
+                data += inflater.flush()[: size - len(data)]
                 break
             fed = self._pending[:_FED_BYTES]
-            data += self._inflater.decompress(fed, size - len(data))
-            left = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
+            data += inflater.decompress(fed, size - len(data))
+            left = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
             self._pending = self._pending[len(fed) - len(left) :]
         return bytes(data)
 
@@ -137,17 +138,19 @@ class PackedFile:
         self._consumed += len(data)
         return memoryview(data)
 
-    def _next_member(self) -> "zlib._Decompress | None":
-        """What unpacks the next member; None at the end, or where padding follows."""
+    def _has_next_member(self, produced: int) -> bool:
+        """Whether another member follows the one that ended: else the file ends there, or padding follows."""
+        if len(self._pending) < len(_GZIP):  # the next member's mark may be cut in two
+            self._pending = memoryview(bytes(self._pending) + self._more_packed())
+        if self._pending[: len(_GZIP)] != _GZIP:
+            return False
         self._members += 1
-        if self._members > _MANY_MEMBERS and self._produced < _LEAST_MEMBER_BYTES * self._members:
+        if self._members > _MANY_MEMBERS and produced < _LEAST_MEMBER_BYTES * self._members:
             raise ParseError(
                 f"{self.path} is packed in more than {_MANY_MEMBERS:,} members of a few bytes each: no trace is.",
                 "Unpack it and give the trace itself.",
             )
-        if len(self._pending) < len(_GZIP):  # the next member's mark may be cut in two
-            self._pending = memoryview(bytes(self._pending) + self._more_packed())
-        return zlib.decompressobj(31) if self._pending[: len(_GZIP)] == _GZIP else None
+        return True
 
     def _only_member(self, file: BinaryIO) -> ZipMember:
         remedy = "Unpack it and give the trace itself."

@@ -1,12 +1,13 @@
 """The sampler's JSON lines → `Telemetry`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.records import CpuSample, GpuSample, Telemetry, TelemetryHeader
-from llm_perf_opt.core.user_files import read_bytes
+from llm_perf_opt.core.user_files import open_ordinary
 
 
 class _Line(msgspec.Struct):
@@ -19,16 +20,12 @@ class _Line(msgspec.Struct):
 
 def read_telemetry(path: Path) -> Telemetry:
     """All readings; a last line cut short by a kill is dropped, damage elsewhere is a ParseError."""
-    try:
-        lines = read_bytes(path).split(b"\n")
-    except OSError as error:
-        raise ParseError(f"{path} cannot be read: {error.strerror}.") from error
     decoder = msgspec.json.Decoder(_Line)
     header: TelemetryHeader | None = None
     gpu: list[GpuSample] = []
     cpu: list[CpuSample] = []
-    for number, line in enumerate(lines[:-1], 1):
-        if not line:
+    for number, line in enumerate(_lines(path), 1):
+        if line == b"\n":
             continue
         try:
             record = decoder.decode(line)
@@ -42,3 +39,12 @@ def read_telemetry(path: Path) -> Telemetry:
     if header is None:
         raise ParseError(f"{path} has no header: the sampler ended before its first reading.")
     return Telemetry(header, tuple(gpu), tuple(cpu))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file, one at a time."""
+    try:
+        with open_ordinary(path) as file:
+            yield from (line for line in file if line.endswith(b"\n"))
+    except OSError as error:
+        raise ParseError(f"{path} cannot be read: {error.strerror}.") from error

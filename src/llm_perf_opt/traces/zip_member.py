@@ -43,6 +43,8 @@ class ZipMember:
         file.seek(info.header_offset)
         header = file.read(_LENGTHS.size)
         self._place = info.header_offset + len(header) + sum(_LENGTHS.unpack(header))
+        self._damage: type[Exception] = zlib.error
+        """What the unpacker raises for damaged data."""
         self._unpacker = self._unpacker_for(info.compress_type)
 
     def read(self, size: int) -> bytes:
@@ -51,7 +53,10 @@ class ZipMember:
         data = bytearray()
         while len(data) < size:
             packed = self._packed(_READ_BYTES) if self._unpacker.needs_input else b""
-            piece = self._unpacker.decompress(packed, size - len(data))
+            try:
+                piece = self._unpacker.decompress(packed, size - len(data))
+            except self._damage as error:
+                raise zipfile.BadZipFile(str(error)) from error
             if not packed and not piece:
                 raise EOFError("it ends too early")
             data += piece
@@ -77,6 +82,7 @@ class ZipMember:
         if method == zipfile.ZIP_BZIP2:
             import bz2
 
+            self._damage = OSError
             return bz2.BZ2Decompressor()
         return self._lzma()
 
@@ -95,6 +101,7 @@ class ZipMember:
             )
         literals, positions = coding % 9, coding // 9
         properties = {"lc": literals, "lp": positions % 5, "pb": positions // 5, "dict_size": dictionary}
+        self._damage = lzma.LZMAError
         try:
             return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA1, **properties}])
         except lzma.LZMAError as error:

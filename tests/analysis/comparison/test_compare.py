@@ -448,14 +448,15 @@ def made(hour: int, slower: float = 1.0) -> RunAnalysis:
         ((1, 3), (2, 4), "in turn", False),
         ((1, 2), (3, 4), "base first", True),
         ((3, 4), (1, 2), "new first", True),
-        ((2, 1), (3, 4), "in turn", False),
+        ((2, 1), (4, 3), "base first", True),
         ((1, 2, 3), (4,), "base first", True),
     ],
 )
 def test_the_order_of_the_runs_is_known(base: tuple[int, ...], new: tuple[int, ...], order: str, said: bool) -> None:
-    sides = [Side(tuple(made(hour) for hour in hours)) for hours in (base, new)]
+    sides = [side_of([made(hour) for hour in hours]) for hours in (base, new)]
     found = compare(sides[0], sides[1], judgement=Judgement(process_spread=ACCELERATOR_SPREAD))
     assert found.judgement.order == order
+    assert found.base_runs == tuple(f"at {hour}" for hour in sorted(base)), "rivals are looked for along one timeline"
     assert any("in turn" in caution and "All runs of" in caution for caution in found.cautions) == said
 
 

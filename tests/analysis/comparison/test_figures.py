@@ -133,6 +133,7 @@ def test_on_one_card_the_assumed_spread_is_named_and_runs_are_the_cure() -> None
     assert near.needed.why.endswith("for runs that differ by 10.05%, as is assumed; 3 on each side would measure it")
 
 
+@pytest.mark.slow
 def test_energy_of_the_same_thing_is_rarely_called_a_change() -> None:
     """Pairs whose powers differ as is assumed: within the level, and far from never telling anything."""
     generator = np.random.default_rng(11)

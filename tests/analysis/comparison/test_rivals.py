@@ -1,5 +1,7 @@
 """Whether what the machine did explains a difference: shifts and drifts inside the runs, and changes that are real."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -46,10 +48,10 @@ def test_the_sides_are_named_as_they_were_given() -> None:
 
 def test_at_the_far_ends_more_repeats_are_asked_for() -> None:
     """There the machine must have switched twice: the same repeats in the opposite order do not explain the difference."""
-    earlier, later = noise(1) + switched(29, 30, 0.05), noise(2) + 0.05
+    earlier, later = noise(1) + switched(29, 30, 0.05), noise(4) + 0.05
     near = rival(earlier, later)
     assert near is not None
-    assert near.evidence < 5
+    assert near.evidence < 2 * math.log(15)
     assert rival(earlier[::-1], later[::-1]) is None
     longer = rival(noise(1) + switched(1, 8), noise(2) + BY)
     assert longer is not None
@@ -66,6 +68,18 @@ def test_a_drift_that_makes_the_difference_is_the_machine(order: str, size: floa
     assert found is not None
     assert (found.movement, found.side, found.first, found.last) == (Movement.DRIFT, "both", 0, 0)
     assert found.evidence > 2
+
+
+@pytest.mark.parametrize("outlier", [0.4, 2.0, -0.4])
+def test_outliers_hide_neither_a_shift_nor_a_drift(outlier: float) -> None:
+    """One repeat of each run takes far more or far less time than the others."""
+    line, alone = 0.06 * np.linspace(0, 1, 30), switched(12, 12, outlier)
+    shift = rival(noise(1) + switched(25, 30) + alone, noise(2) + BY + alone)
+    assert shift is not None
+    assert (shift.movement, shift.side, shift.last) == (Movement.SHIFT, "base", 30)
+    drift = rival(noise(3) + line + alone, noise(4) + line + 0.06 + alone)
+    assert drift is not None
+    assert drift.movement is Movement.DRIFT
 
 
 @pytest.mark.parametrize("change", [0.05, -0.05, 0.10, 1.0])

@@ -61,6 +61,7 @@ def quantities() -> dict[str, Quantity]:
     }
 
 
+@pytest.mark.slow
 def test_every_quantity_of_a_gpu_can_be_measured(stand_in: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling_gpu, "_scaled", lambda _: lambda left, right: left.float() @ right.float().t())
     for key, quantity in quantities().items():

@@ -1,6 +1,8 @@
 """Cutting the array of events: whatever the layout and the size of the pieces, what goes in comes out."""
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -105,3 +107,92 @@ def test_a_bracket_that_closes_too_early_is_damage_not_the_end() -> None:
     found, chunks, _ = cut(text, 1000, 1000)
     assert {"a": 3} in found
     assert chunks.unreadable == 1
+
+
+def test_what_is_decoded_at_once_fits_into_a_gigabyte() -> None:
+    """Lists in lists take the most memory for their text. All of the largest event, head and tail may be such."""
+    text = b"[" + b",".join([b"[" * 900 + b"]" * 900] * 100) + b"]"
+    tracemalloc.start()
+    try:
+        found = msgspec.json.decode(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == 100
+    largest = event_chunks.LARGEST_EVENT_BYTES + event_chunks.CHUNK_BYTES, 2 * event_chunks.LARGEST_EDGE_BYTES
+    assert max(largest) * peak / len(text) < 800e6  # the program itself and copies of the text take the rest
+
+
+def test_edges_too_large_to_be_decoded_are_left_out_and_named() -> None:
+    text = json.dumps({"before": ["x"] * 200, "traceEvents": [{"ph": "X"}] * 3, "after": ["x"] * 200}).encode()
+    with patch.object(event_chunks, "LARGEST_EDGE_BYTES", 500):
+        found, _, around = cut(text, 64, 64)
+    assert len(found) == 3
+    assert (around.before, around.after, around.readable) == ({}, {}, False)
+
+
+EVENT = b'{"ph": "X", "name": "k"}'
+HOSTILE: dict[str, Callable[[int], bytes]] = {
+    "boundaries in one name": lambda size: b'{"ph": "X", "name": "' + b'}, {"a": 1 ' * (size // 11) + b'"}',
+    "boundaries in names": lambda size: b", ".join([b'{"ph": "X", "name": "' + b'}, {"a": ' * 9 + b'"}'] * (size // 104)),
+    "closing braces at the end": lambda size: EVENT + b"}" * size,
+    "every second event damaged": lambda size: b", ".join([EVENT, b'{"ph": nul}'] * (size // 39)),
+    "nothing but boundaries": lambda size: b'}, {"a": ' * (size // 9),
+    "opening brackets": lambda size: b"[" * size,
+    "quotes": lambda size: b'"' * size,
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_no_byte_is_decoded_or_mended_again_and_again(hostile: str) -> None:
+    """A damaged piece is halved until its events lie apart: as often as it can be halved."""
+    text = b'{"traceEvents": [' + HOSTILE[hostile](40_000) + b"]}"
+    looked_at = 0
+
+    def keep(array: bytes | memoryview) -> int:
+        nonlocal looked_at
+        looked_at += len(array)
+        return len(msgspec.json.decode(array))
+
+    def mend(piece: bytes) -> bytes:
+        nonlocal looked_at
+        looked_at += len(piece)
+        return repaired(piece)
+
+    EventChunks("file", reader(text, 1 << 20), keep, mend).run()
+    assert looked_at < 24 * len(text)
+
+
+def test_a_key_of_inner_objects_is_looked_at_a_few_times() -> None:
+    inner = b'"traceEvents": [], '
+    with pytest.raises(ParseError, match="inner objects"):
+        cut(b'{"x": {' + inner * 1000, 1000, 1000)
+    found, _, _ = cut(b'{"x": {' + inner * 9 + b'"a": 1}, "traceEvents": [{"a": 2}]}', 1000, 1000)
+    assert found == [{"a": 2}]
+
+
+def test_a_file_with_too_many_damaged_events_is_refused() -> None:
+    events = [b'{"a": 1}', b'{"a": nul}', b'{"a": 1}'] * 300
+    with patch.object(event_chunks, "MOST_LOST", 100), pytest.raises(ParseError, match="more than 100 of its events cannot"):
+        cut(b'{"traceEvents": [' + b", ".join(events) + b"]}", 1000, 1000)
+    found, chunks, _ = cut(b'{"traceEvents": [' + b", ".join(events) + b"]}", 1000, 1000)
+    assert (len(found), chunks.unreadable) == (600, 300)
+
+
+def test_what_follows_the_events_is_whole_where_one_of_the_last_is_damaged() -> None:
+    after = {"others": [{"b": number} for number in range(20)], "traceName": "n"}
+    text = b'{"traceEvents": [{"a": 1}, {"a": nul}, {"a": 2}], ' + json.dumps(after)[1:].encode()
+    found, chunks, around = cut(text, 1000, 1000)
+    assert found == [{"a": 1}, {"a": 2}]
+    assert chunks.unreadable == 1
+    assert (around.after, around.readable) == ({"": 0, **after}, True)
+
+
+@pytest.mark.parametrize("before", ["", '{"a": 1}, ', '{"a": 1}, {"a": nul}, '])
+def test_a_damaged_last_event_does_not_cut_the_file_short(before: str) -> None:
+    text = f'{{"traceEvents": [{before}{{"a": nul}}], "traceName": "n"}}'.encode()
+    found, chunks, around = cut(text, 1000, 1000)
+    assert (len(found), chunks.unreadable, chunks.cut_short) == (before.count("1"), 1 + before.count("nul"), False)
+    assert around.after["traceName"] == "n"
+    found, chunks, _ = cut(text[: text.index(b"]")], 1000, 1000)
+    assert (len(found), chunks.unreadable, chunks.cut_short) == (before.count("1"), before.count("nul"), True)

@@ -267,6 +267,16 @@ def test_numbers_beyond_all_bounds_cost_at_most_their_event(tmp_path: Path, fiel
     assert len(operators) <= 2
 
 
+@pytest.mark.parametrize("field", ["ts", "dur"])
+@pytest.mark.parametrize("text", ["4e15", "4.7e18", "-4.7e18", '"1e30"', "1e400", "9" * 400])
+def test_a_time_beyond_all_clocks_costs_its_event_and_is_named(tmp_path: Path, field: str, text: str) -> None:
+    """It is not taken for none: a kernel of a million years would have no length."""
+    odd = json.dumps(kernel(**{"ts": 200.0, field: "@"})).replace('"@"', text)
+    trace = read(tmp_path, b'{"traceEvents": [%b, %b]}' % (odd.encode(), json.dumps(PAIR)[1:-1].encode()))
+    assert trace.work.end_ns.tolist() == [103_500]
+    assert problems(trace)["unreadable_events"]
+
+
 # --- what goes wrong ---------------------------------------------------------------------------------------------------
 
 

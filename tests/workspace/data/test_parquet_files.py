@@ -76,6 +76,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(3))
 @pytest.mark.parametrize("signals", [1, 3])
 def test_an_interrupt_ends_a_long_statement_and_not_the_process(tmp_path: Path, signals: int, attempt: int) -> None:

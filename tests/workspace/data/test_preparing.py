@@ -256,6 +256,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.dictionaries(NAMES, VALUES, max_size=4), min_size=1, max_size=6))
 def test_any_records_keep_their_values_in_parquet(

@@ -37,23 +37,23 @@ def few_runs(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:
 
 
 def order_of(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis]) -> Order:
-    """In which the runs were made, if all of one side were before the other and each side is given in its order."""
-    made = [[run.manifest.created for run in side] for side in (base, new)]
-    if any(sorted(side) != side for side in made):
-        return "in turn"
-    if made[0][-1] < made[1][0]:
+    """Return which side was made first, or "in turn" if neither ended before the other began.
+
+    Each side is in the order its runs were made, as `side_of` returns it.
+    """
+    if base[-1].manifest.created < new[0].manifest.created:
         return "base first"
-    return "new first" if made[1][-1] < made[0][0] else "in turn"
+    return "new first" if new[-1].manifest.created < base[0].manifest.created else "in turn"
 
 
 def not_in_turn(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:
-    """That a machine which changed its speed between the sides looks like a change."""
+    """Return a caution if all runs of one side were made before the other side's."""
     if judgement.order == "in turn" or max(runs) == 1:
         return ()
     first, then = ("base", "new") if judgement.order == "base first" else ("new", "base")
     return (
-        f"All runs of {first} were made before those of {then}. A machine that changed its speed in between looks like a change: "
-        "make the runs in turn.",
+        f"All runs of {first} were made before those of {then}. If the machine changed its speed in between, that looks like a "
+        "change of the program. Make the runs in turn: one of base, one of new, and so on.",
     )
 
 

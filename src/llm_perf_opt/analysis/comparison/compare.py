@@ -74,6 +74,7 @@ class Side:
     """One or several runs of one configuration, and what else is known of the typical one of them."""
 
     runs: tuple[RunAnalysis, ...]
+    """In the order they were made."""
     kernels: Maybe[Sequence[MatchableKernel]] = NOT_MADE
     budget: Maybe[Sequence[Figure]] = NOT_MADE
     counters: Maybe[Sequence[Figure]] = NOT_MADE

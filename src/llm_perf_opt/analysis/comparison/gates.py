@@ -115,9 +115,9 @@ def _because(effect: Effect) -> str:
     about = effect.uncertainty
     reasons = [about.apart_why] if about.apart else []
     if effect.rival is not None:
-        reasons.append(f"{effect.rival.words}: the machine changed its speed")
+        reasons.append(f"the machine changed its speed: {effect.rival.words}")
     elif about.moved:
-        reasons.append(f"the level of a run moved by {math.expm1(about.moved):.1%} while it was measured")
+        reasons.append(f"the machine changed its speed by {math.expm1(about.moved):.1%} during a run")
     if about.restless:
         reasons.append(f"repeats inside one run scatter by {about.scatter:.1%}")
     if not reasons and not about.measured and not isinstance(about.between, Missing) and about.between:
@@ -162,7 +162,7 @@ def needed_to_tell(effect: Effect, worse: float, tolerance: float) -> Maybe[str]
         return _for_an_interval(effect)
     if about.apart:
         return Missing("No number of runs shows how much the cards differ: run both sides on the same card, in turn")
-    if effect.rival is not None:
+    if effect.rival is not None or about.moved:
         return f"{max(RECOMMENDED_RUNS, *effect.runs)} runs on each side, made in turn"
     room = abs(math.log1p(tolerance) - math.log1p(worse))
     share = BOUND_LEVEL if worse <= tolerance else _VERDICT_SHARE
@@ -193,7 +193,7 @@ def _repeats_needed(effect: Effect, between: float, share: float, room: float) -
     """More repeats in each run cure only what is inside the runs."""
     about = effect.uncertainty
     left = room**2 - outside(about, between, share, effect.runs) ** 2
-    if about.measured or about.restless or about.moved or left <= 0 or about.inside == 0:
+    if about.measured or about.restless or left <= 0 or about.inside == 0:
         return ""
     inside = _inside_deviation(effect) * student_quantile(share, None)
     now = min(*effect.base_repeats, *effect.new_repeats)
@@ -207,7 +207,7 @@ def _runs_needed(effect: Effect, between: float, share: float, room: float) -> s
     base, new = effect.runs
     single = _inside_deviation(effect) / math.sqrt(1 / base + 1 / new)
     deviation = between if about.measured else math.hypot(between, single)
-    for runs in range(RECOMMENDED_RUNS if about.restless or about.moved else 2, MOST_RUNS + 1):
+    for runs in range(RECOMMENDED_RUNS if about.restless else 2, MOST_RUNS + 1):
         if student_quantile(share, 2 * runs - 2) * deviation * math.sqrt(2 / runs) <= room:
             return f"{max(runs, min(base, new) + 1)} runs on each side"
     return ""

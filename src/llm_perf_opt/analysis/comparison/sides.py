@@ -36,7 +36,8 @@ class ComparedFigure:
 
 
 def side_of(runs: Sequence[RunAnalysis]) -> Side:
-    """The runs, and what the traces and counters of the typical one say."""
+    """The runs in the order they were made, whatever order they are given in, and the traces and counters of the typical one."""
+    runs = sorted(runs, key=lambda run: run.manifest.created)
     typical = typical_run(runs)
     kernels, trace = runs[typical].kernels, runs[typical].trace
     return Side(

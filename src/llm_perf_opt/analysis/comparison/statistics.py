@@ -20,8 +20,9 @@ verdict, below three runs on each side; two runs a side in two states look like 
 against any number. Where one may be, and the repeats of a run scatter by more than `Judgement.restless`, processes are taken to
 differ by the whole range that the repeats visited.
 
-A machine that drifts or changes its speed makes two runs differ as a change does. Where sides that were made one after the other
-differ, `rivals` asks whether what the machine did inside the runs explains it better. If so, the interval reaches to no change.
+A machine that changes its speed makes two runs differ as a change of the program does. Where sides made one after the other
+differ, `rivals` asks whether a drift or a level shift inside the runs explains that better. If so, the interval is widened to
+include zero.
 """
 
 import math
@@ -31,7 +32,8 @@ from typing import Literal
 
 import numpy as np
 
-from llm_perf_opt.analysis.comparison.rivals import Rival, SampledSide, mean, pooled_scatter, rival
+from llm_perf_opt.analysis.comparison.rivals import Rival, rival
+from llm_perf_opt.analysis.comparison.sampled import SampledSide, mean, pooled_scatter
 from llm_perf_opt.analysis.stability import Floats, Stability, inflation_of
 from llm_perf_opt.analysis.stats import student_quantile
 from llm_perf_opt.core.records import Maybe, Missing
@@ -81,7 +83,7 @@ class Judgement:
     apart_why: str = ""
     """What makes it."""
     order: Order = "in turn"
-    """In which the runs were made. Of one run a side there is no turn: base is taken to have been first."""
+    """In which the runs were made. With one run a side, "in turn" means that their times are equal: base is taken as first."""
 
 
 DEFAULT_JUDGEMENT = Judgement()
@@ -110,7 +112,7 @@ class Uncertainty:
     inflation: float
     """How much wider the repeats' likeness to their neighbors made the interval; 1: not at all."""
     moved: float = 0.0
-    """How far the level of a run moved while it was measured, where that is beyond chance and so few runs cannot show it."""
+    """How far the level of a run moved while it was measured, if that is what `between` is taken from; else 0."""
     apart: float = 0.0
     """Deviation of the change that runs do not show: `Judgement.apart`."""
     apart_why: str = ""
@@ -134,7 +136,7 @@ class Interval:
         return self.low <= 0 <= self.high
 
     def or_none(self, point: float) -> "Interval":
-        """The interval for a change that may be `point`, a logarithm, or no change at all."""
+        """Return the interval, widened to hold no change too. `point` is the logarithm of the change that it lies around."""
         low, high, bound_low, bound_high = (
             math.expm1(math.log1p(end) - point) for end in (self.low, self.high, self.bound_low, self.bound_high)
         )
@@ -164,7 +166,7 @@ class Effect:
     """Whether each run kept its level."""
     new_stability: tuple[Stability, ...] = ()
     rival: Rival | None = None
-    """What the machine did that explains the change better than a difference between the sides; then none may be."""
+    """What the machine did, if that explains the difference better than a change of the program."""
 
     @property
     def runs(self) -> tuple[int, int]:
@@ -330,7 +332,7 @@ def _uncertainty(
         visited=max(side.visited for side in sides),
         restless=not are_several(runs) and scatter > judgement.restless,
         inflation=inflation,
-        moved=0.0 if is_measured(runs, judgement) else max(side.moved for side in sides),
+        moved=_moved(sides, seen, judgement),
         apart=judgement.apart,
         apart_why=judgement.apart_why,
     )
@@ -364,11 +366,19 @@ def _between(sides: tuple[SampledSide, SampledSide], seen: float, judgement: Jud
         return seen
     if judgement.process_spread is None:
         return UNKNOWN_SPREAD
-    return max(judgement.process_spread, seen, *(side.moved / math.sqrt(2) for side in sides))
+    return max(judgement.process_spread, seen, _moved(sides, seen, judgement) / math.sqrt(2))
+
+
+def _moved(sides: tuple[SampledSide, SampledSide], seen: float, judgement: Judgement) -> float:
+    """How far the level of a run moved; 0 where that is less than is assumed or seen, or the runs measure the spread."""
+    found = max(side.moved for side in sides)
+    if judgement.process_spread is None or is_measured((len(sides[0].run_levels), len(sides[1].run_levels)), judgement):
+        return 0.0
+    return found if found / math.sqrt(2) > max(judgement.process_spread, seen) else 0.0
 
 
 def _rival(sides: tuple[SampledSide, SampledSide], interval: Maybe[Interval], order: Order) -> Rival | None:
-    """What the machine did that explains a difference, where one is seen between sides made one after the other."""
+    """Return what the machine did, if sides made one after the other differ and that explains it."""
     repeats = [side.repeats for side in sides]
     in_turn = order == "in turn" and max(map(len, repeats)) > 1
     few = min(len(run) for side in repeats for run in side) < LEAST_REPEATS

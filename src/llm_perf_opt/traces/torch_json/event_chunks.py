@@ -19,19 +19,20 @@ from llm_perf_opt.traces.torch_json.brackets import event_ends
 
 CHUNK_BYTES = 4 << 20
 """Small enough for the processor's cache, which makes decoding a third faster than in one piece; large enough for numpy."""
-LARGEST_EVENT_BYTES = 16 << 20
-"""A longer stretch that does not decode is damaged, not one event."""
+LARGEST_EVENT_BYTES = 8 << 20
+"""A longer stretch that does not decode is damaged, not one event. Its objects may take fifty times as much memory."""
 _PARTS_TRIED = 8
 """Beginnings of an event that the file's end cut in two."""
 _KEYS_TRIED = 16
 """Keys called traceEvents in inner objects before that of the events."""
-MOST_LOST = 50_000
-"""Where more events than this cannot be read, and fewer could, the file is refused: each costs as much as hundreds that can."""
+MOST_LOST, _LOST_SHARE = 50_000, 10
+"""Where more events than this and than a tenth of those that could be read cannot, the file is refused: each costs as much as
+hundreds that can."""
 _LONGEST_BEGINNING = 64
 """Bytes between the key of the array and its bracket, with what whitespace a writer may put there."""
 LARGEST_HEAD_BYTES = 64 << 20
-LARGEST_EDGE_BYTES = 16 << 20
-"""What stands before or behind the events is decoded up to this size: its objects take thirty times as much memory."""
+LARGEST_EDGE_BYTES = 4 << 20
+"""What stands before or behind the events is decoded up to this size: its objects, too, take much memory."""
 
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"\w+"\s*:)')
 """Between two events, as far as bytes can tell."""
@@ -39,6 +40,7 @@ _EMPTY_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\})")
 """Before an event that says nothing; looked for only where there is no other, as texts hold it too."""
 _ARRAY_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _AFTER_ARRAY = re.compile(rb'\s*(?:,\s*"|\}|\Z)')
+_ARRAY_ENDS = re.compile(rb"\s*\]")
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _LONGEST_ESCAPE = len(b"\\u0000]") + 1
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
@@ -220,14 +222,17 @@ class EventChunks:
             if not fed.used and not is_whole:
                 fed = self._attempt_mended(part)
             if fed.after is not None:
+                fed = _Fed(True, fed.after + piece[ends[high - 1] :])
                 break
             lost += not fed.used
-            if self.unreadable + lost > max(MOST_LOST, self.events):
+            if self.unreadable + lost > max(MOST_LOST, self.events // _LOST_SHARE):
                 what = f"more than {self.unreadable + lost - 1:,} of its events cannot be read, and {self.events:,} can"
                 raise ParseError(f"{self.name} is damaged: {what}.", NOT_A_TRACE)
         if last and not fed.used:
-            lost -= 1  # the file's end cut this one in two
-            self._take_whole_part(part)
+            fed = _Fed(False, _behind_damage(part))
+            if fed.after is None:
+                lost -= 1  # the file's end cut this one in two
+                self._take_whole_part(part)
         self.unreadable += lost
         return _Fed(True, fed.after)
 
@@ -331,6 +336,13 @@ def _array_end(text: bytes, why: str) -> int | None:
         if end and not text[end:follows].strip():
             return end
     return None
+
+
+def _behind_damage(part: bytes) -> bytes | None:
+    """What follows the array, where its last event cannot be read and brackets tell that the array ends behind it."""
+    ends = event_ends(part)
+    closed = _ARRAY_ENDS.match(part, int(ends[-1])) if len(ends) else None
+    return part[closed.end() :] if closed and _AFTER_ARRAY.match(part, closed.end()) else None
 
 
 def _fails_at_its_end(text: bytes, why: str) -> bool:

@@ -156,8 +156,8 @@ def _coerce(value: dict[str, Any]) -> ExactEvent:
         name=_text(value.get("name")),
         pid=_identity(value.get("pid")),
         tid=_identity(value.get("tid")),
-        ts=_decimal(value.get("ts")),
-        dur=_decimal(value.get("dur")) or Decimal(0),
+        ts=_number(value.get("ts")),
+        dur=_number(value.get("dur")) or Decimal(0),
         args=Arguments(
             correlation=_whole(given.get("correlation"), 0),
             device=_whole(given.get("device"), -1),
@@ -183,20 +183,21 @@ def _identity(value: Any) -> int | str:
 
 
 def _whole(value: Any, default: int) -> int:
-    number = _decimal(value)
-    if number is None or abs(number) >= _LARGEST:
+    number = _number(value)
+    if number is None or not -_LARGEST < number < _LARGEST:  # abs() overflows beyond 10^999,999
         return default
     return int(number)
 
 
-def _decimal(value: Any) -> Decimal | None:
+def _number(value: Any) -> Decimal | None:
+    """A number of any size: one that is no time of any clock is found out where times are made of it."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         return None
     try:
         number = Decimal(value)
     except (InvalidOperation, ValueError):
         return None
-    return number if number.is_finite() and -_LARGEST < number < _LARGEST else None  # abs() overflows beyond 10^999,999
+    return number if number.is_finite() else None
 
 
 def _triple(value: Any) -> tuple[int, int, int]:
