@@ -50,7 +50,8 @@ def cases(deviation: float) -> "dict[str, tuple[str, object]]":
 
 def measured(pairs: int, deviation: float, seed: int) -> dict[str, tuple[float, float]]:
     """By row the share of pairs that get a verdict, and of those that a gate would fail."""
-    from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effect, Interval, Judgement, effect
+    from llm_perf_opt.analysis.comparison.effects import Effect, Interval, Judgement
+    from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, effect
     from machine_noise import Plan
     from machine_noise import pairs as drawn
 

@@ -13,10 +13,9 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarize_telemetry
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.schema import RunConfig
+from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.records import (
     CleanTimings,
-    CpuSample,
-    GpuSample,
     Iteration,
     Manifest,
     MemoryPeaks,
@@ -25,8 +24,6 @@ from llm_perf_opt.core.records import (
     OperatorRow,
     PassRecord,
     SubstageSpan,
-    Telemetry,
-    TelemetryHeader,
     TorchPass,
     Workload,
 )

@@ -21,8 +21,8 @@ from unittest.mock import patch
 from llm_perf_opt.cli import shared
 from llm_perf_opt.cli.app import main
 from llm_perf_opt.profiling import passes
-from llm_perf_opt.profiling.vendor.child_output import LineReader, OnMessage
-from llm_perf_opt.profiling.vendor.launch import Finished, child_environment, run_child
+from llm_perf_opt.profiling.vendor.child_output import LineReader
+from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished, child_environment, run_child
 
 MEASURED = ["-m", "llm_perf_opt.runners.llm_profile_runner"]
 HANG_S = 900
@@ -65,20 +65,19 @@ def _run_measured(
     argv: Sequence[str],
     *,
     log: Path,
-    on_message: OnMessage,
-    on_start: Callable[[int], None] = lambda _: None,
+    callbacks: Callbacks,
     environment: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Finished:
     """As `run_child`, without a process where the measured one was asked for."""
     if list(argv[1:3]) != MEASURED:
-        return run_child(argv, log=log, on_message=on_message, on_start=on_start, environment=environment, **more)
+        return run_child(argv, log=log, callbacks=callbacks, environment=environment, **more)
     import torch
 
     from llm_perf_opt.runners import llm_profile_runner
 
     begun, said, threads = time.monotonic(), _stream(), torch.get_num_threads()
-    on_start(os.getpid())
+    callbacks.on_start(os.getpid())
     with (
         _place(None, environment or child_environment()),
         _arguments(list(argv[2:])),
@@ -90,7 +89,7 @@ def _run_measured(
         code = _exit_code(llm_profile_runner.main)
     torch.set_num_threads(threads)
     with log.open("ab", buffering=0) as file:
-        reader = LineReader(file, on_message)
+        reader = LineReader(file, callbacks.on_message)
         reader.feed(_text(said).encode())
         reader.close()
     return Finished(code, time.monotonic() - begun, False)

@@ -17,7 +17,8 @@ from llm_perf_opt.analysis.sweep_rows import SweepEntry
 from llm_perf_opt.analysis.telemetry import summarize_telemetry
 from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, FindingLine, GpuTotals, TraceAnalysis
 from llm_perf_opt.core.kernel_records import KernelUse
-from llm_perf_opt.core.records import Missing, PartTime, StageActivity, Telemetry
+from llm_perf_opt.core.machine_records import Telemetry
+from llm_perf_opt.core.records import Missing, PartTime, StageActivity
 from llm_perf_opt.counters.roles import roles
 
 READINGS = telemetry(gpu=[gpu_sample(number * 100 * MS, power_mw=300_000 + 1000 * number) for number in range(17)])

@@ -15,17 +15,8 @@ from llm_perf_opt.analysis.kernels.selection import SelectedKernel, Selection
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.config.composition import config_to_yaml
-from llm_perf_opt.core.records import (
-    CeilingRow,
-    Ceilings,
-    FoundCeilings,
-    Missing,
-    PartTime,
-    PassRecord,
-    StageActivity,
-    TelemetryHeader,
-    WrappedPass,
-)
+from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings, TelemetryHeader
+from llm_perf_opt.core.records import Missing, PartTime, PassRecord, StageActivity, WrappedPass
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from nsys_databases import cut_small
 from synthetic_traces import Recipe, write_trace

@@ -26,7 +26,8 @@ from llm_perf_opt.analysis.trace.fusion import Fusion
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.analysis.trace_analysis import finding_lines
 from llm_perf_opt.config.composition import compose
-from llm_perf_opt.core.records import CeilingRow, Ceilings, CleanTimings, Missing
+from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
+from llm_perf_opt.core.records import CleanTimings, Missing
 
 WAITING = {IdleCause.LAUNCH_BOUND: 90 * MS}
 FUSABLE = Fusion(

@@ -8,8 +8,8 @@ from builders import MS, operator, run_analysis, torch_pass
 from llm_perf_opt.analysis.overhead import PROFILER_EVENTS, overheads, without_profiler_events
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
-from llm_perf_opt.report.passes import passes_section
-from llm_perf_opt.report.run_tables import operators_table, passes_table
+from llm_perf_opt.report.passes import passes_section, passes_table
+from llm_perf_opt.report.run_tables import operators_table
 from llm_perf_opt.runners.measure.torch_profiler import is_own_work
 
 FULL = operator("Command Buffer Full", calls=7, cpu_total_ns=9 * MS, cpu_self_ns=9 * MS, device_self_ns=90 * MS)

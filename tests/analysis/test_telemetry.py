@@ -18,7 +18,8 @@ from llm_perf_opt.analysis.telemetry import (
     summarize_telemetry,
     throttle_names,
 )
-from llm_perf_opt.core.records import CleanTimings, GpuSample, Iteration, Missing, Telemetry
+from llm_perf_opt.core.machine_records import GpuSample, Telemetry
+from llm_perf_opt.core.records import CleanTimings, Iteration, Missing
 from llm_perf_opt.core.runtime_records import RuntimeFacts
 
 ON_GPU = model_facts(device="cuda:0", device_name="NVIDIA H200")

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from llm_perf_opt.analysis.stats import summarize
-from llm_perf_opt.core.records import CeilingRow, Ceilings, FoundCeilings, Missing
+from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.ceilings import age_s, ceilings_json, ceilings_text
 
 TAKEN = datetime(2026, 1, 1, tzinfo=timezone.utc)

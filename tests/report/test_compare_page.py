@@ -8,8 +8,9 @@ import msgspec
 
 from builders import HOSTILE_NAMES, clean_timings, iteration, operator, run_analysis, torch_pass
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
+from llm_perf_opt.analysis.comparison.effects import Judgement
 from llm_perf_opt.analysis.comparison.gates import parse_gates
-from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Judgement
+from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.records import Iteration, MemoryPeaks, Missing
 from llm_perf_opt.report.compare import comparison_page, comparison_text, signed_percent

@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import HOSTILE_NAMES, cpu_sample, gpu_sample, operator, telemetry
-from llm_perf_opt.core.records import CpuSample, GpuSample, Missing, OperatorRow
+from llm_perf_opt.core.machine_records import CpuSample, GpuSample
+from llm_perf_opt.core.records import Missing, OperatorRow
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
 

@@ -9,8 +9,8 @@ import pytest
 from builders import HOSTILE_NAMES, clean_timings, empty_analysis, iteration, run_analysis, workload
 from chromium import Chromium
 from llm_perf_opt.analysis.comparison.compare import Side, compare
+from llm_perf_opt.analysis.comparison.effects import Judgement
 from llm_perf_opt.analysis.comparison.sides import ComparedFigure, ComparedKernel
-from llm_perf_opt.analysis.comparison.statistics import Judgement
 from llm_perf_opt.analysis.sweep_rows import sweep_rows
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import visible

@@ -10,8 +10,8 @@ from builders import HOSTILE_NAMES
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
+from llm_perf_opt.core.units import byte_count
 from llm_perf_opt.report.text import (
-    byte_count,
     columns,
     count,
     escape,

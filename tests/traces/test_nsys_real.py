@@ -9,9 +9,10 @@ import pytest
 
 from llm_perf_opt.analysis.regions.regions import regions
 from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.profiling.vendor.launch import Callbacks
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.reports import export_nsys
-from llm_perf_opt.profiling.vendor.tool_pass import STARTS, run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolLimits, run_tool
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.health import Expected, examined
@@ -61,9 +62,13 @@ def recorded(real_nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     program = [sys.executable, str(folder / "tiny.py"), str(folder / "times.json")]
     log = folder / "log.txt"
     run = run_tool(
-        "nsys", build_nsys_cmd(real_nsys, folder / "run", program), folder / "run",
-        log=log, timeout_s=900, max_trace_gb=1, on_message=lambda _: None, starts=STARTS,
-    )  # fmt: skip
+        "nsys",
+        build_nsys_cmd(real_nsys, folder / "run", program),
+        folder / "run",
+        log=log,
+        limits=ToolLimits(timeout_s=900, max_trace_gb=1, starts=STARTS),
+        callbacks=Callbacks(on_message=lambda _: None),
+    )
     assert (run.finished.exit_code, run.problems) == (0, ()), log.read_text()
     assert isinstance(run.report, Path)
     export_nsys(real_nsys, run.report, folder / "run.sqlite", log=log)

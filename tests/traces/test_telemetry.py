@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from builders import MS, cpu_sample, gpu_sample, telemetry
 from fuzzing import SEED, TRIES
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.records import CpuSample, GpuSample, Missing, Telemetry, TelemetryHeader
+from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry, TelemetryHeader
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure import nvml
 from llm_perf_opt.traces.telemetry import read_telemetry
 

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.kernels.selection import Selection
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.stages import Stage
-from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
+from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
 from llm_perf_opt.report.kernel_evidence import kernels_md, kernels_section
 from llm_perf_opt.workflows import run_kernels as kernel_reading
 from llm_perf_opt.workflows.run_kernels import believed_counters, read_kernels
@@ -206,7 +206,7 @@ def test_regions_go_without_counters_that_cannot_be_believed(tmp_path: Path, dam
 
 
 def asked(folder: RunFolder, program: list[str], **collect: list[str]) -> None:
-    argv = build_ncu_cmd(Path("ncu"), Path("x"), program, **collect)  # type: ignore[arg-type]
+    argv = build_ncu_cmd(Path("ncu"), Path("x"), program, NcuRequest(**collect))  # type: ignore[arg-type]
     folder.update_pass(PassRecord("ncu_decode", "complete", tuple(argv)))
 
 

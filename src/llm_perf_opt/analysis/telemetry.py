@@ -8,14 +8,8 @@ from typing import TypeVar
 from llm_perf_opt.analysis.limits.hardware import devices_of
 from llm_perf_opt.analysis.separable import inseparable
 from llm_perf_opt.analysis.stats import percentile
-from llm_perf_opt.core.records import (
-    CleanTimings,
-    CpuSample,
-    GpuSample,
-    Maybe,
-    Missing,
-    Telemetry,
-)
+from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.units import duration
 
 S = TypeVar("S", GpuSample, CpuSample)

@@ -76,8 +76,8 @@ def compare(
         raise ConfigError("--json and --markdown both want standard output.", "Give one, or write a file with --out.")
     kind = _kind(out)
     sides = _words(base, more_base), _words(new, more_new)
+    from llm_perf_opt.analysis.comparison.effects import Judgement
     from llm_perf_opt.analysis.comparison.gates import exit_code
-    from llm_perf_opt.analysis.comparison.statistics import Judgement
     from llm_perf_opt.report.compare import comparison_page, comparison_text
     from llm_perf_opt.workflows.compare import compare_runs
     from llm_perf_opt.workspace.data.layout import given_root

@@ -47,8 +47,8 @@ def add(
     """Add a dataset: a link to the data, their metadata with hashes, a README, and the option dataset=NAME."""
     note_debug(debug)
     from llm_perf_opt.cli.watching import watched
+    from llm_perf_opt.core.units import byte_count
     from llm_perf_opt.report.dataset_readme import dataset_readme
-    from llm_perf_opt.report.text import byte_count
     from llm_perf_opt.workspace.data.adding import Description, add_dataset
 
     said = Description(version, origin, license_name, notes, text_field, data_format)
@@ -65,7 +65,7 @@ def add(
 def list_datasets(root: Root = DATASETS_ROOT, as_json: Json = False, debug: Debug = False) -> None:
     """List the datasets and their variants."""
     note_debug(debug)
-    from llm_perf_opt.report.text import byte_count
+    from llm_perf_opt.core.units import byte_count
     from llm_perf_opt.workspace.data.checking import listed
 
     found = [listed(folder) for folder in DatasetTree(given_root(root, DATASETS_ROOT)).datasets()]
@@ -134,7 +134,7 @@ def prepare(
     """Make a variant: a subset, token ids, or another format. The same arguments give the same bytes."""
     note_debug(debug)
     from llm_perf_opt.cli.watching import watched
-    from llm_perf_opt.report.text import byte_count
+    from llm_perf_opt.core.units import byte_count
     from llm_perf_opt.workspace.data.preparing import Preparation
     from llm_perf_opt.workspace.data.preparing import prepare as make
 

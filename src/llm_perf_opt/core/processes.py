@@ -14,7 +14,7 @@ GRACE_S = (30.0, 5.0, 5.0)
 """How long a child may take to end after SIGINT, SIGTERM and SIGKILL. A second Ctrl-C goes on to the next signal at once."""
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
 def ask(argv: Sequence[str], timeout_s: float = 15.0, *, whatever_code: bool = False) -> str | None:
@@ -85,7 +85,7 @@ def answer(
 
 def end(child: "subprocess.Popen[bytes]") -> None:
     """SIGINT, then SIGTERM, then SIGKILL to the child's own process group."""
-    for number, patience in zip(_SIGNALS, GRACE_S, strict=True):
+    for number, patience in zip(END_SIGNALS, GRACE_S, strict=True):
         if child.poll() is not None:
             return
         with suppress(ProcessLookupError):

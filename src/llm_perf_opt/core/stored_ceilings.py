@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.records import CeilingRow, Ceilings, Distribution, FoundCeilings, Missing
+from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings
+from llm_perf_opt.core.records import Distribution, Missing
 from llm_perf_opt.core.run_folder import read_record
 
 

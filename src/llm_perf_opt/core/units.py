@@ -72,3 +72,11 @@ def _plain(value: float, digits: int) -> str:
     rounded = float(f"{value:.{digits - 1}e}")  # 9.9996 has one digit more before the point than it seems
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:,.{decimals}f}"
+
+
+def byte_count(number: int) -> str:
+    """Bytes on a disk in the unit in which they are read: never 0.0 of a larger one."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= 0.99995 * size:  # what rounds up to the next unit is said in it
+            return f"{number / size:.1f} {unit}"
+    return f"{number} bytes"

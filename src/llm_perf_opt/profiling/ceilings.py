@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, nearest
-from llm_perf_opt.core.records import FoundCeilings, PassRecord
+from llm_perf_opt.core.machine_records import FoundCeilings
+from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.stored_ceilings import read_ceilings
 from llm_perf_opt.profiling.passes import TICK, Listener
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
-from llm_perf_opt.profiling.vendor.launch import run_child
+from llm_perf_opt.profiling.vendor.launch import Callbacks, run_child
 
 DEVICES = ("auto", "cpu", "cuda")
 _NAME = "ceilings"
@@ -55,7 +56,7 @@ def run_ceilings(argv: list[str], listener: Listener, *, out: Path, log: Path, b
     finished = None
     try:
         on_tick = partial(listener.pass_message, _NAME, TICK)
-        finished = run_child(argv, log=log, timeout_s=timeout_s, on_message=hear, on_tick=on_tick)
+        finished = run_child(argv, log=log, timeout_s=timeout_s, callbacks=Callbacks(on_message=hear, on_tick=on_tick))
         words = {"limit": f"{timeout_s:.0f} s", "longer": "Is the device busy?", "smaller": "free some."}
         error = verdict("Measuring the ceilings", finished, said, log, **words)
         if isinstance(error, CaptureError) and said:

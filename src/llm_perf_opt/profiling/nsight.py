@@ -33,8 +33,8 @@ from llm_perf_opt.profiling.timelines import NSYS_PASSES, Timeline, marked_range
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, on_stage
 from llm_perf_opt.profiling.vendor.launch import build_work_argv
-from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
-from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
+from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
 from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, locate, probe_nsys, tool_version
 from llm_perf_opt.profiling.vendor.tool_pass import STARTS, report_of
@@ -116,10 +116,12 @@ def _nsys_stage(
         nsys,
         folder.tool_report(name),
         work,
-        probe=probe,
-        gate=CUDA_PROFILER_API if by_api and gpu else on_stage(stage),
-        trace=traces.modules,
-        gpu_metrics=traces.gpu_metrics,
+        NsysRequest(
+            probe=probe,
+            gate=CUDA_PROFILER_API if by_api and gpu else on_stage(stage),
+            trace=traces.modules,
+            gpu_metrics=traces.gpu_metrics,
+        ),
     )
     runtime = config.runtime
     ranges = marked_ranges(stage, runtime.type, runtime.engine, runtime.num_new_tokens)
@@ -211,12 +213,14 @@ def _count_stage(
         counting.ncu,
         folder.tool_report(name),
         work,
-        ranges=[ncu_range(_STAGES[name])],
-        metrics=counting.metrics.names,
-        sections=counting.metrics.sections,
-        kernels=[kernel.function for kernel in chosen.kernels],
-        launch_skip=chosen.launch_skip,
-        launch_count=chosen.launch_count,
+        NcuRequest(
+            ranges=[ncu_range(_STAGES[name])],
+            metrics=counting.metrics.names,
+            sections=counting.metrics.sections,
+            kernels=[kernel.function for kernel in chosen.kernels],
+            launch_skip=chosen.launch_skip,
+            launch_count=chosen.launch_count,
+        ),
     )
     within_s, limit = counting_limit(folder, budget_s, config.profiling.pass_timeout_s)
     plan = PassPlan(name, argv, within_s, counting.version, limit=limit)

@@ -14,10 +14,10 @@ from llm_perf_opt.profiling.timelines import CLOCK_SLACK_NS
 from llm_perf_opt.profiling.vendor.child import UnexplainedEndError
 from llm_perf_opt.profiling.vendor.child_output import OnMessage
 from llm_perf_opt.profiling.vendor.gates import Tool
-from llm_perf_opt.profiling.vendor.launch import Finished
+from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished
 from llm_perf_opt.profiling.vendor.logs import AGENT_LOST, FOLLOWS_A_FAILURE, log_error
 from llm_perf_opt.profiling.vendor.reports import export_nsys, import_ncu_csv
-from llm_perf_opt.profiling.vendor.tool_pass import ToolRun, run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import ToolLimits, ToolRun, run_tool
 from llm_perf_opt.traces.health import Expected, examined
 from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
@@ -61,12 +61,9 @@ class _Kept:
                 plan.argv,
                 folder.tool_report(plan.name),
                 log=folder.log_file(plan.name),
-                timeout_s=plan.timeout_s,
-                max_trace_gb=self._max_trace_gb,
-                on_message=on_message,
                 environment=plan.environment,
-                starts=self._starts,
-                on_tick=plan.on_tick,
+                limits=ToolLimits(timeout_s=plan.timeout_s, max_trace_gb=self._max_trace_gb, starts=self._starts),
+                callbacks=Callbacks(on_message=on_message, on_tick=plan.on_tick),
             )
             return self.went.finished
 

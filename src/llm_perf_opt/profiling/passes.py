@@ -10,7 +10,7 @@ from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
 from llm_perf_opt.profiling.vendor.child_output import OnMessage, OnTick, no_tick
-from llm_perf_opt.profiling.vendor.launch import Finished, run_child
+from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished, run_child
 from llm_perf_opt.profiling.vendor.tool_pass import ENDINGS, report_of
 
 TICK: dict[str, Any] = {"event": "tick"}
@@ -95,10 +95,8 @@ def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:
             plan.argv,
             log=log,
             timeout_s=plan.timeout_s,
-            on_message=on_message,
-            on_start=on_start,
             environment=plan.environment,
-            on_tick=plan.on_tick,
+            callbacks=Callbacks(on_message=on_message, on_start=on_start, on_tick=plan.on_tick),
         )
 
     return run

@@ -37,8 +37,8 @@ from llm_perf_opt.profiling.selftest import Tested, run_selftest
 from llm_perf_opt.profiling.timelines import Timeline, timelines
 from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, check_gate, on_range
 from llm_perf_opt.profiling.vendor.launch import program_environment
-from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
-from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
+from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import find_tool, probe_nsys, tool_version
 from llm_perf_opt.traces.health import Expected
 from llm_perf_opt.traces.projection import project
@@ -169,10 +169,12 @@ def _run_nsys(asked: ExecRequest, folder: RunFolder, listener: Listener) -> None
             nsys,
             folder.tool_report("nsys"),
             asked.argv,
-            probe=probe,
-            gate=on_range(asked.range) if asked.range else WHOLE_PROGRAM,
-            trace=traces.modules,
-            gpu_metrics=traces.gpu_metrics,
+            NsysRequest(
+                probe=probe,
+                gate=on_range(asked.range) if asked.range else WHOLE_PROGRAM,
+                trace=traces.modules,
+                gpu_metrics=traces.gpu_metrics,
+            ),
         )
     except (ResourceError, ConfigError) as absent:
         skip_pass(folder, "nsys", absent, listener)
@@ -207,13 +209,15 @@ def _run_ncu(asked: ExecRequest, folder: RunFolder, listener: Listener) -> None:
         ncu,
         folder.tool_report("ncu"),
         asked.argv,
-        ranges=_ncu_ranges(asked, folder),
-        metrics=metrics.names,
-        sections=metrics.sections,
-        kernels=[kernel.function for kernel in chosen.kernels],
-        launch_skip=chosen.launch_skip,
-        launch_count=chosen.launch_count,
-        ours=False,
+        NcuRequest(
+            ranges=_ncu_ranges(asked, folder),
+            metrics=metrics.names,
+            sections=metrics.sections,
+            kernels=[kernel.function for kernel in chosen.kernels],
+            launch_skip=chosen.launch_skip,
+            launch_count=chosen.launch_count,
+            ours=False,
+        ),
     )
     within_s, limit = counting_limit(folder, asked.budget_s, asked.timeout_s)
     plan = replace(_plan(asked, "ncu", argv, version), timeout_s=within_s, limit=limit)

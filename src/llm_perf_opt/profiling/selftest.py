@@ -12,7 +12,7 @@ from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.profiling.nsight_passes import NcuAsked, ncu_pass
 from llm_perf_opt.profiling.passes import LABELS, Listener, PassPlan
-from llm_perf_opt.profiling.vendor.ncu import build_ncu_cmd
+from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
 from llm_perf_opt.runners.measure import counter_selftest
 from llm_perf_opt.traces.ncu_csv import read_ncu
 
@@ -57,9 +57,11 @@ def run_selftest(folder: RunFolder, listener: Listener, tested: Tested) -> None:
         ncu,
         folder.tool_report(NAME),
         [sys.executable, "-m", counter_selftest.__name__, "--device-index", str(tested.device_index)],
-        ranges=[counter_selftest.SELFTEST_RANGE],
-        metrics=[*asked.tensor_flops, asked.dram_read_bytes, asked.dram_write_bytes, asked.time_ns],
-        ours=False,
+        NcuRequest(
+            ranges=[counter_selftest.SELFTEST_RANGE],
+            metrics=[*asked.tensor_flops, asked.dram_read_bytes, asked.dram_write_bytes, asked.time_ns],
+            ours=False,
+        ),
     )
     heard = _Heard(listener)
     heard.pass_started(NAME, LABELS[NAME])

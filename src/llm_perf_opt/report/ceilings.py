@@ -2,7 +2,8 @@
 
 from datetime import datetime, timedelta
 
-from llm_perf_opt.core.records import CeilingRow, Distribution, FoundCeilings, Missing
+from llm_perf_opt.core.machine_records import CeilingRow, FoundCeilings
+from llm_perf_opt.core.records import Distribution, Missing
 from llm_perf_opt.core.units import BYTE_RATE, FLOP_RATE, TIME, Scale, in_unit, scale_of
 from llm_perf_opt.report.text import percent
 

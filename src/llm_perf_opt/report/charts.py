@@ -9,7 +9,8 @@ from typing import Any
 from llm_perf_opt.analysis.separable import inseparable, unstepped
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.telemetry import measured_window
-from llm_perf_opt.core.records import CleanTimings, CpuSample, GpuSample, Maybe, Missing, Telemetry
+from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import TIME, scale_of
 from llm_perf_opt.report.chart_data import Roofline, Ticks, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent

@@ -5,32 +5,27 @@ from collections.abc import Sequence
 from llm_perf_opt import __version__
 from llm_perf_opt.analysis.comparison.compare import Comparison, Row
 from llm_perf_opt.analysis.comparison.differences import Difference
+from llm_perf_opt.analysis.comparison.effects import Effect
 from llm_perf_opt.analysis.comparison.figures import FigureChange, OperatorChange, UsageChange
 from llm_perf_opt.analysis.comparison.kernels import KernelMatch, LoneKernel
-from llm_perf_opt.analysis.comparison.statistics import Effect
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.charts import BLUE, GREY, ORANGE, Figure, label, time_unit
 from llm_perf_opt.report.compare import (
-    KERNELS_TITLE,
     LEVEL_WORDS,
-    NAME_WIDTH,
     USAGE_WORDS,
-    budget_words,
-    calls_words,
     cause_sentences,
     figure_words,
     gate_line,
-    kernel_words,
     left_out,
     looked_into_words,
     method_words,
-    pair_words,
     row_cells,
     signed_percent,
     stage_words,
     verdict_sentences,
 )
+from llm_perf_opt.report.compare_kernels import KERNELS_TITLE, NAME_WIDTH, budget_words, calls_words, kernel_words, pair_words
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, name_cell, numbers
 from llm_perf_opt.report.page import Absent, Block, Chart, Items, Page, Section, Table, Words, render
 from llm_perf_opt.report.text import milliseconds, signed

@@ -5,7 +5,8 @@ import io
 from dataclasses import fields
 from typing import Any
 
-from llm_perf_opt.core.records import CpuSample, GpuSample, Missing, OperatorRow, Telemetry
+from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry
+from llm_perf_opt.core.records import Missing, OperatorRow
 from llm_perf_opt.core.terminal import one_line
 
 _FORMULA_STARTS = ("=", "+", "-", "@")

@@ -9,7 +9,8 @@ from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import OVERLAP
-from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, Telemetry
+from llm_perf_opt.core.machine_records import Telemetry
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, roofline
 from llm_perf_opt.report.charts import icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
 from llm_perf_opt.report.device_tables import device_html_tables
@@ -20,6 +21,7 @@ from llm_perf_opt.report.html_tables import Column, HtmlTable
 from llm_perf_opt.report.kernel_remarks import stage_remarks
 from llm_perf_opt.report.labels import label_html_tables
 from llm_perf_opt.report.page import Absent, Block, Card, Cards, Chart, Code, Items, Page, Section, Table, Words, render
+from llm_perf_opt.report.passes import passes_table
 from llm_perf_opt.report.run_budget import FindingView, budget_of, findings_of
 from llm_perf_opt.report.run_tables import (
     counters_table,
@@ -30,7 +32,6 @@ from llm_perf_opt.report.run_tables import (
     operators_table,
     other_figures_table,
     parts_table,
-    passes_table,
     roofs_table,
     stages_table,
     telemetry_table,

@@ -3,8 +3,13 @@
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, numbers
 from llm_perf_opt.report.reasons import Reasons
-from llm_perf_opt.report.text import escape, significant, table
+from llm_perf_opt.report.text import (
+    escape,
+    significant,
+    table,
+)
 
 _BESIDE = {"nvml", "clean", "ceilings", "ncu_selftest"}
 """Passes that are the reference, run beside it, or run none of the model."""
@@ -43,3 +48,38 @@ def _cells(name: str, found: PassOverhead | None, reasons: Reasons) -> list[str]
 
 def _times(value: Maybe[float]) -> Maybe[str]:
     return value if isinstance(value, Missing) else f"× {significant(value, 3)}"
+
+
+def passes_table(analysis: RunAnalysis) -> HtmlTable:
+    """What became of each pass."""
+    columns = [
+        Column("pass"),
+        Column("status"),
+        Column("tool"),
+        *numbers("took", "prefill, × unprofiled", "decode, × unprofiled"),
+        Column("note"),
+    ]
+    table = HtmlTable("passes", "Passes", columns)
+    measured = {entry.name: entry for entry in analysis.overheads}
+    for entry in analysis.manifest.passes:
+        seconds = (
+            Missing(f"the pass is {entry.status}") if entry.seconds is None else Cell(f"{entry.seconds:.1f} s", entry.seconds)
+        )
+        over = measured.get(entry.name)
+        none = Missing("the pass is the reference, runs beside it, or did not time its stages")
+        prefill, decode = (over.prefill, over.decode) if over else (none, none)
+        table.add(
+            entry.name,
+            entry.status,
+            entry.tool_version,
+            seconds,
+            figure(prefill, _factor),
+            figure(decode, _factor),
+            f"{entry.why} {entry.remedy}".strip(),
+        )
+    table.foot = " ".join(entry.own_words for entry in analysis.overheads if entry.own)
+    return table
+
+
+def _factor(times: float) -> str:
+    return significant(times, 3)

@@ -375,34 +375,3 @@ def energy_table(summary: TelemetrySummary) -> HtmlTable:
         joules = [figure(value, lambda v: f"{significant(v)} J") for value in (row.from_counter_j, row.from_power_j)]
         table.add(row.window, Cell(f"{row.seconds:.3f} s", row.seconds), *joules)
     return table
-
-
-def passes_table(analysis: RunAnalysis) -> HtmlTable:
-    """What became of each pass."""
-    columns = [
-        Column("pass"),
-        Column("status"),
-        Column("tool"),
-        *numbers("took", "prefill, × unprofiled", "decode, × unprofiled"),
-        Column("note"),
-    ]
-    table = HtmlTable("passes", "Passes", columns)
-    measured = {entry.name: entry for entry in analysis.overheads}
-    for entry in analysis.manifest.passes:
-        seconds = (
-            Missing(f"the pass is {entry.status}") if entry.seconds is None else Cell(f"{entry.seconds:.1f} s", entry.seconds)
-        )
-        over = measured.get(entry.name)
-        none = Missing("the pass is the reference, runs beside it, or did not time its stages")
-        prefill, decode = (over.prefill, over.decode) if over else (none, none)
-        table.add(
-            entry.name,
-            entry.status,
-            entry.tool_version,
-            seconds,
-            _number(prefill, 1, 3),
-            _number(decode, 1, 3),
-            f"{entry.why} {entry.remedy}".strip(),
-        )
-    table.foot = " ".join(entry.own_words for entry in analysis.overheads if entry.own)
-    return table

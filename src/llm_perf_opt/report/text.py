@@ -30,14 +30,6 @@ def count(number: int) -> str:
     return str(number)
 
 
-def byte_count(number: int) -> str:
-    """Bytes on a disk in the unit in which they are read: never 0.0 of a larger one."""
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= 0.99995 * size:  # what rounds up to the next unit is said in it
-            return f"{number / size:.1f} {unit}"
-    return f"{number} bytes"
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "") -> str:
     """A Markdown table; `align` holds l or r per column. A table without rows says so."""
     marks = {"l": "---", "r": "---:"}

@@ -17,7 +17,7 @@ MESSAGE_PREFIX = "@llm-perf "
 """What follows this in a line of a child's output is a message to its parent; everything else is log."""
 
 
-_PARENT = "LLM_PERF_PARENT_PID"
+PARENT_VARIABLE = "LLM_PERF_PARENT_PID"
 """Tells a child, also one below another tool, whose end is its own."""
 
 
@@ -36,7 +36,7 @@ def die_with_parent() -> None:
 
     A thread sleeps in the kernel until then. Does nothing where the kernel cannot tell, or nobody said whose child it is.
     """
-    named = os.environ.get(_PARENT, "")
+    named = os.environ.get(PARENT_VARIABLE, "")
     if not named.isdigit() or not hasattr(os, "pidfd_open"):
         return
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.records import CpuSample, GpuSample, Telemetry, TelemetryHeader
+from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.user_files import open_ordinary
 
 

@@ -15,12 +15,13 @@ from llm_perf_opt.core.kernel_records import CounterReport
 from llm_perf_opt.core.records import Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_values, write_record, write_whole
 from llm_perf_opt.core.terminal import one_line
+from llm_perf_opt.core.units import byte_count
 from llm_perf_opt.counters.catalog import chip_of_device
 from llm_perf_opt.counters.roles import CounterRoles, roles
 from llm_perf_opt.profiling.timelines import Timeline, timelines
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
 from llm_perf_opt.report.regions import regions_page
-from llm_perf_opt.report.text import byte_count, escape, reason, table
+from llm_perf_opt.report.text import escape, reason, table
 from llm_perf_opt.traces.projection import project
 from llm_perf_opt.workflows.run_kernels import believed_counters, read_selftest, what_was_counted
 from llm_perf_opt.workflows.run_regions import read_regions

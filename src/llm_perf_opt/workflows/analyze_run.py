@@ -16,20 +16,18 @@ from llm_perf_opt.analysis.limits.hardware import (
     given_hardware,
     hardware_of_device,
     more_devices,
-    shared_words,
 )
 from llm_perf_opt.analysis.measured_inputs import measured_inputs
 from llm_perf_opt.analysis.overhead import overheads, without_profiler_events
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.stability import movement_warnings, run_stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarize_telemetry
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
-from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ImplausibleError, ParseError, ResourceError
-from llm_perf_opt.core.records import Ceilings, CleanTimings, Manifest, Maybe, Missing, Telemetry, TorchPass, WrappedPass
+from llm_perf_opt.core.machine_records import Ceilings, Telemetry
+from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_record, read_values, write_record, write_whole
 from llm_perf_opt.core.stored_ceilings import read_ceilings
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
@@ -44,22 +42,14 @@ from llm_perf_opt.workflows.run_kernels import read_kernels
 from llm_perf_opt.workflows.run_regions import read_regions
 from llm_perf_opt.workflows.run_tables import write_run_tables
 from llm_perf_opt.workflows.run_traces import read_run_trace
+from llm_perf_opt.workflows.run_warnings import assumptions_of, counter_warnings, missing_gpu_metrics, run_warnings
 
 R = TypeVar("R")
 
-SEPARATE = {
-    "vllm": "runtime.engine.max_num_batched_tokens and max_num_seqs, and a cache (kv_cache_memory_bytes, gpu_memory_utilization, "
-    "num_gpu_blocks_override), large enough for the whole batch keep them apart."
-}
-"""What to do where a runtime ran prefill and decode together."""
 GROUPS_OF_EVERY_RUN = ("model", "runtime")
 """Groups of settings without which nothing runs."""
 GROUPS_OF_ENV = ("cpu", "memory", "packages", "tool", "variables", "working_folder")
 """What is a mapping in env.json."""
-SMALL_INFLATION = 0.9
-"""Below this, the unprofiled pass must have been disturbed."""
-LARGE_INFLATION = 1.5
-"""Above this, the torch pass's times are worth a warning."""
 _NOT_READ = Missing("the traces were not read")
 
 
@@ -109,16 +99,16 @@ def analyze(folder: RunFolder, limits: dict[str, float] | None = None, *, traces
         kernels=kernels,
         overheads=costs,
         warnings=(
-            *_warnings(manifest, timings, stages, summary),
+            *run_warnings(manifest, timings, stages, summary),
             *odd_config,
             *odd_env,
             *movement_warnings(steadiness),
             *limit_warnings,
-            *_counter_warnings(kernels, impossible_count),
-            *_no_samples(manifest, trace),
+            *counter_warnings(kernels, impossible_count),
+            *missing_gpu_metrics(manifest, trace),
             *notes,
         ),
-        assumptions=_assumptions(timings),
+        assumptions=assumptions_of(timings),
         trace=trace,
         verified=_verified(folder),
         impossible=impossible or impossible_count,
@@ -215,23 +205,6 @@ def _kernels(
         return read_kernels(folder, timings, efficiency), None
     except ImplausibleError as error:
         return read_kernels(folder, None, efficiency), error
-
-
-def _counter_warnings(kernels: Maybe[KernelEvidence], impossible: ImplausibleError | None) -> list[str]:
-    found = [f"{impossible.fact} {impossible.remedy}"] if impossible else []
-    if not isinstance(kernels, Missing) and not isinstance(kernels.selftest, Missing) and not kernels.selftest.passed:
-        found.append(f"The counters are not believed: {kernels.selftest.why}.")
-    return [*found, *(() if isinstance(kernels, Missing) else kernels.warnings)]
-
-
-def _no_samples(manifest: Manifest, trace: Maybe[TraceAnalysis]) -> list[str]:
-    """That nsys was told to sample the GPU's metrics, and left no sample: it says nothing of it itself."""
-    entry = manifest.pass_named("nsys")
-    if isinstance(trace, Missing) or entry is None or entry.status != "complete" or trace.gpu_metrics:
-        return []
-    asked = any(word.startswith("--gpu-metrics-device") for word in entry.argv)
-    why = "the driver may keep them from this user, or another program is sampling; the log of the nsys pass may say"
-    return [f"nsys was told to sample the GPU's metrics and left no sample while there was work: {why}."] if asked else []
 
 
 def _wrapped(folder: RunFolder, manifest: Manifest) -> dict[str, WrappedPass]:
@@ -334,75 +307,6 @@ def _env(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
     odd = [name for name in GROUPS_OF_ENV if not isinstance(found.get(name, {}), dict)]
     why = f"{folder.env_file.name} cannot be right and is used in part: {', '.join(odd)} should hold names and values."
     return {name: value for name, value in found.items() if name not in odd}, [why] if odd else []
-
-
-def _warnings(
-    manifest: Manifest, timings: Maybe[CleanTimings], stages: tuple[Any, ...], telemetry: Maybe[TelemetrySummary]
-) -> tuple[str, ...]:
-    found = [] if manifest.status == "complete" else [f"The run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()]
-    clean = manifest.pass_named("clean")
-    if isinstance(timings, Missing) and clean is not None and clean.status == "complete":  # its file was lost or damaged since
-        found.append(f"There are no times: {timings.why}")
-    if not isinstance(timings, Missing):
-        if not timings.stable:
-            found.append(f"The spread target was not reached: {timings.stopped}. Small differences are not real.")
-        if timings.runtime is not None and timings.runtime.inseparable:
-            found.append(
-                f"Prefill and decode cannot be told apart: {timings.runtime.inseparable}. What needs them apart is n/a. "
-                f"{SEPARATE.get(timings.runtime.type, '')}".strip()
-            )
-        elif (why := unstepped(timings)) is not None:
-            found.append(f"Single decode steps have no times: {why.why}. What needs them is n/a; decode as a whole is timed.")
-        if not timings.settled:
-            found.append(f"The times had not settled after {len(timings.warmup)} warm-up iterations.")
-    if not isinstance(telemetry, Missing):
-        found.extend(telemetry.warnings)
-    for stage in stages:
-        if stage.name in ("prefill", "decode") and not isinstance(stage.inflation, Missing) and stage.inflation > LARGE_INFLATION:
-            found.append(
-                f"torch.profiler made {stage.name} {stage.inflation:.1f} times slower: its times show where, not how much."
-            )
-        if stage.name == "decode" and not isinstance(stage.inflation, Missing) and stage.inflation < SMALL_INFLATION:
-            found.append(
-                f"decode was faster under torch.profiler than without it (× {stage.inflation:.2f}): "
-                "the machine was not the same for both."
-            )
-    return tuple(found)
-
-
-def _assumptions(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
-    if isinstance(timings, Missing):
-        return ("Nothing was measured.",)
-    model, work = timings.model, timings.workload
-    found = [
-        "Times come from the unprofiled pass; the profiled pass only says where time goes.",
-        "Decoding is greedy and runs to the last new token: an end-of-sequence token does not stop it.",
-        f"Prompts: {work.source}.",
-        f"Logits are computed for the {model.logits} in prefill.",
-        "The 95 % interval of a median is taken from order statistics and assumes nothing of the distribution; repeating stops "
-        "when it is narrow enough, which makes it slightly optimistic.",
-    ]
-    if not timings.tokens_repeat:
-        found.append(
-            "Repeats of the same request gave different tokens: kernels that add in varying order decide near-ties either way, "
-            "which random weights make frequent. The work done is the same."
-        )
-    runtime = timings.runtime
-    if runtime is not None and runtime.type != PYTORCH:
-        found.append(f"{runtime.type} {runtime.version} ran the model. Prefill and decode: {runtime.method}.")
-        if runtime.devices > 1 and not runtime.uncosted:
-            found.append(shared_words(runtime.devices))
-        return (*found, *runtime.notes)
-    if model.compile != "none":
-        found.append(f"torch.compile ({model.compile}) covers the decode step; prefill runs eagerly.")
-    if len(set(work.prompt_tokens)) > 1:
-        padding = work.batch_size * work.padded_tokens - sum(work.prompt_tokens)
-        found.append(
-            f"Prompts of different length are padded on the left: {padding} padding tokens are computed and not counted."
-        )
-    if timings.clock == "cuda events":
-        found.append("Steps are timed by CUDA events on the device's timeline; nothing waits for the device between steps.")
-    return tuple(found)
 
 
 def reanalyze(path: Path, limits: dict[str, float] | None = None) -> tuple[RunFolder, RunAnalysis]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from llm_perf_opt.analysis.comparison.cautions import check_distinct
 from llm_perf_opt.analysis.comparison.compare import Comparison, compare, gate_names
 from llm_perf_opt.analysis.comparison.differences import check_one_side
+from llm_perf_opt.analysis.comparison.effects import Judgement
 from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.sides import side_of
-from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT, Judgement
+from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.core.run_folder import RunFolder

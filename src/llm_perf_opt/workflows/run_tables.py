@@ -10,7 +10,8 @@ from llm_perf_opt.analysis.kernels.table import StageKernel
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.core.errors import ParseError, ResourceError
-from llm_perf_opt.core.records import GpuSample, Missing
+from llm_perf_opt.core.machine_records import GpuSample
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder, disk_error
 from llm_perf_opt.traces.telemetry import read_telemetry
 from llm_perf_opt.traces.trace_tables import write_rows

@@ -9,9 +9,10 @@ import pytest
 
 from builders import MS, clean_timings, in_a_row, iteration, model_facts, operator, run_analysis, torch_pass, workload
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
+from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.sides import side_of, typical_run
-from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Effect, Judgement
+from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.latency import METRICS
 from llm_perf_opt.analysis.latency import metrics as run_metrics
 from llm_perf_opt.analysis.run_analysis import RunAnalysis

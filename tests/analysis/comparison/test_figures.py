@@ -9,9 +9,9 @@ import pytest
 
 from builders import MS, clean_timings, iteration, model_facts, run_analysis
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
+from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.figures import POWER_SPREAD, UsageChange, energy_changes
 from llm_perf_opt.analysis.comparison.gates import exit_code, parse_gates
-from llm_perf_opt.analysis.comparison.statistics import Effect, Judgement
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import Energy, TelemetrySummary
 from llm_perf_opt.core.records import MemoryPeaks, Missing

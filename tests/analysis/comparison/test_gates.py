@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.analysis.comparison.compare import gate_names
+from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.gates import Gate, exit_code, hold, needed_to_tell, parse_gates
-from llm_perf_opt.analysis.comparison.statistics import (
-    ACCELERATOR_SPREAD,
-    QUIET_CPU_SPREAD,
-    Effect,
-    Judgement,
-    effect,
-    usage_effect,
-)
+from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, QUIET_CPU_SPREAD, effect, usage_effect
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
 

@@ -8,8 +8,9 @@ from msgspec.structs import replace as altered
 
 from builders import MS
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare
+from llm_perf_opt.analysis.comparison.effects import Judgement
 from llm_perf_opt.analysis.comparison.sides import side_of
-from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD, Judgement
+from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import BudgetTable, TraceAnalysis

@@ -12,12 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llm_perf_opt.analysis.comparison.effects import Effect, Interval, Judgement, Order
 from llm_perf_opt.analysis.comparison.statistics import (
     ACCELERATOR_SPREAD,
-    Effect,
-    Interval,
-    Judgement,
-    Order,
     effect,
     is_measured,
     paired_effect,

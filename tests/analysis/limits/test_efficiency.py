@@ -7,9 +7,8 @@ import pytest
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_named, hardware_of_device
 from llm_perf_opt.core.errors import ImplausibleError
+from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
 from llm_perf_opt.core.records import (
-    CeilingRow,
-    Ceilings,
     CleanTimings,
     Distribution,
     Iteration,

@@ -2,7 +2,8 @@
 
 from llm_perf_opt.analysis.limits.roofs import bandwidth, launch_interval_ns, peak_flops
 from llm_perf_opt.analysis.stats import summarize
-from llm_perf_opt.core.records import CeilingRow, Ceilings, Missing
+from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
+from llm_perf_opt.core.records import Missing
 
 ROWS = (
     CeilingRow("gemm_bf16", "GEMM bf16", "FLOP/s", summarize([790e12, 796e12, 798e12]), "8192×8192×8192"),

@@ -18,7 +18,7 @@ from llm_perf_opt.core.processes import ask
 from llm_perf_opt.profiling.vendor import launch
 from llm_perf_opt.profiling.vendor.child import verdict
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
-from llm_perf_opt.profiling.vendor.launch import Companion, run_child
+from llm_perf_opt.profiling.vendor.launch import Callbacks, Companion, run_child
 from llm_perf_opt.runners.child import MESSAGE_PREFIX
 
 
@@ -63,7 +63,7 @@ def run(code: str, tmp_path: Path, clock: Clock | None = None) -> tuple[launch.F
             clock.hear(message)
 
     log = tmp_path / "log.txt"
-    finished = run_child(python(code), log=log, timeout_s=HANG_S, on_message=hear)
+    finished = run_child(python(code), log=log, timeout_s=HANG_S, callbacks=Callbacks(on_message=hear))
     return finished, heard, log.read_text()
 
 
@@ -219,7 +219,7 @@ except KeyboardInterrupt:
 """
     log = tmp_path / "log.txt"
     watch = DiskWatch([folder], 1_000_000, interval_s=0.05)
-    finished = run_child(python(code), log=log, timeout_s=HANG_S, on_message=lambda _: None, watch=watch)
+    finished = run_child(python(code), log=log, timeout_s=HANG_S, watch=watch, callbacks=Callbacks(on_message=lambda _: None))
     assert isinstance(finished.stopped, CaptureError)
     assert "profiling.max_trace_gb" in finished.stopped.remedy
     assert not finished.timed_out
@@ -265,14 +265,16 @@ except KeyboardInterrupt:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(Interrupted):
-        run_child(python(code), log=log, timeout_s=HANG_S, on_message=lambda _: None)
+        run_child(python(code), log=log, timeout_s=HANG_S, callbacks=Callbacks(on_message=lambda _: None))
     thread.join()
     assert "last words" in log.read_text()
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no-such-program cannot be started"):
-        run_child([str(tmp_path / "no-such-program")], log=tmp_path / "log", timeout_s=5, on_message=lambda _: None)
+        run_child(
+            [str(tmp_path / "no-such-program")], log=tmp_path / "log", timeout_s=5, callbacks=Callbacks(on_message=lambda _: None)
+        )
 
 
 def test_waiting_wakes_only_when_there_is_something_to_hear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,8 +305,7 @@ def test_time_is_told_while_a_child_is_silent_and_while_it_only_logs(
         python(code),
         log=tmp_path / "log",
         timeout_s=HANG_S,
-        on_message=heard.append,
-        on_tick=lambda: ticks.append(time.monotonic()),
+        callbacks=Callbacks(on_message=heard.append, on_tick=lambda: ticks.append(time.monotonic())),
     )
     assert ticks
     assert heard == []

@@ -12,16 +12,17 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import Stage, ncu_range
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, on_stage
-from llm_perf_opt.profiling.vendor.ncu import asked_counters, build_ncu_cmd, kernel_filter
+from llm_perf_opt.profiling.vendor.launch import Callbacks
+from llm_perf_opt.profiling.vendor.ncu import NcuRequest, asked_counters, build_ncu_cmd, kernel_filter
 from llm_perf_opt.profiling.vendor.probe import probe_ncu
-from llm_perf_opt.profiling.vendor.tool_pass import run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import ToolLimits, run_tool
 
 WORK = ["python", "work.py"]
 STEP = ncu_range(Stage.DECODE_STEP)
 
 
 def command(**options: object) -> list[str]:
-    return build_ncu_cmd(Path("/opt/ncu"), Path("/runs/a/run"), WORK, **options)  # type: ignore[arg-type]
+    return build_ncu_cmd(Path("/opt/ncu"), Path("/runs/a/run"), WORK, NcuRequest(**options))  # type: ignore[arg-type]
 
 
 def value(argv: list[str], flag: str) -> str:
@@ -94,12 +95,28 @@ def test_the_real_ncu_takes_every_flag_and_a_program_without_kernels_is_named(re
     probe = probe_ncu(real_ncu)
     assert not isinstance(probe, Missing)
     argv = build_ncu_cmd(
-        real_ncu, tmp_path / "run", [sys.executable, "-c", "print('ran')"], ranges=[STEP], metrics=["gpu__time_duration.sum"],
-        sections=["SpeedOfLight"], section_set="basic", kernels=["gemm.*"], launch_skip=2, launch_count=1, gate=CUDA_PROFILER_API,
-    )  # fmt: skip
+        real_ncu,
+        tmp_path / "run",
+        [sys.executable, "-c", "print('ran')"],
+        NcuRequest(
+            ranges=[STEP],
+            metrics=["gpu__time_duration.sum"],
+            sections=["SpeedOfLight"],
+            section_set="basic",
+            kernels=["gemm.*"],
+            launch_skip=2,
+            launch_count=1,
+            gate=CUDA_PROFILER_API,
+        ),
+    )
     assert {flag for flag in argv if flag.startswith("--")} <= set(probe.flags)
     run = run_tool(
-        "ncu", argv, tmp_path / "run", log=tmp_path / "log.txt", timeout_s=900, max_trace_gb=1, on_message=lambda _: None
+        "ncu",
+        argv,
+        tmp_path / "run",
+        log=tmp_path / "log.txt",
+        limits=ToolLimits(timeout_s=900, max_trace_gb=1),
+        callbacks=Callbacks(on_message=lambda _: None),
     )
     found = {problem.id for problem in run.problems}
     assert "no_kernels" in found, (tmp_path / "log.txt").read_text()
@@ -108,9 +125,14 @@ def test_the_real_ncu_takes_every_flag_and_a_program_without_kernels_is_named(re
 
 
 def test_the_real_ncu_refuses_a_bare_pattern_and_we_say_why(real_ncu: Path, tmp_path: Path) -> None:
-    argv = build_ncu_cmd(real_ncu, tmp_path / "run", ["/bin/true"], sections=[".*SpeedOfLight.*"])
+    argv = build_ncu_cmd(real_ncu, tmp_path / "run", ["/bin/true"], NcuRequest(sections=[".*SpeedOfLight.*"]))
     run = run_tool(
-        "ncu", argv, tmp_path / "run", log=tmp_path / "log.txt", timeout_s=900, max_trace_gb=1, on_message=lambda _: None
+        "ncu",
+        argv,
+        tmp_path / "run",
+        log=tmp_path / "log.txt",
+        limits=ToolLimits(timeout_s=900, max_trace_gb=1),
+        callbacks=Callbacks(on_message=lambda _: None),
     )
     assert run.finished.exit_code == 1
     assert [problem.id for problem in run.problems] == ["unknown_section"]
@@ -119,8 +141,8 @@ def test_the_real_ncu_refuses_a_bare_pattern_and_we_say_why(real_ncu: Path, tmp_
 
 def test_what_was_asked_for_is_read_back_and_a_programs_own_words_are_not() -> None:
     program = ["prog", "--section", "mine", "--metrics", "mine.sum", "--set", "full"]
-    asked = asked_counters(build_ncu_cmd(Path("ncu"), Path("x"), program, metrics=["a__b.sum", "c__d.avg"]))
+    asked = asked_counters(build_ncu_cmd(Path("ncu"), Path("x"), program, NcuRequest(metrics=["a__b.sum", "c__d.avg"])))
     assert (asked.metrics, asked.whole_groups) == (("a__b.sum", "c__d.avg"), False)
     for collect in ({"sections": ["SpeedOfLight"]}, {"section_set": "basic"}, {"metrics": ["breakdown:a__throughput.avg"]}, {}):
-        asked = asked_counters(build_ncu_cmd(Path("ncu"), Path("x"), program, **collect))
+        asked = asked_counters(build_ncu_cmd(Path("ncu"), Path("x"), program, NcuRequest(**collect)))
         assert (asked.metrics, asked.whole_groups) == ((), True), "only the tool knows what is in these"

@@ -10,10 +10,11 @@ import pytest
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM, on_range
-from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.launch import Callbacks
+from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, probe_nsys
 from llm_perf_opt.profiling.vendor.reports import export_nsys
-from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolRun, run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolLimits, ToolRun, run_tool
 
 WORK = ["python", "work.py"]
 PROBE = NsysProbe(
@@ -22,7 +23,7 @@ PROBE = NsysProbe(
 
 
 def command(**options: object) -> list[str]:
-    return build_nsys_cmd(Path("/opt/nsys"), Path("/runs/a/run"), WORK, **options)  # type: ignore[arg-type]
+    return build_nsys_cmd(Path("/opt/nsys"), Path("/runs/a/run"), WORK, NsysRequest(**options))  # type: ignore[arg-type]
 
 
 def test_the_measured_iteration_is_recorded_and_the_program_runs_on() -> None:
@@ -101,10 +102,8 @@ def run_real(nsys: Path, folder: Path, argv: list[str]) -> ToolRun:
         argv,
         folder / "run",
         log=folder / "log.txt",
-        timeout_s=900,
-        max_trace_gb=1,
-        on_message=lambda _: None,
-        starts=STARTS,
+        limits=ToolLimits(timeout_s=900, max_trace_gb=1, starts=STARTS),
+        callbacks=Callbacks(on_message=lambda _: None),
     )
 
 
@@ -119,7 +118,9 @@ def test_the_real_nsys_records_the_first_measured_iteration(real_nsys: Path, tmp
     folder.mkdir()
     probe = probe_nsys(real_nsys)
     assert not isinstance(probe, Missing)
-    run = run_real(real_nsys, folder, build_nsys_cmd(real_nsys, folder / "run", program, probe=probe, trace=["nvtx", "osrt"]))
+    run = run_real(
+        real_nsys, folder, build_nsys_cmd(real_nsys, folder / "run", program, NsysRequest(probe=probe, trace=["nvtx", "osrt"]))
+    )
     log = (folder / "log.txt").read_text()
     assert (run.finished.exit_code, run.problems) == (0, ()), log
     assert run.report == folder / "run.nsys-rep"
@@ -140,8 +141,10 @@ def test_the_real_nsys_records_the_first_measured_iteration(real_nsys: Path, tmp
 
 def test_a_range_that_never_comes_leaves_no_report_and_exit_code_0(real_nsys: Path, tmp_path: Path, program: list[str]) -> None:
     with pytest.raises(ConfigError, match="range@LLM"):
-        build_nsys_cmd(real_nsys, tmp_path / "run", program, gate=replace(on_range("range@LLM"), ours=True))
-    run = run_real(real_nsys, tmp_path, build_nsys_cmd(real_nsys, tmp_path / "run", program, gate=on_range("range@LLM")))
+        build_nsys_cmd(real_nsys, tmp_path / "run", program, NsysRequest(gate=replace(on_range("range@LLM"), ours=True)))
+    run = run_real(
+        real_nsys, tmp_path, build_nsys_cmd(real_nsys, tmp_path / "run", program, NsysRequest(gate=on_range("range@LLM")))
+    )
     assert run.finished.exit_code == 0, "which is why it is refused beforehand"
     assert isinstance(run.report, Missing)
     assert [problem.id for problem in run.problems] == ["no_report"]
@@ -151,7 +154,7 @@ def test_the_real_nsys_takes_every_flag(real_nsys: Path, tmp_path: Path) -> None
     probe = probe_nsys(real_nsys)
     assert not isinstance(probe, Missing)
     for gate in (CUDA_PROFILER_API, WHOLE_PROGRAM, on_range("a@b")):
-        argv = build_nsys_cmd(real_nsys, tmp_path / "run", [], probe=probe, gate=gate)
+        argv = build_nsys_cmd(real_nsys, tmp_path / "run", [], NsysRequest(probe=probe, gate=gate))
         for flag in argv[2:]:
             assert flag.partition("=")[0] in probe.flags
     argv = [str(real_nsys), "profile", "--trace=nvlink", f"--output={tmp_path / 'run'}", "true"]

@@ -16,12 +16,12 @@ from llm_perf_opt.core.errors import CaptureError, Interrupted
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor import launch, tool_pass
 from llm_perf_opt.profiling.vendor.child_output import OnMessage
-from llm_perf_opt.profiling.vendor.launch import Finished
+from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished
 from llm_perf_opt.profiling.vendor.logs import log_error
-from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import find_importer
 from llm_perf_opt.profiling.vendor.reports import export_nsys, import_qdstrm
-from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolRun, report_of, run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolLimits, ToolRun, report_of, run_tool
 from llm_perf_opt.runners.child import MESSAGE_PREFIX
 
 PROGRAM = """
@@ -72,11 +72,15 @@ class Pass:
         self, timeout_s: float, *, events: int = 1, max_trace_gb: float = 1, grace_s: tuple[float, float, float] = (900, 10, 10)
     ) -> ToolRun:
         work = [sys.executable, str(self.folder / "program.py"), str(self.folder / "pid"), str(events)]
-        argv = build_nsys_cmd(self._nsys, self.out, work, trace=["nvtx"])
+        argv = build_nsys_cmd(self._nsys, self.out, work, NsysRequest(trace=["nvtx"]))
         return run_tool(
-            "nsys", argv, self.out, log=self.log, timeout_s=timeout_s, max_trace_gb=max_trace_gb,
-            on_message=lambda _: None, grace_s=grace_s, starts=STARTS,
-        )  # fmt: skip
+            "nsys",
+            argv,
+            self.out,
+            log=self.log,
+            limits=ToolLimits(timeout_s=timeout_s, max_trace_gb=max_trace_gb, grace_s=grace_s, starts=STARTS),
+            callbacks=Callbacks(on_message=lambda _: None),
+        )
 
     def begun(self) -> bool:
         return (self.folder / "pid").exists() and (self.folder / "pid").read_text() != ""
@@ -177,10 +181,8 @@ def run_stand_in(
         argv,
         folder / "a.b",
         log=folder / "log",
-        timeout_s=timeout_s,
-        max_trace_gb=1,
-        on_message=on_message,
-        starts=starts,
+        limits=ToolLimits(timeout_s=timeout_s, max_trace_gb=1, starts=starts),
+        callbacks=Callbacks(on_message=on_message),
     )
 
 

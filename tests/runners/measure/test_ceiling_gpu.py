@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from llm_perf_opt.analysis.limits.roofs import bandwidth, peak_flops
-from llm_perf_opt.core.records import GpuSample, Missing
+from llm_perf_opt.core.machine_records import GpuSample
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure import ceiling_gpu, ceilings
 from llm_perf_opt.runners.measure.ceiling_kernels import Room
 from llm_perf_opt.runners.measure.ceiling_timing import Measured, Quantity

@@ -4,15 +4,9 @@ import itertools
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.comparison.differences import Difference
+from llm_perf_opt.analysis.comparison.effects import Judgement, Order
 from llm_perf_opt.analysis.comparison.facts import machine_cautions
-from llm_perf_opt.analysis.comparison.statistics import (
-    RECOMMENDED_RUNS,
-    Judgement,
-    Order,
-    are_several,
-    is_measured,
-    runs_to_measure,
-)
+from llm_perf_opt.analysis.comparison.statistics import RECOMMENDED_RUNS, are_several, is_measured, runs_to_measure
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import CleanTimings, Missing

@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.comparison.differences import (
     environment_differences,
     fact_differences,
 )
+from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.facts import flatten
 from llm_perf_opt.analysis.comparison.figures import (
     DEVICE_MEMORY,
@@ -45,8 +46,6 @@ from llm_perf_opt.analysis.comparison.statistics import (
     DEFAULT_JUDGEMENT,
     QUIET_CPU_SPREAD,
     SEVERAL,
-    Effect,
-    Judgement,
     effect,
     paired_effect,
 )

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.facts import distinct
-from llm_perf_opt.analysis.comparison.statistics import Effect, Judgement, is_measured, usage_effect
+from llm_perf_opt.analysis.comparison.statistics import is_measured, usage_effect
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow

@@ -6,15 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.comparison.statistics import (
-    BOUND_LEVEL,
-    LEAST_REPEATS,
-    LEVEL,
-    RECOMMENDED_RUNS,
-    Effect,
-    Interval,
-    outside,
-)
+from llm_perf_opt.analysis.comparison.effects import Effect, Interval
+from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEAST_REPEATS, LEVEL, RECOMMENDED_RUNS, outside
 from llm_perf_opt.analysis.stats import student_quantile
 from llm_perf_opt.core.errors import ConfigError, nearest
 from llm_perf_opt.core.records import Maybe, Missing

@@ -14,7 +14,8 @@ from llm_perf_opt.analysis.limits.roofs import Roof, best_floor, least_time, roo
 from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.stats import percentile, summarize
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError
-from llm_perf_opt.core.records import Ceilings, CleanTimings, Distribution, Maybe, Missing, TorchPass
+from llm_perf_opt.core.machine_records import Ceilings
+from llm_perf_opt.core.records import CleanTimings, Distribution, Maybe, Missing, TorchPass
 from llm_perf_opt.core.stages import Stage
 
 MEASURED_MARGIN = 1.03

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from llm_perf_opt.analysis.cost_model.cost import StageCost
 from llm_perf_opt.analysis.limits.floor import Floor, computing_alone, floor
 from llm_perf_opt.analysis.limits.hardware import Hardware
-from llm_perf_opt.core.records import Ceilings, CleanTimings, Maybe, Missing
+from llm_perf_opt.core.machine_records import Ceilings
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 
 
 def peak_flops(ceilings: Ceilings, dtype: str) -> Maybe[float]:

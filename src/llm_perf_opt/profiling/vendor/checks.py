@@ -12,6 +12,7 @@ from typing import Literal
 from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, cpu_name, usable_cpus
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import LEAST_FREE_BYTES
+from llm_perf_opt.core.units import byte_count
 from llm_perf_opt.profiling.vendor.compatibility import NVTX_REMEDY, blind_to_ranges, cuda_runtime, nvtx_version, too_old_for
 from llm_perf_opt.profiling.vendor.permission import REMEDY, counter_permission
 from llm_perf_opt.profiling.vendor.probe import (
@@ -23,7 +24,7 @@ from llm_perf_opt.profiling.vendor.probe import (
     probe_nsys,
     tool_version,
 )
-from llm_perf_opt.report.text import byte_count
+from llm_perf_opt.runners.measure.device import loaded_torch
 from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml
 from llm_perf_opt.traces.trace_mark import MOST_BYTES, cache_folder, kept_bytes
 
@@ -89,15 +90,14 @@ def _cache() -> Check:
 
 
 def _torch() -> Check:
-    try:
-        import torch
-    except ImportError as error:
-        return Check("torch", "missing", str(error), "No model can be run.", "pip install torch")
-    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    found = f"{torch.__version__} ({cuda}, {torch.cuda.device_count() if torch.cuda.is_available() else 0} devices)"
+    torch = loaded_torch()
+    if isinstance(torch, Missing):
+        return Check("torch", "missing", torch.why, "No model can be run.", "pip install torch")
+    cuda = f"CUDA {torch.cuda}" if torch.cuda else "built without CUDA"
+    found = f"{torch.version} ({cuda}, {torch.devices} devices)"
     with nvml() as library:
         gpus = 0 if isinstance(library, Missing) else int(library.nvmlDeviceGetCount())
-    if gpus and not torch.cuda.is_available():
+    if gpus and not torch.devices:
         return Check("torch", "warning", found, "The GPU is here but torch cannot use it.", "Install a torch build for CUDA.")
     return Check("torch", "ok", found)
 

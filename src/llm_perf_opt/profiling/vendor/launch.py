@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, interrupted
-from llm_perf_opt.core.processes import _SIGNALS, GRACE_S, end
+from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, end
 from llm_perf_opt.core.run_folder import disk_error
 from llm_perf_opt.profiling.vendor.child_output import TICK_S, LineReader, OnMessage, OnTick, no_tick, pidfd
 from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
-from llm_perf_opt.runners.child import _PARENT
+from llm_perf_opt.runners.child import PARENT_VARIABLE
 
 REPORT_GRACE_S = (120.0, 20.0, 5.0)
 """The same for a tool that writes its report when it is interrupted."""
@@ -52,7 +52,7 @@ def child_environment() -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        _PARENT: str(os.getpid()),
+        PARENT_VARIABLE: str(os.getpid()),
     }
     return {**os.environ, **fixed}
 
@@ -62,19 +62,28 @@ def program_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+@dataclass(frozen=True)
+class Callbacks:
+    """Who is told how a child goes."""
+
+    on_message: OnMessage
+    on_start: Callable[[int], None] = lambda _: None
+    """Given the child's pid."""
+    on_tick: OnTick = no_tick
+    """Called once a second."""
+
+
 def run_child(
     argv: Sequence[str],
     *,
     log: Path,
     timeout_s: float,
-    on_message: OnMessage,
-    on_start: Callable[[int], None] = lambda _: None,
+    callbacks: Callbacks,
     environment: Mapping[str, str] | None = None,
     watch: DiskWatch | None = None,
     grace_s: tuple[float, float, float] | None = None,
-    on_tick: OnTick = no_tick,
 ) -> Finished:
-    """Run a child to its end, sleeping meanwhile: everything it prints goes to `log`, its messages to `on_message`.
+    """Run a child to its end. Everything it prints goes to `log`, its messages to `callbacks`.
 
     It is ended when its time is over or when `watch` says so, with `grace_s` after each signal; so is everything it started
     and left behind, whatever session that went to.
@@ -95,10 +104,12 @@ def run_child(
             raise CaptureError(
                 f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and may be run."
             ) from error
-        running = _Running(child, Descendants(child.pid, mark), LineReader(file, on_message), grace_s or GRACE_S, on_tick)
+        running = _Running(
+            child, Descendants(child.pid, mark), LineReader(file, callbacks.on_message), grace_s or GRACE_S, callbacks.on_tick
+        )
         stopped: LlmPerfError | None = None
         try:
-            on_start(child.pid)
+            callbacks.on_start(child.pid)
             outcome = running.follow(begun + timeout_s, watch)
             stopped = outcome if isinstance(outcome, LlmPerfError) else None
             if outcome != "ended":
@@ -202,7 +213,7 @@ class _Running:
 
         Its output is read meanwhile, or it might wait for room in the pipe for ever.
         """
-        for number, patience in zip(_SIGNALS, self._grace_s, strict=True):
+        for number, patience in zip(END_SIGNALS, self._grace_s, strict=True):
             if self._child.poll() is not None:
                 return
             self._descendants.look(child_is_known=True)

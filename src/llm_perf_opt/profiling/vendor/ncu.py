@@ -20,45 +20,48 @@ Replay = Literal["kernel", "application", "range", "app-range"]
 _SPECIAL = re.compile(r"([.^$*+?()\[\]{}|\\])")
 
 
-def build_ncu_cmd(
-    ncu: Path,
-    out_base: Path,
-    work_argv: Sequence[str],
-    *,
-    ranges: Sequence[str] = (),
-    metrics: Sequence[str] = (),
-    sections: Sequence[str] = (),
-    section_set: str | None = None,
-    kernels: Sequence[str] = (),
-    launch_skip: int = 0,
-    launch_count: int | None = None,
-    replay: Replay = "kernel",
-    gate: Gate = WHOLE_PROGRAM,
-    ours: bool = True,
-    substages: Sequence[str] = (),
-) -> list[str]:
-    """`ncu` around `work_argv`; writes `out_base` + REPORT_ENDING. Clocks and caches are left as the run has them.
+@dataclass(frozen=True)
+class NcuRequest:
+    """What ncu collects, and of which launches. Without metrics, sections and set it collects its own default set."""
 
-    `kernels` are function names without namespace and template arguments, as ncu's `--kernel-name-base function` has them.
-    Skip and count are of the launches that pass these filters. Without metrics, sections and set the tool's own default set is
-    collected. `ours=False`: ranges of a user's program. The names of metrics are checked elsewhere, per chip.
-    """
+    ranges: Sequence[str] = ()
+    """NVTX ranges, as ncu spells them: only launches inside them are counted."""
+    metrics: Sequence[str] = ()
+    """Names of counters; `counters/` checks them per chip."""
+    sections: Sequence[str] = ()
+    section_set: str | None = None
+    kernels: Sequence[str] = ()
+    """Function names without namespace and template arguments, as `--kernel-name-base function` has them."""
+    launch_skip: int = 0
+    """Of the launches that pass the filters above."""
+    launch_count: int | None = None
+    replay: Replay = "kernel"
+    gate: Gate = WHOLE_PROGRAM
+    ours: bool = True
+    """False: the ranges are those of a user's program."""
+    substages: Sequence[str] = ()
+
+
+def build_ncu_cmd(ncu: Path, out_base: Path, work_argv: Sequence[str], request: NcuRequest | None = None) -> list[str]:
+    """Return the command of `ncu` around `work_argv`. It writes `out_base` + REPORT_ENDING and leaves clocks and caches alone."""
+    request = request or NcuRequest()
+    gate, ranges = request.gate, request.ranges
     if gate.kind == "nvtx":
         raise ConfigError("ncu has no NVTX gate as nsys has.", "Give the range, as ncu spells it, in `ranges`.")
     for expression in ranges:
-        check_gate("ncu", expression, ours=ours, substages=substages)
-    argv = [str(ncu), "--target-processes", "all", "--replay-mode", replay]
+        check_gate("ncu", expression, ours=request.ours, substages=request.substages)
+    argv = [str(ncu), "--target-processes", "all", "--replay-mode", request.replay]
     argv += ["--clock-control", "none", "--cache-control", "none"]
     argv += ["--profile-from-start", "off"] if gate.kind == "cudaProfilerApi" else []
     argv += ["--nvtx"] if ranges else []
     for expression in ranges:
         argv += ["--nvtx-include", expression]
-    argv += ["--metrics", ",".join(_separate(metrics))] if metrics else []
-    argv += ["--set", section_set] if section_set else []
-    for section in sections:
+    argv += ["--metrics", ",".join(_separate(request.metrics))] if request.metrics else []
+    argv += ["--set", request.section_set] if request.section_set else []
+    for section in request.sections:
         argv += ["--section", section]
-    argv += ["--kernel-name-base", "function", "--kernel-name", kernel_filter(kernels)] if kernels else []
-    argv += _launches(launch_skip, launch_count)
+    argv += ["--kernel-name-base", "function", "--kernel-name", kernel_filter(request.kernels)] if request.kernels else []
+    argv += _launches(request.launch_skip, request.launch_count)
     return [*argv, "--force-overwrite", "--export", _literal(out_base), *work_argv]
 
 

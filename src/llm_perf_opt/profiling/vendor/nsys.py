@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ConfigError, nearest
@@ -17,29 +18,33 @@ _GPU_METRICS_FLAGS = ("--gpu-metrics-devices", "--gpu-metrics-device")
 """The newer spelling first."""
 
 
-def build_nsys_cmd(
-    nsys: Path,
-    out_base: Path,
-    work_argv: Sequence[str],
-    *,
-    probe: NsysProbe | None = None,
-    gate: Gate | None = None,
-    trace: Sequence[str] = DEFAULT_TRACE,
-    gpu_metrics: bool = False,
-    follow_forks: bool = True,
-    app_environment: Mapping[str, str] | None = None,
-) -> list[str]:
-    """`nsys profile` around `work_argv`; writes `out_base` + REPORT_ENDING. The gate is on the measured iteration unless given.
+@dataclass(frozen=True)
+class NsysRequest:
+    """What nsys records, and when."""
 
-    Without a probe, flags that not every version has are left out. The program runs on after its range has ended.
-    `app_environment` are variables of the program alone; it gets back the TMPDIR that its tool is deprived of.
+    probe: NsysProbe | None = None
+    """What this nsys can do. Without it, flags that not every version has are left out."""
+    gate: Gate | None = None
+    """None: the measured iteration."""
+    trace: Sequence[str] = DEFAULT_TRACE
+    gpu_metrics: bool = False
+    follow_forks: bool = True
+    app_environment: Mapping[str, str] | None = None
+    """Variables of the program alone."""
+
+
+def build_nsys_cmd(nsys: Path, out_base: Path, work_argv: Sequence[str], request: NsysRequest | None = None) -> list[str]:
+    """Return the command of `nsys profile` around `work_argv`. It writes `out_base` + REPORT_ENDING.
+
+    The program runs on after its range has ended, and gets back the TMPDIR that its tool is deprived of.
     """
-    gate = gate or on_stage()
+    request = request or NsysRequest()
+    gate, probe = request.gate or on_stage(), request.probe
     return [
-        str(nsys), "profile", f"--trace={','.join(_checked_trace(trace, gate, probe))}",
+        str(nsys), "profile", f"--trace={','.join(_checked_trace(request.trace, gate, probe))}",
         "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node",
-        *_gate_flags(gate), *_varying_flags(probe, gpu_metrics, follow_forks),
-        _environment_flag({"TMPDIR": tempfile.gettempdir(), **_nvtx_environment(gate), **(app_environment or {})}),
+        *_gate_flags(gate), *_varying_flags(probe, request.gpu_metrics, request.follow_forks),
+        _environment_flag({"TMPDIR": tempfile.gettempdir(), **_nvtx_environment(gate), **(request.app_environment or {})}),
         "--force-overwrite=true", f"--output={_literal(out_base)}", *work_argv,
     ]  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +11,9 @@ from typing import Any
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.profiling.vendor import ncu, nsys
-from llm_perf_opt.profiling.vendor.child_output import OnMessage, OnTick, no_tick
 from llm_perf_opt.profiling.vendor.disk_watch import BYTES_PER_GB, DiskWatch
 from llm_perf_opt.profiling.vendor.gates import Tool
-from llm_perf_opt.profiling.vendor.launch import REPORT_GRACE_S, Finished, child_environment, run_child
+from llm_perf_opt.profiling.vendor.launch import REPORT_GRACE_S, Callbacks, Finished, child_environment, run_child
 from llm_perf_opt.profiling.vendor.logs import AGENT_LOST, LogProblem, ncu_log_problems, nsys_log_problems
 from llm_perf_opt.profiling.vendor.reports import import_qdstrm
 
@@ -44,43 +43,50 @@ def report_of(tool: Tool, out_base: Path) -> Path:
     return out_base.with_name(out_base.name + ENDINGS[tool])
 
 
+@dataclass(frozen=True)
+class ToolLimits:
+    """What a tool may use."""
+
+    timeout_s: float
+    """For all starts together."""
+    max_trace_gb: float
+    grace_s: tuple[float, float, float] = REPORT_GRACE_S
+    """How long it may take to end after SIGINT, SIGTERM and SIGKILL."""
+    starts: int = 1
+    """How often nsys may be started where it loses its agent; more than once only for a program that may run twice."""
+
+
 def run_tool(
     tool: Tool,
     argv: Sequence[str],
     out_base: Path,
     *,
     log: Path,
-    timeout_s: float,
-    max_trace_gb: float,
-    on_message: OnMessage,
-    on_start: Callable[[int], None] = lambda _: None,
+    limits: ToolLimits,
+    callbacks: Callbacks,
     environment: Mapping[str, str] | None = None,
-    grace_s: tuple[float, float, float] = REPORT_GRACE_S,
-    starts: int = 1,
-    on_tick: OnTick = no_tick,
 ) -> ToolRun:
-    """Run what `build_nsys_cmd` or `build_ncu_cmd` made of `out_base`, within time and disk.
+    """Run what `build_nsys_cmd` or `build_ncu_cmd` made of `out_base`, within its limits.
 
     `environment` is the program's; without one, that of our own measured process.
     An interrupted run raises Interrupted as every pass does; its report is saved all the same.
-    `starts`: how often nsys may be started in all where it loses its agent. More than once only for a program that may run twice,
-    as ours may: nobody knows how far it had come. `timeout_s` holds for all starts together.
     """
     told_error = False
 
     def hear(message: dict[str, Any]) -> None:
         nonlocal told_error
         told_error = told_error or message.get("event") == "error"
-        on_message(message)
+        callbacks.on_message(message)
 
-    spent_s = 0.0
+    heard = replace(callbacks, on_message=hear)
+    starts, spent_s = limits.starts, 0.0
     for number in range(1, starts + 1):
-        left_s = timeout_s - spent_s
-        went = _started(tool, argv, out_base, log, left_s, max_trace_gb, hear, on_start, environment, grace_s, on_tick)
+        left = replace(limits, timeout_s=limits.timeout_s - spent_s)
+        went = _started(tool, argv, out_base, log, left, heard, environment)
         spent_s += went.finished.seconds
-        if number == starts or told_error or spent_s >= timeout_s or not _lost_its_agent(went):
+        if number == starts or told_error or spent_s >= limits.timeout_s or not _lost_its_agent(went):
             break
-        on_message({"event": "phase", "text": f"nsys lost its agent and is started again ({number + 1} of {starts})"})
+        callbacks.on_message({"event": "phase", "text": f"nsys lost its agent and is started again ({number + 1} of {starts})"})
     return replace(went, starts=number, finished=replace(went.finished, seconds=spent_s))
 
 
@@ -96,13 +102,9 @@ def _started(
     argv: Sequence[str],
     out_base: Path,
     log: Path,
-    timeout_s: float,
-    max_trace_gb: float,
-    on_message: OnMessage,
-    on_start: Callable[[int], None],
+    limits: ToolLimits,
+    callbacks: Callbacks,
     environment: Mapping[str, str] | None,
-    grace_s: tuple[float, float, float],
-    on_tick: OnTick,
 ) -> ToolRun:
     begun = log.stat().st_size if log.exists() else 0
     for left in (report_of(tool, out_base), _stream_of(out_base)):
@@ -110,18 +112,16 @@ def _started(
     with _scratch(tool) as scratch:
         folders = (out_base.parent, scratch) if scratch else (out_base.parent,)
         inherited = child_environment() if environment is None else environment
-        watch = DiskWatch(folders, int(max_trace_gb * BYTES_PER_GB))
+        watch = DiskWatch(folders, int(limits.max_trace_gb * BYTES_PER_GB))
         try:
             finished = run_child(
                 argv,
                 log=log,
-                timeout_s=timeout_s,
-                on_message=on_message,
-                on_start=on_start,
+                timeout_s=limits.timeout_s,
+                callbacks=callbacks,
                 environment={**inherited, **({"TMPDIR": str(scratch)} if scratch else {})},
                 watch=watch,
-                grace_s=grace_s,
-                on_tick=on_tick,
+                grace_s=limits.grace_s,
             )
         except Interrupted:
             _salvage(tool, Path(argv[0]), out_base, scratch, log)

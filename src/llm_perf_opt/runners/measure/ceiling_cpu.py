@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.telemetry import NEIGHBOUR_PROCESSORS
 from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, last_level_cache_bytes, usable_cpus
-from llm_perf_opt.core.records import CeilingUnit, Maybe, Missing
+from llm_perf_opt.core.machine_records import CeilingUnit
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.runners.measure.ceiling_kernels import Arena, Room, Shape, copy_rate, gemm_rate, gemv_rate, read_rate
 from llm_perf_opt.runners.measure.ceiling_timing import Conditions, Measured, Pace, Quantity, Stopwatch, host_latency
 from llm_perf_opt.runners.measure.clock import HostClock

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.stats import summarize
-from llm_perf_opt.core.records import CeilingUnit, Distribution, Maybe
+from llm_perf_opt.core.machine_records import CeilingUnit
+from llm_perf_opt.core.records import Distribution, Maybe
 from llm_perf_opt.runners.measure.clock import Clock
 
 LEAST_SAMPLES = 9

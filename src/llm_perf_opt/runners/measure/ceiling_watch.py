@@ -4,7 +4,8 @@ import time
 from typing import Any
 
 from llm_perf_opt.analysis.telemetry import NEIGHBOUR_GPU_PCT, throttle_names
-from llm_perf_opt.core.records import GpuSample, Maybe, Missing
+from llm_perf_opt.core.machine_records import GpuSample
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.runners.measure.ceiling_kernels import Room
 from llm_perf_opt.runners.measure.ceiling_timing import Conditions
 from llm_perf_opt.runners.measure.gpu import read, sample

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError
 from llm_perf_opt.core.host import cpu_name, last_level_cache_bytes, user_cache_folder
-from llm_perf_opt.core.records import CeilingRow, Ceilings, FoundCeilings, Maybe, Missing
+from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.core.stored_ceilings import read_ceilings
 from llm_perf_opt.runners.child import die_with_parent, framework_error, last_words, send

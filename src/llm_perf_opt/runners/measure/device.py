@@ -38,6 +38,27 @@ class TorchBuild:
     hip: str | None
 
 
+@dataclass(frozen=True)
+class LoadedTorch:
+    """What torch says of itself."""
+
+    version: str
+    cuda: str | None
+    """The CUDA version it is built for."""
+    devices: int
+    """CUDA devices that it can use."""
+
+
+def loaded_torch() -> LoadedTorch | Missing:
+    """Load torch and return what it says of itself, or why it cannot be loaded."""
+    try:
+        import torch
+    except ImportError as error:
+        return Missing(str(error))
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return LoadedTorch(str(torch.__version__), torch.version.cuda, devices)
+
+
 def pick_device(request: DeviceRequest) -> "torch.device":
     """The device asked for, or a ResourceError that says which are here."""
     import torch

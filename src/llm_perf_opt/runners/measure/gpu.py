@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from llm_perf_opt.core.records import GpuSample, Maybe, Missing
+from llm_perf_opt.core.machine_records import GpuSample
+from llm_perf_opt.core.records import Maybe, Missing
 
 T = TypeVar("T")
 

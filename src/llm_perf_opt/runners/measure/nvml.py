@@ -17,7 +17,8 @@ import msgspec
 import psutil
 
 from llm_perf_opt.core.host import cpu_frequency_mhz, usable_cpus
-from llm_perf_opt.core.records import CpuSample, Maybe, Missing, TelemetryHeader
+from llm_perf_opt.core.machine_records import CpuSample, TelemetryHeader
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.runners.measure.gpu import handle_of, nvml, sample
 
 READY = "ready"

@@ -81,7 +81,7 @@ def prepare(folder: DatasetFolder, asked: Preparation, phases: Phases = silent) 
             raise ResourceError(
                 f"Nothing is left to make a variant of: {bad.count} records were left out{why}.", "Mend the data."
             )
-        metadata = _describe(folder.name, made, asked, parent, tokenizer, bad, kind, splits, phases)
+        metadata = _describe(folder.name, made, asked, parent, tokenizer, bad, (kind, splits), phases)
         write_metadata(made.metadata_file, metadata)
     return metadata
 
@@ -170,10 +170,10 @@ def _describe(
     parent: _Parent,
     tokenizer: Tokenizer | None,
     bad: BadRecords,
-    kind: Format,
-    splits: dict[str, int],
+    written: tuple[Format, dict[str, int]],
     phases: Phases,
 ) -> VariantMetadata:
+    kind, splits = written
     for scratch in made.data.glob(".*"):
         shutil.rmtree(scratch) if scratch.is_dir() else scratch.unlink()
     files = files_below(made.data)
