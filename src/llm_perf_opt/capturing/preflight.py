@@ -75,7 +75,9 @@ class _Machine:
     def refuse_absent(self, hardware: HardwareConfig) -> None:
         """A GPU that was asked for by name or by number and is not here."""
         count = self._cuda_devices
-        if count is not None and (hardware.device == "cuda" or (hardware.device == "auto" and 0 < count <= hardware.device_index)):
+        if count is not None and (
+            hardware.device == "cuda" or (hardware.device == "auto" and 0 < count <= hardware.device_index)
+        ):
             with_cuda = self._build is None or self._build.cuda is not None
             refuse_absent(device_request(hardware), count, with_cuda=with_cuda)
 
