@@ -275,7 +275,7 @@ def _with_values(text: bytes) -> Iterator[bytes]:
     done = at = 0
     while found := _STRING_OR_NUMBER.search(text, at):
         at = found.end()
-        if found[1]:  # a string as it should be
+        if found[1]:  # a valid string
             continue
         yield text[done : found.start()]
         done = found.start()
