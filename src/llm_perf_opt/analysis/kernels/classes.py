@@ -16,7 +16,7 @@ CLASSES = tuple(KernelClass)
 """A class's number in columns is its place here."""
 
 MOST_NAMES, MOST_CHARACTERS = 100_000, 4_000_000
-"""The most different kernel names in a trace, and their characters. Above that, kernels are not classified; a model has hundreds."""
+"""The most different kernel names in a trace, and their characters; a model has hundreds. Above that, none is classified."""
 
 
 def _lower(pattern: str) -> str:
