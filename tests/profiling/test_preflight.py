@@ -155,6 +155,14 @@ def test_no_gpu_is_told_where_one_is_asked_for(machine: Any) -> None:
     allowed("hardware=single_gpu", "hardware.device_index=1")
 
 
+def test_a_gpu_asked_for_by_its_number_alone_is_looked_for(machine: Any) -> None:
+    machine(gpus=2, size=H100)
+    assert "there are 2 CUDA devices" in refused("hardware.device_index=2").fact
+    allowed("hardware.device_index=1")
+    machine(gpus=0)
+    allowed("hardware.device_index=2")  # it runs on the CPU, where the number means nothing
+
+
 @pytest.mark.parametrize(
     ("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("1,0", 2), ("0,1,2,3", 2), ("GPU-8a", 1), ("MIG-1/2/3", 1)]
 )

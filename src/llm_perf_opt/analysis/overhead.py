@@ -17,7 +17,7 @@ PROFILER_EVENTS = frozenset({
 })  # fmt: skip
 """Names of what CUPTI calls overhead (`cat: overhead` in a trace; CUpti_ActivityOverheadKind), as no label of a user's is called.
 
-Resource and Instrumentation may be such labels: those are told apart while the pass runs (profiling/torch_profiler.py).
+Users may have labels called Resource or Instrumentation, so profiling/torch_profiler.py finds those two while the pass runs.
 """
 
 

@@ -73,10 +73,13 @@ class _Machine:
         return most_cuda_devices(self._build)
 
     def refuse_absent(self, hardware: HardwareConfig) -> None:
-        """A GPU that was asked for by name and is not here."""
-        if hardware.device == "cuda" and self._cuda_devices is not None:
+        """A GPU that was asked for by name or by number and is not here."""
+        count = self._cuda_devices
+        if count is not None and (
+            hardware.device == "cuda" or (hardware.device == "auto" and 0 < count <= hardware.device_index)
+        ):
             with_cuda = self._build is None or self._build.cuda is not None
-            refuse_absent(device_request(hardware), self._cuda_devices, with_cuda=with_cuda)
+            refuse_absent(device_request(hardware), count, with_cuda=with_cuda)
 
     def refuse_size(self, config: RunConfig, fields: Mapping[str, Any]) -> None:
         """Weights and KV cache that are more than the device has memory in all."""

@@ -26,8 +26,8 @@ from llm_perf_opt.analysis.stability import Floats, Movement, inflation_of, quar
 
 Side = Literal["base", "new"]
 
-_SURE_OF_SHIFT = math.log(15)
-"""A shift where the runs meet explains their difference if it makes the repeats 15 times likelier than a change of the program.
+_SURE_OF_SHIFT = math.log(18)
+"""A shift where the runs meet explains their difference if it makes the repeats 18 times likelier than a change of the program.
 
 Chosen by simulation with 2.4 % of noise: at odds of 8, 12 and 20, one switch inside the runs got a verdict in 3.6, 4.1 and 5.0 %
 of pairs, and a slowdown of 5 % in log-normal noise was found in 77.7, 80.4 and 81.4 %.

@@ -35,9 +35,9 @@ def event_ends(text: bytes) -> Int64:
 
 
 def _in_strings(block: UInt8, begins_inside: bool, backslashes: int) -> tuple[Mask, int]:
-    """Per byte whether it stands in a string (its closing quote does not), and how many backslashes the block ends with.
+    """Return which bytes are inside a string (without its closing quote), and the number of backslashes at the block's end.
 
-    `backslashes`: how many stand right before the block.
+    `backslashes` is the number of backslashes right before the block.
     """
     quotes = np.flatnonzero(block == _QUOTE)
     others = np.flatnonzero(block != _BACKSLASH)

@@ -18,6 +18,8 @@ CALLS = (
 OPERATORS = ("cpu_op", "Operator")
 RANGES = ("user_annotation",)
 PYTHON = "python_function"
+KEPT = frozenset((*WORK, *CALLS, *OPERATORS, *RANGES, PYTHON))
+"""Categories whose events are kept."""
 MODULE = "nn.Module: "
 """How the name of a Python frame begins that is a module's."""
 MODULE_DOMAIN = "nn.Module"

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from llm_perf_opt.parsers.torch_json.codes import KEPT
+
 EXACT_BELOW_US = float(2**43)
 """Below this many µs (101 days) neighboring floats are less than 1 ns apart: rounding to ns gives back the digits of the file.
 torch counts from a base (baseTimeNanoseconds) of at most three months ago to stay below it; before it had one, from 1970."""
@@ -121,7 +123,7 @@ class EventDecoder:
         self._way = 0
         self._any = msgspec.json.Decoder(float_hook=Decimal)
         self.not_events = 0
-        """Members of the array that were no objects."""
+        """Members of the array that were no objects, or had a time beyond all bounds."""
 
     def __call__(self, text: bytes | memoryview) -> int:
         """Decode a whole array and keep its events; nothing is kept when this raises."""
@@ -131,18 +133,16 @@ class EventDecoder:
                 return self._keep(self._ways[way].decode(text))
             except (NeedsDigits, msgspec.ValidationError, OverflowError):
                 continue
-        return self._keep(list(self._coerced(self._any.decode(text))))
+        values = self._any.decode(text)
+        events = [_coerce(value) for value in values if isinstance(value, dict)]
+        sound = [event for event in events if not _is_absurd(event)]
+        kept = self._keep(sound)
+        self.not_events += len(values) - len(sound)
+        return kept
 
     def _keep(self, events: list[Any]) -> int:
         self._take(events)
         return len(events)
-
-    def _coerced(self, values: Any) -> Iterator[ExactEvent]:
-        for value in values:
-            if isinstance(value, dict):
-                yield _coerce(value)
-            else:
-                self.not_events += 1
 
 
 def _coerce(value: dict[str, Any]) -> ExactEvent:
@@ -172,6 +172,12 @@ def _coerce(value: dict[str, Any]) -> ExactEvent:
 
 
 _LARGEST = 2**62
+
+
+def _is_absurd(event: ExactEvent) -> bool:
+    """Whether one that would be kept has a time that no integer holds."""
+    times = (event.ts or Decimal(0), event.dur)
+    return event.ph == "X" and event.cat in KEPT and not all(-_LARGEST < time < _LARGEST for time in times)
 
 
 def _text(value: Any) -> str:
@@ -269,7 +275,7 @@ def _with_values(text: bytes) -> Iterator[bytes]:
     done = at = 0
     while found := _STRING_OR_NUMBER.search(text, at):
         at = found.end()
-        if found[1]:  # a string as it should be
+        if found[1]:  # a valid string
             continue
         yield text[done : found.start()]
         done = found.start()
