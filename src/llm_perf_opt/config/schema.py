@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.stages import STAGE_NAMES
 
@@ -38,8 +39,6 @@ def canonical_dtype(name: str) -> str:
 
 
 PYTORCH = "pytorch"
-ENGINES = ("vllm", "tensorrtllm")
-"""Packaged runtimes that run the model by themselves."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class RuntimeConfig:
     """How it is run, and how long it is repeated."""
 
     type: str
-    """pytorch, vllm, tensorrtllm, or one that an installed package brings."""
+    """The name of a runtime: `llm-perf options` lists those that are known."""
     batch_size: int
     prompt_tokens: int
     """Synthetic prompts have exactly this length; texts are cut to at most this."""
@@ -331,10 +330,11 @@ def _check_dataset(dataset: DatasetConfig) -> None:
 def _check_runtime_effect(config: RunConfig) -> None:
     """The same for what only one kind of runtime heeds."""
     runtime = config.runtime
-    if runtime.type == PYTORCH:
+    traits = traits_of(runtime.type)
+    if not traits.engine:
         if runtime.engine:
             raise ConfigError(
-                f"runtime.engine.{next(iter(runtime.engine))} has no effect on runtime=pytorch, which has no engine.",
+                f"runtime.engine.{next(iter(runtime.engine))} has no effect on runtime={runtime.type}, which has no engine.",
                 "Choose another runtime, or drop it.",
             )
         return
@@ -344,7 +344,7 @@ def _check_runtime_effect(config: RunConfig) -> None:
                 f"runtime.{name}={getattr(runtime, name)} has no effect on runtime.type={runtime.type}.",
                 "An engine has arguments of its own: runtime.engine.NAME=VALUE.",
             )
-    if config.model.substages and runtime.type in ENGINES:
+    if config.model.substages and traits.steppable is False:
         raise ConfigError(
             f"model.substages brackets submodules of a model that this program steps; {runtime.type} runs it out of reach.",
             "Use runtime=pytorch, or drop the sub-stages.",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.trace.stages import stage_columns
-from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_values
@@ -19,10 +19,6 @@ from llm_perf_opt.traces.trace_cache import cached_trace
 
 NSYS_PASSES = {"nsys": Stage.PROFILE, "nsys_decode": Stage.DECODE}
 """Pass → the stage that opens its capture."""
-MARK_STAGES = (PYTORCH, "vllm")
-"""Runtimes whose stages are marked by the thread that launches their work …"""
-WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-"""… unless these spread the work over several."""
 CLOCK_SLACK_NS = 5_000_000_000
 """A recording that began this long before its pass is still taken for its own: clocks are set and rounded."""
 BETWEEN_PASSES = timedelta(hours=1)
@@ -81,7 +77,7 @@ def marked_ranges(stage: Stage, runtime: str, engine: Mapping[str, Any], new_tok
 
     An engine whose work is launched by other processes marks no stages; only of those that do are they expected.
     """
-    if runtime not in MARK_STAGES or any(engine.get(name, 1) != 1 for name in WORKERS):
+    if not traits_of(runtime).marks_stages(engine):
         return ()
     decode = (Stage.DECODE_STEP.value,) if new_tokens > 1 else ()
     return decode if stage is Stage.DECODE else (Stage.PREFILL.value, *decode)
