@@ -85,7 +85,12 @@ def known_runtimes() -> tuple[Declared, ...]:
 def _record(entry: Declared) -> Runtime:
     if not entry.target.rpartition(":")[2].isupper():
         return Runtime(entry.name, entry.target, brought_by=entry.brought_by)
-    found = load(entry, "runtime", f"The entry point of the group {GROUP} must name a Runtime or a function.")
+    remedy = f"The entry point of the group {GROUP} must name a Runtime in capitals, or a function."
+    found = load(entry, "runtime", remedy)
+    if not isinstance(found, Runtime):
+        raise ResourceError(
+            f"The runtime '{entry.name}' of {entry.brought_by} cannot be used: {entry.target} is not one.", remedy
+        )
     return replace(found, name=entry.name, brought_by=entry.brought_by)
 
 

@@ -207,6 +207,8 @@ class ProfilingConfig:
     """A pass that takes longer is ended and the run is partial."""
     max_trace_gb: float
     """The most disk space, in GB of 10⁹ bytes, that nsys or ncu may take while it records; then its pass is stopped."""
+    passes: dict[str, Any] = field(default_factory=dict)
+    """The section of every other pass, by its name: `enable` and what else the pass takes."""
 
 
 @dataclass(frozen=True)
@@ -374,7 +376,8 @@ def _check_runtime(config: RunConfig) -> None:
             "Give both, as its datasheet has them: the dense peak of the run's dtype and the memory bandwidth.",
         )
     runtime, profiling = config.runtime, config.profiling
-    if not (profiling.clean or profiling.torch.enable or profiling.nsys.enable or profiling.ncu.enable):
+    others = any(isinstance(one, dict) and one.get("enable") for one in profiling.passes.values())
+    if not (profiling.clean or profiling.torch.enable or profiling.nsys.enable or profiling.ncu.enable or others):
         raise ConfigError("profiling asks for no pass at all.", "Set profiling.clean=true, or choose profiling=minimal.")
     if profiling.ncu.enable and not (profiling.nsys.enable or profiling.torch.enable):
         raise ConfigError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.analysis.regions.patterns import Selection
-from llm_perf_opt.config.schema import RegionsConfig, RunConfig
+from llm_perf_opt.config.schema import MetricsConfig, RegionsConfig, RunConfig
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.counters.catalog import chip_of_device
@@ -48,17 +48,28 @@ def _check_counters(config: RunConfig) -> None:
     ncu = find_tool("ncu")
     sections = sections_of(ncu) if ncu and config.profiling.metrics.sections else None
     if isinstance(chip, Missing):
-        run_metrics(config, ANY_CHIP, sections=sections)
+        metrics_on(config.profiling.metrics, ANY_CHIP, sections=sections)
         return
     known = names_known_to(ncu, chip) if ncu else Missing("there is no ncu")
-    run_metrics(config, chip, None if isinstance(known, Missing) else known, sections)
+    metrics_on(config.profiling.metrics, chip, None if isinstance(known, Missing) else known, sections)
 
 
-def run_metrics(
-    config: RunConfig, chip: str, known: frozenset[str] | None = None, sections: Sequence[str] | None = None
+def metrics_here(
+    asked: MetricsConfig, device_index: int, *, gpu: bool, ncu: Path | None = None, sections: Sequence[str] | None = None
 ) -> ResolvedMetrics:
-    """What a run asks for on a chip; `known` and `sections` are those that the installed ncu lists."""
-    asked = config.profiling.metrics
+    """Return what is collected on this machine; with an ncu, of the chip that is here and as far as that tool knows it."""
+    chip = chip_of(device_index) if gpu else ANY_CHIP
+    if ncu is None:
+        return metrics_on(asked, ANY_CHIP if isinstance(chip, Missing) else chip, sections=sections)
+    if isinstance(chip, Missing):
+        raise ResourceError(f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips.")
+    return metrics_on(asked, chip, names_of(ncu, chip), sections_of(ncu))
+
+
+def metrics_on(
+    asked: MetricsConfig, chip: str, known: frozenset[str] | None = None, sections: Sequence[str] | None = None
+) -> ResolvedMetrics:
+    """Return what is collected on a chip; `known` and `sections` are those that the installed ncu lists."""
     return resolve(
         asked.sets,
         add=asked.add,

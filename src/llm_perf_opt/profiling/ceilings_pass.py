@@ -2,20 +2,24 @@
 
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.config.passes import Pass
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, nearest
 from llm_perf_opt.core.machine_records import FoundCeilings
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.stored_ceilings import read_ceilings
-from llm_perf_opt.profiling.passes import TICK, Listener
+from llm_perf_opt.profiling.passes import TICK, Capture, Listener, begin_pass, framework
 from llm_perf_opt.profiling.vendor.child import told_error, verdict
 from llm_perf_opt.profiling.vendor.launch import Callbacks, run_child
 
 DEVICES = ("auto", "cpu", "cuda")
 _NAME = "ceilings"
+_LABEL = "what this machine can do"
 _TIMEOUT_S = 120.0
 """Beyond ten times the measuring time: loading the framework can be slow, hanging must end."""
 
@@ -43,7 +47,7 @@ def build_ceilings_argv(
 
 def run_ceilings(argv: list[str], listener: Listener, *, out: Path, log: Path, budget_s: float | None = None) -> FoundCeilings:
     """Run the measuring process (see `build_ceilings_argv`); it leaves its result at `out`."""
-    listener.pass_started(_NAME, "what this machine can do")
+    listener.pass_started(_NAME, _LABEL)
     timeout_s = _TIMEOUT_S + 10 * (budget_s or 0)
     said: list[LlmPerfError] = []
 
@@ -97,3 +101,25 @@ def find_ceilings(
             with tempfile.NamedTemporaryFile(prefix="llm-perf-ceilings-", suffix=".log", delete=False) as kept:
                 kept.write(log.read_bytes() if log.exists() else b"")
             raise CaptureError(error.fact, f"The whole error is in {kept.name}.") from error
+
+
+def _launch(capture: Capture) -> None:
+    """Like telemetry, a help: where the peaks cannot be measured, the run continues and says so at its end."""
+    folder, hardware = capture.folder, capture.config.hardware if capture.config else None
+    out, threads = folder.ceilings_file, hardware.cpu_threads if hardware else None
+    argv = build_ceilings_argv(capture.device, capture.device_index, out, refresh=False, threads=threads, budget_s=None)
+    begin_pass(folder, _NAME, argv)
+    entry = PassRecord(_NAME, "started", tuple(argv), tool_version=framework())
+    folder.update_pass(entry)
+    begun = time.monotonic()
+    try:
+        found = run_ceilings(argv, capture.listener, out=out, log=folder.log_file(_NAME))
+        entry = replace(entry, status="complete", exit_code=0, why="measured before, kept" if found.cached else "")
+    except LlmPerfError as error:
+        entry = replace(entry, status="failed", why=error.fact, remedy=error.remedy)
+        raise
+    finally:
+        folder.update_pass(replace(entry, seconds=round(time.monotonic() - begun, 3)))
+
+
+PASSES = (Pass(_NAME, _LABEL, 25, _launch, lambda config: config.profiling.ceilings and config.profiling.clean),)
