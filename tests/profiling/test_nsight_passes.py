@@ -13,8 +13,7 @@ from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.ncu_pass import counting_limit, went_without
 from llm_perf_opt.profiling.nsys_pass import NsysAsked, record_timeline
 from llm_perf_opt.profiling.passes import PassPlan, started_again
-from llm_perf_opt.profiling.vendor.child import UnexplainedEndError
-from llm_perf_opt.profiling.vendor.launch import Finished
+from llm_perf_opt.profiling.vendor.launch import Finished, UnexplainedEndError
 from llm_perf_opt.profiling.vendor.logs import nsys_log_problems
 from llm_perf_opt.profiling.vendor.tool_pass import ToolRun
 from llm_perf_opt.traces.health import Expected

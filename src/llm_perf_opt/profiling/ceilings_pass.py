@@ -1,21 +1,17 @@
-"""Has this machine's ceilings measured, or read from where they are kept, in a process of its own."""
+"""Measures this machine's peaks, or reads them from where they are kept, in a process of its own."""
 
 import sys
 import tempfile
-import time
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
+from llm_perf_opt import __version__
 from llm_perf_opt.config.passes import Pass
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, nearest
 from llm_perf_opt.core.machine_records import FoundCeilings
-from llm_perf_opt.core.records import PassRecord
+from llm_perf_opt.core.records import SCHEMA, Manifest
+from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stored_ceilings import read_ceilings
-from llm_perf_opt.profiling.passes import TICK, Capture, Listener, begin_pass, framework
-from llm_perf_opt.profiling.vendor.child import told_error, verdict
-from llm_perf_opt.profiling.vendor.launch import Callbacks, run_child
+from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, framework, run_pass
 
 DEVICES = ("auto", "cpu", "cuda")
 _NAME = "ceilings"
@@ -24,61 +20,19 @@ _TIMEOUT_S = 120.0
 """Beyond ten times the measuring time: loading the framework can be slow, hanging must end."""
 
 
-def build_ceilings_argv(
-    device: str, device_index: int, out: Path, *, refresh: bool, threads: int | None, budget_s: float | None
-) -> list[str]:
-    """The command of the measuring process."""
-    if device not in DEVICES:
-        raise ConfigError(f"--device {device} is not known.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
-    argv = [
-        sys.executable,
-        "-m",
-        "llm_perf_opt.runners.measure.ceilings",
-        "--device",
-        device,
-        "--device-index",
-        str(device_index),
-    ]
-    argv += ["--out", str(out)]
-    argv += ["--refresh"] if refresh else []
-    argv += ["--threads", str(threads)] if threads is not None else []
-    return argv + (["--budget-s", str(budget_s)] if budget_s is not None else [])
-
-
-def run_ceilings(argv: list[str], listener: Listener, *, out: Path, log: Path, budget_s: float | None = None) -> FoundCeilings:
-    """Run the measuring process (see `build_ceilings_argv`); it leaves its result at `out`."""
-    listener.pass_started(_NAME, _LABEL)
+def _measure(folder: RunFolder, listener: Listener, words: list[str], budget_s: float | None = None) -> FoundCeilings:
+    """Run the measuring process with these arguments."""
+    out = folder.ceilings_file
+    argv = [sys.executable, "-m", "llm_perf_opt.runners.measure.ceilings", *words, "--out", str(out)]
+    argv += ["--budget-s", str(budget_s)] if budget_s is not None else []
     timeout_s = _TIMEOUT_S + 10 * (budget_s or 0)
-    said: list[LlmPerfError] = []
 
-    def hear(message: dict[str, Any]) -> None:
-        error = told_error(message)
-        if error is not None:
-            said.append(error)
-        listener.pass_message(_NAME, message)
+    def check(ended: LlmPerfError | None) -> PassOutcome:
+        return PassOutcome(ended, "measured before, kept" if ended is None and read_ceilings(out).cached else "")
 
-    finished = None
-    try:
-        on_tick = partial(listener.pass_message, _NAME, TICK)
-        finished = run_child(argv, log=log, timeout_s=timeout_s, callbacks=Callbacks(on_message=hear, on_tick=on_tick))
-        words = {"limit": f"{timeout_s:.0f} s", "longer": "Is the device busy?", "smaller": "free some."}
-        error = verdict("Measuring the ceilings", finished, said, log, **words)
-        if isinstance(error, CaptureError) and said:
-            error = CaptureError(error.fact, f"The whole error is in {log}.")
-    except LlmPerfError as raised:
-        error = raised
-    listener.pass_ended(
-        PassRecord(
-            _NAME,
-            "complete" if error is None else "failed",
-            tuple(argv),
-            finished.exit_code if finished else None,
-            round(finished.seconds, 3) if finished else None,
-            why=error.fact if error else "",
-        )
-    )
-    if error is not None:
-        raise error
+    listener.pass_started(_NAME, _LABEL)
+    plan = PassPlan(_NAME, argv, timeout_s, framework(), limit=f"the {timeout_s:.0f} s it", longer="Is the device busy?")
+    run_pass(folder, plan, listener, check=check)
     return read_ceilings(out)
 
 
@@ -91,35 +45,31 @@ def find_ceilings(
     threads: int | None = None,
     budget_s: float | None = None,
 ) -> FoundCeilings:
-    """The device's ceilings, outside a run: the log is kept only where it failed for no reason a user would know."""
-    with tempfile.TemporaryDirectory(prefix="llm-perf-") as folder:
-        out, log = Path(folder) / "ceilings.json", Path(folder) / "log.txt"
+    """Return the device's peaks, outside a run: the log is kept only where it failed for no reason a user would know."""
+    if device not in DEVICES:
+        raise ConfigError(f"--device {device} is not known.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
+    words = [*_arguments(device, device_index, threads), *(["--refresh"] if refresh else [])]
+    with tempfile.TemporaryDirectory(prefix="llm-perf-") as place:
+        folder = RunFolder(Path(place))
+        folder.write_manifest(Manifest(SCHEMA, __version__, "partial", "", ()))
         try:
-            argv = build_ceilings_argv(device, device_index, out, refresh=refresh, threads=threads, budget_s=budget_s)
-            return run_ceilings(argv, listener, out=out, log=log, budget_s=budget_s)
+            return _measure(folder, listener, words, budget_s)
         except CaptureError as error:
+            log = folder.log_file(_NAME)
             with tempfile.NamedTemporaryFile(prefix="llm-perf-ceilings-", suffix=".log", delete=False) as kept:
                 kept.write(log.read_bytes() if log.exists() else b"")
             raise CaptureError(error.fact, f"The whole error is in {kept.name}.") from error
 
 
+def _arguments(device: str, device_index: int, threads: int | None) -> list[str]:
+    words = ["--device", device, "--device-index", str(device_index)]
+    return words + (["--threads", str(threads)] if threads is not None else [])
+
+
 def _launch(capture: Capture) -> None:
     """Like telemetry, a help: where the peaks cannot be measured, the run continues and says so at its end."""
-    folder, hardware = capture.folder, capture.config.hardware if capture.config else None
-    out, threads = folder.ceilings_file, hardware.cpu_threads if hardware else None
-    argv = build_ceilings_argv(capture.device, capture.device_index, out, refresh=False, threads=threads, budget_s=None)
-    begin_pass(folder, _NAME, argv)
-    entry = PassRecord(_NAME, "started", tuple(argv), tool_version=framework())
-    folder.update_pass(entry)
-    begun = time.monotonic()
-    try:
-        found = run_ceilings(argv, capture.listener, out=out, log=folder.log_file(_NAME))
-        entry = replace(entry, status="complete", exit_code=0, why="measured before, kept" if found.cached else "")
-    except LlmPerfError as error:
-        entry = replace(entry, status="failed", why=error.fact, remedy=error.remedy)
-        raise
-    finally:
-        folder.update_pass(replace(entry, seconds=round(time.monotonic() - begun, 3)))
+    threads = capture.config.hardware.cpu_threads if capture.config else None
+    _measure(capture.folder, capture.listener, _arguments(capture.device, capture.device_index, threads))
 
 
 PASSES = (Pass(_NAME, _LABEL, 25, _launch, lambda config: config.profiling.ceilings and config.profiling.clean),)

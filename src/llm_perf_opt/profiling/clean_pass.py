@@ -10,7 +10,7 @@ from llm_perf_opt.config.passes import EVERY_STAGE, Pass
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError
 from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.run_folder import read_record, write_whole
-from llm_perf_opt.profiling.passes import Capture, begin_pass, framework, measured_argv, plain_run, run_alone
+from llm_perf_opt.profiling.passes import Capture, begin_pass, plain_run, run_measured
 from llm_perf_opt.profiling.vendor.launch import Companion
 from llm_perf_opt.runners.measure import nvml
 from llm_perf_opt.runners.measure.gpu import gpu_count
@@ -24,7 +24,7 @@ def _launch(capture: Capture) -> None:
     lost = sampler if isinstance(sampler, LlmPerfError) else None
     try:
         run = plain_run(lambda pid: sampler.tell(str(pid)) if isinstance(sampler, Companion) else None)
-        run_alone(capture, "clean", measured_argv(capture, "clean"), framework(), run=run)
+        run_measured(capture, "clean", run=run)
     finally:
         if isinstance(sampler, Companion):
             lost = _stop_sampler(capture, sampler)

@@ -14,10 +14,18 @@ from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
 from llm_perf_opt.profiling.provenance import packages
 from llm_perf_opt.profiling.requested_metrics import on_gpu
-from llm_perf_opt.profiling.vendor.child import UnexplainedEndError, told_error, verdict
 from llm_perf_opt.profiling.vendor.child_output import OnMessage, OnTick, no_tick
 from llm_perf_opt.profiling.vendor.gates import Tool
-from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished, build_work_argv, program_environment, run_child
+from llm_perf_opt.profiling.vendor.launch import (
+    Callbacks,
+    Finished,
+    UnexplainedEndError,
+    build_work_argv,
+    program_environment,
+    run_child,
+    told_error,
+    verdict,
+)
 from llm_perf_opt.profiling.vendor.logs import AGENT_LOST, FOLLOWS_A_FAILURE, log_error
 from llm_perf_opt.profiling.vendor.probe import locate
 from llm_perf_opt.profiling.vendor.tool_pass import ENDINGS, ToolLimits, ToolRun, report_of, run_tool
@@ -52,7 +60,9 @@ class PassPlan:
     environment: Mapping[str, str] | None = None
     """Of the child; None: that of our own measured process."""
     limit: str = "profiling.pass_timeout_s"
-    """The setting that `timeout_s` comes from."""
+    """The setting that `timeout_s` comes from …"""
+    longer: str = ""
+    """… and what to do where the time was too short; by default, to raise it."""
     on_tick: OnTick = no_tick
     """Called once a second while it runs."""
     spellings: Mapping[str, str] = field(default_factory=dict)
@@ -231,9 +241,10 @@ def run_alone(capture: Capture, name: str, argv: Sequence[str], version: str = "
     run_pass(capture.folder, capture.plan(name, argv, version), capture.listener, run=run, check=check)
 
 
-def measured_argv(capture: Capture, name: str) -> list[str]:
-    """Return the command of the measured process in one of its own passes (clean, torch)."""
-    return build_work_argv(capture.folder.config_file, name, capture.folder.raw(name))
+def run_measured(capture: Capture, name: str, *, run: Run | None = None) -> None:
+    """Run one of the measured process's own passes (clean, torch)."""
+    argv = build_work_argv(capture.folder.config_file, name, capture.folder.raw(name))
+    run_alone(capture, name, argv, framework(), run=run)
 
 
 def framework() -> str:
@@ -301,7 +312,7 @@ def _verdict(plan: PassPlan, finished: Finished, said: list[LlmPerfError], folde
         said,
         folder.log_file(plan.name),
         limit=f"{plan.limit} allows",
-        longer=f"Raise {plan.limit}, or measure less.",
+        longer=plan.longer or f"Raise {plan.limit}, or measure less.",
         smaller="try a smaller model, batch or prompt.",
     )
 

@@ -112,8 +112,14 @@ def _profiling(asked: ExecRequest) -> ProfilingConfig:
     )
 
 
-def _launch(capture: Capture) -> None:
-    run_alone(capture, "program", capture.work("program"))
-
-
-PASSES = (Pass("program", "the program alone", 20, _launch, lambda _: False, essential=True, programs=True),)
+PASSES = (
+    Pass(
+        "program",
+        "the program alone",
+        20,
+        lambda capture: run_alone(capture, "program", capture.work("program")),
+        lambda _: False,
+        essential=True,
+        programs=True,
+    ),
+)

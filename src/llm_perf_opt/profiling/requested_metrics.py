@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from llm_perf_opt.analysis.regions.patterns import Selection
 from llm_perf_opt.config.schema import MetricsConfig, RegionsConfig, RunConfig
-from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.counters.catalog import chip_of_device
+from llm_perf_opt.counters.catalog import chip_of_device, names_listed
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.counters.set_file import PRESETS
-from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
 from llm_perf_opt.profiling.vendor.nsys import gpu_metrics_flag
 from llm_perf_opt.profiling.vendor.permission import counter_permission
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, find_tool, probe_ncu
@@ -91,6 +92,18 @@ def chip_of(device_index: int) -> Maybe[str]:
     """The chip of a GPU of this machine."""
     name = gpu_name(device_index)
     return name if isinstance(name, Missing) else chip_of_device(name)
+
+
+@lru_cache(maxsize=8)
+def names_known_to(ncu: Path, chip: str) -> Maybe[frozenset[str]]:
+    """Return the base names this ncu lists for a chip, or why it lists none. It needs no GPU for that."""
+    answer = ask([str(ncu), "--query-metrics", "--chips", chip], timeout_s=60)
+    if answer is None:
+        return Missing(f"{ncu} lists no counters for {chip}: it is older than that chip, or it does not start")
+    try:
+        return names_listed(answer)
+    except ParseError as error:
+        return Missing(error.fact)
 
 
 def names_of(ncu: Path, chip: str) -> frozenset[str]:
