@@ -10,7 +10,7 @@ from llm_perf_opt.config import passes
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.config.passes import known_passes, pass_named, planned_passes, sees_stages
 from llm_perf_opt.core.errors import ConfigError, ResourceError
-from plugins import bring, installed, llm_perf, the_minimal_runner
+from plugins import ROOT, bring, installed, llm_perf, the_minimal_runner
 from synthetic_traces import Recipe, write_trace
 
 FAKE = '''
@@ -116,15 +116,25 @@ def test_a_pass_of_one_file_is_in_the_run_and_its_report(tmp_path: Path) -> None
     assert "| fakeprof |" in (run / "report.md").read_text()
 
 
-def test_a_program_can_be_run_under_it(tmp_path: Path) -> None:
-    site = brought(tmp_path / "site")
-    out = tmp_path / "run"
-    words = ["exec", "-q", "--passes", "fakeprof,program", "--out", str(out), "--", sys.executable, "-c", "print(1)"]
+def test_a_program_is_run_under_the_pass_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    module = page.split("```python\n# myprof_pass.py\n")[1].split("```")[0]
+    site = bring(tmp_path / "site", "myprof", "myprof_pass:PASS", module, "myprof", passes.GROUP)
+    write_trace(tmp_path / "recorded.json", Recipe(steps=3, kernels_per_step=4))
+    words = ["exec", "-q", "--passes", "myprof,program", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", "print(1)"]
+    done = llm_perf(*words, cwd=tmp_path, site=site)
+    assert (done.returncode, "My profiler was asked for, but there is no myprof" in done.stderr) == (3, True), done.stderr
+    tool = tmp_path / "myprof"
+    tool.write_text(f'#!/bin/sh\ncp "{tmp_path}/recorded.json" "$2" && shift 3 && exec "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("MYPROF", str(tool))
+    words[5] = str(tmp_path / "again")
     done = llm_perf(*words, cwd=tmp_path, site=site)
     assert done.returncode == 0, done.stderr
-    entries = json.loads((out / "run.json").read_text())["passes"]
-    assert [(entry["name"], entry["status"]) for entry in entries] == [("program", "complete"), ("fakeprof", "complete")]
-    assert entries[1]["argv"] == words[-3:]
+    entries = json.loads((tmp_path / "again" / "run.json").read_text())["passes"]
+    assert [(entry["name"], entry["status"]) for entry in entries] == [("program", "complete"), ("myprof", "complete")]
+    assert entries[1]["argv"][-3:] == words[-3:]
+    assert "nvjet" in (tmp_path / "again" / "kernels.md").read_text()
 
 
 def test_what_it_must_leave_is_read_back(tmp_path: Path) -> None:
