@@ -69,7 +69,7 @@ def exec_program(
     from llm_perf_opt.cli.progress import progress_for
     from llm_perf_opt.config.schema import MetricsConfig, RegionsConfig
     from llm_perf_opt.core.run_folder import RunFolder
-    from llm_perf_opt.profiling.program_pass import ExecRequest, capture_program, check_asked
+    from llm_perf_opt.profiling.program_pass import ExecRequest, capture_program, check_request
     from llm_perf_opt.workflows.analyze_program import report_program
 
     asked = ExecRequest(
@@ -87,7 +87,7 @@ def exec_program(
         max_trace_gb=max_trace_gb,
         device_index=device_index,
     )
-    check_asked(asked)
+    check_request(asked)
     name = run_name(program)
     folder = RunFolder.create(out or Path("runs") / "exec" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
     with ended_in_order():

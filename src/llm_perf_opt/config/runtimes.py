@@ -122,7 +122,7 @@ def runtime_named(name: str) -> Runtime:
     found = traits_of(name)
     if not found.installed:
         raise ResourceError(
-            f"runtime={name} needs the package {found.needs}, which is not installed beside this program.",
+            f"runtime={name} needs the package {found.needs}, which is not installed in this environment.",
             f"{found.install}, best in an environment of its own; then run llm-perf from there. Here: {listed(known)}.",
         )
     return found

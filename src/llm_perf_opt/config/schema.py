@@ -135,7 +135,7 @@ class TorchConfig:
 
 @dataclass(frozen=True)
 class NvmlConfig:
-    """The telemetry sampler beside the unprofiled pass."""
+    """The telemetry sampler next to the unprofiled pass."""
 
     enable: bool
     interval_s: float
@@ -174,7 +174,7 @@ class MetricsConfig:
     add: tuple[str, ...]
     remove: tuple[str, ...]
     sections: tuple[str, ...] = ()
-    """Sections of Nsight Compute beside those of the sets: `ncu --list-sections` names them."""
+    """Sections of Nsight Compute in addition to those of the sets: `ncu --list-sections` names them."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from llm_perf_opt.profiling.passes import (
     respelled,
     run_pass,
 )
-from llm_perf_opt.profiling.requested_metrics import metrics_here, told_drops
+from llm_perf_opt.profiling.requested_metrics import dropped_notes, metrics_here
 from llm_perf_opt.profiling.timelines import Timeline, timelines
 from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
 from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
@@ -131,7 +131,7 @@ def _choices(capture: Capture, counting: _Counting, names: Sequence[str]) -> dic
         if isinstance(chosen, Selection):
             left_s -= chosen.seconds
             notes = [respelled(note, capture.plan(name, ()).spellings) for note in chosen.notes]
-            chosen = replace(chosen, notes=(*notes, *told_drops(counting.metrics)))
+            chosen = replace(chosen, notes=(*notes, *dropped_notes(counting.metrics)))
         found[name] = _Choice(chosen, budget_s)
     return found
 
@@ -201,7 +201,7 @@ def _for_ncu(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class NcuAsked:
+class CountersCheck:
     """How a report of ncu is judged."""
 
     ncu: Path
@@ -239,7 +239,7 @@ def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) ->
     asked = capture.profiling
     within_s, limit = counting_limit(capture.folder, choice.budget_s, asked.pass_timeout_s)
     plan = replace(capture.plan(name, argv, counting.version), timeout_s=within_s, limit=limit)
-    read_counters(capture.folder, plan, capture.listener, NcuAsked(counting.ncu, asked.max_trace_gb, chosen.launch_count))
+    read_counters(capture.folder, plan, capture.listener, CountersCheck(counting.ncu, asked.max_trace_gb, chosen.launch_count))
 
 
 def counting_limit(folder: RunFolder, budget_s: float, timeout_s: float) -> tuple[float, str]:
@@ -253,7 +253,7 @@ def counting_limit(folder: RunFolder, budget_s: float, timeout_s: float) -> tupl
     return (within_s, "profiling.ncu.budget_s") if within_s < timeout_s else (timeout_s, PassPlan.limit)
 
 
-def read_counters(folder: RunFolder, plan: PassPlan, listener: Listener, asked: NcuAsked) -> None:
+def read_counters(folder: RunFolder, plan: PassPlan, listener: Listener, asked: CountersCheck) -> None:
     """Count, write the counters as a table, and refuse it where they were lost. What a cut-short pass counted is kept."""
     tool = UnderTool("ncu", asked.max_trace_gb)
 
@@ -273,7 +273,7 @@ def read_counters(folder: RunFolder, plan: PassPlan, listener: Listener, asked: 
 
 
 def went_without(found: CounterReport, launches: int) -> Iterator[str]:
-    """Yield what a table that can be used lacks of what was asked for."""
+    """Yield what is missing in a table that can be used otherwise."""
     yield from (problem.what for problem in found.problems if not problem.fatal)
     if len(found.kernels) < launches:
         yield (
@@ -285,7 +285,7 @@ def went_without(found: CounterReport, launches: int) -> Iterator[str]:
 # --- the self-test ----------------------------------------------------------------------------------------------------
 
 
-class _Heard:
+class _SelfTestListener:
     """Passes messages on and keeps the one that says what was run."""
 
     def __init__(self, listener: Listener) -> None:
@@ -307,11 +307,11 @@ def run_selftest(capture: Capture, counting: _Counting) -> None:
     metrics = [*asked.tensor_flops, asked.dram_read_bytes, asked.dram_write_bytes, asked.time_ns]
     request = NcuRequest(ranges=[counter_selftest.SELFTEST_RANGE], metrics=metrics, ours=False)
     argv = build_ncu_cmd(ncu, folder.tool_report(_SELFTEST), work, request)
-    heard = _Heard(capture.listener)
+    listener = _SelfTestListener(capture.listener)
     capture.started(_SELFTEST)
     plan = PassPlan(_SELFTEST, argv, capture.profiling.pass_timeout_s, counting.version)
-    read_counters(folder, plan, heard, NcuAsked(ncu, capture.profiling.max_trace_gb))
-    found = judge(read_ncu(folder.counters_file(_SELFTEST)), told_work(heard.ran), asked)
+    read_counters(folder, plan, listener, CountersCheck(ncu, capture.profiling.max_trace_gb))
+    found = judge(read_ncu(folder.counters_file(_SELFTEST)), told_work(listener.ran), asked)
     if isinstance(found, Missing):
         _mark_failed(folder, found.why)
         raise CaptureError(f"The counter self-test tells nothing: {found.why}.", f"See {folder.log_file(_SELFTEST)}.")

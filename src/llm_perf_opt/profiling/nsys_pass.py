@@ -32,7 +32,7 @@ _GATED_BY_RANGE = "The NVTX range opened the capture: on the CPU nothing calls c
 
 
 @dataclass(frozen=True)
-class NsysAsked:
+class TimelineCheck:
     """How a report of nsys is judged."""
 
     nsys: Path
@@ -99,11 +99,11 @@ def _record(capture: Capture, plan: PassPlan, nsys: Path) -> None:
         runtime = capture.config.runtime
         ranges = marked_ranges(_STAGES[plan.name], runtime.type, runtime.engine, runtime.num_new_tokens)
         expected, starts = Expected(gpu=capture.gpu, ranges=ranges, command=str(capture.folder.config_file)), STARTS
-    asked = NsysAsked(nsys, expected, capture.profiling.max_trace_gb, starts)
+    asked = TimelineCheck(nsys, expected, capture.profiling.max_trace_gb, starts)
     record_timeline(capture.folder, plan, capture.listener, asked)
 
 
-def record_timeline(folder: RunFolder, plan: PassPlan, listener: Listener, asked: NsysAsked) -> None:
+def record_timeline(folder: RunFolder, plan: PassPlan, listener: Listener, asked: TimelineCheck) -> None:
     """Record a timeline, export it, and refuse it where its numbers would be wrong."""
     tool = UnderTool("nsys", asked.max_trace_gb, asked.starts)
     expected = replace(asked.expected, started_after_utc_ns=time.time_ns() - CLOCK_SLACK_NS)

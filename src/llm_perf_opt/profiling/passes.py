@@ -21,9 +21,9 @@ from llm_perf_opt.profiling.vendor.launch import (
     Finished,
     UnexplainedEndError,
     build_work_argv,
+    error_in,
     program_environment,
     run_child,
-    told_error,
     verdict,
 )
 from llm_perf_opt.profiling.vendor.logs import AGENT_LOST, FOLLOWS_A_FAILURE, log_error
@@ -88,7 +88,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Capture:
-    """One capture: where it goes, who is told, and what is profiled. A pass is launched with it."""
+    """One capture: its folder, its listener, and what is profiled. Passes are launched with it."""
 
     folder: RunFolder
     listener: Listener
@@ -203,7 +203,7 @@ def run_pass(
     said: list[LlmPerfError] = []
 
     def hear(message: dict[str, Any]) -> None:
-        error = told_error(message)
+        error = error_in(message)
         if error is not None:
             said.append(error)
         listener.pass_message(plan.name, message)
@@ -364,6 +364,6 @@ def started_again(went: ToolRun) -> str:
 
 
 def _may_follow(went: ToolRun) -> bool:
-    """Whether what the tool complains of may be no more than what the program's own failure led to: then that is told first."""
+    """Whether the tool's complaint may follow from the program's own failure, which is then reported first."""
     worst = next((problem for problem in went.problems if problem.fatal), None)
     return worst is not None and worst.id in FOLLOWS_A_FAILURE

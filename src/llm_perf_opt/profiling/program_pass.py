@@ -62,7 +62,7 @@ def program_passes() -> tuple[str, ...]:
     return tuple(one.name for one in known_passes() if one.programs)
 
 
-def check_asked(asked: ExecRequest) -> None:
+def check_request(asked: ExecRequest) -> None:
     """Refuse what cannot work before anything is started."""
     known = program_passes()
     if not asked.argv:

@@ -122,7 +122,7 @@ def sections_of(ncu: Path) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class NsysTraces:
-    """What nsys is told to record, and what of the request it cannot."""
+    """What nsys records, and what of the request it cannot."""
 
     modules: tuple[str, ...]
     gpu_metrics: bool
@@ -131,7 +131,7 @@ class NsysTraces:
 
 
 def nsys_traces(metrics: ResolvedMetrics, probe: NsysProbe, *, gpu: bool) -> NsysTraces:
-    """A trace that this tool or user cannot have costs that trace and is told, not the timeline."""
+    """Return what nsys can record; a trace module or counter that it cannot is left out with a note."""
     there = probe.trace_modules
     modules = tuple(module for module in metrics.trace_modules if module in there or not there)
     lacking = [module for module in metrics.trace_modules if module not in modules]
@@ -150,6 +150,6 @@ def _no_gpu_metrics(probe: NsysProbe, *, gpu: bool) -> str:
     return permission.why if permission.status == "denied" else ""
 
 
-def told_drops(metrics: ResolvedMetrics) -> tuple[str, ...]:
-    """A sentence for everything a set asks for that cannot be collected here."""
+def dropped_notes(metrics: ResolvedMetrics) -> tuple[str, ...]:
+    """Return a sentence for everything a set asks for that cannot be collected here."""
     return tuple(f"Not collected: {gone.name} ({', '.join(gone.sources)}): {gone.why}." for gone in metrics.dropped)

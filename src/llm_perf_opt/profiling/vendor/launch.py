@@ -140,7 +140,7 @@ class UnexplainedEndError(CaptureError):
     """A child ended badly without a word of its own: only its exit code or signal is known, and whoever knows more is right."""
 
 
-def told_error(message: dict[str, Any]) -> LlmPerfError | None:
+def error_in(message: dict[str, Any]) -> LlmPerfError | None:
     """Return the error in a child's message, if it holds one."""
     if message.get("event") != "error":
         return None
