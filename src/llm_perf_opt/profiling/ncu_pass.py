@@ -32,7 +32,7 @@ from llm_perf_opt.profiling.passes import (
     respelled,
     run_pass,
 )
-from llm_perf_opt.profiling.requested_metrics import dropped_notes, metrics_here
+from llm_perf_opt.profiling.requested_metrics import counted_metrics, dropped_notes
 from llm_perf_opt.profiling.timelines import Timeline, timelines
 from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
 from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
@@ -106,7 +106,7 @@ def _counting(capture: Capture) -> _Counting:
     permission = counter_permission()
     if permission.status == "denied":
         raise permission_error(permission.why)
-    metrics = metrics_here(capture.profiling.metrics, capture.device_index, gpu=True, ncu=ncu)
+    metrics = counted_metrics(capture.profiling.metrics, capture.device_index, ncu)
     return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", metrics)
 
 

@@ -13,8 +13,9 @@ from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, Pa
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.counters.manifest import resolve
 from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, UnderTool, run_pass, started_again
-from llm_perf_opt.profiling.requested_metrics import metrics_here, nsys_traces
+from llm_perf_opt.profiling.requested_metrics import ANY_CHIP, nsys_traces
 from llm_perf_opt.profiling.timelines import CLOCK_SLACK_NS, marked_ranges
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM, Gate, on_range, on_stage
@@ -77,7 +78,7 @@ def _decode_alone_may_work(capture: Capture) -> bool:
 
 def _plan(capture: Capture, nsys: Path, probe: NsysProbe, name: str) -> PassPlan:
     asked, gpu = capture.profiling, capture.gpu
-    traces = nsys_traces(metrics_here(asked.metrics, capture.device_index, gpu=gpu), probe, gpu=gpu)
+    traces = nsys_traces(resolve(asked.metrics.sets, chip=ANY_CHIP), probe, gpu=gpu)
     by_api = capture.config is not None and asked.nsys.capture == "cudaProfilerApi"
     notes = [traces.note, _GATED_BY_RANGE if by_api and not gpu else ""]
     request = NsysRequest(

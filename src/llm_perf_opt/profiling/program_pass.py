@@ -23,9 +23,8 @@ from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
 from llm_perf_opt.profiling.capture import fill
 from llm_perf_opt.profiling.passes import Capture, Listener, Program, run_alone
-from llm_perf_opt.profiling.requested_metrics import check_patterns, metrics_here, on_gpu, sections_of
+from llm_perf_opt.profiling.requested_metrics import check_counters, check_patterns, on_gpu
 from llm_perf_opt.profiling.vendor.gates import check_gate
-from llm_perf_opt.profiling.vendor.probe import find_tool
 
 SPELLINGS = {
     "profiling.pass_timeout_s": "--timeout-s",
@@ -75,8 +74,7 @@ def check_request(asked: ExecRequest) -> None:
     if asked.range:
         check_gate("nsys", asked.range, ours=False)
     check_patterns(asked.regions)
-    there = find_tool("ncu") if asked.metrics.sections else None
-    metrics_here(asked.metrics, asked.device_index, gpu=on_gpu(), sections=sections_of(there) if there else None)
+    check_counters(asked.metrics, asked.device_index, gpu=on_gpu())
     if shutil.which(asked.argv[0]) is None:
         raise ConfigError(
             f"There is no program {asked.argv[0]!r} that can be run.", "Check its name, its path, and that it may be executed."

@@ -30,7 +30,8 @@ def resolve_metrics(config: RunConfig) -> RunConfig:
     check_patterns(config.profiling.regions)
     wanted = resolve(config.profiling.metrics.sets, chip=ANY_CHIP).torch_preset
     if config.profiling.nsys.enable or config.profiling.ncu.enable:
-        _check_counters(config)
+        counting = config.profiling.ncu.enable and on_gpu(config.hardware.device)
+        check_counters(config.profiling.metrics, config.hardware.device_index, gpu=counting)
     preset = max(config.profiling.torch.preset, wanted, key=PRESETS.index)
     torch = replace(config.profiling.torch, preset=preset)
     return replace(config, profiling=replace(config.profiling, torch=torch))
@@ -42,29 +43,28 @@ def check_patterns(asked: RegionsConfig) -> None:
     Selection(asked.kernels_include, asked.kernels_exclude)
 
 
-def _check_counters(config: RunConfig) -> None:
-    """By the chip that is here, and by the installed ncu where there is one; otherwise by a chip that has them all."""
-    counting = config.profiling.ncu.enable and on_gpu(config.hardware.device)
-    chip = chip_of(config.hardware.device_index) if counting else Missing("no counters are read here")
+def check_counters(asked: MetricsConfig, device_index: int, *, gpu: bool) -> None:
+    """Raise a ConfigError for counters that are not known on the chip that is here, or to the installed ncu.
+
+    Where there is no GPU to count on, by a chip that has them all.
+    """
+    chip = chip_of(device_index) if gpu else Missing("no counters are read here")
     ncu = find_tool("ncu")
-    sections = sections_of(ncu) if ncu and config.profiling.metrics.sections else None
-    if isinstance(chip, Missing):
-        metrics_on(config.profiling.metrics, ANY_CHIP, sections=sections)
-        return
-    known = names_known_to(ncu, chip) if ncu else Missing("there is no ncu")
-    metrics_on(config.profiling.metrics, chip, None if isinstance(known, Missing) else known, sections)
+    sections = sections_of(ncu) if ncu and asked.sections else None
+    known = names_known_to(ncu, chip) if ncu and not isinstance(chip, Missing) else Missing("there is no ncu")
+    chip = ANY_CHIP if isinstance(chip, Missing) else chip
+    metrics_on(asked, chip, None if isinstance(known, Missing) else known, sections)
 
 
-def metrics_here(
-    asked: MetricsConfig, device_index: int, *, gpu: bool, ncu: Path | None = None, sections: Sequence[str] | None = None
-) -> ResolvedMetrics:
-    """Return what is collected on this machine; with an ncu, of the chip that is here and as far as that tool knows it."""
-    chip = chip_of(device_index) if gpu else ANY_CHIP
-    if ncu is None:
-        return metrics_on(asked, ANY_CHIP if isinstance(chip, Missing) else chip, sections=sections)
+def counted_metrics(asked: MetricsConfig, device_index: int, ncu: Path) -> ResolvedMetrics:
+    """Return what this ncu counts on the chip that is here, or raise a ResourceError where that is not known."""
+    chip = chip_of(device_index)
     if isinstance(chip, Missing):
         raise ResourceError(f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips.")
-    return metrics_on(asked, chip, names_of(ncu, chip), sections_of(ncu))
+    known = names_known_to(ncu, chip)
+    if isinstance(known, Missing):
+        raise ResourceError(f"{known.why}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
+    return metrics_on(asked, chip, known, sections_of(ncu))
 
 
 def metrics_on(
@@ -104,14 +104,6 @@ def names_known_to(ncu: Path, chip: str) -> Maybe[frozenset[str]]:
         return names_listed(answer)
     except ParseError as error:
         return Missing(error.fact)
-
-
-def names_of(ncu: Path, chip: str) -> frozenset[str]:
-    """What this ncu calls the counters of a chip."""
-    known = names_known_to(ncu, chip)
-    if isinstance(known, Missing):
-        raise ResourceError(f"{known.why}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
-    return known
 
 
 def sections_of(ncu: Path) -> tuple[str, ...] | None:
