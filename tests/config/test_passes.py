@@ -124,6 +124,8 @@ def test_a_program_is_run_under_the_pass_of_the_documentation(tmp_path: Path, mo
     words = ["exec", "-q", "--passes", "myprof,program", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", "print(1)"]
     done = llm_perf(*words, cwd=tmp_path, site=site)
     assert (done.returncode, "My profiler was asked for, but there is no myprof" in done.stderr) == (3, True), done.stderr
+    entries = json.loads((tmp_path / "run" / "run.json").read_text())["passes"]
+    assert [(entry["name"], entry["status"]) for entry in entries] == [("program", "complete"), ("myprof", "skipped")]
     tool = tmp_path / "myprof"
     tool.write_text(f'#!/bin/sh\ncp "{tmp_path}/recorded.json" "$2" && shift 3 && exec "$@"\n')
     tool.chmod(0o755)

@@ -44,7 +44,10 @@ class Pass:
     order: int
     """Passes run by this number: the unprofiled one has 20, those that record a timeline 30 to 49, counters 60."""
     launch: Callable[[Any], None] | None = None
-    """Runs it within a `profiling.passes.Capture`; raises what went wrong. None: the launch of another pass runs it."""
+    """Runs it within a `profiling.passes.Capture`; raises what went wrong, before it begins (it is then skipped) or after.
+
+    None: the launch of another pass runs it.
+    """
     wanted: Callable[[RunConfig], bool] | None = None
     """Whether a run asks for it; without one, `profiling.passes.NAME.enable` says so."""
     settings: type[Any] = PassSettings

@@ -10,7 +10,7 @@ from llm_perf_opt.config.composition import Composed, config_to_yaml
 from llm_perf_opt.config.passes import known_passes, planned_passes
 from llm_perf_opt.config.runtimes import runtime_named
 from llm_perf_opt.core.errors import Interrupted, LlmPerfError, ResourceError, interrupted
-from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, RunStatus
+from llm_perf_opt.core.records import SCHEMA, Manifest, PassRecord, PassStatus, RunStatus
 from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
 from llm_perf_opt.profiling.passes import Capture, Listener, NothingToCountError, closed, left_something
 from llm_perf_opt.profiling.preflight import refuse_early
@@ -63,14 +63,22 @@ def _run_passes(asked: Capture) -> LlmPerfError | None:
         except Interrupted:
             raise
         except LlmPerfError as error:
-            entry = asked.folder.manifest().pass_named(one.name)
-            status = entry.status if entry else "pending"
+            status = _status(asked, one.name, error)
             if status == "skipped" and _may_be_left_out(asked, error):
                 continue
             first = first or error
             if one.essential and status != "complete":
                 break
     return first
+
+
+def _status(asked: Capture, name: str, error: LlmPerfError) -> PassStatus:
+    """Return what became of a pass that raised; one that had not begun is recorded as skipped."""
+    entry = asked.folder.manifest().pass_named(name)
+    if entry is not None and entry.status != "pending":
+        return entry.status
+    asked.skip(name, error)
+    return "skipped"
 
 
 def _may_be_left_out(asked: Capture, error: LlmPerfError) -> bool:

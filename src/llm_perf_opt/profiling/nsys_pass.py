@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.config.passes import EVERY_STAGE, Pass
-from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage
@@ -46,17 +46,13 @@ class TimelineCheck:
 def _launch(capture: Capture) -> None:
     """Record the timeline; that of decode alone where the tool cannot read what prefill calls."""
     capture.started(_NAME)
-    try:
-        nsys = capture.tool("nsys", _LABEL)
-        probe = probe_nsys(nsys)
-        if isinstance(probe, Missing):
-            raise ResourceError(f"{probe.why}.", "Reinstall Nsight Systems, or name another in the variable NSYS.")
-        if capture.config:
-            check_ranges_visible(probe.version)
-        plan = _plan(capture, nsys, probe, _NAME)
-    except (ResourceError, ConfigError) as absent:
-        capture.skip(_NAME, absent)
-        raise
+    nsys = capture.tool("nsys", _LABEL)
+    probe = probe_nsys(nsys)
+    if isinstance(probe, Missing):
+        raise ResourceError(f"{probe.why}.", "Reinstall Nsight Systems, or name another in the variable NSYS.")
+    if capture.config:
+        check_ranges_visible(probe.version)
+    plan = _plan(capture, nsys, probe, _NAME)
     try:
         _record(capture, plan, nsys)
     except CaptureError as error:
