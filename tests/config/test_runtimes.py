@@ -133,7 +133,7 @@ def test_the_packages_runtimes_are_declared_without_loading_torch() -> None:
         "import sys; from llm_perf_opt.config.runtimes import all_traits\n"
         "print([one.name for one in all_traits()], sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
     )
-    assert ask([sys.executable, "-c", code]) == "['pytorch', 'vllm', 'tensorrtllm'] []\n"
+    assert ask([sys.executable, "-c", code]) == "['pytorch', 'vllm', 'tensorrtllm'] []"
     assert {name for one in all_traits() for name in one.packages} >= {"torch", "vllm", "tensorrt-llm"}
 
 
