@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
+from llm_perf_opt.profiling.requested_metrics import names_known_to
 from llm_perf_opt.profiling.vendor.probe import find_tool, tool_version
 
 FOLDER = Path(__file__).parents[1] / "src" / "llm_perf_opt" / "counters" / "names"

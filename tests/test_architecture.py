@@ -1,6 +1,7 @@
 """The rules of the house: eleven rooms, imports run downward, heavy libraries stay in one room, everything stays small."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -119,6 +120,13 @@ def test_imports_inside_analysis_run_downward() -> None:
 def test_heavy_libraries_stay_in_the_runners() -> None:
     heavy = {module: {name.split(".")[0] for name in imports(module)} & HEAVY for module in MODULES}
     assert {module: found for module, found in heavy.items() if found and room_of(module) != "runners"} == {}
+
+
+def test_engines_are_named_in_the_runners_alone() -> None:
+    """The table of kernel classes aside, which says whose kernels it has seen."""
+    outside = [module for module in MODULES if room_of(module) != "runners" and module != "analysis.kernels.classes"]
+    named = {module for module in outside if re.search("vllm|tensorrt", MODULES[module].read_text(), re.IGNORECASE)}
+    assert named == set()
 
 
 def test_analysis_and_report_know_no_parser_path_or_process() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from builders import manifest
 from command import llm_perf
+from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.run_folder import RunFolder
 from synthetic_traces import Recipe, write_trace
 
@@ -138,7 +139,7 @@ def test_a_run_folder_keeps_its_raw_files_as_they_are(tmp_path: Path) -> None:
     from builders import manifest
 
     run = RunFolder(tmp_path / "run")
-    raw = run.trace_files()["torch"]
+    raw = trace_files(run)["torch"]
     raw.parent.mkdir(parents=True)
     shutil.copy(REAL, raw)
     run.write_manifest(manifest())

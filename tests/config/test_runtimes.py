@@ -1,9 +1,7 @@
 """Which runtimes there are, and one that another package brings."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
@@ -12,63 +10,23 @@ from typing import Any
 
 import pytest
 
-import command
 from docs_commands import commands
+from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.config import runtimes
 from llm_perf_opt.config.choices import group_options
 from llm_perf_opt.config.composition import compose
-from llm_perf_opt.config.runtimes import known_runtimes, runtime_named
+from llm_perf_opt.config.runtimes import all_traits, known_runtimes, runtime_named, traits_of
 from llm_perf_opt.core.errors import ConfigError, ResourceError
-
-ROOT = Path(__file__).parents[2]
-
-
-def the_minimal_runner() -> str:
-    """The module that docs/runtimes.md shows."""
-    page = (ROOT / "docs" / "runtimes.md").read_text()
-    return page.split("```python\n# echo_runner.py\n")[1].split("```")[0]
-
-
-def bring(site: Path, name: str, target: str, module: str = "", distribution: str = "echo-runner") -> Path:
-    """A package as pip leaves it: a module and the metadata with its entry point."""
-    site.mkdir(parents=True, exist_ok=True)
-    if module:
-        (site / f"{target.partition(':')[0]}.py").write_text(module)
-    information = site / f"{distribution.replace('-', '_')}-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[{runtimes.GROUP}]\n{name} = {target}\n")
-    return site
-
-
-def llm_perf(*words: str, cwd: Path, site: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command where this site folder is on the path; a new module of a known name is loaded again."""
-    if site is None:
-        return command.llm_perf(*words, cwd=cwd)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(site))
-        known_runtimes.cache_clear()
-        try:
-            return command.llm_perf(*words, cwd=cwd)
-        finally:
-            known_runtimes.cache_clear()
-            for module in site.glob("*.py"):
-                sys.modules.pop(module.stem, None)
-
-
-def llm_perf_process(*words: str, cwd: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return command.llm_perf_process(*words, cwd=cwd, env={"PYTHONPATH": os.pathsep.join(paths)})
+from llm_perf_opt.core.processes import ask
+from plugins import bring, installed, llm_perf, llm_perf_process, the_minimal_runner
+from trace_builders import Builder
 
 
 @pytest.fixture
-def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A site folder on the path of this process; what is known is looked up anew."""
-    site = tmp_path / "site"
-    monkeypatch.syspath_prepend(str(site))
-    known_runtimes.cache_clear()
-    yield site
-    known_runtimes.cache_clear()
+def brought(tmp_path: Path) -> Iterator[Path]:
+    """A site folder on the path of this process."""
+    with installed(tmp_path / "site"):
+        yield tmp_path / "site"
 
 
 def test_the_package_brings_three() -> None:
@@ -103,6 +61,80 @@ def test_a_name_cannot_be_taken_twice(brought: Path) -> None:
     bring(brought, "vllm", "theirs:open")
     with pytest.raises(ConfigError, match="'vllm' is brought by echo-runner and by llm-perf-opt itself"):
         known_runtimes()
+
+
+RECORD = """
+from llm_perf_opt.config.runtimes import Runtime, StageLabels, by_requests
+
+
+class Arguments:
+    def known(self):
+        return frozenset({"step_ms"})
+
+    def refuse(self, given, known):
+        from llm_perf_opt.core.errors import ConfigError
+
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"echo takes no {name}.")
+
+
+RUNTIME = Runtime(
+    "echo",
+    "echo_runner:open_echo",
+    steppable=False,
+    packages=("echo-runner",),
+    variables=("ECHO_",),
+    arguments=Arguments(),
+    labels=(StageLabels("echo", by_requests(r"echo (\\d+) new (\\d+) running")),),
+    marks_stages=lambda engine: True,
+    separate="Echo less at a time.",
+)
+"""
+"""What a runtime can declare of itself, behind its runner in the same file."""
+
+
+def test_a_runtime_declares_its_traits_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = bring(tmp_path / "site", "echo", "echo_runner:RUNTIME", the_minimal_runner() + RECORD)
+    monkeypatch.setenv("ECHO_LEVEL", "3")
+    run = tmp_path / "run"
+    words = ["run", "-q", "runtime=echo", "profiling=none", *SHORT, f"hydra.run.dir={run}"]
+    done = llm_perf(*words, cwd=tmp_path, site=site)
+    assert done.returncode == 0, done.stderr
+    env = json.loads((run / "env.json").read_text())
+    assert env["packages"]["echo-runner"] == "1.0"
+    assert env["variables"]["ECHO_LEVEL"] == "3"
+    assert "run by echo 1.0" in (run / "report.md").read_text()
+    refused = llm_perf(*words[:-1], "runtime.engine.loud=1", cwd=tmp_path, site=site)
+    assert (refused.returncode, "echo takes no loud" in refused.stderr) == (2, True)
+    with installed(site):
+        assert traits_of("echo").marks_stages({})
+        with pytest.raises(ConfigError, match="echo runs it out of reach"):
+            compose(["runtime=echo", "model.substages.first=model.layers.0"])
+        built = Builder()
+        built.range(0, 100, "echo 1 new 0 running", None)
+        built.launch(10, 20, 30)
+        assert find_stages(built.trace()).method == "echo"
+    assert traits_of("echo").separate == "", "where it is not installed, nothing is known of it"
+
+
+def test_what_it_runs_together_it_says_how_to_keep_apart(tmp_path: Path) -> None:
+    together = 'uncosted="it computes nothing", inseparable="it echoes at once"'
+    module = the_minimal_runner().replace('uncosted="it computes nothing"', together) + RECORD
+    site = bring(tmp_path / "site", "echo", "echo_runner:RUNTIME", module)
+    run = tmp_path / "run"
+    words = ["run", "-q", "runtime=echo", "profiling=none", *SHORT, f"hydra.run.dir={run}"]
+    assert llm_perf(*words, cwd=tmp_path, site=site).returncode == 0
+    assert "Echo less at a time." in (run / "report.md").read_text()
+
+
+def test_the_packages_runtimes_are_declared_without_loading_torch() -> None:
+    code = (
+        "import sys; from llm_perf_opt.config.runtimes import all_traits\n"
+        "print([one.name for one in all_traits()], sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    assert ask([sys.executable, "-c", code]) == "['pytorch', 'vllm', 'tensorrtllm'] []"
+    assert {name for one in all_traits() for name in one.packages} >= {"torch", "vllm", "tensorrt-llm"}
 
 
 def test_a_runner_of_ones_own_is_measured(tmp_path: Path) -> None:

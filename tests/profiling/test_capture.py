@@ -1,12 +1,14 @@
 """One pass that fails leaves the others standing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.cli.progress import progress_for
 from llm_perf_opt.config.composition import compose
+from llm_perf_opt.config.passes import known_passes
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.profiling import capture as room
 
@@ -20,13 +22,19 @@ def failing(error: LlmPerfError) -> Callable[..., None]:
     return fail
 
 
+def launched_by(monkeypatch: pytest.MonkeyPatch, launches: dict[str, Callable[..., None]]) -> None:
+    """Put other launches in the place of the passes' own."""
+    passes = tuple(replace(one, launch=launches.get(one.name, one.launch)) for one in known_passes())
+    monkeypatch.setattr(room, "known_passes", lambda: passes)
+
+
 @pytest.mark.parametrize("kind", [CaptureError, ParseError, ResourceError])
 def test_a_timeline_that_cannot_be_had_does_not_cost_the_counters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[LlmPerfError]
 ) -> None:
     began = []
-    monkeypatch.setattr(room, "run_nsys", failing(kind("It is of an unknown layout.", "")))
-    monkeypatch.setattr(room, "run_ncu", lambda *_: began.append("ncu"))
+    nsys = failing(kind("It is of an unknown layout.", ""))
+    launched_by(monkeypatch, {"nsys": nsys, "ncu_selftest": lambda _: began.append("ncu")})
     with progress_for(quiet=True) as progress:
         _, error = room.capture(compose([*ASKED, f"hydra.run.dir={tmp_path / 'run'}"]), ["llm-perf"], progress)
     assert began == ["ncu"]
@@ -35,8 +43,8 @@ def test_a_timeline_that_cannot_be_had_does_not_cost_the_counters(
 
 def test_an_interruption_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began = []
-    monkeypatch.setattr(room, "run_nsys", failing(Interrupted("Interrupted.", "")))
-    monkeypatch.setattr(room, "run_ncu", lambda *_: began.append("ncu"))
+    nsys = failing(Interrupted("Interrupted.", ""))
+    launched_by(monkeypatch, {"nsys": nsys, "ncu_selftest": lambda _: began.append("ncu")})
     with progress_for(quiet=True) as progress:
         _, error = room.capture(compose([*ASKED, f"hydra.run.dir={tmp_path / 'run'}"]), ["llm-perf"], progress)
     assert began == []

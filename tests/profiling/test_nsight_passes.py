@@ -10,11 +10,10 @@ import pytest
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.profiling.nsight import counting_limit
-from llm_perf_opt.profiling.nsight_passes import NsysAsked, nsys_pass, started_again, went_without
-from llm_perf_opt.profiling.passes import PassPlan
-from llm_perf_opt.profiling.vendor.child import UnexplainedEndError
-from llm_perf_opt.profiling.vendor.launch import Finished
+from llm_perf_opt.profiling.ncu_pass import counting_limit, went_without
+from llm_perf_opt.profiling.nsys_pass import TimelineCheck, record_timeline
+from llm_perf_opt.profiling.passes import PassPlan, started_again
+from llm_perf_opt.profiling.vendor.launch import Finished, UnexplainedEndError
 from llm_perf_opt.profiling.vendor.logs import nsys_log_problems
 from llm_perf_opt.profiling.vendor.tool_pass import ToolRun
 from llm_perf_opt.traces.health import Expected
@@ -51,7 +50,7 @@ def test_who_says_most_is_heard(tmp_path: Path, code: str, kind: type[LlmPerfErr
     folder.write_manifest(Manifest(SCHEMA, "0", "partial", "now", ("x",), (PassRecord("nsys"),)))
     plan = PassPlan("nsys", [sys.executable, "-c", code], 120)
     with pytest.raises(LlmPerfError) as caught:
-        nsys_pass(folder, plan, Nobody(), NsysAsked(Path("nsys"), Expected(), 1.0))
+        record_timeline(folder, plan, Nobody(), TimelineCheck(Path("nsys"), Expected(), 1.0))
     assert type(caught.value) is kind, caught.value
     assert said in caught.value.fact
     assert folder.manifest().passes[0].why == caught.value.fact
@@ -65,7 +64,7 @@ def test_a_program_that_failed_before_its_range_is_told_first(tmp_path: Path, co
     body = f"import subprocess, sys; done = subprocess.run([sys.executable, '-uc', {below!r}]); sys.exit(done.returncode)"
     plan = PassPlan("nsys", [sys.executable, "-c", body], 120)
     with pytest.raises(CaptureError) as caught:
-        nsys_pass(folder, plan, Nobody(), NsysAsked(Path("nsys"), Expected(), 1.0))
+        record_timeline(folder, plan, Nobody(), TimelineCheck(Path("nsys"), Expected(), 1.0))
     first, _, then = caught.value.fact.partition(" nsys recorded nothing: ")
     assert first == "The pass nsys (Nsight Systems) was ended with exit code 1: ValueError: my own bug."
     assert "the program ended before it" in then

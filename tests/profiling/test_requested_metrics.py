@@ -8,7 +8,7 @@ from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.counters.manifest import resolve, set_names
 from llm_perf_opt.profiling import requested_metrics as asked_metrics
-from llm_perf_opt.profiling.requested_metrics import nsys_traces, resolve_metrics, sections_of, told_drops
+from llm_perf_opt.profiling.requested_metrics import dropped_notes, nsys_traces, resolve_metrics, sections_of
 from llm_perf_opt.profiling.vendor.permission import Permission
 from llm_perf_opt.profiling.vendor.probe import NsysProbe
 from llm_perf_opt.workflows.sweep import plan_sweep
@@ -48,12 +48,13 @@ def test_a_wrong_counter_of_the_last_point_of_a_sweep_is_told_before_the_first_r
 
 
 def test_a_section_the_tool_lacks_is_dropped_and_told(real_ncu: Path) -> None:
-    assert told_drops(resolve(["ch09"], chip="gh100", known_sections=("SpeedOfLight",))) == (
+    assert dropped_notes(resolve(["ch09"], chip="gh100", known_sections=("SpeedOfLight",))) == (
         "Not collected: section SpeedOfLight_RooflineChart (ch09): the installed Nsight Compute has no section of that name.",
     )
     for name in set_names():
         assert not any(
-            "section" in sentence for sentence in told_drops(resolve([name], chip="gh100", known_sections=sections_of(real_ncu)))
+            "section" in sentence
+            for sentence in dropped_notes(resolve([name], chip="gh100", known_sections=sections_of(real_ncu)))
         )
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.config.composition import compose
+from llm_perf_opt.config.runtimes import EngineArguments, traits_of
 from llm_perf_opt.config.schema import RuntimeConfig
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.processes import ask
-from llm_perf_opt.runners.engine_arguments import known_arguments, refuse_arguments
 
 # The layout of TensorRT-LLM's llmapi as its public source has it: pydantic classes, of which the backend chooses one, and
 # keywords that LLM takes out before.
@@ -36,6 +36,12 @@ class LLM:
 """
 
 
+def arguments_of(name: str) -> EngineArguments:
+    found = traits_of(name).arguments
+    assert found is not None
+    return found
+
+
 def runtime(*words: str) -> RuntimeConfig:
     return compose(list(words)).config.runtime
 
@@ -56,7 +62,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "name", ["cuda_graph_config", "build_config", "kv_cache_config.enable_block_reuse", "tp_size", "executor_cls"]
 )
 def test_what_any_backend_may_take_is_let_through(installed: Path, name: str) -> None:
-    refuse_arguments(runtime("runtime=tensorrtllm", f"runtime.engine.{name}=1"), known_arguments("tensorrtllm"))
+    arguments = arguments_of("tensorrtllm")
+    arguments.refuse(runtime("runtime=tensorrtllm", f"runtime.engine.{name}=1").engine, arguments.known())
     assert "tensorrt_llm" not in sys.modules
 
 
@@ -71,8 +78,9 @@ def test_what_any_backend_may_take_is_let_through(installed: Path, name: str) ->
     ],
 )
 def test_what_none_takes_is_refused(installed: Path, words: str, said: str) -> None:
+    arguments = arguments_of("tensorrtllm")
     with pytest.raises(ConfigError) as caught:
-        refuse_arguments(runtime("runtime=tensorrtllm", words), known_arguments("tensorrtllm"))
+        arguments.refuse(runtime("runtime=tensorrtllm", words).engine, arguments.known())
     assert said in caught.value.fact
     assert caught.value.remedy
 
@@ -80,20 +88,20 @@ def test_what_none_takes_is_refused(installed: Path, words: str, said: str) -> N
 @pytest.mark.parametrize("damage", ["", "class BaseLlmArgs:\n    model: str\n", "class (", "x = '\0'", "(" * 10_000])
 def test_a_source_of_another_shape_leaves_the_judging_to_the_engine(installed: Path, damage: str) -> None:
     (installed / "llm_args.py").write_text(damage)
-    assert known_arguments("tensorrtllm") is None
+    assert arguments_of("tensorrtllm").known() is None
     (installed / "llm_args.py").unlink()
-    assert known_arguments("tensorrtllm") is None
-    refuse_arguments(runtime("runtime=tensorrtllm", "runtime.engine.anything=1"), None)
+    assert arguments_of("tensorrtllm").known() is None
+    arguments_of("tensorrtllm").refuse(runtime("runtime=tensorrtllm", "runtime.engine.anything=1").engine, None)
 
 
 def test_runtimes_without_known_arguments_are_not_judged() -> None:
-    assert known_arguments("pytorch") is None
-    assert known_arguments("echo") is None
+    assert traits_of("pytorch").arguments is None
+    assert traits_of("echo").arguments is None
 
 
 def test_the_names_of_the_real_vllm_are_those_of_its_class(vllm_python: Path) -> None:
     code = (
-        "from llm_perf_opt.runners.engine_arguments import known_arguments; known = known_arguments('vllm')\n"
+        "from llm_perf_opt.config.runtimes import traits_of; known = traits_of('vllm').arguments.known()\n"
         "import sys; loaded = 'vllm' in sys.modules or 'torch' in sys.modules\n"
         "from dataclasses import fields; from vllm import EngineArgs\n"
         "print(loaded, known == {field.name for field in fields(EngineArgs)}, len(known) > 50)"

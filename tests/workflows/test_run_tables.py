@@ -10,6 +10,7 @@ import duckdb
 import pytest
 
 from command import llm_perf
+from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
@@ -110,7 +111,7 @@ def test_a_run_that_cannot_be_written_to_is_shown_all_the_same(run: RunFolder, m
 def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) -> None:
     """The figures are from the torch trace, which samples nothing; the samples (made by hand) from the nsys pass."""
     first = 93793329  # the first kernel of that report
-    file = run.trace_files()["nsys"]
+    file = trace_files(run)["nsys"]
     file.parent.mkdir(parents=True)
     altered(
         file,

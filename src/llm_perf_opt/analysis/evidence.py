@@ -24,10 +24,10 @@ from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.analysis.trace.intervals import union_blocks
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal, kernels_by_time
 from llm_perf_opt.analysis.trace.row_numbers import exact_sum
-from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
+from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, PREFILL, TraceStages
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.stages import MIXED_STEP, STEP, Stage
 from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind, different
 from llm_perf_opt.traces.projection import NONE
 

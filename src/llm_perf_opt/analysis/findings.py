@@ -20,7 +20,7 @@ from llm_perf_opt.analysis.rules.kernels import (
 )
 from llm_perf_opt.analysis.rules.launching import host_between_steps, launch_bound_decode, launch_bound_prefill
 from llm_perf_opt.analysis.rules.trust import noisy_machine, passes_disagree, profiler_inflation, throttled
-from llm_perf_opt.analysis.trace.labels import ENGINES
+from llm_perf_opt.analysis.trace.labels import engine_dialects
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
 
@@ -68,7 +68,7 @@ def _fitting(finding: Finding, evidence: Evidence) -> Finding:
     if not overrides:
         return finding
     runtime = evidence.facts.setting("runtime.type")
-    if runtime is None and evidence.method.split(",")[0] in ENGINES:
+    if runtime is None and evidence.method.split(",")[0] in engine_dialects():
         return _in_words(finding)
     if runtime not in (None, _OWN_RUNTIME) and any(override.startswith(_OF_OWN_RUNTIME) for override in overrides):
         return _in_words(finding)

@@ -67,20 +67,16 @@ def exec_program(
     from datetime import datetime
 
     from llm_perf_opt.cli.progress import progress_for
-    from llm_perf_opt.config.schema import RegionsConfig
+    from llm_perf_opt.config.schema import MetricsConfig, RegionsConfig
     from llm_perf_opt.core.run_folder import RunFolder
-    from llm_perf_opt.profiling.program import PASSES, ExecRequest, capture_program, check_asked
+    from llm_perf_opt.profiling.program_pass import ExecRequest, capture_program, check_request
     from llm_perf_opt.workflows.analyze_program import report_program
 
     asked = ExecRequest(
         argv=tuple(program),
-        passes=PASSES if passes is None else tuple(_words(passes)),
-        as_available=passes is None,
+        passes=None if passes is None else tuple(_words(passes)),
         range=range_,
-        sets=tuple(_words(metrics)),
-        add=tuple(add or ()),
-        remove=tuple(remove or ()),
-        sections=tuple(section or ()),
+        metrics=MetricsConfig(tuple(_words(metrics)), tuple(add or ()), tuple(remove or ()), tuple(section or ())),
         regions=RegionsConfig(
             tuple(regions or ()), tuple(without_regions or ()), tuple(kernels or ()), tuple(without_kernels or ()), aggregate
         ),
@@ -91,7 +87,7 @@ def exec_program(
         max_trace_gb=max_trace_gb,
         device_index=device_index,
     )
-    check_asked(asked)
+    check_request(asked)
     name = run_name(program)
     folder = RunFolder.create(out or Path("runs") / "exec" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
     with ended_in_order():

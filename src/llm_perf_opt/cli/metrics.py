@@ -140,7 +140,7 @@ def _chip(asked: str | None) -> str:
 
 def _known(chip: str) -> frozenset[str]:
     from llm_perf_opt.core.errors import ResourceError
-    from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
+    from llm_perf_opt.profiling.requested_metrics import names_known_to
     from llm_perf_opt.profiling.vendor.probe import find_tool
 
     ncu = find_tool("ncu")

@@ -158,7 +158,7 @@ def _print_plan(composed: "Composed", as_json: bool) -> None:
     from dataclasses import asdict
 
     from llm_perf_opt.config.composition import config_to_yaml
-    from llm_perf_opt.profiling.capture import planned_passes
+    from llm_perf_opt.config.passes import planned_passes
     from llm_perf_opt.profiling.requested_metrics import resolve_metrics
 
     config = resolve_metrics(composed.config)

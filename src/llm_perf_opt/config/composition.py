@@ -28,6 +28,7 @@ from llm_perf_opt.config.choices import (
     packaged_options,
     searched_folders,
 )
+from llm_perf_opt.config.passes import check_sections
 from llm_perf_opt.config.runtimes import OWN_OPTION, known_runtimes, listed
 from llm_perf_opt.config.schema import PROJECT_CONF, Dtype, RunConfig, canonical_dtype, check
 from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nearest, words_of
@@ -111,7 +112,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
     """A checked `RunConfig` from plain nested values, as config.yaml of a run holds them."""
-    return check(_build(RunConfig, values, ""))
+    return check_sections(check(_build(RunConfig, values, "")))
 
 
 def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:

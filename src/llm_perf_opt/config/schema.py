@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.stages import STAGE_NAMES
 
@@ -38,8 +39,6 @@ def canonical_dtype(name: str) -> str:
 
 
 PYTORCH = "pytorch"
-ENGINES = ("vllm", "tensorrtllm")
-"""Packaged runtimes that run the model by themselves."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class RuntimeConfig:
     """How it is run, and how long it is repeated."""
 
     type: str
-    """pytorch, vllm, tensorrtllm, or one that an installed package brings."""
+    """The name of a runtime: `llm-perf options` lists those that are known."""
     batch_size: int
     prompt_tokens: int
     """Synthetic prompts have exactly this length; texts are cut to at most this."""
@@ -136,7 +135,7 @@ class TorchConfig:
 
 @dataclass(frozen=True)
 class NvmlConfig:
-    """The telemetry sampler beside the unprofiled pass."""
+    """The telemetry sampler next to the unprofiled pass."""
 
     enable: bool
     interval_s: float
@@ -175,7 +174,7 @@ class MetricsConfig:
     add: tuple[str, ...]
     remove: tuple[str, ...]
     sections: tuple[str, ...] = ()
-    """Sections of Nsight Compute beside those of the sets: `ncu --list-sections` names them."""
+    """Sections of Nsight Compute in addition to those of the sets: `ncu --list-sections` names them."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +207,8 @@ class ProfilingConfig:
     """A pass that takes longer is ended and the run is partial."""
     max_trace_gb: float
     """The most disk space, in GB of 10⁹ bytes, that nsys or ncu may take while it records; then its pass is stopped."""
+    passes: dict[str, Any] = field(default_factory=dict)
+    """The section of every other pass, by its name: `enable` and what else the pass takes."""
 
 
 @dataclass(frozen=True)
@@ -331,10 +332,11 @@ def _check_dataset(dataset: DatasetConfig) -> None:
 def _check_runtime_effect(config: RunConfig) -> None:
     """The same for what only one kind of runtime heeds."""
     runtime = config.runtime
-    if runtime.type == PYTORCH:
+    traits = traits_of(runtime.type)
+    if not traits.engine:
         if runtime.engine:
             raise ConfigError(
-                f"runtime.engine.{next(iter(runtime.engine))} has no effect on runtime=pytorch, which has no engine.",
+                f"runtime.engine.{next(iter(runtime.engine))} has no effect on runtime={runtime.type}, which has no engine.",
                 "Choose another runtime, or drop it.",
             )
         return
@@ -344,7 +346,7 @@ def _check_runtime_effect(config: RunConfig) -> None:
                 f"runtime.{name}={getattr(runtime, name)} has no effect on runtime.type={runtime.type}.",
                 "An engine has arguments of its own: runtime.engine.NAME=VALUE.",
             )
-    if config.model.substages and runtime.type in ENGINES:
+    if config.model.substages and traits.steppable is False:
         raise ConfigError(
             f"model.substages brackets submodules of a model that this program steps; {runtime.type} runs it out of reach.",
             "Use runtime=pytorch, or drop the sub-stages.",
@@ -374,7 +376,8 @@ def _check_runtime(config: RunConfig) -> None:
             "Give both, as its datasheet has them: the dense peak of the run's dtype and the memory bandwidth.",
         )
     runtime, profiling = config.runtime, config.profiling
-    if not (profiling.clean or profiling.torch.enable or profiling.nsys.enable or profiling.ncu.enable):
+    others = any(isinstance(one, dict) and one.get("enable") for one in profiling.passes.values())
+    if not (profiling.clean or profiling.torch.enable or profiling.nsys.enable or profiling.ncu.enable or others):
         raise ConfigError("profiling asks for no pass at all.", "Set profiling.clean=true, or choose profiling=minimal.")
     if profiling.ncu.enable and not (profiling.nsys.enable or profiling.torch.enable):
         raise ConfigError(

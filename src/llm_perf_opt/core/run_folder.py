@@ -219,10 +219,6 @@ class RunFolder:
         """The tables of one pass's trace, as Parquet files."""
         return self.path / "tables" / name
 
-    def trace_files(self) -> dict[str, Path]:
-        """Pass → the trace it leaves, the one to prefer first; it may not be there."""
-        return {"torch": self.raw("torch") / "trace.json.gz", "nsys": self.tool_report("nsys").with_suffix(".sqlite")}
-
     def raw(self, name: str) -> Path:
         """What one pass left, never edited afterwards."""
         return self.path / "raw" / name

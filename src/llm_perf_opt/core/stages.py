@@ -33,6 +33,10 @@ PARENT: dict[Stage, Stage | None] = {
 }
 
 STAGE_NAMES = tuple(stage.value for stage in Stage)
+MIXED_STEP = "mixed_step"
+"""A server's step that holds prompts and single tokens together."""
+STEP = "step"
+"""A step of which the trace does not say what it held."""
 
 
 def nsys_range(stage: Stage) -> str:

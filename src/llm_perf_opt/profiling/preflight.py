@@ -14,11 +14,11 @@ import msgspec
 
 from llm_perf_opt.analysis.cost_model.cost import Formats, kv_cache_bytes, weight_bytes
 from llm_perf_opt.analysis.cost_model.families import architecture_of
-from llm_perf_opt.config.schema import PYTORCH, HardwareConfig, ModelConfig, RunConfig, RuntimeConfig
+from llm_perf_opt.config.runtimes import traits_of
+from llm_perf_opt.config.schema import HardwareConfig, ModelConfig, RunConfig, RuntimeConfig
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.core.host import cpu_has_native_bf16, cpu_name, total_memory_bytes
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.runners.engine_arguments import known_arguments, refuse_arguments
 from llm_perf_opt.runners.measure.device import TorchBuild, most_cuda_devices, refuse_absent, torch_build
 from llm_perf_opt.runners.measure.gpu import gpu_size
 from llm_perf_opt.runners.models import device_request, refuse_positions
@@ -37,16 +37,18 @@ def refuse_early(configs: Iterable[RunConfig]) -> None:
         model_folder(path or "")
     for dataset in {config.dataset for config in asked if config.dataset.kind != "synthetic"}:
         check_first_text(dataset)
-    runtimes = [config.runtime for config in asked if config.runtime.engine]
-    known = {name: known_arguments(name) for name in {runtime.type for runtime in runtimes}}
-    for runtime in runtimes:
-        refuse_arguments(runtime, known[runtime.type])
+    for name in {config.runtime.type for config in asked if config.runtime.engine}:
+        arguments = traits_of(name).arguments
+        known = arguments.known() if arguments else None
+        for config in asked:
+            if arguments and config.runtime.type == name:
+                arguments.refuse(config.runtime.engine, known)
     machine = _Machine()
     for config in asked:
         fields = _architecture(config.model)
         _refuse_positions(config, fields)
         machine.refuse_absent(config.hardware)
-        if config.runtime.type == PYTORCH:  # an engine divides its memory by itself, and may use several devices
+        if not traits_of(config.runtime.type).engine:  # an engine divides its memory by itself, and may use several devices
             _refuse_attention(config.runtime)
             machine.refuse_size(config, fields)
 

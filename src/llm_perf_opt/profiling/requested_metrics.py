@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from llm_perf_opt.analysis.regions.patterns import Selection
-from llm_perf_opt.config.schema import RegionsConfig, RunConfig
-from llm_perf_opt.core.errors import ResourceError
+from llm_perf_opt.config.schema import MetricsConfig, RegionsConfig, RunConfig
+from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.counters.catalog import chip_of_device
+from llm_perf_opt.counters.catalog import chip_of_device, names_listed
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.counters.set_file import PRESETS
-from llm_perf_opt.profiling.vendor.ncu_names import names_known_to
 from llm_perf_opt.profiling.vendor.nsys import gpu_metrics_flag
 from llm_perf_opt.profiling.vendor.permission import counter_permission
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, find_tool, probe_ncu
@@ -29,7 +30,8 @@ def resolve_metrics(config: RunConfig) -> RunConfig:
     check_patterns(config.profiling.regions)
     wanted = resolve(config.profiling.metrics.sets, chip=ANY_CHIP).torch_preset
     if config.profiling.nsys.enable or config.profiling.ncu.enable:
-        _check_counters(config)
+        counting = config.profiling.ncu.enable and on_gpu(config.hardware.device)
+        check_counters(config.profiling.metrics, config.hardware.device_index, gpu=counting)
     preset = max(config.profiling.torch.preset, wanted, key=PRESETS.index)
     torch = replace(config.profiling.torch, preset=preset)
     return replace(config, profiling=replace(config.profiling, torch=torch))
@@ -41,24 +43,34 @@ def check_patterns(asked: RegionsConfig) -> None:
     Selection(asked.kernels_include, asked.kernels_exclude)
 
 
-def _check_counters(config: RunConfig) -> None:
-    """By the chip that is here, and by the installed ncu where there is one; otherwise by a chip that has them all."""
-    counting = config.profiling.ncu.enable and on_gpu(config.hardware.device)
-    chip = chip_of(config.hardware.device_index) if counting else Missing("no counters are read here")
+def check_counters(asked: MetricsConfig, device_index: int, *, gpu: bool) -> None:
+    """Raise a ConfigError for counters that are not known on the chip that is here, or to the installed ncu.
+
+    Where there is no GPU to count on, by a chip that has them all.
+    """
+    chip = chip_of(device_index) if gpu else Missing("no counters are read here")
     ncu = find_tool("ncu")
-    sections = sections_of(ncu) if ncu and config.profiling.metrics.sections else None
+    sections = sections_of(ncu) if ncu and asked.sections else None
+    known = names_known_to(ncu, chip) if ncu and not isinstance(chip, Missing) else Missing("there is no ncu")
+    chip = ANY_CHIP if isinstance(chip, Missing) else chip
+    metrics_on(asked, chip, None if isinstance(known, Missing) else known, sections)
+
+
+def counted_metrics(asked: MetricsConfig, device_index: int, ncu: Path) -> ResolvedMetrics:
+    """Return what this ncu counts on the chip that is here, or raise a ResourceError where that is not known."""
+    chip = chip_of(device_index)
     if isinstance(chip, Missing):
-        run_metrics(config, ANY_CHIP, sections=sections)
-        return
-    known = names_known_to(ncu, chip) if ncu else Missing("there is no ncu")
-    run_metrics(config, chip, None if isinstance(known, Missing) else known, sections)
+        raise ResourceError(f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips.")
+    known = names_known_to(ncu, chip)
+    if isinstance(known, Missing):
+        raise ResourceError(f"{known.why}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
+    return metrics_on(asked, chip, known, sections_of(ncu))
 
 
-def run_metrics(
-    config: RunConfig, chip: str, known: frozenset[str] | None = None, sections: Sequence[str] | None = None
+def metrics_on(
+    asked: MetricsConfig, chip: str, known: frozenset[str] | None = None, sections: Sequence[str] | None = None
 ) -> ResolvedMetrics:
-    """What a run asks for on a chip; `known` and `sections` are those that the installed ncu lists."""
-    asked = config.profiling.metrics
+    """Return what is collected on a chip; `known` and `sections` are those that the installed ncu lists."""
     return resolve(
         asked.sets,
         add=asked.add,
@@ -82,12 +94,16 @@ def chip_of(device_index: int) -> Maybe[str]:
     return name if isinstance(name, Missing) else chip_of_device(name)
 
 
-def names_of(ncu: Path, chip: str) -> frozenset[str]:
-    """What this ncu calls the counters of a chip."""
-    known = names_known_to(ncu, chip)
-    if isinstance(known, Missing):
-        raise ResourceError(f"{known.why}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
-    return known
+@lru_cache(maxsize=8)
+def names_known_to(ncu: Path, chip: str) -> Maybe[frozenset[str]]:
+    """Return the base names this ncu lists for a chip, or why it lists none. It needs no GPU for that."""
+    answer = ask([str(ncu), "--query-metrics", "--chips", chip], timeout_s=60)
+    if answer is None:
+        return Missing(f"{ncu} lists no counters for {chip}: it is older than that chip, or it does not start")
+    try:
+        return names_listed(answer)
+    except ParseError as error:
+        return Missing(error.fact)
 
 
 def sections_of(ncu: Path) -> tuple[str, ...] | None:
@@ -98,7 +114,7 @@ def sections_of(ncu: Path) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class NsysTraces:
-    """What nsys is told to record, and what of the request it cannot."""
+    """What nsys records, and what of the request it cannot."""
 
     modules: tuple[str, ...]
     gpu_metrics: bool
@@ -107,7 +123,7 @@ class NsysTraces:
 
 
 def nsys_traces(metrics: ResolvedMetrics, probe: NsysProbe, *, gpu: bool) -> NsysTraces:
-    """A trace that this tool or user cannot have costs that trace and is told, not the timeline."""
+    """Return what nsys can record; a trace module or counter that it cannot is left out with a note."""
     there = probe.trace_modules
     modules = tuple(module for module in metrics.trace_modules if module in there or not there)
     lacking = [module for module in metrics.trace_modules if module not in modules]
@@ -126,6 +142,6 @@ def _no_gpu_metrics(probe: NsysProbe, *, gpu: bool) -> str:
     return permission.why if permission.status == "denied" else ""
 
 
-def told_drops(metrics: ResolvedMetrics) -> tuple[str, ...]:
-    """A sentence for everything a set asks for that cannot be collected here."""
+def dropped_notes(metrics: ResolvedMetrics) -> tuple[str, ...]:
+    """Return a sentence for everything a set asks for that cannot be collected here."""
     return tuple(f"Not collected: {gone.name} ({', '.join(gone.sources)}): {gone.why}." for gone in metrics.dropped)

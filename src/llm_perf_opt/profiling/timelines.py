@@ -1,14 +1,15 @@
 """The timelines a run holds, best first: what kernels are chosen from and summed up over."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.trace.stages import stage_columns
-from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.config.passes import Pass, known_passes, pass_named
+from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_values
@@ -17,12 +18,6 @@ from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.health import Expected, examined
 from llm_perf_opt.traces.trace_cache import cached_trace
 
-NSYS_PASSES = {"nsys": Stage.PROFILE, "nsys_decode": Stage.DECODE}
-"""Pass → the stage that opens its capture."""
-MARK_STAGES = (PYTORCH, "vllm")
-"""Runtimes whose stages are marked by the thread that launches their work …"""
-WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-"""… unless these spread the work over several."""
 CLOCK_SLACK_NS = 5_000_000_000
 """A recording that began this long before its pass is still taken for its own: clocks are set and rounded."""
 BETWEEN_PASSES = timedelta(hours=1)
@@ -43,26 +38,26 @@ class Refused(Missing):
 
 
 def timelines(folder: RunFolder) -> Iterator[Timeline | Missing]:
-    """Every timeline of the run, or why a pass that was run has none."""
-    for name in NSYS_PASSES:
-        entry = folder.manifest().pass_named(name)
-        if entry is None:
+    """Yield every timeline of the run, or why a pass that was run has none; those that were judged when recorded come first."""
+    for one in sorted((one for one in known_passes() if one.trace), key=lambda one: not one.judged):
+        entry = folder.manifest().pass_named(one.name)
+        file = folder.raw(one.name) / one.trace
+        if (entry is None) if one.judged else (not file.exists()):
             continue
-        if entry.status != "complete":
-            yield Missing(f"{name} is {entry.status}: {entry.why}")
-            continue
-        yield _read(folder, name, folder.timeline_file(name))
-    if folder.torch_trace_file.exists():
-        yield _read(folder, "torch", folder.torch_trace_file)
+        if one.judged and entry is not None and entry.status != "complete":
+            yield Missing(f"{one.name} is {entry.status}: {entry.why}")
+        else:
+            yield _read(folder, one, file)
 
 
 def expected_of(folder: RunFolder, name: str) -> Expected:
     """What tells the trace of this run's pass from that of another run: the command it was given, and when the run was made.
 
-    And the stages that a timeline of nsys must hold, as they were looked for when it was recorded.
+    And the stages that it must hold, as they were looked for when it was recorded.
     """
     manifest = folder.manifest()
-    ranges = _ranges_of(folder, name) if name in NSYS_PASSES else ()
+    found = pass_named(name)
+    ranges = _ranges_of(folder, found.stages) if found and found.judged else ()
     entry = manifest.pass_named(name)
     argv = entry.argv if entry else ()
     config = next((value for option, value in itertools.pairwise(argv) if option == "--config"), "")
@@ -76,37 +71,37 @@ def expected_of(folder: RunFolder, name: str) -> Expected:
     return Expected(ranges=ranges, command=config, started_after_utc_ns=first_ns, started_before_utc_ns=last_ns)
 
 
-def marked_ranges(stage: Stage, runtime: str, engine: Mapping[str, Any], new_tokens: int) -> tuple[str, ...]:
-    """Which ranges must be in a report whose capture `stage` opened. That range itself may be cut off at its start.
+def marked_ranges(stages: Sequence[Stage], runtime: str, engine: Mapping[str, Any], new_tokens: int) -> tuple[str, ...]:
+    """Return which ranges must be in a report of these stages. The range that opened it may be cut off at its start.
 
     An engine whose work is launched by other processes marks no stages; only of those that do are they expected.
     """
-    if runtime not in MARK_STAGES or any(engine.get(name, 1) != 1 for name in WORKERS):
+    if not traits_of(runtime).marks_stages(engine):
         return ()
-    decode = (Stage.DECODE_STEP.value,) if new_tokens > 1 else ()
-    return decode if stage is Stage.DECODE else (Stage.PREFILL.value, *decode)
+    always = (Stage.PREFILL, Stage.DECODE_STEP) if new_tokens > 1 else (Stage.PREFILL,)
+    return tuple(stage.value for stage in always if stage in stages)
 
 
-def _ranges_of(folder: RunFolder, name: str) -> tuple[str, ...]:
+def _ranges_of(folder: RunFolder, stages: Sequence[Stage]) -> tuple[str, ...]:
     """By the run's own configuration; none where it has none, as for a program of the user's."""
     runtime = read_values(folder.config_file).get("runtime")
     if not isinstance(runtime, Mapping):
         return ()
     engine, new_tokens = runtime.get("engine"), runtime.get("num_new_tokens")
     return marked_ranges(
-        NSYS_PASSES[name],
+        stages,
         str(runtime.get("type", "")),
         engine if isinstance(engine, Mapping) else {},
         new_tokens if isinstance(new_tokens, int) else 1,
     )
 
 
-def _read(folder: RunFolder, name: str, file: Path) -> Timeline | Missing:
+def _read(folder: RunFolder, one: Pass, file: Path) -> Timeline | Missing:
     """From the tables of the pass, which are made where they are not there yet: a trace is parsed once."""
-    source = f"Nsight Systems ({name})" if name in NSYS_PASSES else "torch.profiler"
+    source = one.tool or one.label
     try:
-        trace = examined(cached_trace(file, folder.tables(name), columns=stage_columns).trace, expected_of(folder, name))
+        trace = examined(cached_trace(file, folder.tables(one.name), columns=stage_columns).trace, expected_of(folder, one.name))
     except ParseError as error:
-        return Missing(f"{name}: {error.fact}")
+        return Missing(f"{one.name}: {error.fact}")
     worst = next((problem for problem in trace.problems if problem.fatal), None)
     return Timeline(source, trace) if worst is None else Refused(f"the trace of {source} is not used: {worst.what}")

@@ -2,6 +2,7 @@
 
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.config.passes import sees_stages
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, numbers
 from llm_perf_opt.report.reasons import Reasons
@@ -10,9 +11,6 @@ from llm_perf_opt.report.text import (
     significant,
     table,
 )
-
-_BESIDE = {"nvml", "clean", "ceilings", "ncu_selftest"}
-"""Passes that are the reference, run beside it, or run none of the model."""
 
 
 def passes_section(analysis: RunAnalysis) -> str:
@@ -38,7 +36,7 @@ def passes_section(analysis: RunAnalysis) -> str:
 
 
 def _cells(name: str, found: PassOverhead | None, reasons: Reasons) -> list[str]:
-    if name in _BESIDE:
+    if not sees_stages(name):
         return ["", ""]
     if found is None:
         missing = Missing("the pass did not time its stages")

@@ -5,7 +5,7 @@ from llm_perf_opt.core.records import CleanTimings
 
 
 def ran_by(timings: CleanTimings) -> str:
-    """`, run by vllm 0.32.0`; not escaped."""
+    """`, run by NAME VERSION`; not escaped."""
     runtime = timings.runtime
     return "" if runtime is None or runtime.type == PYTORCH else f", run by {runtime.type} {runtime.version}"
 

@@ -1,1 +1,8 @@
 """The measured process: runtimes and how they are measured."""
+
+ENTRY_POINTS = {
+    "pytorch": "llm_perf_opt.runners.models:RUNTIME",
+    "vllm": "llm_perf_opt.runners.vllm_runner:RUNTIME",
+    "tensorrtllm": "llm_perf_opt.runners.tensorrtllm_runner:RUNTIME",
+}
+"""The runtimes of this package, as another package declares its own in the entry-point group `llm_perf_opt.runners`."""

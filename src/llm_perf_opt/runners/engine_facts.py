@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from llm_perf_opt.config.schema import ModelConfig, canonical_dtype
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError
 from llm_perf_opt.core.host import last_level_cache_bytes
@@ -19,14 +17,16 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-def last_level_cache_of(device: torch.device) -> Maybe[int]:
+def last_level_cache_of(device: "torch.device") -> Maybe[int]:
     """Bytes of the device's last-level cache."""
     if device.type == "cuda":
+        import torch
+
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     return last_level_cache_bytes()
 
 
-def short_dtype(dtype: torch.dtype) -> str:
+def short_dtype(dtype: "torch.dtype") -> str:
     """bf16, fp16, fp32; another as torch calls it."""
     return canonical_dtype(str(dtype))
 

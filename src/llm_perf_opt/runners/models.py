@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.config.runtimes import Runtime
 from llm_perf_opt.config.schema import HardwareConfig, ModelConfig, RuntimeConfig, canonical_dtype
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, cpu_name
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+RUNTIME = Runtime(
+    "pytorch",
+    "llm_perf_opt.runners.pytorch_runner:open_pytorch",
+    engine=False,
+    steppable=True,
+    packages=("torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn"),
+    marks_stages=lambda _: True,
+)
+"""Plain PyTorch. It is declared here because its runner cannot be imported without loading torch."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NAMED = 3
 """So many tensors that are not there are named; the rest are counted."""

@@ -3,13 +3,13 @@
 import os
 import time
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llm_perf_opt.config.runtimes import GROUP, Runtime, runtime_named
-from llm_perf_opt.config.schema import ENGINES, PYTORCH, RunConfig, canonical_dtype
-from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError
+from llm_perf_opt.config.registry import Declared, load
+from llm_perf_opt.config.runtimes import GROUP, Runtime, runtime_named, traits_of
+from llm_perf_opt.config.schema import RunConfig, canonical_dtype
+from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Workload
 from llm_perf_opt.runners.base import EngineRunner, Opener, Runner, RunnerRequest, SteppableRunner
 from llm_perf_opt.runners.child import send
@@ -69,7 +69,7 @@ def is_steppable(runner: Runner) -> bool:
 def open_session(config: RunConfig, trace_dir: Path | None = None) -> Session:
     """Check everything that can be checked cheaply, then open the runtime with the model."""
     runtime = runtime_named(config.runtime.type)
-    if config.hardware.cpu_threads and runtime.name != PYTORCH:
+    if config.hardware.cpu_threads and runtime.engine:
         os.environ["OMP_NUM_THREADS"] = str(config.hardware.cpu_threads)  # before torch loads: engines bind their threads once
     opener = _opener(runtime)
     import torch
@@ -111,12 +111,12 @@ def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch
 
     def check_size(longest: int) -> None:
         models.check_positions(architecture, longest, asked.num_new_tokens)
-        if asked.type == PYTORCH:  # an engine divides its memory by itself
+        if not traits_of(asked.type).engine:  # an engine divides its memory by itself
             need = models.memory_need(architecture, config.model, dtype, asked.batch_size, longest + asked.num_new_tokens)
             models.check_fits(need, device)
 
     picture = models.picture_of(architecture)
-    if picture is not None and asked.type in ENGINES:
+    if picture is not None and traits_of(asked.type).steppable is False:
         raise ConfigError(
             f"runtime={asked.type} is given token ids alone, and {config.model.name} takes pictures.", "Use runtime=pytorch."
         )
@@ -134,21 +134,8 @@ def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch
 
 
 def _opener(runtime: Runtime) -> Opener:
-    """The function that opens a runtime; somebody else's code may fail to load in any way."""
-    module, _, name = runtime.target.partition(":")
-    try:
-        found = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        return cast("Opener", found)
-    except LlmPerfError:
-        raise
-    except Exception as error:
-        whose = f" of {runtime.brought_by}" if runtime.brought_by else ""
-        raise ResourceError(
-            f"The runtime '{runtime.name}'{whose} cannot be loaded from {runtime.target}: {type(error).__name__}: {error}.",
-            f"The entry point of the group {GROUP} must name a function." if runtime.brought_by else runtime.install,
-        ) from error
+    remedy = f"The entry point of the group {GROUP} must name a function." if runtime.brought_by else runtime.install
+    return cast("Opener", load(Declared(runtime.name, runtime.target, runtime.brought_by), "runtime", remedy))
 
 
 def _check_runner(runner: Any, runtime: Runtime) -> None:

@@ -3,20 +3,23 @@
 Written from the engine's documentation and tested against a stand-in; it has not run on the real engine.
 """
 
+import ast
 import asyncio
 import atexit
 import math
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.config.runtimes import Runtime, StageLabels, by_requests
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.runtime_records import RuntimeFacts
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.runners.base import Generated, RunnerRequest
-from llm_perf_opt.runners.engine_arguments import refuse_arguments
+from llm_perf_opt.runners.engine_arguments import DECIDED, SourceArguments, fields_of
 from llm_perf_opt.runners.engine_facts import (
     COUNTED,
     OFFLOADED,
@@ -58,6 +61,48 @@ METHOD = (
 NOTES = (
     "Tokens are stamped on the host, at the end of the engine's queues: those are part of a step's time.",
     "This runner was written from TensorRT-LLM's documentation and has not been run on the real engine by its authors.",
+)
+
+
+def _argument_names(tree: ast.Module) -> Iterator[str]:
+    """Fields of every class …LlmArgs, their aliases, and what LLM takes out of its keywords before they become one.
+
+    Which of the classes is used depends on the backend: a name that any of them has is let through, and the engine judges.
+    """
+    yield from fields_of(tree, lambda name: name.endswith("LlmArgs"))
+    for called in ast.walk(tree):
+        if not isinstance(called, ast.Call):
+            continue
+        takes = isinstance(called.func, ast.Attribute) and called.func.attr in ("pop", "get")
+        if takes and called.args and _is_text(called.args[0]):
+            yield ast.literal_eval(called.args[0])
+        for keyword in called.keywords:
+            if keyword.arg in ("alias", "validation_alias"):
+                yield from (ast.literal_eval(part) for part in ast.walk(keyword.value) if _is_text(part))
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+_ARGUMENTS = SourceArguments(
+    "TensorRT-LLM",
+    "tensorrt_llm",
+    "They are the arguments of tensorrt_llm.LLM.",
+    ("llmapi/llm_args.py", "llmapi/llm.py"),
+    _argument_names,
+    DECIDED,
+    mappings=("kv_cache_config",),
+)
+RUNTIME = Runtime(
+    "tensorrtllm",
+    "llm_perf_opt.runners.tensorrtllm_runner:open_tensorrtllm",
+    steppable=False,
+    needs="tensorrt_llm",
+    install="pip install 'llm-perf-opt[tensorrtllm]'",
+    packages=("tensorrt-llm",),
+    arguments=_ARGUMENTS,
+    labels=(StageLabels("tensorrt_llm", by_requests(r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs,.*?(\d+) gen reqs")),),
 )
 
 
@@ -130,8 +175,8 @@ def open_tensorrtllm(request: RunnerRequest) -> TensorRtLlmRunner:
 
 def _arguments(request: RunnerRequest) -> dict[str, Any]:
     """The runner's own arguments, then the user's over them; the settings of the cache are merged one by one."""
-    refuse_arguments(request.config.runtime, None)
     given = dict(request.config.runtime.engine)
+    _ARGUMENTS.refuse(given, None)
     cache = given.pop("kv_cache_config", {})
     config, prompts = request.config, request.prompts
     longest = max(prompts.lengths) + config.runtime.num_new_tokens

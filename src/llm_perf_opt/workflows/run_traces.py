@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace.stages import find_stages, stage_columns
 from llm_perf_opt.analysis.trace_analysis import analyzed, refused
+from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
@@ -32,7 +33,7 @@ def read_run_trace(folder: RunFolder, facts: RunFacts) -> tuple[Maybe[TraceAnaly
     """What the first sound trace of a run shows, else the first that is incomplete, else why there is none; and notes."""
     incomplete: TraceAnalysis | None = None
     why, notes = [], []
-    for name, file in folder.trace_files().items():
+    for name, file in trace_files(folder).items():
         if not file.is_file():
             continue
         try:
@@ -54,7 +55,7 @@ def read_run_trace(folder: RunFolder, facts: RunFacts) -> tuple[Maybe[TraceAnaly
 
 def _with_metrics(found: TraceAnalysis, folder: RunFolder, read: str) -> TraceAnalysis:
     """The same with the samples of the GPU's metrics that another pass's trace holds: torch records none."""
-    for name, file in folder.trace_files().items():
+    for name, file in trace_files(folder).items():
         if found.gpu_metrics or name == read or not file.is_file():
             continue
         try:

@@ -9,15 +9,11 @@ from llm_perf_opt.analysis.limits.hardware import (
 from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
+from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ImplausibleError
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing
 
-SEPARATE = {
-    "vllm": "runtime.engine.max_num_batched_tokens and max_num_seqs, and a cache (kv_cache_memory_bytes, gpu_memory_utilization, "
-    "num_gpu_blocks_override), large enough for the whole batch keep them apart."
-}
-"""What to do where a runtime ran prefill and decode together."""
 SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""
 LARGE_INFLATION = 1.5
@@ -56,7 +52,7 @@ def run_warnings(
         if timings.runtime is not None and timings.runtime.inseparable:
             found.append(
                 f"Prefill and decode cannot be told apart: {timings.runtime.inseparable}. What needs them apart is n/a. "
-                f"{SEPARATE.get(timings.runtime.type, '')}".strip()
+                f"{traits_of(timings.runtime.type).separate}".strip()
             )
         elif (why := unstepped(timings)) is not None:
             found.append(f"Single decode steps have no times: {why.why}. What needs them is n/a; decode as a whole is timed.")

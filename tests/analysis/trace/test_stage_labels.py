@@ -2,12 +2,12 @@
 
 import pytest
 
-from llm_perf_opt.analysis.trace.labels import DIALECTS
+from llm_perf_opt.analysis.trace.labels import dialects
 
 
 def read(label: str) -> list[tuple[str, str]]:
     """(dialect, stage) of every dialect that knows the label."""
-    return [(dialect.name, stage) for dialect in DIALECTS if (stage := dialect.stage_of(label))]
+    return [(dialect.name, stage) for dialect in dialects() if (stage := dialect.stage_of(label))]
 
 
 @pytest.mark.parametrize(

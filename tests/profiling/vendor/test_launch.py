@@ -16,9 +16,8 @@ from command import HANG_S
 from llm_perf_opt.core.errors import CaptureError, Interrupted
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.profiling.vendor import launch
-from llm_perf_opt.profiling.vendor.child import verdict
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
-from llm_perf_opt.profiling.vendor.launch import Callbacks, Companion, run_child
+from llm_perf_opt.profiling.vendor.launch import Callbacks, Companion, run_child, verdict
 from llm_perf_opt.runners.child import MESSAGE_PREFIX
 
 
@@ -85,7 +84,7 @@ def alive(pid: int) -> bool:
 def test_messages_and_log_are_told_apart(tmp_path: Path) -> None:
     code = """
 import sys
-from llm_perf_opt.profiling.vendor.launch import send
+from llm_perf_opt.runners.child import send
 print("plain"); send("phase", text="loading"); print("to stderr", file=sys.stderr)
 print("@llm-perf not json"); print("@llm-perf [1]"); print("no newline", end="")
 """
@@ -195,7 +194,7 @@ except KeyboardInterrupt:
 def test_a_message_behind_a_progress_bar_is_heard(tmp_path: Path) -> None:
     code = """
 import sys
-from llm_perf_opt.profiling.vendor.launch import send
+from llm_perf_opt.runners.child import send
 sys.stdout.write("\\r[1/1] 97% run.nsys-rep"); send("phase", text="decode"); print("a line that quotes @llm-perf and goes on")
 """
     _, heard, log = run(code, tmp_path)
@@ -233,7 +232,7 @@ def test_a_child_of_a_background_job_is_interrupted_too(tmp_path: Path, clock: C
     code = f"""
 import signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-from llm_perf_opt.profiling.vendor.launch import heed_interrupts
+from llm_perf_opt.runners.child import heed_interrupts
 heed_interrupts()
 try:
     {READY}

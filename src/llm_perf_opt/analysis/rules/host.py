@@ -4,7 +4,8 @@ from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, gap_saving_of, milliseconds, saving_of
 from llm_perf_opt.analysis.rules.launching import request_units
-from llm_perf_opt.analysis.trace.stage_instances import DECODE, MIXED_STEP, STEP
+from llm_perf_opt.analysis.trace.stage_instances import DECODE
+from llm_perf_opt.core.stages import MIXED_STEP, STEP
 
 EVERY_STEP = 0.5
 """Calls per step from which on something happens in every step, not now and then."""

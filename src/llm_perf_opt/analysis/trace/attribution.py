@@ -23,7 +23,7 @@ MODULE_LABEL = re.compile(
 )
 MOST_ROUNDS = 64
 """All rows at once climb so far to those around them; what lies deeper is settled row by row."""
-"""torch's module calls (with_modules, with_stack), this tool's own parts, and the layer-wise NVTX hooks of vLLM and SGLang."""
+"""torch's module calls (with_modules, with_stack), this tool's own parts, and the layer-wise NVTX hooks of serving engines."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from llm_perf_opt.analysis.kernels.classes import CLASSES, classify
 from llm_perf_opt.analysis.trace.attribution import Attribution
 from llm_perf_opt.analysis.trace.document import BorrowedLine, BorrowedTable
 from llm_perf_opt.analysis.trace.row_numbers import sums
-from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
+from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, PREFILL, TraceStages
+from llm_perf_opt.core.stages import MIXED_STEP, STEP
 from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind
 from llm_perf_opt.traces.projection import NONE
 

@@ -1,7 +1,7 @@
 """Labels of a trace that are neither stages nor modules: what a program marked for itself, and what it launched meanwhile."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +9,9 @@ import numpy as np
 from llm_perf_opt.analysis.trace.attribution import MODULE_LABEL, outermost_of_its_name
 from llm_perf_opt.analysis.trace.document import LabelLine
 from llm_perf_opt.analysis.trace.row_numbers import distinct, sums
-from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, MIXED_STEP, PREFILL, STEP, TraceStages
-from llm_perf_opt.core.stages import STAGE_NAMES
+from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, PREFILL, TraceStages
+from llm_perf_opt.config.runtimes import all_traits, by_step
+from llm_perf_opt.core.stages import MIXED_STEP, STAGE_NAMES, STEP
 from llm_perf_opt.traces.events import NO_NAME, Int64, RangeKind, Trace, WorkKind, different_pairs
 from llm_perf_opt.traces.nesting import lanes_of, nest
 from llm_perf_opt.traces.projection import NONE, launching_calls, through
@@ -27,14 +28,8 @@ class Dialect:
     """Whether labels of another NVTX domain than ours are somebody else's; names as plain as `decode` need it."""
 
 
-_VLLM_STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)\(.*?\)")
-_VLLM_NEW = re.compile(r"execute_new_(\d+)_cached_(\d+)")
-_VLLM_FORWARD = re.compile(r"(?:v2_)?gpu_model_runner: forward")
 _SGLANG_STEP = re.compile(r"step\[(\w+)(?: .*)?\]")
-_TENSORRT_STEP = re.compile(r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs,.*?(\d+) gen reqs")
 _ATOM_STEP = re.compile(r"(prefill|decode)\[.*\]")
-_PROFILER_STEP = re.compile(r"ProfilerStep\s*#\d+")
-
 _SGLANG_MODES = {
     "EXTEND": PREFILL,
     "PREFILL": PREFILL,
@@ -47,25 +42,8 @@ _SGLANG_MODES = {
 """Other modes (a draft model's steps, idle ones) are steps of which nothing more is said."""
 
 
-def _by_requests(prefilling: str, decoding: str) -> str:
-    if int(prefilling) and int(decoding):
-        return MIXED_STEP
-    if int(prefilling):
-        return PREFILL
-    return DECODE_STEP if int(decoding) else STEP
-
-
 def _own(label: str) -> str | None:
     return label if label in STAGE_NAMES else None
-
-
-def _vllm(label: str) -> str | None:
-    found = _VLLM_STEP.fullmatch(label) or _VLLM_NEW.fullmatch(label)
-    return _by_requests(*found.groups()) if found else None
-
-
-def _vllm_forward(label: str) -> str | None:
-    return STEP if _VLLM_FORWARD.fullmatch(label) else None
 
 
 def _sglang(label: str) -> str | None:
@@ -73,33 +51,30 @@ def _sglang(label: str) -> str | None:
     return _SGLANG_MODES.get(found[1].upper(), STEP) if found else None
 
 
-def _tensorrt(label: str) -> str | None:
-    found = _TENSORRT_STEP.fullmatch(label)
-    return _by_requests(*found.groups()) if found else None
-
-
 def _atom(label: str) -> str | None:
     found = _ATOM_STEP.fullmatch(label)
     return {"prefill": PREFILL, "decode": DECODE_STEP}[found[1]] if found else None
 
 
-def _profiler_step(label: str) -> str | None:
-    return STEP if _PROFILER_STEP.fullmatch(label) else None
+_OTHER_ENGINES = (Dialect("sglang", _sglang), Dialect("atom", _atom))
+"""Engines that make traces and that no runtime here runs."""
 
 
-DIALECTS: Sequence[Dialect] = (
-    Dialect("labels", _own, our_domain_only=True),
-    Dialect("vllm", _vllm),
-    Dialect("sglang", _sglang),
-    Dialect("tensorrt_llm", _tensorrt),
-    Dialect("atom", _atom),
-    Dialect("vllm", _vllm_forward),
-    Dialect("profiler_step", _profiler_step),
-)
-"""In the order they are tried: the one that says most first."""
+def dialects() -> tuple[Dialect, ...]:
+    """Return every dialect in the order they are tried: the one that says most first."""
+    labels = [[Dialect(one.name, one.stage_of) for one in runtime.labels] for runtime in all_traits()]
+    return (
+        Dialect("labels", _own, our_domain_only=True),
+        *(first for first, *_ in filter(None, labels)),
+        *_OTHER_ENGINES,
+        *(other for _, *others in filter(None, labels) for other in others),
+        Dialect("profiler_step", by_step(r"ProfilerStep\s*#\d+")),
+    )
 
-ENGINES = frozenset(dialect.name for dialect in DIALECTS) - {"labels", "profiler_step"}
-"""Dialects of programs that serve: their settings are their own, none of this tool's."""
+
+def engine_dialects() -> frozenset[str]:
+    """Return the dialects of programs that serve: their settings are their own, none of this tool's."""
+    return frozenset(dialect.name for dialect in dialects()) - {"labels", "profiler_step"}
 
 
 def label_lines(trace: Trace, stages: TraceStages) -> list[LabelLine]:

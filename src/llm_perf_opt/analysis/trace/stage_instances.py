@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.stages import MIXED_STEP, STEP, Stage
 from llm_perf_opt.traces.events import Columns, Int32, Int64
 from llm_perf_opt.traces.projection import NONE, nearest_marked, through
 
@@ -12,10 +12,6 @@ PROFILE = Stage.PROFILE.value
 PREFILL = Stage.PREFILL.value
 DECODE = Stage.DECODE.value
 DECODE_STEP = Stage.DECODE_STEP.value
-MIXED_STEP = "mixed_step"
-"""A server's step that holds prompts and single tokens together."""
-STEP = "step"
-"""A step of which the trace does not say what it held."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class TraceStages:
     """What the stages of a trace are, and how that was found out."""
 
     method: str
-    """labels, vllm, sglang, tensorrt_llm, atom, profiler_step, kernel sequence or none; or `labels, steps by kernel sequence`."""
+    """The dialect of its labels (`labels.dialects`), kernel sequence or none; or `labels, steps by kernel sequence`."""
     why: str
     """The evidence in a line."""
     names: tuple[str, ...]

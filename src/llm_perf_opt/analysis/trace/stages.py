@@ -1,6 +1,6 @@
 """The stages and steps of any trace: from labels where there are some, else from the repeating sequence of kernels.
 
-The dialects of `stage_labels` are tried in order; the first whose labels own device work is used. Without labels, and inside a
+The dialects of `labels` are tried in order; the first whose labels own device work is used. Without labels, and inside a
 decode whose steps have none, `kernel_sequence` looks for the steps. The result names the method and how much of the device time
 it covers.
 """
@@ -12,20 +12,10 @@ import numpy.typing as npt
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, class_of_work
 from llm_perf_opt.analysis.trace.kernel_sequence import Repetition, find_repetition, find_steps
-from llm_perf_opt.analysis.trace.labels import DIALECTS, Dialect
+from llm_perf_opt.analysis.trace.labels import Dialect, dialects
 from llm_perf_opt.analysis.trace.row_numbers import distinct
-from llm_perf_opt.analysis.trace.stage_instances import (
-    DECODE,
-    DECODE_STEP,
-    MIXED_STEP,
-    PREFILL,
-    PROFILE,
-    STEP,
-    Instances,
-    TraceStages,
-    coverage_of,
-)
-from llm_perf_opt.core.stages import DOMAIN, STAGE_NAMES
+from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, PREFILL, PROFILE, Instances, TraceStages, coverage_of
+from llm_perf_opt.core.stages import DOMAIN, MIXED_STEP, STAGE_NAMES, STEP
 from llm_perf_opt.traces.events import Int64, Trace, different
 from llm_perf_opt.traces.nesting import lanes_of, nest
 from llm_perf_opt.traces.projection import NONE, launching_calls, nearest_marked, through
@@ -42,7 +32,7 @@ def find_stages(trace: Trace, call_of_work: Int64 | None = None) -> TraceStages:
     """The stages of a trace by the first method that finds device work in them."""
     calls = launching_calls(trace) if call_of_work is None else call_of_work
     poorer: TraceStages | None = None
-    for dialect in DIALECTS:
+    for dialect in dialects():
         found = _from_labels(trace, calls, dialect)
         if found is None:
             continue

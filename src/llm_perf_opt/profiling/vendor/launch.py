@@ -1,6 +1,7 @@
 """The only place that starts processes. A child and its descendants are ended by recorded pid, never by name."""
 
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -10,20 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from llm_perf_opt.core.errors import CaptureError, LlmPerfError, interrupted
+from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted
 from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, end
 from llm_perf_opt.core.run_folder import disk_error
 from llm_perf_opt.profiling.vendor.child_output import TICK_S, LineReader, OnMessage, OnTick, no_tick, pidfd
 from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
 from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
+from llm_perf_opt.profiling.vendor.logs import words_of_the_program
 from llm_perf_opt.runners.child import PARENT_VARIABLE
 
 REPORT_GRACE_S = (120.0, 20.0, 5.0)
 """The same for a tool that writes its report when it is interrupted."""
 SETTLE_S = 3.0
 """How long processes that outlive a child may take to end by themselves."""
+_RAISED = re.compile(r"[\w.]+(Error|Exception)(: .|$)")
+"""The last line of a traceback, below those of the code that it went through."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,55 @@ def run_child(
         finally:
             running.close()
     return Finished(child.wait(), time.monotonic() - begun, outcome == "late", stopped)
+
+
+class UnexplainedEndError(CaptureError):
+    """A child ended badly without a word of its own: only its exit code or signal is known, and whoever knows more is right."""
+
+
+def error_in(message: dict[str, Any]) -> LlmPerfError | None:
+    """Return the error in a child's message, if it holds one."""
+    if message.get("event") != "error":
+        return None
+    return error_from(str(message.get("kind")), str(message.get("fact")), str(message.get("remedy")))
+
+
+def verdict(
+    what: str, finished: Finished, said: Sequence[LlmPerfError], log: Path, *, limit: str, longer: str, smaller: str
+) -> LlmPerfError | None:
+    """Return what a child's end means: why we stopped it, then its own words, then its exit code. None: it ended well.
+
+    `limit` names the time it had, `longer` and `smaller` say what to do when it ran out of time or memory.
+    """
+    if finished.stopped is not None:
+        return finished.stopped
+    if said:
+        return said[0]
+    if finished.timed_out:
+        return CaptureError(
+            f"{what} took longer than {limit} and was ended after {finished.seconds:.0f} s.", f"{longer} See {log}."
+        )
+    if finished.exit_code == 0:
+        return None
+    if finished.exit_code == 130:
+        return Interrupted("Interrupted.", "What was captured so far is kept.")
+    if finished.signal_name == "SIGKILL":
+        return CaptureError(
+            f"{what} was killed (SIGKILL).", f"Often that is the system running out of memory: {smaller} See {log}."
+        )
+    how = f"by {finished.signal_name}" if finished.signal_name else f"with exit code {finished.exit_code}"
+    return UnexplainedEndError(f"{what} was ended {how}{_complaint(log)}.", f"See {log}.")
+
+
+def _complaint(log: Path) -> str:
+    """The line of a log that most likely says what went wrong."""
+    try:
+        lines = words_of_the_program(log.read_text(errors="replace"))
+    except OSError:
+        return ""
+    raised = [line for line in lines if _RAISED.match(line)][-1:]
+    loud = raised or [line for line in lines if "error" in line.lower()] or lines[-1:]
+    return f": {loud[0].removeprefix('==ERROR==').strip()[:300]}" if loud else ""
 
 
 def convert(argv: Sequence[str], *, log: Path, timeout_s: float, output: Path | None = None) -> Finished:

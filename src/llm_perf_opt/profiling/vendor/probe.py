@@ -103,7 +103,7 @@ P = TypeVar("P", NsysProbe, NcuProbe)
 
 
 def locate(name: str) -> Located:
-    """nsys or ncu: its variable (NSYS, NCU), the PATH, then the usual folders, newest first."""
+    """Return where a tool is: its variable (NSYS, NCU), the PATH, then its usual folders, newest first."""
     named = os.environ.get(name.upper(), "")
     if named and Path(named).is_file() and os.access(named, os.X_OK):
         return Located(Path(named))
@@ -124,7 +124,7 @@ def _on_path_or_installed(name: str) -> Path | None:
     on_path = shutil.which(name)
     if on_path:
         return Path(on_path)
-    return next((path for pattern in _INSTALL_FOLDERS[name] for path in newest_first(pattern)), None)
+    return next((path for pattern in _INSTALL_FOLDERS.get(name, ()) for path in newest_first(pattern)), None)
 
 
 def newest_first(pattern: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A pass below an Nsight tool: run it, keep what it wrote even when it was cut short, say what became of it."""
+"""A pass under an Nsight tool: run it, keep what it wrote even when it was cut short, say what became of it."""
 
 import shutil
 import tempfile
@@ -71,11 +71,11 @@ def run_tool(
     `environment` is the program's; without one, that of our own measured process.
     An interrupted run raises Interrupted as every pass does; its report is saved all the same.
     """
-    told_error = False
+    said_error = False
 
     def hear(message: dict[str, Any]) -> None:
-        nonlocal told_error
-        told_error = told_error or message.get("event") == "error"
+        nonlocal said_error
+        said_error = said_error or message.get("event") == "error"
         callbacks.on_message(message)
 
     heard = replace(callbacks, on_message=hear)
@@ -84,7 +84,7 @@ def run_tool(
         left = replace(limits, timeout_s=limits.timeout_s - spent_s)
         went = _started(tool, argv, out_base, log, left, heard, environment)
         spent_s += went.finished.seconds
-        if number == starts or told_error or spent_s >= limits.timeout_s or not _lost_its_agent(went):
+        if number == starts or said_error or spent_s >= limits.timeout_s or not _lost_its_agent(went):
             break
         callbacks.on_message({"event": "phase", "text": f"nsys lost its agent and is started again ({number + 1} of {starts})"})
     return replace(went, starts=number, finished=replace(went.finished, seconds=spent_s))

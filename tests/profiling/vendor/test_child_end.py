@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError
-from llm_perf_opt.profiling.vendor.child import UnexplainedEndError, verdict
-from llm_perf_opt.profiling.vendor.launch import Finished
+from llm_perf_opt.profiling.vendor.launch import Finished, UnexplainedEndError, verdict
 
 STOPPED = CaptureError("The disk ran full.", "")
 SAID = ConfigError("The program ended with exit code 3.", "")

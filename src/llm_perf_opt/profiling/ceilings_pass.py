@@ -1,0 +1,75 @@
+"""Measures this machine's peaks, or reads them from where they are kept, in a process of its own."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from llm_perf_opt import __version__
+from llm_perf_opt.config.passes import Pass
+from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, nearest
+from llm_perf_opt.core.machine_records import FoundCeilings
+from llm_perf_opt.core.records import SCHEMA, Manifest
+from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.stored_ceilings import read_ceilings
+from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, framework, run_pass
+
+DEVICES = ("auto", "cpu", "cuda")
+_NAME = "ceilings"
+_LABEL = "what this machine can do"
+_TIMEOUT_S = 120.0
+"""Beyond ten times the measuring time: loading the framework can be slow, hanging must end."""
+
+
+def _measure(folder: RunFolder, listener: Listener, words: list[str], budget_s: float | None = None) -> FoundCeilings:
+    """Run the measuring process with these arguments."""
+    out = folder.ceilings_file
+    argv = [sys.executable, "-m", "llm_perf_opt.runners.measure.ceilings", *words, "--out", str(out)]
+    argv += ["--budget-s", str(budget_s)] if budget_s is not None else []
+    timeout_s = _TIMEOUT_S + 10 * (budget_s or 0)
+
+    def check(ended: LlmPerfError | None) -> PassOutcome:
+        return PassOutcome(ended, "measured before, kept" if ended is None and read_ceilings(out).cached else "")
+
+    listener.pass_started(_NAME, _LABEL)
+    plan = PassPlan(_NAME, argv, timeout_s, framework(), limit=f"the {timeout_s:.0f} s it", longer="Is the device busy?")
+    run_pass(folder, plan, listener, check=check)
+    return read_ceilings(out)
+
+
+def find_ceilings(
+    device: str,
+    device_index: int,
+    listener: Listener,
+    *,
+    refresh: bool = False,
+    threads: int | None = None,
+    budget_s: float | None = None,
+) -> FoundCeilings:
+    """Return the device's peaks, outside a run: the log is kept only where it failed for no reason a user would know."""
+    if device not in DEVICES:
+        raise ConfigError(f"--device {device} is not known.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
+    words = [*_arguments(device, device_index, threads), *(["--refresh"] if refresh else [])]
+    with tempfile.TemporaryDirectory(prefix="llm-perf-") as place:
+        folder = RunFolder(Path(place))
+        folder.write_manifest(Manifest(SCHEMA, __version__, "partial", "", ()))
+        try:
+            return _measure(folder, listener, words, budget_s)
+        except CaptureError as error:
+            log = folder.log_file(_NAME)
+            with tempfile.NamedTemporaryFile(prefix="llm-perf-ceilings-", suffix=".log", delete=False) as kept:
+                kept.write(log.read_bytes() if log.exists() else b"")
+            raise CaptureError(error.fact, f"The whole error is in {kept.name}.") from error
+
+
+def _arguments(device: str, device_index: int, threads: int | None) -> list[str]:
+    words = ["--device", device, "--device-index", str(device_index)]
+    return words + (["--threads", str(threads)] if threads is not None else [])
+
+
+def _launch(capture: Capture) -> None:
+    """Like telemetry, a help: where the peaks cannot be measured, the run continues and says so at its end."""
+    threads = capture.config.hardware.cpu_threads if capture.config else None
+    _measure(capture.folder, capture.listener, _arguments(capture.device, capture.device_index, threads))
+
+
+PASSES = (Pass(_NAME, _LABEL, 25, _launch, lambda config: config.profiling.ceilings and config.profiling.clean),)

@@ -1,0 +1,89 @@
+"""The unprofiled pass, which every time comes from, with the telemetry sampler next to it."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from llm_perf_opt.config.passes import EVERY_STAGE, Pass
+from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError
+from llm_perf_opt.core.records import Missing, PassRecord
+from llm_perf_opt.core.run_folder import read_record, write_whole
+from llm_perf_opt.profiling.passes import Capture, begin_pass, plain_run, run_measured
+from llm_perf_opt.profiling.vendor.launch import Companion
+from llm_perf_opt.runners.measure import nvml
+from llm_perf_opt.runners.measure.gpu import gpu_count
+from llm_perf_opt.traces.timings import read_timings
+
+
+def _launch(capture: Capture) -> None:
+    """Raise what went wrong with the pass, or, where it ended well, with the sampler."""
+    folder = capture.folder
+    sampler = _start_sampler(capture) if "nvml" in capture.names else None
+    lost = sampler if isinstance(sampler, LlmPerfError) else None
+    try:
+        run = plain_run(lambda pid: sampler.tell(str(pid)) if isinstance(sampler, Companion) else None)
+        run_measured(capture, "clean", run=run)
+    finally:
+        if isinstance(sampler, Companion):
+            lost = _stop_sampler(capture, sampler)
+        if folder.clean_inputs_file.exists():  # also of a pass that was interrupted
+            inputs = read_record(folder.clean_inputs_file, dict)
+            write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
+    if lost is not None:
+        raise lost
+
+
+def _start_sampler(capture: Capture) -> Companion | LlmPerfError:
+    """Telemetry is a help, not the measurement: where it cannot start, the run continues and says so at its end."""
+    folder = capture.folder
+    gpus = Missing("asked for the CPU") if capture.device == "cpu" else gpu_count()
+    gpu = "none" if isinstance(gpus, Missing) or gpus == 0 else str(capture.device_index)
+    argv = [sys.executable, "-m", nvml.__name__, "--out", str(folder.telemetry_file)]
+    argv += ["--interval", str(capture.profiling.nvml.interval_s), "--gpu", gpu]
+    begin_pass(folder, "nvml", argv)
+    entry = PassRecord("nvml", "started", tuple(argv))
+    folder.update_pass(entry)
+    try:
+        return Companion(argv, folder.log_file("nvml"), nvml.READY)
+    except CaptureError as error:
+        _end(capture, replace(entry, status="failed", why=error.fact, remedy=error.remedy))
+        return error
+
+
+def _stop_sampler(capture: Capture, sampler: Companion) -> LlmPerfError | None:
+    finished = sampler.stop()
+    entry = PassRecord("nvml", "complete", sampler.argv, finished.exit_code, round(finished.seconds, 3))
+    if finished.exit_code == 0:
+        _end(capture, entry)
+        return None
+    log = capture.folder.log_file("nvml")
+    error = CaptureError(f"The sampler ended with exit code {finished.exit_code}.", f"See {log}.")
+    _end(capture, replace(entry, status="failed", why=error.fact, remedy=error.remedy))
+    return error
+
+
+def _end(capture: Capture, entry: PassRecord) -> None:
+    capture.folder.update_pass(entry)
+    capture.listener.pass_ended(entry)
+
+
+def _measured(path: Path) -> None:
+    if not read_timings(path).iterations:
+        raise ParseError("It has no measured iteration.", "")
+
+
+PASSES = (
+    Pass("nvml", "telemetry", 10, wanted=lambda config: config.profiling.nvml.enable and config.profiling.clean),
+    Pass(
+        "clean",
+        "unprofiled reference",
+        20,
+        _launch,
+        lambda config: config.profiling.clean,
+        leaves={"timings.json": _measured},
+        stages=EVERY_STAGE,
+        essential=True,
+    ),
+)

@@ -1,0 +1,350 @@
+"""The Nsight Compute passes: the counters' self-test, then counters of the kernels that carry the time of a stage or program.
+
+Like nsys, ncu ends with exit code 0 after counting nothing, so each pass is judged by the table it left. Products and a copy of
+known size are counted before any other figure is believed.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.analysis.kernels.counter_selftest import judge, told_work
+from llm_perf_opt.analysis.kernels.selection import Launch, Selection, expected_passes, select
+from llm_perf_opt.analysis.trace.stage_launches import ANY_DOMAIN, all_launches, domains_of, range_launches, stage_launches
+from llm_perf_opt.config.passes import Pass, known_passes
+from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
+from llm_perf_opt.core.kernel_records import CounterReport
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.run_folder import RunFolder, write_record
+from llm_perf_opt.core.stages import Stage, ncu_range
+from llm_perf_opt.counters.manifest import ResolvedMetrics
+from llm_perf_opt.counters.roles import roles
+from llm_perf_opt.profiling.passes import (
+    Capture,
+    Listener,
+    NothingToCountError,
+    PassOutcome,
+    PassPlan,
+    UnderTool,
+    respelled,
+    run_pass,
+)
+from llm_perf_opt.profiling.requested_metrics import counted_metrics, dropped_notes
+from llm_perf_opt.profiling.timelines import Timeline, timelines
+from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
+from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
+from llm_perf_opt.profiling.vendor.probe import tool_version
+from llm_perf_opt.profiling.vendor.reports import import_ncu_csv
+from llm_perf_opt.runners.measure import counter_selftest
+from llm_perf_opt.traces.ncu_csv import read_ncu
+from llm_perf_opt.traces.projection import project
+
+_LABEL = "Nsight Compute"
+_SELFTEST, _PROGRAM = "ncu_selftest", "ncu"
+_STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
+_SLOW_START, _LEAST_START_S = 5, 60.0
+"""A program under Nsight Compute starts and launches slower than under Nsight Systems: twice on the H200."""
+_OVERRUN = 3
+"""How far the estimate of the replays may be off before they are cut short."""
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """What the passes of Nsight Compute share."""
+
+    ncu: Path
+    version: str
+    metrics: ResolvedMetrics
+
+
+def _launch(capture: Capture) -> None:
+    """Run the self-test, then count each stage's kernels, or the program's. What stands in the way is reported once."""
+    counted = [name for name in capture.names if name in (*_STAGES, _PROGRAM)]
+    try:
+        counting = _counting(capture)
+    except (ResourceError, ConfigError) as absent:
+        _skip_all(capture, [name for name in capture.names if name in (_SELFTEST, *counted)], absent)
+        raise
+    try:
+        chosen = _choices(capture, counting, counted)
+        if capture.program and isinstance(why := chosen[_PROGRAM].selection, str):
+            raise NothingToCountError(f"No launch was chosen: {why}.", "The nsys pass must record kernels first.")
+        run_selftest(capture, counting)
+    except LlmPerfError as error:
+        doubt = error if capture.program else CaptureError(f"The counters were not read: {error.fact}", error.remedy)
+        if not isinstance(error, Interrupted):
+            _skip_all(capture, counted, doubt)
+        raise
+    failed: LlmPerfError | None = None
+    for name in counted:
+        try:
+            _count(capture, counting, name, chosen[name])
+        except Interrupted:
+            raise
+        except LlmPerfError as error:  # the other stage still stands
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _skip_all(capture: Capture, names: Sequence[str], why: LlmPerfError) -> None:
+    for name in names:
+        capture.started(name)
+        capture.skip(name, why)
+
+
+def _counting(capture: Capture) -> _Counting:
+    ncu = capture.tool("ncu", _LABEL)
+    if not capture.gpu:
+        remedy = capture.without("ncu")
+        raise ResourceError(
+            "Nsight Compute counts what GPU kernels do, and this run has no NVIDIA GPU.", f"{remedy[0].upper()}{remedy[1:]}."
+        )
+    permission = counter_permission()
+    if permission.status == "denied":
+        raise permission_error(permission.why)
+    metrics = counted_metrics(capture.profiling.metrics, capture.device_index, ncu)
+    return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", metrics)
+
+
+# --- what is counted --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The launches of a pass, or why there are none, and the seconds they may take."""
+
+    selection: Selection | str
+    budget_s: float
+
+
+def _choices(capture: Capture, counting: _Counting, names: Sequence[str]) -> dict[str, _Choice]:
+    """Choose the launches of each pass within the budget: half of it for prefill, the rest for decode."""
+    found: dict[str, _Choice] = {}
+    left_s = capture.profiling.ncu.budget_s
+    for place, name in enumerate(names):
+        budget_s = left_s / (len(names) - place)
+        chosen = _choose(capture, counting, name, budget_s)
+        if isinstance(chosen, Selection):
+            left_s -= chosen.seconds
+            notes = [respelled(note, capture.plan(name, ()).spellings) for note in chosen.notes]
+            chosen = replace(chosen, notes=(*notes, *dropped_notes(counting.metrics)))
+        found[name] = _Choice(chosen, budget_s)
+    return found
+
+
+def _choose(capture: Capture, counting: _Counting, name: str, budget_s: float) -> Selection | str:
+    asked = capture.profiling.ncu
+    passes = expected_passes(counting.metrics.names, counting.metrics.sections)
+    reasons = []
+    for timeline in timelines(capture.folder):
+        if not isinstance(timeline, Timeline):
+            reasons.append(timeline.why)
+            continue
+        found = select(
+            _what(capture, name),
+            _launches(capture, name, timeline),
+            source=timeline.source,
+            top=asked.top,
+            coverage=asked.coverage,
+            passes=passes,
+            budget_s=budget_s,
+        )
+        if isinstance(found, Selection):
+            return found
+        reasons.append(f"{timeline.source}: {found}")
+    return "; ".join(reasons) or "no pass recorded a timeline"
+
+
+def _what(capture: Capture, name: str) -> str:
+    return str(_STAGES[name]) if name in _STAGES else (capture.program and capture.program.range) or "the program"
+
+
+def _launches(capture: Capture, name: str, timeline: Timeline) -> list[Launch]:
+    projection = project(timeline.trace)
+    if name in _STAGES:
+        return stage_launches(timeline.trace, projection, _STAGES[name])
+    if capture.program and capture.program.range:
+        return range_launches(timeline.trace, projection, *_name_and_domain(capture.program.range))
+    return all_launches(timeline.trace, projection)
+
+
+def _ranges(capture: Capture, name: str) -> list[str]:
+    """NAME@DOMAIN as nsys has it → DOMAIN@NAME/ as ncu has it, which knows no "any domain": those of the timeline are named."""
+    if name in _STAGES:
+        return [ncu_range(_STAGES[name])]
+    if not (capture.program and capture.program.range):
+        return []
+    name, domain = _name_and_domain(capture.program.range)
+    domains = {domain}
+    if domain == ANY_DOMAIN:
+        traces = [timeline.trace for timeline in timelines(capture.folder) if isinstance(timeline, Timeline)]
+        domains = domains_of(traces[0], name) if traces else {""}
+    return [f"{_for_ncu(one)}@{_for_ncu(name)}/" if one else f"{_for_ncu(name)}/" for one in sorted(domains)]
+
+
+def _name_and_domain(expression: str) -> tuple[str, str]:
+    """The range's name and domain; a backslash stands before an @ of the name."""
+    name, *domain = re.split(r"(?<!\\)@", expression)
+    return name.replace("\\@", "@"), domain[0] if domain else ""
+
+
+def _for_ncu(name: str) -> str:
+    """Escape what ncu would take for syntax."""
+    return re.sub(r"([\\@,\[\]/*+])", r"\\\1", name)
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CountersCheck:
+    """How a report of ncu is judged."""
+
+    ncu: Path
+    max_trace_gb: float
+    launches: int = 0
+    """That were asked for; 0: as many as there are."""
+
+
+def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) -> None:
+    """Count one stage's kernels, or the program's."""
+    capture.started(name)
+    chosen = choice.selection
+    if isinstance(chosen, str):
+        why = CaptureError(f"No launch of {_what(capture, name)} was chosen: {chosen}.", "See the passes that record a timeline.")
+        capture.skip(name, why)
+        raise why
+    write_record(capture.folder.selection_file(name), chosen)
+    words = (
+        f"{len(chosen.kernels)} kernels, {chosen.launch_count} launches × {chosen.passes} passes, "
+        f"about {chosen.seconds:.0f} s of {choice.budget_s:.0f}; "
+        f"{chosen.coverage:.0%} of the kernel time of {_what(capture, name)}"
+    )
+    capture.listener.pass_message(name, {"event": "phase", "text": words})
+    steps = chosen.steps_needed if _STAGES.get(name) is Stage.DECODE_STEP else 0
+    request = NcuRequest(
+        ranges=_ranges(capture, name),
+        metrics=counting.metrics.names,
+        sections=counting.metrics.sections,
+        kernels=[kernel.function for kernel in chosen.kernels],
+        launch_skip=chosen.launch_skip,
+        launch_count=chosen.launch_count,
+        ours=capture.program is None,
+    )
+    argv = build_ncu_cmd(counting.ncu, capture.folder.tool_report(name), capture.work(name, steps), request)
+    asked = capture.profiling
+    within_s, limit = counting_limit(capture.folder, choice.budget_s, asked.pass_timeout_s)
+    plan = replace(capture.plan(name, argv, counting.version), timeout_s=within_s, limit=limit)
+    read_counters(capture.folder, plan, capture.listener, CountersCheck(counting.ncu, asked.max_trace_gb, chosen.launch_count))
+
+
+def counting_limit(folder: RunFolder, budget_s: float, timeout_s: float) -> tuple[float, str]:
+    """Return the time that counting may take, and the setting it comes from: what the estimate is worth, only the clock knows.
+
+    Starting the program takes what it took under the tool that recorded the timeline, several times over.
+    """
+    recording = [one.name for one in known_passes() if one.trace]
+    started = [entry.seconds or 0.0 for entry in folder.manifest().passes if entry.name in recording]
+    within_s = _SLOW_START * max(started, default=0.0) + _LEAST_START_S + _OVERRUN * budget_s
+    return (within_s, "profiling.ncu.budget_s") if within_s < timeout_s else (timeout_s, PassPlan.limit)
+
+
+def read_counters(folder: RunFolder, plan: PassPlan, listener: Listener, asked: CountersCheck) -> None:
+    """Count, write the counters as a table, and refuse it where they were lost. What a cut-short pass counted is kept."""
+    tool = UnderTool("ncu", asked.max_trace_gb)
+
+    def check(ended: LlmPerfError | None) -> PassOutcome:
+        error = tool.error(ended)
+        if tool.went is None or isinstance(tool.went.report, Missing):
+            return PassOutcome(error)
+        log, table = folder.log_file(plan.name), folder.counters_file(plan.name)
+        import_ncu_csv(asked.ncu, tool.went.report, "raw", table, log=log)
+        found = read_ncu(table)
+        worst = next((problem for problem in found.problems if problem.fatal), None)
+        if error is None and worst is not None:
+            error = CaptureError(f"The counters cannot be used: {worst.what}", worst.remedy)
+        return PassOutcome(error, " ".join(went_without(found, asked.launches)))
+
+    run_pass(folder, plan, listener, run=tool.run, check=check)
+
+
+def went_without(found: CounterReport, launches: int) -> Iterator[str]:
+    """Yield what is missing in a table that can be used otherwise."""
+    yield from (problem.what for problem in found.problems if not problem.fatal)
+    if len(found.kernels) < launches:
+        yield (
+            f"Of {launches} launches asked for, {len(found.kernels)} were counted: the program did not launch the same kernels "
+            "as when its timeline was recorded."
+        )
+
+
+# --- the self-test ----------------------------------------------------------------------------------------------------
+
+
+class _SelfTestListener:
+    """Passes messages on and keeps the one that says what was run."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.pass_started = listener.pass_started
+        self.pass_ended = listener.pass_ended
+        self.ran: dict[str, Any] = {}
+
+    def pass_message(self, name: str, message: dict[str, Any]) -> None:
+        if message.get("event") == counter_selftest.EVENT:
+            self.ran = {key: value for key, value in message.items() if key != "event"}
+        self._listener.pass_message(name, message)
+
+
+def run_selftest(capture: Capture, counting: _Counting) -> None:
+    """Count work of known size; raise a CaptureError where the counts are wrong. The verdict is left in the run folder."""
+    folder, asked, ncu = capture.folder, roles(counting.metrics.chip), counting.ncu
+    work = [sys.executable, "-m", counter_selftest.__name__, "--device-index", str(capture.device_index)]
+    metrics = [*asked.tensor_flops, asked.dram_read_bytes, asked.dram_write_bytes, asked.time_ns]
+    request = NcuRequest(ranges=[counter_selftest.SELFTEST_RANGE], metrics=metrics, ours=False)
+    argv = build_ncu_cmd(ncu, folder.tool_report(_SELFTEST), work, request)
+    listener = _SelfTestListener(capture.listener)
+    capture.started(_SELFTEST)
+    plan = PassPlan(_SELFTEST, argv, capture.profiling.pass_timeout_s, counting.version)
+    read_counters(folder, plan, listener, CountersCheck(ncu, capture.profiling.max_trace_gb))
+    found = judge(read_ncu(folder.counters_file(_SELFTEST)), told_work(listener.ran), asked)
+    if isinstance(found, Missing):
+        _mark_failed(folder, found.why)
+        raise CaptureError(f"The counter self-test tells nothing: {found.why}.", f"See {folder.log_file(_SELFTEST)}.")
+    write_record(folder.selftest_file, found)
+    if not found.passed:
+        _mark_failed(folder, found.why)
+        raise CaptureError(
+            f"The counter self-test failed: {found.why}.",
+            "kernels.md shows what was counted. Let nothing else use the GPU and its counters, or try another Nsight Compute.",
+        )
+
+
+def _mark_failed(folder: RunFolder, why: str) -> None:
+    entry = folder.manifest().pass_named(_SELFTEST)
+    if entry is not None:
+        folder.update_pass(replace(entry, status="failed", why=why))
+
+
+PASSES = (
+    Pass(_SELFTEST, f"{_LABEL}: are its counters right?", 60, _launch, lambda config: config.profiling.ncu.enable),
+    Pass(
+        "ncu_prefill",
+        f"{_LABEL}, prefill",
+        61,
+        wanted=lambda config: config.profiling.ncu.enable,
+        stages=(Stage.PREFILL,),
+    ),
+    Pass(
+        "ncu_decode",
+        f"{_LABEL}, a decode step",
+        62,
+        wanted=lambda config: config.profiling.ncu.enable and config.runtime.num_new_tokens > 1,
+        stages=(Stage.DECODE_STEP,),
+    ),
+    Pass(_PROGRAM, _LABEL, 60, _launch, lambda _: False, programs=True),
+)

@@ -1,0 +1,156 @@
+"""The Nsight Systems pass: a timeline of the measured iteration, or of a user's own program.
+
+nsys ends with exit code 0 after recording nothing, so the pass is judged by what it left: is the report there, does it open, can
+its numbers be believed. If not, the pass is marked failed with the reason, and nothing is added up from it.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llm_perf_opt.config.passes import EVERY_STAGE, Pass
+from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.counters.manifest import resolve
+from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, UnderTool, run_pass, started_again
+from llm_perf_opt.profiling.requested_metrics import ANY_CHIP, nsys_traces
+from llm_perf_opt.profiling.timelines import CLOCK_SLACK_NS, marked_ranges
+from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
+from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM, Gate, on_range, on_stage
+from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
+from llm_perf_opt.profiling.vendor.probe import NsysProbe, probe_nsys
+from llm_perf_opt.profiling.vendor.reports import export_nsys
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, report_of
+from llm_perf_opt.traces.health import Expected, examined
+from llm_perf_opt.traces.nsys_sqlite import read_nsys
+
+_NAME, _DECODE = "nsys", "nsys_decode"
+_LABEL = "Nsight Systems"
+_STAGES = {_NAME: EVERY_STAGE, _DECODE: (Stage.DECODE, Stage.DECODE_STEP)}
+_GATED_BY_RANGE = "The NVTX range opened the capture: on the CPU nothing calls cudaProfilerStart."
+
+
+@dataclass(frozen=True)
+class TimelineCheck:
+    """How a report of nsys is judged."""
+
+    nsys: Path
+    expected: Expected
+    max_trace_gb: float
+    starts: int = 1
+    """How often nsys may be started where it loses its agent."""
+
+
+def _launch(capture: Capture) -> None:
+    """Record the timeline; that of decode alone where the tool cannot read what prefill calls."""
+    capture.started(_NAME)
+    nsys = capture.tool("nsys", _LABEL)
+    probe = probe_nsys(nsys)
+    if isinstance(probe, Missing):
+        raise ResourceError(f"{probe.why}.", "Reinstall Nsight Systems, or name another in the variable NSYS.")
+    if capture.config:
+        check_ranges_visible(probe.version)
+    plan = _plan(capture, nsys, probe, _NAME)
+    try:
+        _record(capture, plan, nsys)
+    except CaptureError as error:
+        if not _decode_alone_may_work(capture):
+            raise
+        capture.started(_DECODE)
+        try:
+            _record(capture, _plan(capture, nsys, probe, _DECODE), nsys)
+        except LlmPerfError as again:
+            raise error from again
+
+
+def _decode_alone_may_work(capture: Capture) -> bool:
+    """A tool older than the CUDA runtime gives up over a call of prefill that decode does not make."""
+    if capture.config is None or not report_of("nsys", capture.folder.tool_report(_NAME)).exists():
+        return False
+    return capture.profiling.nsys.capture == "nvtx" and capture.config.runtime.num_new_tokens > 1 and capture.gpu
+
+
+def _plan(capture: Capture, nsys: Path, probe: NsysProbe, name: str) -> PassPlan:
+    asked, gpu = capture.profiling, capture.gpu
+    traces = nsys_traces(resolve(asked.metrics.sets, chip=ANY_CHIP), probe, gpu=gpu)
+    by_api = capture.config is not None and asked.nsys.capture == "cudaProfilerApi"
+    notes = [traces.note, _GATED_BY_RANGE if by_api and not gpu else ""]
+    request = NsysRequest(
+        probe=probe, gate=_gate(capture, name, by_api and gpu), trace=traces.modules, gpu_metrics=traces.gpu_metrics
+    )
+    argv = build_nsys_cmd(nsys, capture.folder.tool_report(name), capture.work(name, asked.nsys.decode_steps), request)
+    return capture.plan(name, argv, f"nsys {probe.version}", " ".join(filter(None, notes)))
+
+
+def _gate(capture: Capture, name: str, by_api: bool) -> Gate:
+    if capture.program:
+        return on_range(capture.program.range) if capture.program.range else WHOLE_PROGRAM
+    return CUDA_PROFILER_API if by_api else on_stage(Stage.PROFILE if Stage.PREFILL in _STAGES[name] else Stage.DECODE)
+
+
+def _record(capture: Capture, plan: PassPlan, nsys: Path) -> None:
+    expected, starts = Expected(), 1
+    if capture.config:
+        runtime = capture.config.runtime
+        ranges = marked_ranges(_STAGES[plan.name], runtime.type, runtime.engine, runtime.num_new_tokens)
+        expected, starts = Expected(gpu=capture.gpu, ranges=ranges, command=str(capture.folder.config_file)), STARTS
+    asked = TimelineCheck(nsys, expected, capture.profiling.max_trace_gb, starts)
+    record_timeline(capture.folder, plan, capture.listener, asked)
+
+
+def record_timeline(folder: RunFolder, plan: PassPlan, listener: Listener, asked: TimelineCheck) -> None:
+    """Record a timeline, export it, and refuse it where its numbers would be wrong."""
+    tool = UnderTool("nsys", asked.max_trace_gb, asked.starts)
+    expected = replace(asked.expected, started_after_utc_ns=time.time_ns() - CLOCK_SLACK_NS)
+
+    def check(ended: LlmPerfError | None) -> PassOutcome:
+        error = tool.error(ended)
+        if tool.went is None or isinstance(tool.went.report, Missing):
+            return PassOutcome(error)
+        log, sqlite = folder.log_file(plan.name), folder.timeline_file(plan.name)
+        listener.pass_message(plan.name, {"event": "phase", "text": "exporting and checking the report"})
+        export_nsys(asked.nsys, tool.went.report, sqlite, log=log)
+        return PassOutcome(error or _incomplete(sqlite, expected), started_again(tool.went))
+
+    run_pass(folder, plan, listener, run=tool.run, check=check)
+
+
+def _incomplete(sqlite: Path, expected: Expected) -> LlmPerfError | None:
+    try:
+        trace = examined(read_nsys(sqlite), expected)
+    except ParseError as error:
+        return CaptureError(f"What nsys exported cannot be read: {error.fact}", "Record again with another Nsight Systems.")
+    worst = next((problem for problem in trace.problems if problem.fatal), None)
+    if worst is None:
+        return None
+    return CaptureError(f"The report of nsys is incomplete and is not used: {worst.what}", worst.remedy)
+
+
+_TIMELINE = Pass(
+    _NAME,
+    _LABEL,
+    40,
+    _launch,
+    lambda config: config.profiling.nsys.enable,
+    trace="run.sqlite",
+    judged=True,
+    tool=f"{_LABEL} ({_NAME})",
+    stages=_STAGES[_NAME],
+    programs=True,
+)
+PASSES = (
+    _TIMELINE,
+    replace(
+        _TIMELINE,
+        name=_DECODE,
+        label=f"{_LABEL}, decode alone",
+        order=41,
+        launch=None,
+        wanted=lambda _: False,  # only where the whole iteration cannot be recorded
+        tool=f"{_LABEL} ({_DECODE})",
+        stages=_STAGES[_DECODE],
+        programs=False,
+    ),
+)

@@ -1,0 +1,20 @@
+"""The torch.profiler pass: operators, their device time, and a timeline, recorded by the measured process itself."""
+
+from llm_perf_opt.config.passes import EVERY_STAGE, Pass, is_there
+from llm_perf_opt.core.records import TorchPass
+from llm_perf_opt.core.run_folder import read_record
+from llm_perf_opt.profiling.passes import run_measured
+
+PASSES = (
+    Pass(
+        "torch",
+        "torch.profiler",
+        30,
+        lambda capture: run_measured(capture, "torch"),
+        lambda config: config.profiling.torch.enable,
+        leaves={"operators.json": lambda path: read_record(path, TorchPass), "trace.json.gz": is_there},
+        trace="trace.json.gz",
+        tool="torch.profiler",
+        stages=EVERY_STAGE,
+    ),
+)
