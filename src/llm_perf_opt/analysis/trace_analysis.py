@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
 from llm_perf_opt.analysis.finding import Finding, Throughput
 from llm_perf_opt.analysis.findings import find
 from llm_perf_opt.analysis.kernels.classes import KernelClass
-from llm_perf_opt.analysis.trace.accounting import Account, StageTime
+from llm_perf_opt.analysis.trace.accounting import Account, StageTime, account
 from llm_perf_opt.analysis.trace.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.trace.document import (
     BudgetLine,
@@ -30,10 +30,25 @@ from llm_perf_opt.analysis.trace.labels import label_lines
 from llm_perf_opt.analysis.trace.operators import host_table
 from llm_perf_opt.analysis.trace.row_numbers import exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
+from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.traces.events import Trace, different
+from llm_perf_opt.traces.health import examined
 
 _NOTHING = GpuTotals(None, None, None, None, None)
+
+
+def document_of(trace: Trace, facts: RunFacts, source: str) -> TraceAnalysis:
+    """Return all that is said of a trace that nobody examined yet."""
+    return trace_document(examined(trace), facts, source)
+
+
+def trace_document(trace: Trace, facts: RunFacts, source: str) -> TraceAnalysis:
+    """Return all that is said of an examined trace; one that cannot carry numbers gets none."""
+    if not trace.complete:
+        return refused(trace, source)
+    stages = find_stages(trace)
+    return analyzed(trace, stages, account(trace, stages), facts, source)
 
 
 def refused(trace: Trace, source: str) -> TraceAnalysis:

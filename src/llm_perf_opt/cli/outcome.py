@@ -28,7 +28,7 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
         "inputs": analysis.inputs,
         "stability": analysis.stability,
-        "warnings": analysis.warnings,
+        "warnings": [warning.text for warning in analysis.warnings],
     }
 
 
@@ -54,7 +54,7 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
                 shown = f"{with_unit(value.median, metric.unit)}  ({known_within(value, metric.unit)})"
                 print(f"{metric.label:<32} {shown}")
         for warning in analysis.warnings:
-            print("warning:", indented(warning))
+            print("warning:", indented(warning.text))
     if isinstance(images, Missing) and folder.waterfall_file.exists():
         print(f"images: SVG only, PNG n/a: {images.why}")
     written = next((path for path in (folder.page_file, folder.report_file) if path.exists()), None)

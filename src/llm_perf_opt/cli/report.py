@@ -53,7 +53,8 @@ def report(
             raise ConfigError("The report of a user's own program is Markdown, not a page.", "Leave --open out.")
         print_program(opened, report_program(opened), as_json)
         return
-    folder, analysis = reanalyze(run_folder, limits)
+    run, analysis = reanalyze(run_folder, limits)
+    folder = run.folder
     images = draw_images(folder)
     if as_json:
         print_json(outcome(folder, analysis))

@@ -143,10 +143,12 @@ def _print_points(planned: "Planned") -> None:
 def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | None":
     """The reports, also of a run that ended early; a report that fails must not hide why the run did."""
     from llm_perf_opt.workflows.analyze_run import analyze, write_reports
+    from llm_perf_opt.workflows.run_reader import RunReader
 
     try:
-        analysis = analyze(folder)
-        write_reports(folder, analysis)
+        run = RunReader(folder)
+        analysis = analyze(run)
+        write_reports(run, analysis)
     except LlmPerfError:
         if error is None:
             raise

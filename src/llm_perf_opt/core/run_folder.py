@@ -5,7 +5,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,8 @@ R = TypeVar("R")
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 """A run is not begun with less disk space than this."""
-
-
+TRACES = ("torch", "nsys")
+"""The passes whose traces a run is analyzed by, the one to prefer first."""
 MOST_VALUES = 100_000
 """In settings; aliases can make a few lines of YAML stand for more than any memory holds."""
 MOST_LEVELS = 64
@@ -36,6 +36,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._parsed: dict[tuple[Path, Any], tuple[tuple[int, int, int], Any]] = {}
 
     @classmethod
     def create(cls, wanted: Path) -> "RunFolder":
@@ -219,9 +220,9 @@ class RunFolder:
         """The tables of one pass's trace, as Parquet files."""
         return self.path / "tables" / name
 
-    def trace_files(self) -> dict[str, Path]:
-        """Pass → the trace it leaves, the one to prefer first; it may not be there."""
-        return {"torch": self.raw("torch") / "trace.json.gz", "nsys": self.tool_report("nsys").with_suffix(".sqlite")}
+    def trace_file(self, name: str) -> Path:
+        """The trace that a pass leaves; it may not be there."""
+        return self.torch_trace_file if name == "torch" else self.timeline_file(name)
 
     def raw(self, name: str) -> Path:
         """What one pass left, never edited afterwards."""
@@ -240,6 +241,17 @@ class RunFolder:
         return self.raw(name) / "cmd.txt"
 
     # --- reading and writing --------------------------------------------------------------------------------------
+
+    def parsed(self, path: Path, read: Callable[[Path], R]) -> R:
+        """Return what `read` makes of a file; the file is parsed once, and again only after it was written again."""
+        stamp = _stamp(path)
+        known = self._parsed.get((path, read))
+        if known is not None and stamp == known[0]:
+            return known[1]  # type: ignore[no-any-return]
+        found = read(path)
+        if stamp is not None:
+            self._parsed[path, read] = (stamp, found)
+        return found
 
     def manifest(self) -> Manifest:
         """run.json, or a ParseError."""
@@ -262,6 +274,14 @@ class RunFolder:
         if manifest.pass_named(entry.name) is None:
             others.append(entry)
         self.write_manifest(replace(manifest, passes=tuple(others)))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None  # the reader says what is wrong
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def there(path: Path, remedy: str) -> Path:
@@ -325,6 +345,11 @@ def read_record(path: Path, kind: type[R]) -> R:
         raise ParseError(
             f"{path} cannot be read: {words_of(error)}", "The file is damaged, or was written by another version."
         ) from error
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object, or a ParseError."""
+    return read_record(path, dict[str, Any])
 
 
 def check_plain(values: Any, most: float = math.inf) -> None:

@@ -13,8 +13,9 @@ from llm_perf_opt.config.composition import Composed, config_to_yaml
 from llm_perf_opt.config.runtimes import runtime_named
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, ParseError, interrupted
-from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus, RunStatus, TorchPass
-from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record, write_whole
+from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord, PassStatus, RunStatus
+from llm_perf_opt.core.run_folder import RunFolder, read_mapping, write_record, write_whole
+from llm_perf_opt.core.stored_ceilings import read_ceilings
 from llm_perf_opt.profiling.ceilings import build_ceilings_argv, run_ceilings
 from llm_perf_opt.profiling.nsight import run_ncu, run_nsys
 from llm_perf_opt.profiling.passes import (
@@ -34,7 +35,7 @@ from llm_perf_opt.profiling.requested_metrics import resolve_metrics
 from llm_perf_opt.profiling.vendor.launch import Companion, build_work_argv
 from llm_perf_opt.runners.measure import nvml
 from llm_perf_opt.runners.measure.gpu import gpu_count
-from llm_perf_opt.traces.timings import read_timings
+from llm_perf_opt.traces.timings import read_timings, read_torch_pass
 
 
 def planned_passes(config: RunConfig) -> tuple[str, ...]:
@@ -129,7 +130,8 @@ def _run_ceilings(folder: RunFolder, config: RunConfig, listener: Listener) -> L
     folder.update_pass(entry)
     begun = time.monotonic()
     try:
-        found = run_ceilings(argv, listener, out=out, log=log)
+        run_ceilings(argv, listener, out=out, log=log)
+        found = folder.parsed(out, read_ceilings)
         entry = replace(entry, status="complete", exit_code=0, why="measured before, kept" if found.cached else "")
     except LlmPerfError as error:
         entry = replace(entry, status="failed", why=error.fact, remedy=error.remedy)
@@ -153,7 +155,7 @@ def _run_clean(folder: RunFolder, config: RunConfig, listener: Listener, sampled
         if watcher is not None:
             lost = _stop_sampler(folder, watcher, listener)
         if folder.clean_inputs_file.exists():  # also of a pass that was interrupted
-            inputs = read_record(folder.clean_inputs_file, dict)
+            inputs = folder.parsed(folder.clean_inputs_file, read_mapping)
             write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
     return lost
 
@@ -178,10 +180,10 @@ def _result_flaw(folder: RunFolder, name: str) -> CaptureError | None:
     """What is wrong with the result of a pass that ended well: a runner may leave none, or times that cannot be."""
     try:
         if name == "torch":
-            read_record(folder.torch_file, TorchPass)
+            folder.parsed(folder.torch_file, read_torch_pass)
             found = folder.torch_trace_file.is_file()
         else:
-            found = bool(read_timings(folder.clean_file).iterations)
+            found = bool(folder.parsed(folder.clean_file, read_timings).iterations)
     except ParseError as error:
         why = error.fact
     else:

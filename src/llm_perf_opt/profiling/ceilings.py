@@ -41,7 +41,7 @@ def build_ceilings_argv(
     return argv + (["--budget-s", str(budget_s)] if budget_s is not None else [])
 
 
-def run_ceilings(argv: list[str], listener: Listener, *, out: Path, log: Path, budget_s: float | None = None) -> FoundCeilings:
+def run_ceilings(argv: list[str], listener: Listener, *, out: Path, log: Path, budget_s: float | None = None) -> None:
     """Run the measuring process (see `build_ceilings_argv`); it leaves its result at `out`."""
     listener.pass_started(_NAME, "what this machine can do")
     timeout_s = _TIMEOUT_S + 10 * (budget_s or 0)
@@ -75,7 +75,6 @@ def run_ceilings(argv: list[str], listener: Listener, *, out: Path, log: Path, b
     )
     if error is not None:
         raise error
-    return read_ceilings(out)
 
 
 def find_ceilings(
@@ -92,7 +91,8 @@ def find_ceilings(
         out, log = Path(folder) / "ceilings.json", Path(folder) / "log.txt"
         try:
             argv = build_ceilings_argv(device, device_index, out, refresh=refresh, threads=threads, budget_s=budget_s)
-            return run_ceilings(argv, listener, out=out, log=log, budget_s=budget_s)
+            run_ceilings(argv, listener, out=out, log=log, budget_s=budget_s)
+            return read_ceilings(out)
         except CaptureError as error:
             with tempfile.NamedTemporaryFile(prefix="llm-perf-ceilings-", suffix=".log", delete=False) as kept:
                 kept.write(log.read_bytes() if log.exists() else b"")

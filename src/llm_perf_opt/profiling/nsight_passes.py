@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llm_perf_opt.analysis.trace.stages import stage_columns
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError
 from llm_perf_opt.core.kernel_records import CounterReport
 from llm_perf_opt.core.records import Missing
@@ -20,7 +21,7 @@ from llm_perf_opt.profiling.vendor.reports import export_nsys, import_ncu_csv
 from llm_perf_opt.profiling.vendor.tool_pass import ToolLimits, ToolRun, run_tool
 from llm_perf_opt.traces.health import Expected, examined
 from llm_perf_opt.traces.ncu_csv import read_ncu
-from llm_perf_opt.traces.nsys_sqlite import read_nsys
+from llm_perf_opt.traces.trace_cache import cached_trace
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def nsys_pass(folder: RunFolder, plan: PassPlan, listener: Listener, asked: Nsys
         log, sqlite = folder.log_file(plan.name), folder.timeline_file(plan.name)
         listener.pass_message(plan.name, {"event": "phase", "text": "exporting and checking the report"})
         export_nsys(asked.nsys, kept.went.report, sqlite, log=log)
-        return PassOutcome(error or _incomplete(sqlite, expected), started_again(kept.went))
+        return PassOutcome(error or _incomplete(folder, plan.name, expected), started_again(kept.went))
 
     run_pass(folder, plan, listener, run=kept.run, check=check)
 
@@ -116,9 +117,11 @@ def _may_follow(went: ToolRun) -> bool:
     return worst is not None and worst.id in FOLLOWS_A_FAILURE
 
 
-def _incomplete(sqlite: Path, expected: Expected) -> LlmPerfError | None:
+def _incomplete(folder: RunFolder, name: str, expected: Expected) -> LlmPerfError | None:
+    """Why the report cannot be used. Its tables are kept, so that nothing parses it again."""
     try:
-        trace = examined(read_nsys(sqlite), expected)
+        opened = cached_trace(folder.timeline_file(name), folder.tables(name), columns=stage_columns)
+        trace = examined(opened.trace, expected)
     except ParseError as error:
         return CaptureError(f"What nsys exported cannot be read: {error.fact}", "Record again with another Nsight Systems.")
     worst = next((problem for problem in trace.problems if problem.fatal), None)
@@ -137,7 +140,7 @@ def ncu_pass(folder: RunFolder, plan: PassPlan, listener: Listener, asked: NcuAs
             return PassOutcome(error)
         log, table = folder.log_file(plan.name), folder.counters_file(plan.name)
         import_ncu_csv(asked.ncu, kept.went.report, "raw", table, log=log)
-        found = read_ncu(table)
+        found = folder.parsed(table, read_ncu)
         worst = next((problem for problem in found.problems if problem.fatal), None)
         if error is None and worst is not None:
             error = CaptureError(f"The counters cannot be used: {worst.what}", worst.remedy)

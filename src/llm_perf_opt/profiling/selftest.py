@@ -67,7 +67,7 @@ def run_selftest(folder: RunFolder, listener: Listener, tested: Tested) -> None:
     heard.pass_started(NAME, LABELS[NAME])
     plan = PassPlan(NAME, argv, tested.timeout_s, tested.version)
     ncu_pass(folder, plan, heard, NcuAsked(ncu, tested.max_trace_gb))
-    found = judge(read_ncu(folder.counters_file(NAME)), told_work(heard.ran), asked)
+    found = judge(folder.parsed(folder.counters_file(NAME), read_ncu), told_work(heard.ran), asked)
     if isinstance(found, Missing):
         _mark_failed(folder, found.why)
         raise CaptureError(f"The counter self-test tells nothing: {found.why}.", f"See {folder.log_file(NAME)}.")

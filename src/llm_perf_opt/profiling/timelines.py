@@ -1,7 +1,7 @@
 """The timelines a run holds, best first: what kernels are chosen from and summed up over."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from llm_perf_opt.analysis.trace.stages import stage_columns
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.records import Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_values
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.traces.events import Trace
@@ -42,27 +42,60 @@ class Refused(Missing):
     """A pass ended well and its trace is there, but it cannot carry numbers."""
 
 
+@dataclass(frozen=True)
+class RecordedTrace:
+    """The trace that a pass left, examined for whether it is the run's own and complete."""
+
+    name: str
+    trace: Trace
+    tables: Maybe[Path]
+    """Where its tables lie, or why they could not be kept."""
+
+    @property
+    def timeline(self) -> Timeline | Refused:
+        """The trace where it can carry numbers, else why it cannot."""
+        source = f"Nsight Systems ({self.name})" if self.name in NSYS_PASSES else "torch.profiler"
+        worst = next((problem for problem in self.trace.problems if problem.fatal), None)
+        return Timeline(source, self.trace) if worst is None else Refused(f"the trace of {source} is not used: {worst.what}")
+
+
+def read_recorded(folder: RunFolder, manifest: Manifest, config: Mapping[str, Any], name: str) -> Maybe[RecordedTrace]:
+    """From the tables of the pass, which are made where they are not there yet: a trace is parsed once."""
+    try:
+        opened = cached_trace(folder.trace_file(name), folder.tables(name), columns=stage_columns)
+    except ParseError as error:
+        return Missing(f"{name}: {error.fact}")
+    return RecordedTrace(name, examined(opened.trace, expected_of(manifest, config, name)), opened.tables)
+
+
 def timelines(folder: RunFolder) -> Iterator[Timeline | Missing]:
     """Every timeline of the run, or why a pass that was run has none."""
+    manifest, config = folder.manifest(), read_values(folder.config_file)
+    return timelines_of(folder, manifest, lambda name: read_recorded(folder, manifest, config, name))
+
+
+def timelines_of(
+    folder: RunFolder, manifest: Manifest, read: Callable[[str], Maybe[RecordedTrace]]
+) -> Iterator[Timeline | Missing]:
+    """The same, where `read` gives the trace of a pass."""
     for name in NSYS_PASSES:
-        entry = folder.manifest().pass_named(name)
-        if entry is None:
-            continue
-        if entry.status != "complete":
+        entry = manifest.pass_named(name)
+        if entry is not None and entry.status != "complete":
             yield Missing(f"{name} is {entry.status}: {entry.why}")
-            continue
-        yield _read(folder, name, folder.timeline_file(name))
+        elif entry is not None:
+            found = read(name)
+            yield found if isinstance(found, Missing) else found.timeline
     if folder.torch_trace_file.exists():
-        yield _read(folder, "torch", folder.torch_trace_file)
+        found = read("torch")
+        yield found if isinstance(found, Missing) else found.timeline
 
 
-def expected_of(folder: RunFolder, name: str) -> Expected:
+def expected_of(manifest: Manifest, settings: Mapping[str, Any], name: str) -> Expected:
     """What tells the trace of this run's pass from that of another run: the command it was given, and when the run was made.
 
     And the stages that a timeline of nsys must hold, as they were looked for when it was recorded.
     """
-    manifest = folder.manifest()
-    ranges = _ranges_of(folder, name) if name in NSYS_PASSES else ()
+    ranges = _ranges_of(settings, name) if name in NSYS_PASSES else ()
     entry = manifest.pass_named(name)
     argv = entry.argv if entry else ()
     config = next((value for option, value in itertools.pairwise(argv) if option == "--config"), "")
@@ -87,9 +120,9 @@ def marked_ranges(stage: Stage, runtime: str, engine: Mapping[str, Any], new_tok
     return decode if stage is Stage.DECODE else (Stage.PREFILL.value, *decode)
 
 
-def _ranges_of(folder: RunFolder, name: str) -> tuple[str, ...]:
+def _ranges_of(settings: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """By the run's own configuration; none where it has none, as for a program of the user's."""
-    runtime = read_values(folder.config_file).get("runtime")
+    runtime = settings.get("runtime")
     if not isinstance(runtime, Mapping):
         return ()
     engine, new_tokens = runtime.get("engine"), runtime.get("num_new_tokens")
@@ -99,14 +132,3 @@ def _ranges_of(folder: RunFolder, name: str) -> tuple[str, ...]:
         engine if isinstance(engine, Mapping) else {},
         new_tokens if isinstance(new_tokens, int) else 1,
     )
-
-
-def _read(folder: RunFolder, name: str, file: Path) -> Timeline | Missing:
-    """From the tables of the pass, which are made where they are not there yet: a trace is parsed once."""
-    source = f"Nsight Systems ({name})" if name in NSYS_PASSES else "torch.profiler"
-    try:
-        trace = examined(cached_trace(file, folder.tables(name), columns=stage_columns).trace, expected_of(folder, name))
-    except ParseError as error:
-        return Missing(f"{name}: {error.fact}")
-    worst = next((problem for problem in trace.problems if problem.fatal), None)
-    return Timeline(source, trace) if worst is None else Refused(f"the trace of {source} is not used: {worst.what}")

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.core.errors import ConfigError, ParseError
-from llm_perf_opt.core.run_folder import RunFolder, there
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.run_folder import TRACES, RunFolder, there
 from llm_perf_opt.core.sql_files import parquet_rows, quoted
 from llm_perf_opt.core.user_files import check_ordinary
 
@@ -90,7 +91,7 @@ class Queries:
         connection = connect()
         try:
             kept = self.opened.tables
-            if kept is not None and (kept / META_FILE).is_file():  # another process may have made room in the cache
+            if not isinstance(kept, Missing) and (kept / META_FILE).is_file():  # another process may have made room in the cache
                 open_tables(connection, kept)
             else:
                 load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
@@ -147,9 +148,9 @@ def open_source(source: Path) -> "CachedTrace":
         check_ordinary(source)
         return cached_trace(source, columns=stage_columns)
     run = RunFolder.open(source)
-    for name, file in run.trace_files().items():
-        if file.is_file():
-            return cached_trace(file, run.tables(name), columns=stage_columns)
+    for name in TRACES:
+        if run.trace_file(name).is_file():
+            return cached_trace(run.trace_file(name), run.tables(name), columns=stage_columns)
     raise ParseError(f"{source} holds no trace: neither its torch pass nor its nsys pass left one.", "run.json says why.")
 
 

@@ -13,7 +13,7 @@ from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.user_files import read_text
-from llm_perf_opt.traces.timings import damaged_timings, read_timings
+from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, is_sweep
 
 DEEPEST = 6
@@ -155,15 +155,12 @@ def _whole(row: Listed) -> Listed:
     row = row if row.model else _named(row)
     if row.kind == "sweep":
         return _whole_sweep(row)
-    folder = RunFolder(Path(row.path))
-    manifest = folder.manifest()
-    damaged, clean = damaged_timings(folder, manifest), manifest.pass_named("clean")
-    failed = clean is not None and clean.status == "failed"
-    if damaged or failed or not folder.clean_file.exists():
-        why = Missing("its times are damaged" if damaged else "the run has no times")
+    run = RunReader(RunFolder(Path(row.path)))
+    damage, clean, timings = run.damage, run.manifest.pass_named("clean"), run.timings
+    if damage or isinstance(timings, Missing) or (clean is not None and clean.status == "failed"):
+        why = Missing("its times are damaged" if damage else "the run has no times")
         row = replace(row, ttft_ns=why, tpot_ns=why)
-        return replace(row, status="damaged", why=damaged.fact) if damaged else row
-    timings = read_timings(folder.clean_file)
+        return replace(row, status="damaged", why=damage.fact) if damage else row
     work = timings.workload
     words = f"{work.batch_size} × {work.padded_tokens} + {work.new_tokens}"
     return replace(
@@ -175,7 +172,7 @@ def _whole_sweep(row: Listed) -> Listed:
     """A sweep, as its runs are now: one whose times were damaged since is no complete point."""
     folder = SweepFolder(Path(row.path))
     there = [point for point in folder.read().points if RunFolder(folder.path / point.folder).manifest_file.exists()]
-    damage = [why for point in there if (why := folder.damage(point))]
+    damage = [found.why for point in there if (found := folder.damage(point))]
     if not damage:
         return row
     done = sum(point.status == "complete" for point in there) - len(damage)

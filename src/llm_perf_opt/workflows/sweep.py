@@ -42,7 +42,7 @@ def refuse_elsewhere(folder: SweepFolder, sweep: Sweep, device_index: int) -> No
         if point.status != "complete" or folder.damage(point):
             continue
         try:
-            measured = analyze(RunFolder.open(folder.path / point.folder), traces=False)
+            measured = analyze(folder.run(point), traces=False)
         except LlmPerfError:  # what it ran on is not known: its row says why
             continue
         here = here or environment(device_index)

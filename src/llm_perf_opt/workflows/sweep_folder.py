@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.core.errors import ConfigError, ParseError
-from llm_perf_opt.core.records import SCHEMA
+from llm_perf_opt.core.records import SCHEMA, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record, there, write_record
 from llm_perf_opt.core.user_files import check_folder
-from llm_perf_opt.traces.timings import read_timings
+from llm_perf_opt.workflows.run_reader import RunReader
 
 PointStatus = Literal["pending", "complete", "partial", "failed"]
 
@@ -43,6 +43,7 @@ class SweepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._runs: dict[str, RunReader] = {}
 
     @classmethod
     def create(cls, wanted: Path) -> "SweepFolder":
@@ -77,17 +78,22 @@ class SweepFolder:
         """Where the run of a point is put."""
         return self.path / f"{number:03d}"
 
-    def damage(self, point: SweepPoint) -> str:
-        """Why a complete point's run cannot be used any more: its folder is gone, or what it measured; empty where it can."""
+    def run(self, point: SweepPoint) -> RunReader:
+        """The run of a point, or a ParseError where it is gone."""
+        if point.folder not in self._runs:
+            self._runs[point.folder] = RunReader.open(self.path / point.folder)
+        return self._runs[point.folder]
+
+    def damage(self, point: SweepPoint) -> Missing | None:
+        """Why a complete point's run cannot be used any more: its folder is gone, or what it measured; None where it can."""
         if point.status != "complete":
-            return ""
+            return None
         try:
-            run = RunFolder.open(self.path / point.folder)
-            if run.manifest().pass_named("clean") is not None:
-                read_timings(run.clean_file)
+            run = self.run(point)
+            damage = run.damage if run.manifest.pass_named("clean") is not None else None
         except (ConfigError, ParseError) as error:  # gone, or damaged
-            return error.fact
-        return ""
+            return Missing(error.fact)
+        return None if damage is None else Missing(damage.fact)
 
     def read(self) -> Sweep:
         """sweep.json, or a ParseError."""

@@ -28,7 +28,7 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
 def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:
     """As the folder is now: sweep.json says what became of the point, not what became of its run afterwards."""
     damage = folder.damage(point)
-    status, why = ("damaged", damage) if damage else (point.status, point.why)
+    status, why = (point.status, point.why) if damage is None else ("damaged", damage.why)
     analysis = _analysis(folder, point)
     hardware = {} if isinstance(analysis, Missing) else hardware_of(analysis)
     return SweepEntry(point.swept, status, why, point.folder, analysis, _page(folder, point), hardware)
@@ -45,7 +45,7 @@ def _analysis(folder: SweepFolder, point: SweepPoint) -> Maybe[RunAnalysis]:
     if not point.folder:
         return Missing(point.why or "the point was not run")
     try:
-        return analyze(RunFolder.open(folder.path / point.folder), traces=False)
+        return analyze(folder.run(point), traces=False)
     except LlmPerfError as error:  # whatever one point lacks, the others are shown
         return Missing(error.fact)
 

@@ -181,8 +181,8 @@ def compare(
         (timings[0][base.typical].workload.decode_steps, timings[1][new.typical].workload.decode_steps),
     )
     base, new = (_of_the_same_steps(side, traced) for side in (base, new))
-    unjudged = unbelievable(everyone)
-    if unjudged:
+    doubt = unbelievable(everyone)
+    if doubt:
         metrics, stages = _without_verdict(metrics), _without_verdict(stages)
         memory, energy = _without_verdict(memory), _without_verdict(energy)
     return Comparison(
@@ -207,15 +207,15 @@ def compare(
         cautions=(
             *few_runs((len(base.runs), len(new.runs)), judgement),
             *not_in_turn((len(base.runs), len(new.runs)), judgement),
-            *cautions(base.runs, new.runs, timings, settings, experiment, unjudged),
+            *cautions(base.runs, new.runs, timings, settings, experiment, doubt),
         ),
         gates=tuple(
             GateResult(gate, "cannot tell", SEE_ABOVE, ANEW)
-            if unjudged
+            if doubt
             else _held(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]])
             for gate in gates
         ),
-        unjudged=unjudged,
+        unjudged=doubt.why if doubt else "",
     )
 
 
