@@ -13,8 +13,8 @@ from evidence_builders import NOTHING_TO_FUSE, QUIET, evidence, stage_evidence
 from llm_perf_opt.analysis.cost_model.cost import Formats
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.finding import Finding, Kind, Saving, Throughput
-from llm_perf_opt.analysis.findings import RULES, find
+from llm_perf_opt.analysis.findings.finding import Finding, Kind, Saving, Throughput
+from llm_perf_opt.analysis.findings.registry import RULES, find
 from llm_perf_opt.analysis.kernels.table import PerCall, StageKernel, StageKernels, Variant
 from llm_perf_opt.analysis.limits.efficiency import efficiency
 from llm_perf_opt.analysis.limits.floor import what_if

@@ -8,7 +8,7 @@ import pytest
 
 from builders import clean_timings
 from llm_perf_opt.analysis.evidence import RunFacts, StageEvidence, gather
-from llm_perf_opt.analysis.findings import find
+from llm_perf_opt.analysis.findings.registry import find
 from llm_perf_opt.analysis.trace.accounting import account
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.core.records import Missing

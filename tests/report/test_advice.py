@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from builders import HOSTILE_NAMES, MS, run_analysis
 from evidence_builders import evidence, stage_evidence
-from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, saving_of
+from llm_perf_opt.analysis.findings.finding import Finding, Kind, ToTry, saving_of
 from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, GpuTotals, ThroughputLine, TraceAnalysis
 from llm_perf_opt.analysis.trace_analysis import finding_lines
 from llm_perf_opt.analysis.verification import Trial, Verification

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.trace.document import FindingLine
+from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.config.composition import Composed, compose, with_overrides
 from llm_perf_opt.config.schema import RunConfig
@@ -26,7 +26,7 @@ RunOne = Callable[[RunConfig, str], tuple[RunReader, LlmPerfError | None]]
 """Captures and reports one configuration next to the original; the text is its name."""
 
 
-def findings_of(path: Path) -> tuple[RunReader, RunAnalysis, list[FindingLine]]:
+def findings_of(path: Path) -> tuple[RunReader, RunAnalysis, list[Finding]]:
     """The run, analyzed anew, with its findings; a ParseError where it has no sound trace to find anything in."""
     run, analysis = reread(path)
     trace = analysis.trace
@@ -37,7 +37,7 @@ def findings_of(path: Path) -> tuple[RunReader, RunAnalysis, list[FindingLine]]:
     return run, analysis, trace.findings
 
 
-def to_try(findings: Sequence[FindingLine], top: int) -> list[FindingLine]:
+def to_try(findings: Sequence[Finding], top: int) -> list[Finding]:
     """The first findings that are plain configuration and promise something."""
     return [finding for finding in findings if finding.overrides and (finding.saving_high_ns or finding.throughput)][:top]
 
@@ -45,7 +45,7 @@ def to_try(findings: Sequence[FindingLine], top: int) -> list[FindingLine]:
 def verify(
     run: RunReader,
     analysis: RunAnalysis,
-    findings: Sequence[FindingLine],
+    findings: Sequence[Finding],
     command: Sequence[str],
     listener: Listener,
     *,
@@ -155,9 +155,7 @@ def _fact(env: Mapping[str, Any], path: Sequence[str]) -> str:
     return str(value)
 
 
-def _try(
-    values: Mapping[str, Any], finding: FindingLine, base: CleanTimings, run_one: RunOne
-) -> tuple[Trial, LlmPerfError | None]:
+def _try(values: Mapping[str, Any], finding: Finding, base: CleanTimings, run_one: RunOne) -> tuple[Trial, LlmPerfError | None]:
     try:
         run, error = run_one(overridden(values, finding.overrides), finding.id)
     except LlmPerfError as raised:

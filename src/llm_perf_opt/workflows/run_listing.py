@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.analysis.latency import METRICS, value_of
+from llm_perf_opt.analysis.metrics import metric_named, value_of
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
@@ -180,7 +180,7 @@ def _whole_sweep(row: Listed) -> Listed:
 
 
 def _median(key: str, timings: CleanTimings) -> Maybe[float]:
-    definition = next(metric for metric in METRICS if metric.key == key)
+    definition = metric_named(key)
     values = [value_of(definition, repeat, timings) for repeat in timings.iterations]
     missing = next((value for value in values if isinstance(value, Missing)), None)
     present = [value for value in values if not isinstance(value, Missing)]

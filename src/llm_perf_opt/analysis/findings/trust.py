@@ -3,8 +3,9 @@
 from collections.abc import Set
 
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.finding import Finding, Kind, ToTry
-from llm_perf_opt.analysis.rules.launching import INFLATED
+from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding
+from llm_perf_opt.analysis.findings.launching import INFLATED
+from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.warnings import NOISE, WarningId
@@ -75,15 +76,5 @@ def _warnings(evidence: Evidence, ids: Set[WarningId]) -> list[str]:
 def _finding(id: str, claim: str, said: list[str], change: str) -> Finding | None:
     if not said:
         return None
-    return Finding(
-        id,
-        Kind.TRUST,
-        "",
-        claim,
-        tuple(text.rstrip(".") for text in said),
-        _NO_SAVING,
-        1,
-        "high",
-        "it was seen",
-        ToTry(change=change),
-    )
+    grounds = Grounds(tuple(text.rstrip(".") for text in said), "high", "it was seen")
+    return finding(id, ("", 1), (claim,), grounds, _NO_SAVING, ToTry(change=change))
