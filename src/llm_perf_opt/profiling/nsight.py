@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.kernels.selection import Selection, expected_passes, 
 from llm_perf_opt.analysis.trace.stage_launches import stage_launches
 from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
-from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.stages import Stage, ncu_range
 from llm_perf_opt.counters.manifest import ResolvedMetrics
@@ -196,8 +196,8 @@ def _count_stage(
     """Count one stage's kernels; returns the seconds it was expected to take."""
     listener.pass_started(name, LABELS[name])
     chosen = _choose(folder, config, counting, _STAGES[name], budget_s)
-    if isinstance(chosen, str):
-        why = CaptureError(f"No launch of {_STAGES[name]} was chosen: {chosen}.", "See the passes that record a timeline.")
+    if isinstance(chosen, Missing):
+        why = CaptureError(f"No launch of {_STAGES[name]} was chosen: {chosen.why}.", "See the passes that record a timeline.")
         skip_pass(folder, name, why, listener)
         raise why
     chosen = replace(chosen, notes=(*chosen.notes, *told_drops(counting.metrics)))
@@ -238,7 +238,7 @@ def counting_limit(folder: RunFolder, budget_s: float, timeout_s: float) -> tupl
     return (within_s, "profiling.ncu.budget_s") if within_s < timeout_s else (timeout_s, PassPlan.limit)
 
 
-def _choose(folder: RunFolder, config: RunConfig, counting: _Counting, stage: Stage, budget_s: float) -> Selection | str:
+def _choose(folder: RunFolder, config: RunConfig, counting: _Counting, stage: Stage, budget_s: float) -> Maybe[Selection]:
     asked = config.profiling.ncu
     passes = expected_passes(counting.metrics.names, counting.metrics.sections)
     reasons = []
@@ -250,7 +250,7 @@ def _choose(folder: RunFolder, config: RunConfig, counting: _Counting, stage: St
             )
             if isinstance(found, Selection):
                 return found
-            reasons.append(f"{timeline.source}: {found}")
+            reasons.append(f"{timeline.source}: {found.why}")
         else:
             reasons.append(timeline.why)
-    return "; ".join(reasons) or "no pass recorded a timeline"
+    return Missing("; ".join(reasons) or "no pass recorded a timeline")

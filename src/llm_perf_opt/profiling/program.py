@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.kernels.selection import Launch, Selection, expected_
 from llm_perf_opt.analysis.trace.stage_launches import ANY_DOMAIN, all_launches, domains_of, range_launches
 from llm_perf_opt.config.schema import RegionsConfig
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError, ResourceError, interrupted
-from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord, RunStatus
+from llm_perf_opt.core.records import SCHEMA, Manifest, Maybe, Missing, PassRecord, RunStatus
 from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.profiling.nsight import counting_limit, find_or_refuse, readable_counters
@@ -189,8 +189,8 @@ def _run_ncu(asked: ExecRequest, folder: RunFolder, listener: Listener) -> None:
         readable_counters(on_gpu(), "Leave it out: --passes program,nsys.")
         metrics = _metrics(asked, ncu)
         chosen = _choose(asked, folder, metrics)
-        if isinstance(chosen, str):
-            raise NothingToCountError(f"No launch was chosen: {chosen}.", "The nsys pass must record kernels first.")
+        if isinstance(chosen, Missing):
+            raise NothingToCountError(f"No launch was chosen: {chosen.why}.", "The nsys pass must record kernels first.")
         version = f"ncu {tool_version(ncu) or ''}".strip()
         tested = Tested(ncu, version, metrics.chip, asked.device_index, asked.timeout_s, asked.max_trace_gb)
         run_selftest(folder, listener, tested)
@@ -268,7 +268,7 @@ def _metrics(asked: ExecRequest, ncu: Path | None, sections: Sequence[str] | Non
     )
 
 
-def _choose(asked: ExecRequest, folder: RunFolder, metrics: ResolvedMetrics) -> Selection | str:
+def _choose(asked: ExecRequest, folder: RunFolder, metrics: ResolvedMetrics) -> Maybe[Selection]:
     passes = expected_passes(metrics.names, metrics.sections)
     reasons = []
     for timeline in timelines(folder):
@@ -283,7 +283,7 @@ def _choose(asked: ExecRequest, folder: RunFolder, metrics: ResolvedMetrics) -> 
                 budget_s=asked.budget_s,
             )
         reasons.append(timeline.why)
-    return "; ".join(reasons) or "there is no timeline to choose from"
+    return Missing("; ".join(reasons) or "there is no timeline to choose from")
 
 
 def _launches(asked: ExecRequest, timeline: Timeline) -> list[Launch]:
