@@ -101,7 +101,7 @@ def analysis_floor(module: str) -> int:
     inner = module.removeprefix("analysis.").split(".")
     if inner[0] in ANALYSIS_GROUND:
         return len(ANALYSIS_FLOORS)
-    room = inner[0] if len(inner) > 1 and inner[0] != "rules" else ""
+    room = inner[0] if len(inner) > 1 and inner[0] != "findings" else ""
     return next(index for index, rooms in enumerate(ANALYSIS_FLOORS) if room in rooms)
 
 

@@ -138,7 +138,7 @@ def test_a_run_folder_keeps_its_raw_files_as_they_are(tmp_path: Path) -> None:
     from builders import manifest
 
     run = RunFolder(tmp_path / "run")
-    raw = run.trace_files()["torch"]
+    raw = run.trace_file("torch")
     raw.parent.mkdir(parents=True)
     shutil.copy(REAL, raw)
     run.write_manifest(manifest())

@@ -13,6 +13,7 @@ from command import llm_perf
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.warnings import WarningId
 from llm_perf_opt.workflows import analyze_run as analyze_module
 from llm_perf_opt.workflows.analyze_run import reanalyze
 from llm_perf_opt.workflows.analyze_trace import analyze_source
@@ -36,7 +37,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def test_stages_and_steps_can_be_asked(run: RunFolder) -> None:
     _, analysis = reanalyze(run.path)
-    assert not any("tables" in warning for warning in analysis.warnings)
+    assert WarningId.TABLES_NOT_WRITTEN not in {warning.id for warning in analysis.warnings}
     queries = Queries(run.path)
     assert {table.name for table in queries.tables()} >= {*RUN_TABLES, "kernels", "operators"}
     rows = queries.ask("select stage, count(*), sum(dur_ns) from kernels where kind = 'kernel' group by all order by 1").rows
@@ -75,7 +76,7 @@ def test_findings_are_kept_for_other_programs(run: RunFolder) -> None:
 def test_without_duckdb_the_report_is_made_all_the_same(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     _, analysis = reanalyze(run.path)
-    assert any("duckdb is not installed" in warning for warning in analysis.warnings)
+    assert any("duckdb is not installed" in warning.text for warning in analysis.warnings)
     assert "tables/ was not written" in run.report_file.read_text()
     assert '"launch_bound_decode"' in run.findings_file.read_text()
     assert not list(run.derived_tables.glob("*.parquet"))
@@ -110,7 +111,7 @@ def test_a_run_that_cannot_be_written_to_is_shown_all_the_same(run: RunFolder, m
 def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) -> None:
     """The figures are from the torch trace, which samples nothing; the samples (made by hand) from the nsys pass."""
     first = 93793329  # the first kernel of that report
-    file = run.trace_files()["nsys"]
+    file = run.trace_file("nsys")
     file.parent.mkdir(parents=True)
     altered(
         file,
@@ -127,7 +128,7 @@ def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) 
     _, analysis = reanalyze(run.path)
     assert not isinstance(analysis.trace, Missing)
     assert analysis.trace.profiler == "torch"
-    assert not any("no sample" in warning for warning in analysis.warnings)
+    assert WarningId.NO_GPU_METRICS not in {warning.id for warning in analysis.warnings}
     rows = Queries(run.path).ask("select stage, metric, samples, mean from stage_metrics order by 1").rows
     assert rows == [(stage, "SMs Active", 2, 30.0) for stage in ("", "decode", "decode_step")]
     assert "Metrics of the GPU" in run.report_file.read_text()
@@ -138,4 +139,4 @@ def test_samples_that_were_asked_for_and_did_not_come_are_missed(run: RunFolder)
     passes = (PassRecord("torch", "complete"), PassRecord("nsys", "complete", ("nsys", "profile", "--gpu-metrics-devices=all")))
     run.write_manifest(Manifest(SCHEMA, "0", "complete", "2026-01-01T00:00:00+00:00", ("llm-perf", "run"), passes))
     _, analysis = reanalyze(run.path)
-    assert any("left no sample" in warning for warning in analysis.warnings)
+    assert WarningId.NO_GPU_METRICS in {warning.id for warning in analysis.warnings}
