@@ -130,6 +130,13 @@ def test_analysis_and_report_know_no_parser_path_or_process() -> None:
             assert {name.split(".")[1] for name in parsers} <= EVENT_MODEL, module
 
 
+def test_one_module_reads_run_folders() -> None:
+    """Above the passes that check what they left, RunReader alone parses the records of a run."""
+    parsers = {"traces.timings", "traces.telemetry", "traces.ncu_csv", "core.stored_ceilings"}
+    above = [module for module in MODULES if room_of(module) in ("workflows", "cli")]
+    assert {module for module in above if parsers & set(own_imports(module))} == {"workflows.run_reader"}
+
+
 def test_two_modules_start_processes() -> None:
     assert {module for module in MODULES if "subprocess" in imports(module)} == START_PROCESSES
 

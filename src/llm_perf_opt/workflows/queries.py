@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.run_folder import TRACES, RunFolder, there
+from llm_perf_opt.core.run_folder import RunFolder, there
 from llm_perf_opt.core.sql_files import parquet_rows, quoted
 from llm_perf_opt.core.user_files import check_ordinary
 
@@ -143,15 +143,12 @@ def open_source(source: Path) -> "CachedTrace":
     """The trace of a run folder or of a file, with its tables; or a ParseError that says what is missing."""
     from llm_perf_opt.analysis.trace.stages import stage_columns
     from llm_perf_opt.traces.trace_cache import cached_trace
+    from llm_perf_opt.workflows.run_reader import RunReader
 
     if not there(source, "Give a run folder, a torch trace or an nsys SQLite export.").is_dir():
         check_ordinary(source)
         return cached_trace(source, columns=stage_columns)
-    run = RunFolder.open(source)
-    for name in TRACES:
-        if run.trace_file(name).is_file():
-            return cached_trace(run.trace_file(name), run.tables(name), columns=stage_columns)
-    raise ParseError(f"{source} holds no trace: neither its torch pass nor its nsys pass left one.", "run.json says why.")
+    return RunReader.open(source).cached_trace()
 
 
 def _derived_tables(source: Path) -> dict[str, Path]:

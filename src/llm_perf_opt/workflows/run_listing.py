@@ -1,7 +1,6 @@
 """Every run and sweep below a folder, newest first, without reading more of them than is shown."""
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,14 +11,11 @@ from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, is_sweep
 
 DEEPEST = 6
 """Folders below the one asked for that are looked into."""
-_EXPERIMENT = re.compile(r"^experiment: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
-_MODEL = re.compile(r"^model:\n(?:  .*\n)*?  name: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _BETWEEN = ", "
 """Between the names of a sweep over models; no name holds it."""
 STATUSES = ("complete", "partial", "failed", "damaged")
@@ -132,20 +128,9 @@ def _named(row: Listed) -> Listed:
     points = [Path(row.path)]
     if row.kind == "sweep":
         points = sorted(child for child in points[0].iterdir() if RunFolder(child).manifest_file.exists())
-    found = [_names(RunFolder(point).config_file) for point in points]
+    found = [RunReader(RunFolder(point)).names for point in points]
     experiments, models = (dict.fromkeys(names[place] for names in found if names[place]) for place in (0, 1))
     return replace(row, experiment=_BETWEEN.join(experiments), model=_BETWEEN.join(models))
-
-
-def _names(config: Path) -> tuple[str, str]:
-    """Experiment and model of a config.yaml as this program writes it. Two lines tell, and a list reads thousands of files."""
-    try:
-        text = read_text(config)
-    except (OSError, ParseError, UnicodeDecodeError):
-        return "", ""  # the row stands without names; its report says what is wrong with the file
-    found = [pattern.search(text) for pattern in (_EXPERIMENT, _MODEL)]
-    experiment, model = (match["name"] if match else "" for match in found)
-    return experiment, model
 
 
 def _whole(row: Listed) -> Listed:

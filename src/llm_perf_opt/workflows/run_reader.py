@@ -1,5 +1,6 @@
 """The one way to read a run folder. Each file is parsed at most once; what is absent or damaged is `Missing`, with the reason."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.evidence import counted_in_stage
 from llm_perf_opt.analysis.kernels.selection import Selection
 from llm_perf_opt.analysis.overhead import without_profiler_events
+from llm_perf_opt.analysis.trace.stages import stage_columns
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.kernel_records import CounterReport
@@ -17,13 +19,17 @@ from llm_perf_opt.core.machine_records import FoundCeilings, Telemetry
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import TRACES, RunFolder, check_plain, read_mapping, read_record, read_values
 from llm_perf_opt.core.stored_ceilings import read_ceilings
+from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.profiling.timelines import RecordedTrace, Timeline, read_recorded, timelines_of
 from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.telemetry import read_telemetry
 from llm_perf_opt.traces.timings import read_timings, read_torch_pass
+from llm_perf_opt.traces.trace_cache import CachedTrace, cached_trace
 
 R = TypeVar("R")
 
+_EXPERIMENT = re.compile(r"^experiment: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
+_MODEL = re.compile(r"^model:\n(?:  .*\n)*?  name: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _SELFTEST = "ncu_selftest"
 _TEST_AGAIN = "Repeat the run: whenever counters are read, work of known size is counted first"
 _LAST_BYTES = 16 * 1024
@@ -68,6 +74,16 @@ class RunReader:
     def settings(self) -> dict[str, Any]:
         """The settings, as config.yaml holds them; empty where there is none, a ParseError where it is damaged."""
         return self.folder.parsed(self.folder.config_file, read_values)
+
+    @cached_property
+    def names(self) -> tuple[str, str]:
+        """Experiment and model, empty where config.yaml does not tell. Two lines tell, and a list reads thousands of files."""
+        try:
+            text = read_text(self.folder.config_file)
+        except (OSError, ParseError, UnicodeDecodeError):
+            return "", ""  # a list goes on without names; the report says what is wrong with the file
+        experiment, model = (match["name"] if match else "" for match in (_EXPERIMENT.search(text), _MODEL.search(text)))
+        return experiment, model
 
     @cached_property
     def env(self) -> Maybe[dict[str, Any]]:
@@ -175,6 +191,14 @@ class RunReader:
     def traces(self) -> list[Maybe[RecordedTrace]]:
         """The traces that the passes of `TRACES` left, in that order."""
         return [self.trace(name) for name in TRACES if self.folder.trace_file(name).is_file()]
+
+    def cached_trace(self) -> CachedTrace:
+        """The first trace that a pass left, with its tables; a ParseError where there is none, or it cannot be read."""
+        name = next((name for name in TRACES if self.folder.trace_file(name).is_file()), None)
+        if name is None:
+            words = f"{self.folder.path} holds no trace: neither its torch pass nor its nsys pass left one."
+            raise ParseError(words, "run.json says why.")
+        return cached_trace(self.folder.trace_file(name), self.folder.tables(name), columns=stage_columns)
 
     @cached_property
     def timelines(self) -> tuple[Timeline | Missing, ...]:
