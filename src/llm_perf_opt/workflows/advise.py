@@ -17,7 +17,7 @@ from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.profiling.passes import Listener
 from llm_perf_opt.profiling.provenance import environment
-from llm_perf_opt.workflows.analyze_run import analyze, reread, write_reports
+from llm_perf_opt.workflows.analyze_run import report_run, reread, write_reports
 from llm_perf_opt.workflows.run_reader import RunReader
 
 _MACHINE = (("host",), ("cpu", "name"), ("gpu", "name"), ("gpu_driver",))
@@ -174,5 +174,5 @@ def _run(
     composed = Composed(config, folder.path.with_name(f"{folder.path.name}-verify-{name}"))
     made, error = capture(composed, command, listener)
     run = RunReader(made)
-    write_reports(run, analyze(run))
+    report_run(run)
     return run, error

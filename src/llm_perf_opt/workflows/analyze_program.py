@@ -81,10 +81,10 @@ def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
     write_whole(folder.report_file, program_page(found).encode())
 
 
-def report_program(folder: RunFolder) -> ProgramAnalysis:
-    """Make the pages, now or anew."""
-    found = analyze_program(RunReader(folder))
-    write_program_report(folder, found)
+def report_program(run: RunReader) -> ProgramAnalysis:
+    """Write the pages, now or anew."""
+    found = analyze_program(run)
+    write_program_report(run.folder, found)
     return found
 
 

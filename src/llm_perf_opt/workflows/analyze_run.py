@@ -150,12 +150,11 @@ def write_pages(run: RunReader, analysis: RunAnalysis, regions: Maybe[RegionRepo
         write_whole(folder.roofline_file, roofline_svg(shown.roofline).encode())
 
 
-def reanalyze(path: Path, limits: dict[str, float] | None = None) -> tuple[RunReader, RunAnalysis]:
-    """Make the reports of an existing run anew; `limits` (peak_tflops, bandwidth_gbs) stand in for the configuration's."""
-    run = RunReader.open(path)
+def report_run(run: RunReader, limits: dict[str, float] | None = None) -> RunAnalysis:
+    """Write the reports of a run; `limits` (peak_tflops, bandwidth_gbs) stand in for the configuration's."""
     analysis = analyze(run, limits)
     write_reports(run, analysis)
-    return run, analysis
+    return analysis
 
 
 def reread(path: Path) -> tuple[RunReader, RunAnalysis]:
