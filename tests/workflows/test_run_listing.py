@@ -13,7 +13,8 @@ from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, RunStatus
 from llm_perf_opt.core.run_folder import RunFolder, write_record
-from llm_perf_opt.workflows import run_listing
+from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.workflows import run_reader
 from llm_perf_opt.workflows.run_listing import list_runs
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
 
@@ -197,13 +198,12 @@ def test_of_thousands_only_those_shown_are_read(tmp_path: Path, monkeypatch: pyt
     for number in range(300):
         made(tmp_path / f"{number:04d}", f"2026-01-01T00:{number // 60:02d}:{number % 60:02d}+00:00")
     read: list[Path] = []
-    names = run_listing._names
 
-    def counted(path: Path) -> tuple[str, str]:
+    def counted(path: Path) -> str:
         read.append(path)
-        return names(path)
+        return read_text(path)
 
-    monkeypatch.setattr(run_listing, "_names", counted)
+    monkeypatch.setattr(run_reader, "read_text", counted)
     assert len(list_runs(tmp_path, limit=5).rows) == 5
     assert len(read) == 5
 

@@ -42,7 +42,8 @@ class Opened:
 
     @contextmanager
     def counting(self) -> Iterator[Counter[Path]]:
-        self.counts = counts = Counter()
+        counts: Counter[Path] = Counter()
+        self.counts = counts
         try:
             yield counts
         finally:
