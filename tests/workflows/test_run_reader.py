@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,16 @@ from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding
 from llm_perf_opt.core.records import CleanTimings, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, read_record
 from llm_perf_opt.traces import trace_cache
+from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.open_trace import read_trace
-from llm_perf_opt.workflows import advise
+from llm_perf_opt.workflows import advise, run_reader
 from llm_perf_opt.workflows.run_reader import Damaged, RunReader, Untested
 from whole_runs import whole_run
 
 SMALL = ["hardware=cpu", "runtime.num_new_tokens=4", "runtime.prompt_tokens=8", "runtime.min_repeats=6"]
 SMALL += ["runtime.max_repeats=6", "runtime.max_warmup=3"]
-RECORDS = (".json", ".jsonl", ".csv", ".yaml")
-OURS = ("raw", "config.yaml", "env.json")
-"""What a pass or the user wrote; run.json and verify.json are this program's own."""
+RECORDS = (".json", ".jsonl", ".yaml")
+READ_ONCE = ("raw", "config.yaml", "env.json")
 
 
 class Opened:
@@ -54,20 +54,28 @@ OPENED = Opened()
 
 
 @contextmanager
-def reading_once(*runs: Path) -> Iterator[None]:
-    """Fails where a record of these runs is opened twice, or a trace parsed twice; and where nothing is read at all."""
+def reading_once(*runs: Path, captured: bool = False) -> Iterator[None]:
+    """Fails where a record of these runs is opened twice, or a trace parsed twice; and where nothing is read at all.
+
+    The measured process of a run that is `captured` reads config.yaml, too, and here it is this process.
+    """
     parsed: Counter[Path] = Counter()
 
-    def parse(path: Path, *more: Any) -> Any:
-        parsed[path] += 1
-        return read_trace(path, *more)
+    def counted(read: Callable[..., Any]) -> Callable[..., Any]:
+        def parse(path: Path, *more: Any) -> Any:
+            parsed[path] += 1
+            return read(path, *more)
+
+        return parse
 
     with pytest.MonkeyPatch.context() as patch, OPENED.counting() as opened:
-        patch.setattr(trace_cache, "read_trace", parse)
+        patch.setattr(trace_cache, "read_trace", counted(read_trace))
+        patch.setattr(run_reader, "read_ncu", counted(read_ncu))  # it opens the table twice, to look and to read
         yield
     for run in runs:
         inside = {path.relative_to(run): count for path, count in opened.items() if path.is_relative_to(run)}
-        records = {path: count for path, count in inside.items() if path.suffix in RECORDS and path.parts[0] in OURS}
+        read_once = [name for name in READ_ONCE if not captured or name != "config.yaml"]
+        records = {path: count for path, count in inside.items() if path.suffix in RECORDS and path.parts[0] in read_once}
         assert Path("raw/clean/timings.json") in records
         assert {path: count for path, count in records.items() if count > 1} == {}
     assert {path: count for path, count in parsed.items() if count > 1} == {}
@@ -77,7 +85,7 @@ def reading_once(*runs: Path) -> Iterator[None]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run with a torch trace; making it reads each file once, too."""
     path = tmp_path_factory.mktemp("reader") / "run"
-    with reading_once(path):
+    with reading_once(path, captured=True):
         done = llm_perf("run", "-q", *SMALL, "profiling=minimal", f"hydra.run.dir={path}")
     assert done.returncode == 0, done.stderr
     return path
@@ -115,7 +123,7 @@ def test_verifying_findings_reads_the_run_once(run: Path, monkeypatch: pytest.Mo
     larger = ToTry(("runtime.batch_size=2",), "Use more.")
     slow = finding("some_change", ("decode", 3), ("It is slow.",), grounds, Missing("not known"), larger)
     monkeypatch.setattr(advise, "to_try", lambda *_: [slow])
-    with reading_once(run, run.with_name("run-verify-some_change")):
+    with reading_once(run, run.with_name("run-verify-some_change"), captured=True):
         done = llm_perf("advise", run, "--verify", "-q")
     assert done.returncode == 0, done.stderr
     assert "some_change" in (run / "report.md").read_text().replace("\\", "")
@@ -143,7 +151,7 @@ def test_what_is_damaged_costs_itself_only(tmp_path: Path) -> None:
     assert isinstance(found.telemetry, Missing)
     assert found.damage is not None
     assert not isinstance(found.torch, Missing)
-    assert not isinstance(found.counters("ncu_decode"), Missing)
+    assert not isinstance(found.selftest, Missing)
 
 
 def test_counters_without_a_verdict_are_a_kind_of_missing(tmp_path: Path) -> None:
