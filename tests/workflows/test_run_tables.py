@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import duckdb
@@ -14,6 +15,7 @@ from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.warnings import WarningId
+from llm_perf_opt.traces.nsys_sqlite import read_nsys
 from llm_perf_opt.workflows import analyze_run as analyze_module
 from llm_perf_opt.workflows.analyze_run import report_run
 from llm_perf_opt.workflows.analyze_trace import analyze_source
@@ -125,7 +127,8 @@ def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) 
         ],
     )
     passes = (PassRecord("torch", "complete"), PassRecord("nsys", "complete", ("nsys", "profile", "--gpu-metrics-devices=all")))
-    run.write_manifest(Manifest(SCHEMA, "0", "complete", "2026-01-01T00:00:00+00:00", ("llm-perf", "run"), passes))
+    began = datetime.fromtimestamp(int(read_nsys(file).facts["started_utc_ns"]) / 1e9, timezone.utc)
+    run.write_manifest(Manifest(SCHEMA, "0", "complete", began.isoformat(timespec="seconds"), ("llm-perf", "run"), passes))
     analysis = report_run(RunReader.open(run.path))
     assert not isinstance(analysis.trace, Missing)
     assert analysis.trace.profiler == "torch"
