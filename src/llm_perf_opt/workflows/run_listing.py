@@ -12,7 +12,7 @@ from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.run_reader import RunReader
-from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, is_sweep
+from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, damage_of, is_sweep
 
 DEEPEST = 6
 """Folders below the one asked for that are looked into."""
@@ -157,7 +157,7 @@ def _whole_sweep(row: Listed) -> Listed:
     """A sweep, as its runs are now: one whose times were damaged since is no complete point."""
     folder = SweepFolder(Path(row.path))
     there = [point for point in folder.read().points if RunFolder(folder.path / point.folder).manifest_file.exists()]
-    damage = [found.why for point in there if (found := folder.damage(point))]
+    damage = [found.why for point in there if (found := damage_of(point, folder.run(point)))]
     if not damage:
         return row
     done = sum(point.status == "complete" for point in there) - len(damage)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.core.errors import ConfigError, ParseError
-from llm_perf_opt.core.records import SCHEMA, Missing
+from llm_perf_opt.core.records import SCHEMA, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record, there, write_record
 from llm_perf_opt.core.user_files import check_folder
 from llm_perf_opt.workflows.run_reader import RunReader
@@ -43,7 +43,6 @@ class SweepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._runs: dict[str, RunReader] = {}
 
     @classmethod
     def create(cls, wanted: Path) -> "SweepFolder":
@@ -78,22 +77,14 @@ class SweepFolder:
         """Where the run of a point is put."""
         return self.path / f"{number:03d}"
 
-    def run(self, point: SweepPoint) -> RunReader:
-        """The run of a point, or a ParseError where it is gone."""
-        if point.folder not in self._runs:
-            self._runs[point.folder] = RunReader.open(self.path / point.folder)
-        return self._runs[point.folder]
-
-    def damage(self, point: SweepPoint) -> Missing | None:
-        """Why a complete point's run cannot be used any more: its folder is gone, or what it measured; None where it can."""
-        if point.status != "complete":
-            return None
+    def run(self, point: SweepPoint) -> Maybe[RunReader]:
+        """The run of a point as it is now, or why there is none."""
+        if not point.folder:
+            return Missing(point.why or "the point was not run")
         try:
-            run = self.run(point)
-            damage = run.damage if run.manifest.pass_named("clean") is not None else None
+            return RunReader.open(self.path / point.folder)
         except (ConfigError, ParseError) as error:  # gone, or damaged
             return Missing(error.fact)
-        return None if damage is None else Missing(damage.fact)
 
     def read(self) -> Sweep:
         """sweep.json, or a ParseError."""
@@ -115,6 +106,16 @@ class SweepFolder:
         points = list(sweep.points)
         points[number] = point
         self.write(replace(sweep, points=tuple(points)))
+
+
+def damage_of(point: SweepPoint, run: Maybe[RunReader]) -> Missing | None:
+    """Why a complete point's run cannot be used any more: its folder is gone, or what it measured; None where it can."""
+    if point.status != "complete":
+        return None
+    if isinstance(run, Missing):
+        return run
+    damage = run.damage if run.manifest.pass_named("clean") is not None else None
+    return None if damage is None else Missing(damage.fact)
 
 
 def is_sweep(path: Path) -> bool:
