@@ -60,7 +60,7 @@ def measure(path: Path) -> dict[str, Any]:
     """Analyse one trace in this process."""
     import duckdb  # noqa: F401 - imports are not what is measured here
 
-    import llm_perf_opt.workflows.run_traces  # noqa: F401
+    import llm_perf_opt.analysis.trace_analysis  # noqa: F401
     from llm_perf_opt.traces.torch_json.trace import read_torch_trace  # noqa: F401
     from llm_perf_opt.traces.trace_mark import fresh_tables
     from llm_perf_opt.workflows.analyze_trace import analyze_source

@@ -15,10 +15,11 @@ from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.sweep_rows import SweepEntry
 from llm_perf_opt.analysis.telemetry import summarize_telemetry
-from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, FindingLine, GpuTotals, TraceAnalysis
+from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, Finding, GpuTotals, TraceAnalysis
 from llm_perf_opt.core.kernel_records import KernelUse
 from llm_perf_opt.core.machine_records import Telemetry
 from llm_perf_opt.core.records import Missing, PartTime, StageActivity
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.counters.roles import roles
 
 READINGS = telemetry(gpu=[gpu_sample(number * 100 * MS, power_mw=300_000 + 1000 * number) for number in range(17)])
@@ -59,7 +60,7 @@ def full_analysis(names: Sequence[str] = (), **changes: Any) -> RunAnalysis:
         telemetry=summarize_telemetry(READINGS, timings),
         kernels=kernels,
         trace=trace_analysis(names),
-        warnings=tuple(names),
+        warnings=tuple(RunWarning(WarningId.THROTTLED, name) for name in names),
     )
     return replace(analysis, **changes)
 
@@ -71,9 +72,10 @@ def trace_analysis(names: Sequence[str] = ()) -> TraceAnalysis:
     rows[0] = BudgetLine(rows[0].key, names[0], rows[0].ns, rows[0].share) if names else rows[0]
     budget = BudgetTable("decode", "token", 8, 80 * MS, "the unprofiled pass", 24 * MS, rows, [], list(names))
     findings = [
-        FindingLine(
+        Finding(
             id=f"f{number}",
-            claim=f"Finding {number}: {each}",
+            headline=f"Finding {number}: {each}.",
+            claim=f"Finding {number}: {each}. There is more to it.",
             saving_ns=MS * (9 - number),
             evidence=[each],
             to_try=each,

@@ -102,7 +102,7 @@ def analysis_floor(module: str) -> int:
     inner = module.removeprefix("analysis.").split(".")
     if inner[0] in ANALYSIS_GROUND:
         return len(ANALYSIS_FLOORS)
-    room = inner[0] if len(inner) > 1 and inner[0] != "rules" else ""
+    room = inner[0] if len(inner) > 1 and inner[0] != "findings" else ""
     return next(index for index, rooms in enumerate(ANALYSIS_FLOORS) if room in rooms)
 
 
@@ -136,6 +136,13 @@ def test_analysis_and_report_know_no_parser_path_or_process() -> None:
             assert not imports(module) & forbidden, module
             parsers = {name for name in own_imports(module) if room_of(name) == "traces"}
             assert {name.split(".")[1] for name in parsers} <= EVENT_MODEL, module
+
+
+def test_one_module_reads_run_folders() -> None:
+    """Above the passes that check what they left, RunReader alone parses the records of a run."""
+    parsers = {"traces.timings", "traces.telemetry", "traces.ncu_csv", "core.stored_ceilings"}
+    above = [module for module in MODULES if room_of(module) in ("workflows", "cli")]
+    assert {module for module in above if parsers & set(own_imports(module))} == {"workflows.run_reader"}
 
 
 def test_two_modules_start_processes() -> None:

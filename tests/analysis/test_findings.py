@@ -13,8 +13,8 @@ from evidence_builders import NOTHING_TO_FUSE, QUIET, evidence, stage_evidence
 from llm_perf_opt.analysis.cost_model.cost import Formats
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.finding import Finding, Kind, Saving, Throughput
-from llm_perf_opt.analysis.findings import RULES, find
+from llm_perf_opt.analysis.findings.finding import After, Kind, Saving
+from llm_perf_opt.analysis.findings.registry import RULES, find
 from llm_perf_opt.analysis.kernels.table import PerCall, StageKernel, StageKernels, Variant
 from llm_perf_opt.analysis.limits.efficiency import efficiency
 from llm_perf_opt.analysis.limits.floor import what_if
@@ -22,12 +22,13 @@ from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.analysis.trace.document import Finding, ThroughputLine
 from llm_perf_opt.analysis.trace.fusion import Fusion
 from llm_perf_opt.analysis.trace.idle import IdleCause
-from llm_perf_opt.analysis.trace_analysis import finding_lines
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
 from llm_perf_opt.core.records import CleanTimings, Missing
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 WAITING = {IdleCause.LAUNCH_BOUND: 90 * MS}
 FUSABLE = Fusion(
@@ -51,8 +52,22 @@ def found(rule_id: str, given: Evidence) -> Finding | None:
 def known(rule_id: str, given: Evidence) -> tuple[Finding, Saving]:
     finding = found(rule_id, given)
     assert finding is not None
-    assert not isinstance(finding.saving, Missing)
-    return finding, finding.saving
+    return finding, saving_in(finding)
+
+
+def saving_in(finding: Finding) -> Saving:
+    """The saving that a finding holds, put together again."""
+    expected, low, high = finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns
+    assert expected is not None
+    assert low is not None
+    assert high is not None
+    return Saving(expected, low, high, finding.saving_per, finding.counted, after_in(finding))
+
+
+def after_in(finding: Finding) -> After:
+    times = (finding.after_ns, finding.after_low_ns, finding.after_high_ns, finding.before_ns)
+    expected, low, high, before = (time for time in times if time is not None)
+    return After(expected, low, high, before, finding.kept)
 
 
 def ceilings(graph_ns: float) -> Ceilings:
@@ -67,7 +82,7 @@ def test_launch_bound_decode_predicts_kernels_and_gaps_inside_a_graph() -> None:
     """Per token: 0.6 ms stay, 0.1 to 0.2 ms fused, 20 kernels stay and 10 to 30 are fused, 1 µs apart at most."""
     given = replace(host_bound(), facts=replace(host_bound().facts, ceilings=ceilings(1000.0)))
     finding, saving = known("launch_bound_decode", given)
-    assert finding.to_try.overrides == ("runtime.cache=static", "runtime.compile=reduce-overhead")
+    assert finding.overrides == ["runtime.cache=static", "runtime.compile=reduce-overhead"]
     assert saving.expected_ns == 10 * MS - (600_000 + 150_000 + 40 * 500)
     assert saving.low_ns == 10 * MS - (600_000 + 200_000 + 50 * 1000)
     assert saving.high_ns == 10 * MS - (600_000 + 100_000)
@@ -139,7 +154,7 @@ def test_cache_concatenation_saves_where_the_device_is_the_bottleneck() -> None:
     given = evidence(stage_evidence(kernels=[("nvjet", 100, 70 * MS), CAT]))
     finding, saving = known("cache_concatenation", given)
     assert (saving.low_ns, saving.expected_ns, saving.high_ns) == (0, 1 * MS, 2 * MS)
-    assert finding.to_try.overrides == ("runtime.cache=static",)
+    assert finding.overrides == ["runtime.cache=static"]
 
 
 def test_a_faster_kernel_saves_nothing_in_a_host_bound_step_and_the_finding_says_so() -> None:
@@ -163,9 +178,9 @@ def test_unfused_elementwise() -> None:
     assert (saving.low_ns, saving.expected_ns, saving.high_ns) == (3_800_000, 3_850_000, 3_900_000)
     finding, waiting = known("unfused_elementwise", host_bound())
     assert "fewer launches" in finding.claim
-    assert finding.to_try.overrides == ("runtime.cache=static", "runtime.compile=default")
+    assert finding.overrides == ["runtime.cache=static", "runtime.compile=default"]
     compiled = replace(host_bound(), facts=replace(host_bound().facts, config={"runtime": {"compile": "reduce-overhead"}}))
-    assert known("unfused_elementwise", compiled)[0].to_try.overrides == ()  # less than what is set would be no trial of it
+    assert known("unfused_elementwise", compiled)[0].overrides == []  # less than what is set would be no trial of it
     assert (waiting.low_ns, waiting.high_ns) == (0, 5_400_000)  # 600 of 1,000 launches go, of 9 ms of gaps a token
     assert found("unfused_elementwise", evidence(stage_evidence(fusion=NOTHING_TO_FUSE))) is None
 
@@ -176,14 +191,14 @@ def test_a_kernel_less_in_a_graph_is_no_launch_less() -> None:
     graph = replace(waiting, stages=(replace(stage, time=replace(stage.time, launches=stage.units)),))
     finding, saving = known("unfused_elementwise", graph)
     assert "fewer launches" not in finding.claim
-    assert finding.to_try.overrides == (), "compile=default would take the graphs away"
+    assert finding.overrides == [], "compile=default would take the graphs away"
     assert saving.high_ns == 0 or "saves nothing" in finding.claim
 
 
 def test_products_without_tensor_cores() -> None:
     plain = evidence(stage_evidence(kernels=[("ampere_sgemm_128x64_tn", 100, 60 * MS), ("nvjet", 10, 20 * MS)]))
     finding, saving = known("products_without_tensor_cores", plain)
-    assert finding.to_try.overrides == ("model.dtype=bf16",)
+    assert finding.overrides == ["model.dtype=bf16"]
     assert saving.expected_ns == 3 * MS
     tensor = [("cutlass_80_tensorop_s1688gemm_bf16", 100, 60 * MS), ("sgemm_tiny", 1, 1 * MS)]
     assert found("products_without_tensor_cores", evidence(stage_evidence(kernels=tensor))) is None
@@ -203,12 +218,12 @@ def test_math_attention() -> None:
     softmax = ("void softmax_warp_forward<float>", 280, 10 * MS)
     given = evidence(stage_evidence(kernels=[("nvjet", 100, 60 * MS), softmax]))
     finding, saving = known("math_attention", given)
-    assert finding.to_try.overrides == ("runtime.attn_implementation=sdpa",)
+    assert finding.overrides == ["runtime.attn_implementation=sdpa"]
     assert (saving.low_ns, saving.expected_ns, saving.high_ns) == (0, 2 * MS, 4 * MS)
     asked = evidence(
         stage_evidence(kernels=[("nvjet", 100, 60 * MS), softmax]), config={"runtime": {"attn_implementation": "sdpa"}}
     )
-    assert known("math_attention", asked)[0].to_try.overrides == ()  # it is set already, and its fused backends were refused
+    assert known("math_attention", asked)[0].overrides == []  # it is set already, and its fused backends were refused
     fused = [("flash_fwd_kernel", 280, 60 * MS), softmax]
     assert found("math_attention", evidence(stage_evidence(kernels=fused))) is None
     sampling = [("nvjet", 100, 60 * MS), ("softmax_warp_forward", 10, 1 * MS)]
@@ -290,7 +305,7 @@ def test_counters(rule: str, fires: dict[str, float], silent: dict[str, float]) 
     assert found(rule, evidence(stage_evidence(counters=counted(**silent)))) is None
     assert found(rule, evidence(stage_evidence())) is None
     tuned = evidence(stage_evidence(counters=counted(**fires)), config={"runtime": {"compile": "max-autotune"}})
-    assert known(rule, tuned)[0].to_try.overrides == ()
+    assert known(rule, tuned)[0].overrides == []
     idle = stage_evidence(busy_ns=10 * MS, idle=WAITING, counters=counted(**fires))
     assert known(rule, evidence(idle))[1].high_ns == 0
 
@@ -303,7 +318,7 @@ def of_batch(batch: int, **architecture: Any) -> Evidence:
     return evidence(stage_evidence(), timings=replace(timings, workload=work, model=model), hardware=hardware_named("h200"))
 
 
-def throughput_of(given: Evidence) -> tuple[Finding, Throughput]:
+def throughput_of(given: Evidence) -> tuple[Finding, ThroughputLine]:
     finding = found("small_batch", given)
     assert finding is not None
     assert finding.throughput is not None
@@ -312,19 +327,17 @@ def throughput_of(given: Evidence) -> tuple[Finding, Throughput]:
 
 def test_small_batch_is_about_throughput_and_saves_no_time() -> None:
     finding, told = throughput_of(of_batch(2))
-    assert finding.kind is Kind.THROUGHPUT
-    assert isinstance(finding.saving, Missing), "a single request is no faster"
+    assert finding.kind == Kind.THROUGHPUT.value
+    assert finding.saving_ns is None, "a single request is no faster"
     assert finding.weight_ns == 0, "nothing to be ranked by beside real savings"
-    assert finding.to_try.overrides == ("runtime.batch_size=16",)
-    assert (told.batch, told.larger, told.step_ns, told.least_ns) == (2, 16, 10 * MS, 10 * MS)
-    assert told.step_ns < told.then_ns <= told.most_ns, "the larger step is longer"
-    assert told.counted == 10, "it is verified over the steps that it is told of"
-    assert (told.after.before_ns, told.after.kept) == (5 * MS, 2 / 16)
-    (line,) = finding_lines([finding])
-    assert (line.saving_ns, line.before_ns, line.after_ns) == (None, 5 * MS, round(told.then_ns / 16))
-    assert line.throughput is not None
-    assert line.throughput.tokens_per_s == pytest.approx(200)
-    assert line.throughput.tokens_per_s_after == pytest.approx(16e9 / told.then_ns)
+    assert finding.overrides == ["runtime.batch_size=16"]
+    assert (told.batch, told.batch_after, told.step_ns, told.step_after_low_ns) == (2, 16, 10 * MS, 10 * MS)
+    assert told.step_ns < told.step_after_ns <= told.step_after_high_ns, "the larger step is longer"
+    assert finding.counted == 10, "it is verified over the steps that it is told of"
+    assert (finding.before_ns, finding.kept) == (5 * MS, 2 / 16)
+    assert finding.after_ns == round(told.step_after_ns / 16)
+    assert told.tokens_per_s == pytest.approx(200)
+    assert told.tokens_per_s_after == pytest.approx(16e9 / told.step_after_ns)
     assert found("small_batch", of_batch(4096)) is None
 
 
@@ -354,7 +367,7 @@ def test_small_batch_of_a_mixture_says_that_more_experts_are_read() -> None:
     grown = re.search(r"grows from ([\d.]+) ms to ([\d.]+) ms at batch 8: more sequences reach more experts", finding.claim)
     assert grown is not None
     assert float(grown[2]) / float(grown[1]) == pytest.approx(5.47 / 1.28, rel=0.02)
-    assert told.then_ns - told.step_ns == pytest.approx((float(grown[2]) - float(grown[1])) * MS, rel=0.01)
+    assert told.step_after_ns - told.step_ns == pytest.approx((float(grown[2]) - float(grown[1])) * MS, rel=0.01)
     assert "hardly" not in finding.claim
 
 
@@ -365,19 +378,19 @@ def test_what_the_runs_configuration_refuses_is_said_in_words() -> None:
     bracketed = {**plain, "model": {**plain["model"], "substages": {"mlp": "model.layers.*.mlp"}}}
     takes, refuses = (find(evidence(waiting, config=config))[0] for config in (plain, bracketed))
     assert takes.id == refuses.id == "launch_bound_decode"
-    assert takes.to_try.overrides == ("runtime.cache=static", "runtime.compile=reduce-overhead")
-    assert refuses.to_try.overrides == ()
-    assert refuses.to_try.change.startswith(takes.to_try.change)
-    assert "substages" in refuses.to_try.change
+    assert takes.overrides == ["runtime.cache=static", "runtime.compile=reduce-overhead"]
+    assert refuses.overrides == []
+    assert refuses.change.startswith(takes.change)
+    assert "substages" in refuses.change
 
 
 @pytest.mark.parametrize("method", ["vllm", "sglang", "tensorrt_llm", "atom"])
 def test_an_engines_trace_gets_no_settings_of_this_tool(method: str) -> None:
     waiting = evidence(stage_evidence(busy_ns=10 * MS, idle=WAITING, fusion=FUSABLE))
-    assert find(waiting)[0].to_try.overrides
+    assert find(waiting)[0].overrides
     for finding in find(replace(waiting, method=method)):
-        assert finding.to_try.overrides == ()
-        assert finding.to_try.change
+        assert finding.overrides == []
+        assert finding.change
 
 
 def test_launches_predict_a_time_gaps_a_share_and_kernels_a_saving() -> None:
@@ -404,15 +417,15 @@ def test_launches_predict_a_time_gaps_a_share_and_kernels_a_saving() -> None:
 # --- trust ------------------------------------------------------------------------------------------------------------
 
 
-def summary(*warnings: str) -> TelemetrySummary:
-    return TelemetrySummary((), (), "", warnings)
+def summary(*ids: WarningId) -> TelemetrySummary:
+    return TelemetrySummary((), (), "", tuple(RunWarning(id, f"A warning of {id.value}.") for id in ids))
 
 
 def test_throttled() -> None:
-    given = evidence(stage_evidence(), telemetry=summary("The GPU was throttled (power cap) in 3 of 9 readings while measuring."))
+    given = evidence(stage_evidence(), telemetry=summary(WarningId.THROTTLED))
     finding = found("throttled", given)
     assert finding is not None
-    assert isinstance(finding.saving, Missing)
+    assert finding.saving_ns is None
     assert found("throttled", evidence(stage_evidence(), telemetry=summary())) is None
 
 
@@ -420,7 +433,7 @@ def test_noisy_machine() -> None:
     noisy = found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(stable=False)))
     assert noisy is not None
     assert not any(text.endswith(".") for text in noisy.evidence), "who shows them ends the sentence"
-    assert found("noisy_machine", evidence(stage_evidence(), telemetry=summary("a busy neighbor."))) is not None
+    assert found("noisy_machine", evidence(stage_evidence(), telemetry=summary(WarningId.BUSY_PROCESSORS))) is not None
     assert found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(), telemetry=summary())) is None
 
 
@@ -446,11 +459,11 @@ def test_findings_are_ranked_latency_first_by_what_a_request_saves() -> None:
         stage_evidence("prefill", busy_ns=10 * MS, idle=WAITING),
         timings=timings_of(),
         hardware=hardware_named("h200"),
-        telemetry=summary("The GPU was throttled (power cap) in 3 of 9 readings while measuring."),
+        telemetry=summary(WarningId.THROTTLED),
     )
     kinds = [one.kind for one in find(given)]
-    assert kinds == sorted(kinds, key=list(Kind).index)
-    weights = [one.weight_ns for one in find(given) if one.kind is Kind.LATENCY]
+    assert kinds == sorted(kinds, key=[kind.value for kind in Kind].index)
+    weights = [one.weight_ns for one in find(given) if one.kind == Kind.LATENCY.value]
     assert weights == sorted(weights, reverse=True)
     assert find(given)[0].id == "launch_bound_decode"
 
@@ -459,8 +472,8 @@ def test_another_runtime_gets_words_not_settings_it_does_not_know() -> None:
     given = host_bound()
     other = replace(given, facts=replace(given.facts, config={"runtime": {"type": "vllm"}}))
     finding, _ = known("launch_bound_decode", other)
-    assert finding.to_try.overrides == ()
-    assert "CUDA graph" in str(finding.to_try)
+    assert finding.overrides == []
+    assert "CUDA graph" in finding.to_try
 
 
 def test_a_sound_stage_is_left_alone() -> None:
@@ -498,8 +511,8 @@ def test_graphs_that_are_asked_for_already_are_not_asked_for_again() -> None:
     given = host_bound()
     config = {"runtime": {"type": "pytorch", "cache": "static", "compile": "reduce-overhead"}}
     finding, _ = known("launch_bound_decode", replace(given, facts=replace(given.facts, config=config)))
-    assert finding.to_try.overrides == ()
-    assert "graph_breaks" in str(finding.to_try)
+    assert finding.overrides == []
+    assert "graph_breaks" in finding.to_try
 
 
 def test_calls_that_cost_nothing_are_no_finding() -> None:
@@ -526,11 +539,11 @@ def test_every_override_that_is_proposed_composes() -> None:
         fusion=FUSABLE, counters=fires, calls=waiting,
     )  # fmt: skip
     facts = {"timings": timings_of(), "hardware": hardware_named("h200"), "config": {"runtime": {"cache": "dynamic"}}}
-    proposed: dict[str, tuple[str, ...]] = {}
+    proposed: dict[str, list[str]] = {}
     for given in (evidence(busy, **facts), evidence(busy), replace(host_bound(), facts=evidence(**facts).facts)):
         for finding in find(given):
-            assert finding.to_try.overrides or finding.to_try.change
-            proposed[f"{finding.id} {finding.to_try.overrides}"] = finding.to_try.overrides
+            assert finding.overrides or finding.change
+            proposed[f"{finding.id} {finding.overrides}"] = finding.overrides
     assert {key.split()[0] for key in proposed} >= {
         "launch_bound_decode", "unfused_elementwise", "cache_concatenation", "products_without_tensor_cores", "math_attention",
         "low_occupancy", "wave_tail", "small_batch", "allocations_in_the_loop",
@@ -560,7 +573,8 @@ def test_no_saving_is_below_nothing_or_above_the_stage(
         for name in ("decode", "prefill")
     ]  # fmt: skip
     for finding in find(evidence(*made)):
-        if isinstance(finding.saving, Missing):
+        if finding.saving_ns is None:
             continue
         stage = next(one for one in made if one.name == finding.stage)
-        assert 0 <= finding.saving.low_ns <= finding.saving.expected_ns <= finding.saving.high_ns <= stage.wall_ns
+        saving = saving_in(finding)
+        assert 0 <= saving.low_ns <= saving.expected_ns <= saving.high_ns <= stage.wall_ns

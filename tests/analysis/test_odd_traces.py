@@ -6,7 +6,7 @@ import pytest
 
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.trace.document import BudgetTable, StageLine, TraceAnalysis
-from llm_perf_opt.workflows.run_traces import document_of
+from llm_perf_opt.analysis.trace_analysis import document_of
 from trace_builders import THREAD, Builder
 
 US = 1000

@@ -21,6 +21,7 @@ from llm_perf_opt.analysis.telemetry import (
 from llm_perf_opt.core.machine_records import GpuSample, Telemetry
 from llm_perf_opt.core.records import CleanTimings, Iteration, Missing
 from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.warnings import WarningId
 
 ON_GPU = model_facts(device="cuda:0", device_name="NVIDIA H200")
 
@@ -225,7 +226,8 @@ def test_a_window_without_readings_says_so() -> None:
 
 
 def warnings_of(gpu: Sequence[GpuSample] = (), cpu: Sequence[Any] = (), timings: CleanTimings | None = None) -> tuple[str, ...]:
-    return summarize_telemetry(telemetry(gpu, cpu), timings or one_repeat(0, SECOND)).warnings
+    found = summarize_telemetry(telemetry(gpu, cpu), timings or one_repeat(0, SECOND)).warnings
+    return tuple(warning.text for warning in found)
 
 
 @pytest.mark.parametrize(
@@ -323,8 +325,8 @@ def test_one_watched_device_of_several_is_said() -> None:
     runtime = RuntimeFacts("vllm", "1", "by arrival", devices=4)
     watched = telemetry(gpu=[gpu_sample(0)])
     timings = clean_timings(runtime=runtime)
-    assert any("ran on 4 devices and one was watched" in text for text in summarize_telemetry(watched, timings).warnings)
-    assert not any("one was watched" in text for text in summarize_telemetry(watched, clean_timings()).warnings)
+    assert any(one.id is WarningId.ONE_OF_SEVERAL_WATCHED for one in summarize_telemetry(watched, timings).warnings)
+    assert not any(one.id is WarningId.ONE_OF_SEVERAL_WATCHED for one in summarize_telemetry(watched, clean_timings()).warnings)
 
 
 def repeats(count: int, length_ns: int) -> CleanTimings:

@@ -8,10 +8,9 @@ import pytest
 
 from builders import clean_timings
 from llm_perf_opt.analysis.evidence import RunFacts, StageEvidence, gather
-from llm_perf_opt.analysis.findings import find
+from llm_perf_opt.analysis.findings.registry import find
 from llm_perf_opt.analysis.trace.accounting import account
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.core.records import Missing
 from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from trace_builders import Builder
@@ -64,7 +63,7 @@ def test_a_label_around_every_step_is_no_decode_of_as_many_layers(labeled: Trace
     assert said
     for one in said:
         assert "token" not in one.claim + " ".join(one.evidence)
-        assert isinstance(one.saving, Missing) or one.saving.unit == "decode"
+        assert one.saving_ns is None or one.saving_per == "decode"
 
 
 def looped(requests: int, steps: int, sampled: bool = True, before: int = 0) -> Trace:

@@ -43,7 +43,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the library of the charts and the tables of DuckDB, which no damage here reaches, and no waiting for the disk."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(page, "_plotly", lambda: "")
-    monkeypatch.setattr(analyze, "write_run_tables", lambda *_: "")
+    monkeypatch.setattr(analyze, "write_run_tables", lambda *_: None)
 
 
 @pytest.fixture

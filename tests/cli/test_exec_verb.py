@@ -22,6 +22,7 @@ from llm_perf_opt.core.errors import LlmPerfError
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.vendor import probe
 from llm_perf_opt.workflows.analyze_program import analyze_program
+from llm_perf_opt.workflows.run_reader import RunReader
 
 SCRIPT = """
 import sys, time, nvtx
@@ -272,7 +273,7 @@ def test_the_page_is_laid_out_on_a_terminal_and_markdown_elsewhere(without_tools
     monkeypatch.setenv("COLUMNS", "100")
     for screen in (Terminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stdout", screen)
-        print_program(folder, analyze_program(folder), as_json=False)
+        print_program(folder, analyze_program(RunReader(folder)), as_json=False)
         shown.append(screen.getvalue())
     laid_out, markdown = shown
     assert "|---" in markdown

@@ -20,6 +20,7 @@ from llm_perf_opt.cli.watching import ended_in_order
 from llm_perf_opt.config.composition import Composed
 from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated
 from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.workflows.run_reader import RunReader
 
 
 def signalled(number: int) -> None:
@@ -115,7 +116,7 @@ def test_a_closed_terminal_ends_the_trying_of_findings(monkeypatch: pytest.Monke
     def tried(*_: Any, **__: Any) -> Any:
         signalled(signal.SIGHUP)
 
-    monkeypatch.setattr("llm_perf_opt.workflows.advise.findings_of", lambda path: (RunFolder(path), Analysis(), []))
+    monkeypatch.setattr("llm_perf_opt.workflows.advise.findings_of", lambda path: (RunReader(RunFolder(path)), Analysis(), []))
     monkeypatch.setattr("llm_perf_opt.workflows.advise.to_try", lambda found, top: [Finding()])
     monkeypatch.setattr("llm_perf_opt.workflows.advise.verify", tried)
     with pytest.raises(HungUp):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.finding import milliseconds as in_claims
+from llm_perf_opt.analysis.findings.finding import milliseconds as in_claims
 from llm_perf_opt.core.units import TIME, duration, durations
 from llm_perf_opt.report.text import bytes_per_s, fine_percent, flops_per_s, milliseconds, signed, with_unit
 from llm_perf_opt.report.trace_page import ms

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.timelines import Timeline, timelines
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
-from llm_perf_opt.workflows.run_regions import read_regions
-from llm_perf_opt.workflows.run_traces import read_run_trace
+from llm_perf_opt.workflows.analyze_kernels import analyze_regions
+from llm_perf_opt.workflows.analyze_run import analyze
+from llm_perf_opt.workflows.run_reader import RunReader
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "h200" / "nsys_decode.sqlite.gz"
 
@@ -57,8 +57,8 @@ def test_a_recording_of_another_command_is_in_none_of_the_pages(tmp_path: Path) 
     (found,) = timelines(folder)
     assert isinstance(found, Missing)
     assert "another run" in found.why
-    regions = read_regions(folder, {})
+    regions = analyze_regions(RunReader(folder), {})
     assert isinstance(regions, Missing)
     assert "another run" in regions.why
-    trace, _ = read_run_trace(folder, RunFacts())
+    trace = analyze(RunReader(folder)).trace
     assert isinstance(trace, Missing) or not trace.complete

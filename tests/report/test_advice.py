@@ -5,9 +5,8 @@ from msgspec.structs import replace
 
 from builders import HOSTILE_NAMES, MS, run_analysis
 from evidence_builders import evidence, stage_evidence
-from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, saving_of
+from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding, saving_of, without_overrides
 from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, GpuTotals, ThroughputLine, TraceAnalysis
-from llm_perf_opt.analysis.trace_analysis import finding_lines
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.advice import advice_text, budget_section, finding_sentences, findings_section
@@ -20,17 +19,16 @@ from markdown_reader import read
 
 def document(name: str = "a kernel") -> TraceAnalysis:
     stage = evidence(stage_evidence()).stages[0]
-    found = Finding(
-        "some_rule", Kind.LATENCY, "decode", f"It is {name}.", (f"row of {name}",), saving_of(stage, 0, 5e6, 1e7), 10, "low",
-        f"because {name}", ToTry(("runtime.cache=static",), f"change {name}"),
-    )  # fmt: skip
+    grounds = Grounds((f"row of {name}",), "low", f"because {name}")
+    change = ToTry(("runtime.cache=static",), f"change {name}")
+    found = finding("some_rule", ("decode", 10), (f"It is {name}.",), grounds, saving_of(stage, 0, 5e6, 1e7), change)
     budget = BudgetTable(
         "decode", "token", 10, 100, f"from {name}", 60,
         [BudgetLine("below_roof", "kernels", 60, 0.6), BudgetLine("launch_gaps", "gaps", 40, 0.4)], [], [f"note of {name}"],
     )  # fmt: skip
     return TraceAnalysis(
         source=name, complete=True, problems=[], gpu=GpuTotals(1, 60, 60, 40, 100), stages=[], kernels=[], idle=[],
-        findings=finding_lines([found]), why="", profiler="torch", device=name, stage_method="labels", stage_why=name,
+        findings=[found], why="", profiler="torch", device=name, stage_method="labels", stage_why=name,
         stage_coverage=1.0, unknown_share=0.0, budgets=[budget], steps=[], modules=[],
     )  # fmt: skip
 
@@ -93,14 +91,13 @@ def test_what_is_missing_says_why() -> None:
 
 def test_the_terminal_gives_the_change_in_words_beside_the_overrides() -> None:
     """Whoever brought a trace of another program has no use for overrides of this one."""
-    found = Finding(
-        "launch_bound_decode", Kind.LATENCY, "decode", "It waits.", (), Missing("not known"), 1, "low", "a guess",
-        ToTry(("runtime.compile=default",), "Compile the step."),
-    )  # fmt: skip
-    text = advice_text(finding_lines([found]))
+    change = ToTry(("runtime.compile=default",), "Compile the step.")
+    grounds = Grounds((), "low", "a guess")
+    found = finding("launch_bound_decode", ("decode", 1), ("It waits.",), grounds, Missing("not known"), change)
+    text = advice_text([found])
     assert "try: runtime.compile=default" in text
     assert "in other programs: Compile the step." in text
-    words = advice_text([replace(one, overrides=[], to_try=one.change) for one in finding_lines([found])])
+    words = advice_text([without_overrides(found)])
     assert "try: Compile the step." in words
     assert "in other programs" not in words
 

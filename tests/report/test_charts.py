@@ -75,7 +75,8 @@ def test_without_a_trace_the_budget_is_floor_and_rest() -> None:
 def test_findings_say_what_they_save_and_what_to_try() -> None:
     found = findings_of(full_analysis())
     assert not isinstance(found, Missing)
-    assert found[0].claim == "Finding 0: one."
+    assert found[0].claim == "Finding 0: one. There is more to it."
+    assert found[0].gist[1].startswith("Finding 0: one. What to change")
     assert "9.000 ms per token (0 ms to 9.000 ms), confidence high. Try: one" in found[0].detail
 
 

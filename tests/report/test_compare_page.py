@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.records import Iteration, MemoryPeaks, Missing
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.compare import comparison_page, comparison_text, signed_percent
 from llm_perf_opt.report.compare_html import comparison_html
 from markdown_reader import read, uneven_tables
@@ -188,7 +189,8 @@ def test_hostile_names_are_text() -> None:
     base = run_analysis(timings=clean_timings(repeats(1.0)), torch=torch_pass(operators=tuple(map(operator, HOSTILE_NAMES))))
     other = torch_pass(operators=tuple(operator(f"{name}x") for name in HOSTILE_NAMES))
     config = {f"key{number}": name for number, name in enumerate(HOSTILE_NAMES)}
-    new = replace(base, torch=other, run=HOSTILE_NAMES[0], config=config, warnings=HOSTILE_NAMES)
+    warned = tuple(RunWarning(WarningId.THROTTLED, name) for name in HOSTILE_NAMES)
+    new = replace(base, torch=other, run=HOSTILE_NAMES[0], config=config, warnings=warned)
     kernels = [Kernel(name, name, name, 1, 1) for name in HOSTILE_NAMES]
     source = comparison_page(compare(Side((base,), kernels), Side((new,), [replace(one, name="y") for one in kernels])))
     page = read(source)
@@ -273,6 +275,7 @@ def test_a_machine_that_moved_is_said_wherever_a_verdict_is_missed() -> None:
 
 
 def test_what_a_run_warns_of_is_a_caution_of_the_comparison() -> None:
-    warned = replace(compared_run(1.0), warnings=("End to end: repeats drift by +4.0% from first to last.",))
+    drift = RunWarning(WarningId.SPEED_CHANGED, "End to end: repeats drift by +4.0% from first to last.")
+    warned = replace(compared_run(1.0), warnings=(drift,))
     found = compare(Side((warned,)), Side((replace(compared_run(1.0), run="new"),)), judgement=ON_ACCELERATOR)
     assert "caution: base, baseline/tiny/2026-01-02_03-04-05: End to end: repeats drift by +4.0%" in comparison_text(found)

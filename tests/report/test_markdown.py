@@ -29,6 +29,7 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarize_telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, PassRecord, SubstageSpan, TorchPass
 from llm_perf_opt.core.terminal import one_line
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.markdown import TOP_OPERATORS, operators_page, report, stakeholder_summary
 from llm_perf_opt.report.run_tables import other_figures_table
 from markdown_reader import Page, read, uneven_tables
@@ -179,7 +180,7 @@ def test_a_slope_that_may_be_none_is_no_figure(repeats: int, step_ns: int) -> No
 
 
 def test_warnings_stand_on_the_first_page_of_both() -> None:
-    page, summary, _ = read_all(run_analysis(warnings=("The GPU was throttled.",)))
+    page, summary, _ = read_all(run_analysis(warnings=(RunWarning(WarningId.THROTTLED, "The GPU was throttled."),)))
     assert page.headings[1] == "Warnings"
     assert "The GPU was throttled." in page.text
     assert "The GPU was throttled." in summary.text
@@ -318,7 +319,7 @@ def called(name: str) -> RunAnalysis:
         ),
         env={**run_analysis().env, "host": name, "gpu": {"name": name, "memory_bytes": name}, "packages": {name: name}},
         telemetry=rows,
-        warnings=(name,),
+        warnings=(RunWarning(WarningId.THROTTLED, name),),
         assumptions=(name,),
     )
 

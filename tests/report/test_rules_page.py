@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llm_perf_opt.analysis.findings import RULES
+from llm_perf_opt.analysis.findings.registry import RULES
 from llm_perf_opt.report.rules_page import rules_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.traces.open_trace import is_nsys, read_trace
+from llm_perf_opt.traces.open_trace import FORMATS, format_of, read_trace
 
 REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
 
@@ -26,9 +26,9 @@ def test_a_database_is_nsys_plain_or_packed(tmp_path: Path) -> None:
         database.execute("create table t (a)")
     database.close()
     (tmp_path / "x.gz").write_bytes(gzip.compress((tmp_path / "x.json").read_bytes()))
-    assert is_nsys(tmp_path / "x.json")
-    assert is_nsys(tmp_path / "x.gz")
-    assert not is_nsys(REAL)
+    (nsys,) = FORMATS
+    assert format_of(tmp_path / "x.json") == format_of(tmp_path / "x.gz") == nsys
+    assert format_of(REAL) is None
 
 
 @pytest.mark.parametrize("name", ["run.nsys-rep", "run.qdrep"])

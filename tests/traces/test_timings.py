@@ -16,8 +16,10 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.records import CleanTimings, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.traces.timings import read_timings
 from llm_perf_opt.workflows.analyze_run import analyze
+from llm_perf_opt.workflows.run_reader import RunReader
 
 
 def stored(path: Path, place: tuple[Any, ...], value: Any) -> Path:
@@ -129,7 +131,7 @@ def test_a_run_with_such_timings_has_none_and_says_why(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     folder.write_manifest(manifest())
     write_record(folder.clean_file, clean_timings([*[iteration()] * 5, iteration(steps_ns=(1,))], model=model_facts()))
-    found = analyze(folder)
+    found = analyze(RunReader(folder))
     assert isinstance(found.timings, Missing)
     assert "repeat 6 has 1 decode steps" in found.timings.why
-    assert f"There are no times: {found.timings.why}" in found.warnings
+    assert RunWarning(WarningId.TIMES_UNREADABLE, f"There are no times: {found.timings.why}") in found.warnings

@@ -42,7 +42,7 @@ def aged(path: Path) -> None:
 def test_the_second_reading_comes_from_the_tables(source: Path) -> None:
     first = cached_trace(source)
     assert first.parsed
-    assert first.tables is not None
+    assert not isinstance(first.tables, Missing)
     assert first.tables.is_relative_to(os.environ["XDG_CACHE_HOME"])
     assert first.tables.name == f"tables-{fingerprint(source)}"
     assert list(source.parent.iterdir()) == [source], "nothing is put beside a user's file"
@@ -73,7 +73,7 @@ def test_tables_are_named_by_the_bytes_of_the_file_whether_packed_or_not(source:
         with zipfile.ZipFile(given, "w") as archive:
             archive.write(source, "trace.json")
     found = cached_trace(given)
-    assert found.tables is not None
+    assert not isinstance(found.tables, Missing)
     assert made_of(found.tables)[0] == fingerprint(given)
     assert found.tables.name == f"tables-{fingerprint(given)}"
 
@@ -98,7 +98,7 @@ def test_a_change_is_noticed_though_size_and_time_are_put_back(source: Path) -> 
     assert second.parsed
     assert "PREFILL" in second.trace.names
     assert second.tables != first.tables
-    assert second.tables is not None
+    assert not isinstance(second.tables, Missing)
     assert list(second.tables.parent.iterdir()) == [second.tables]  # the old ones are gone
 
 
@@ -121,7 +121,7 @@ def test_a_file_is_known_by_where_it_really_lies(source: Path, tmp_path: Path) -
 
 def test_damaged_tables_are_made_anew(source: Path) -> None:
     tables = cached_trace(source).tables
-    assert tables is not None
+    assert not isinstance(tables, Missing)
     (tables / "kernels.parquet").write_bytes(b"PAR1")
     assert cached_trace(source).parsed
     assert not cached_trace(source).parsed
@@ -142,9 +142,9 @@ def test_a_folder_can_be_given(source: Path, tmp_path: Path) -> None:
 def test_where_nothing_can_be_written_the_trace_comes_all_the_same(source: Path) -> None:
     wanted = source / "below a file"
     found = cached_trace(source, wanted)
-    assert found.tables is None
+    assert isinstance(found.tables, Missing)
     assert found.parsed
-    assert "not kept" in found.note
+    assert "not kept" in found.tables.why
     assert len(found.trace.work) == 9
 
 
@@ -152,7 +152,7 @@ def test_where_nothing_can_be_written_the_trace_comes_all_the_same(source: Path)
 def test_a_read_only_folder(source: Path) -> None:
     source.parent.chmod(0o555)
     try:
-        assert cached_trace(source).tables is not None
+        assert not isinstance(cached_trace(source).tables, Missing)
         assert not cached_trace(source).parsed
     finally:
         source.parent.chmod(0o755)
@@ -166,11 +166,11 @@ def test_a_cache_that_cannot_be_written_costs_the_cache_alone(
     for _ in range(2):
         found = cached_trace(source)
         assert found.parsed
-        assert found.tables is None
-        assert f"{tmp_path / 'file'}" in found.note
+        assert isinstance(found.tables, Missing)
+        assert f"{tmp_path / 'file'}" in found.tables.why
         assert len(found.trace.work) == 9
     monkeypatch.setattr(trace_mark, "user_cache_folder", lambda _: Missing("no home"))
-    assert cached_trace(source).note == "the tables were not kept: no home"
+    assert cached_trace(source).tables == Missing("the tables were not kept: no home")
 
 
 # --- the bound --------------------------------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ def test_what_was_used_least_recently_goes_first(tmp_path: Path, monkeypatch: py
 def test_without_duckdb_nothing_is_kept(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     found = cached_trace(source)
-    assert found.tables is None
-    assert "duckdb" in found.note
+    assert isinstance(found.tables, Missing)
+    assert "duckdb" in found.tables.why
     assert len(found.trace.work) == 9
 
 
@@ -241,8 +241,8 @@ def test_nothing_is_kept_of_a_file_that_changes_while_it_is_read(source: Path, m
 
     monkeypatch.setattr(trace_cache, "read_trace", read_and_change)
     found = cached_trace(source)
-    assert found.tables is None
-    assert "changed while it was read" in found.note
+    assert isinstance(found.tables, Missing)
+    assert "changed while it was read" in found.tables.why
     monkeypatch.undo()
     again = cached_trace(source)
     assert again.parsed

@@ -12,28 +12,31 @@ from typer.testing import CliRunner
 
 from builders import MS, clean_timings, default_config, in_a_row, run_analysis
 from command import measured_here
-from llm_perf_opt.analysis.trace.document import FindingLine, ThroughputLine
+from llm_perf_opt.analysis.trace.document import Finding, ThroughputLine
 from llm_perf_opt.analysis.verification import Trial, Verification, measured, unmeasured
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.config.composition import compose
-from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
+from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
 from llm_perf_opt.core.runtime_records import RuntimeFacts
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.report.advice import findings_section, trial_words, trials_text, verification_json
 from llm_perf_opt.workflows.advise import findings_of, overridden, to_try, verify
+from llm_perf_opt.workflows.analyze_run import analyze
+from llm_perf_opt.workflows.run_reader import RunReader
 
 
-def finding(**changes: Any) -> FindingLine:
+def finding(**changes: Any) -> Finding:
     values: dict[str, Any] = {
-        "id": "some_change", "claim": "It is slow.", "saving_ns": 4 * MS, "evidence": ["a row"], "to_try": "runtime.batch_size=2",
+        "id": "some_change", "headline": "It is slow.", "claim": "It is slow.",
+        "saving_ns": 4 * MS, "evidence": ["a row"], "to_try": "runtime.batch_size=2",
         "kind": "latency", "stage": "decode", "saving_low_ns": 3 * MS, "saving_high_ns": 5 * MS, "saving_per": "token",
         "saving_why": "", "units": 3, "confidence": "high", "because": "it was measured", "overrides": ["runtime.batch_size=2"],
         "change": "Use more.",
     }  # fmt: skip
-    return FindingLine(**{**values, **changes})
+    return Finding(**{**values, **changes})
 
 
 def test_overrides_replace_values_of_the_run_and_drop_its_profiling() -> None:
@@ -55,7 +58,7 @@ MORE = ThroughputLine(1, 8, 10 * MS, 16 * MS, 10 * MS, 40 * MS, 100.0, 500.0, 20
 """A step of 10 ms at batch 1; at batch 8 one of 16 ms is predicted."""
 
 
-def throughput(**changes: Any) -> FindingLine:
+def throughput(**changes: Any) -> Finding:
     """A finding that makes no request faster."""
     shares = {"before_ns": 10 * MS, "after_ns": 2 * MS, "after_low_ns": MS, "after_high_ns": 5 * MS, "kept": 1 / 8}
     none = {"saving_ns": None, "saving_low_ns": None, "saving_high_ns": None, "saving_why": "a single request is no faster"}
@@ -167,10 +170,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
+def tried_in(folder: RunFolder, chosen: list[Finding], remeasure: bool = False) -> tuple[Verification, LlmPerfError | None]:
+    opened = RunReader(folder)
+    return verify(opened, analyze(opened), chosen, ["llm-perf", "advise"], QuietProgress(), remeasure=remeasure)
+
+
 def test_a_whole_trial_beside_the_run(run: RunFolder) -> None:
     """Plain configuration is tried in a run of its own, and one that cannot be composed stops nothing."""
     chosen = [finding(id="impossible", overrides=["runtime.batch_size=0"]), finding(kind="throughput", saving_low_ns=0)]
-    found, interrupted = verify(run, chosen, ["llm-perf", "advise"], QuietProgress())
+    found, interrupted = tried_in(run, chosen)
     assert interrupted is None
     impossible, tried = found.trials
     assert "batch_size" in impossible.why
@@ -192,7 +200,7 @@ def test_a_run_of_another_machine_is_measured_again(run: RunFolder, tmp_path: Pa
     copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "elsewhere")))
     env = json.loads(copy.env_file.read_text())
     copy.env_file.write_text(json.dumps({**env, "host": "another"}))
-    found, _ = verify(copy, [finding(overrides=["runtime.batch_size=2"])], ["llm-perf", "advise"], QuietProgress())
+    found, _ = tried_in(copy, [finding(overrides=["runtime.batch_size=2"])])
     assert "host differs" in found.remeasured
     assert found.base == "elsewhere-verify-base"
     assert found.trials[0].before_ns
@@ -211,7 +219,7 @@ def test_a_run_on_a_gpu_is_not_tried_on_another_device(
     file.write_text(json.dumps(times))
     monkeypatch.setattr("llm_perf_opt.workflows.advise.environment", lambda _: {**env, "gpu": here})
     with pytest.raises(ResourceError, match="NVIDIA H200, and this machine has"):
-        verify(copy, [finding()], ["llm-perf", "advise"], QuietProgress(), remeasure=True)
+        tried_in(copy, [finding()], remeasure=True)
     assert not list(tmp_path.glob("on_a_gpu-verify*"))
 
 
@@ -230,7 +238,9 @@ def test_trials_read_back_as_they_were_kept(run: RunFolder) -> None:
 def test_advise_alone_shows_what_was_tried_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: bool) -> None:
     trial = Trial("some_change", ("b=c",), "token", "run", "", 8 * MS, 0, 9 * MS, 10 * MS, 7 * MS, 1)
     analysis = run_analysis(verified=Verification("the-base", "", (trial,)) if tried else None)
-    monkeypatch.setattr("llm_perf_opt.workflows.advise.findings_of", lambda _: (RunFolder(tmp_path), analysis, [finding()]))
+    monkeypatch.setattr(
+        "llm_perf_opt.workflows.advise.findings_of", lambda _: (RunReader(RunFolder(tmp_path)), analysis, [finding()])
+    )
     text = CliRunner().invoke(app, ["advise", str(tmp_path)]).stdout
     assert ("Tried, each alone, against the-base" in text) is tried
     assert ("7.000 ms" in text) is tried

@@ -8,6 +8,7 @@ from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.report.text import escape
 from llm_perf_opt.workflows.analyze_program import analyze_program, program_page, write_program_report
+from llm_perf_opt.workflows.run_reader import RunReader
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 
@@ -24,7 +25,7 @@ def test_kernels_have_their_counters_and_say_what_stands_behind_them(tmp_path: P
     kernel = SelectedKernel("gemv", 1, 1, 0.9)
     notes = ("Not collected: section Nvlink (nvlink): it is not there.",)
     write_record(folder.selection_file("ncu"), Selection("program", "nsys", 0, (kernel,), 0.9, 0, 1, 1, 9, 1.0, notes))
-    found = analyze_program(folder)
+    found = analyze_program(RunReader(folder))
     assert not isinstance(found.kernels, Missing)
     (program,) = found.kernels
     assert program.total_ns == 4_651_439
@@ -39,7 +40,7 @@ def test_kernels_have_their_counters_and_say_what_stands_behind_them(tmp_path: P
         assert "section Nvlink" in page
     assert found.warnings == ()
     folder.selftest_file.unlink()
-    untested = analyze_program(folder)
+    untested = analyze_program(RunReader(folder))
     assert not isinstance(untested.kernels, Missing)
     assert isinstance(untested.kernels[0].counters, Missing)
     assert "**Warning:** The counters are not used, for nothing says that they are right" in program_page(untested)
@@ -50,6 +51,6 @@ def test_what_a_program_printed_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     folder.write_manifest(Manifest(SCHEMA, "0", "complete", "now", (), (PassRecord("program", "complete"),), kind="exec"))
     folder.log_file("program").parent.mkdir(parents=True)
     folder.log_file("program").write_bytes("a\x1b[31mb\u202ec\td\u3000e\n".encode())
-    output = analyze_program(folder).output
+    output = analyze_program(RunReader(folder)).output
     assert not isinstance(output, Missing)
-    assert output.last == (r"a\x1b[31mb\u202ec d e",)
+    assert output.lines == (r"a\x1b[31mb\u202ec d e",)

@@ -7,6 +7,7 @@ import duckdb
 import pytest
 
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.workflows.queries import Queries
 from synthetic_traces import Recipe, Truth, write_trace
 
@@ -182,7 +183,8 @@ def test_a_place_where_nothing_can_be_kept(generated: tuple[Path, Truth], monkey
     shutil.copy(generated[0], source)
     monkeypatch.setattr("llm_perf_opt.traces.trace_cache.write_tables", full)
     queries = Queries(source)
-    assert "Read-only" in queries.opened.note
+    assert isinstance(queries.opened.tables, Missing)
+    assert "Read-only" in queries.opened.tables.why
     assert queries.ask("select count(*) from kernels").rows == [(len(generated[1].work),)]
 
 
@@ -200,7 +202,7 @@ def test_an_export_of_nsight_systems_is_asked_the_same_way(tmp_path: Path) -> No
 
 def test_tables_that_are_gone_meanwhile_are_asked_of_the_trace_itself(generated: tuple[Path, Truth]) -> None:
     queries = Queries(generated[0])
-    assert queries.opened.tables is not None
+    assert not isinstance(queries.opened.tables, Missing)
     before = queries.ask("select count(*) from kernels").rows
     shutil.rmtree(queries.opened.tables)
     assert queries.ask("select count(*) from kernels").rows == before

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 from builders import clean_timings, manifest
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, RunStatus
+from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord, RunStatus
 from llm_perf_opt.core.run_folder import RunFolder, write_record
-from llm_perf_opt.workflows import run_listing
+from llm_perf_opt.core.user_files import read_text
+from llm_perf_opt.workflows import run_reader
 from llm_perf_opt.workflows.run_listing import list_runs
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
 
@@ -25,6 +26,14 @@ def made(path: Path, created: str, model: str = "tiny", experiment: str = "one",
     folder.config_file.write_text(
         f"experiment: {experiment}\nmodel:\n  name: {model}\n  architecture:\n    name: no\ndataset:\n  name: d\n"
     )
+    return folder
+
+
+def measured(path: Path, created: str) -> RunFolder:
+    """A run with times."""
+    folder = made(path, created)
+    folder.update_pass(PassRecord("clean", "complete"))
+    write_record(folder.clean_file, clean_timings())
     return folder
 
 
@@ -62,8 +71,7 @@ def test_filters_and_limit(tmp_path: Path) -> None:
 
 
 def test_a_row_says_what_ran_and_how_fast(tmp_path: Path) -> None:
-    folder = made(tmp_path / "1", day(1))
-    write_record(folder.clean_file, clean_timings())
+    measured(tmp_path / "1", day(1))
     (row,) = list_runs(tmp_path).rows
     assert (row.model, row.experiment, row.workload, row.device) == ("tiny", "one", "2 × 10 + 4", "a processor")
     assert (row.ttft_ns, row.tpot_ns) == (100e6, 20e6)
@@ -120,7 +128,7 @@ def test_a_damaged_run_is_a_row_with_its_reason(tmp_path: Path, text: str) -> No
 
 def test_damaged_times_are_a_damaged_run_with_the_reason(tmp_path: Path) -> None:
     for name in ("1", "2"):
-        write_record(made(tmp_path / name, day(int(name))).clean_file, clean_timings())
+        measured(tmp_path / name, day(int(name)))
     times = RunFolder(tmp_path / "2").clean_file
     kept = json.loads(times.read_text())
     kept["iterations"][0]["steps_ns"].pop()
@@ -197,13 +205,12 @@ def test_of_thousands_only_those_shown_are_read(tmp_path: Path, monkeypatch: pyt
     for number in range(300):
         made(tmp_path / f"{number:04d}", f"2026-01-01T00:{number // 60:02d}:{number % 60:02d}+00:00")
     read: list[Path] = []
-    names = run_listing._names
 
-    def counted(path: Path) -> tuple[str, str]:
+    def counted(path: Path) -> str:
         read.append(path)
-        return names(path)
+        return read_text(path)
 
-    monkeypatch.setattr(run_listing, "_names", counted)
+    monkeypatch.setattr(run_reader, "read_text", counted)
     assert len(list_runs(tmp_path, limit=5).rows) == 5
     assert len(read) == 5
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import duckdb
@@ -14,10 +15,13 @@ from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
+from llm_perf_opt.core.warnings import WarningId
+from llm_perf_opt.traces.nsys_sqlite import read_nsys
 from llm_perf_opt.workflows import analyze_run as analyze_module
-from llm_perf_opt.workflows.analyze_run import reanalyze
+from llm_perf_opt.workflows.analyze_run import report_run
 from llm_perf_opt.workflows.analyze_trace import analyze_source
 from llm_perf_opt.workflows.queries import Queries
+from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.run_tables import RUN_TABLES
 from nsys_databases import altered
 
@@ -36,8 +40,8 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def test_stages_and_steps_can_be_asked(run: RunFolder) -> None:
-    _, analysis = reanalyze(run.path)
-    assert not any("tables" in warning for warning in analysis.warnings)
+    analysis = report_run(RunReader.open(run.path))
+    assert WarningId.TABLES_NOT_WRITTEN not in {warning.id for warning in analysis.warnings}
     queries = Queries(run.path)
     assert {table.name for table in queries.tables()} >= {*RUN_TABLES, "kernels", "operators"}
     rows = queries.ask("select stage, count(*), sum(dur_ns) from kernels where kind = 'kernel' group by all order by 1").rows
@@ -55,7 +59,7 @@ def test_stages_and_steps_can_be_asked(run: RunFolder) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["br[1]", "b?1", "wall_ns=5", "dur_ns=5"])
 def test_a_run_is_asked_by_its_own_tables_whatever_its_folder_is_called(run: RunFolder, tmp_path: Path, name: str) -> None:
-    reanalyze(run.path)
+    report_run(RunReader.open(run.path))
     sql = "select sum(dur_ns), count(distinct dur_ns), (select sum(wall_ns) from budget) from kernels"
     ((spent, different, budget),) = Queries(run.path).ask(sql).rows
     assert different > 1
@@ -68,15 +72,15 @@ def test_a_run_is_asked_by_its_own_tables_whatever_its_folder_is_called(run: Run
 
 
 def test_findings_are_kept_for_other_programs(run: RunFolder) -> None:
-    reanalyze(run.path)
+    report_run(RunReader.open(run.path))
     assert '"launch_bound_decode"' in run.findings_file.read_text()
     assert "What to change first" in run.report_file.read_text()
 
 
 def test_without_duckdb_the_report_is_made_all_the_same(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    _, analysis = reanalyze(run.path)
-    assert any("duckdb is not installed" in warning for warning in analysis.warnings)
+    analysis = report_run(RunReader.open(run.path))
+    assert any("duckdb is not installed" in warning.text for warning in analysis.warnings)
     assert "tables/ was not written" in run.report_file.read_text()
     assert '"launch_bound_decode"' in run.findings_file.read_text()
     assert not list(run.derived_tables.glob("*.parquet"))
@@ -105,7 +109,7 @@ def test_a_run_that_cannot_be_written_to_is_shown_all_the_same(run: RunFolder, m
     assert found.document.gpu.kernels == 1711
     assert any("reports were not made anew" in note and "Read-only" in note for note in found.notes)
     with pytest.raises(ResourceError):
-        reanalyze(run.path)  # whoever asks for the reports themselves is told that there are none
+        report_run(RunReader.open(run.path))  # whoever asks for the reports themselves is told that there are none
 
 
 def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) -> None:
@@ -124,11 +128,12 @@ def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) 
         ],
     )
     passes = (PassRecord("torch", "complete"), PassRecord("nsys", "complete", ("nsys", "profile", "--gpu-metrics-devices=all")))
-    run.write_manifest(Manifest(SCHEMA, "0", "complete", "2026-01-01T00:00:00+00:00", ("llm-perf", "run"), passes))
-    _, analysis = reanalyze(run.path)
+    began = datetime.fromtimestamp(int(read_nsys(file).facts["started_utc_ns"]) / 1e9, timezone.utc)
+    run.write_manifest(Manifest(SCHEMA, "0", "complete", began.isoformat(timespec="seconds"), ("llm-perf", "run"), passes))
+    analysis = report_run(RunReader.open(run.path))
     assert not isinstance(analysis.trace, Missing)
     assert analysis.trace.profiler == "torch"
-    assert not any("no sample" in warning for warning in analysis.warnings)
+    assert WarningId.NO_GPU_METRICS not in {warning.id for warning in analysis.warnings}
     rows = Queries(run.path).ask("select stage, metric, samples, mean from stage_metrics order by 1").rows
     assert rows == [(stage, "SMs Active", 2, 30.0) for stage in ("", "decode", "decode_step")]
     assert "Metrics of the GPU" in run.report_file.read_text()
@@ -138,5 +143,5 @@ def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) 
 def test_samples_that_were_asked_for_and_did_not_come_are_missed(run: RunFolder) -> None:
     passes = (PassRecord("torch", "complete"), PassRecord("nsys", "complete", ("nsys", "profile", "--gpu-metrics-devices=all")))
     run.write_manifest(Manifest(SCHEMA, "0", "complete", "2026-01-01T00:00:00+00:00", ("llm-perf", "run"), passes))
-    _, analysis = reanalyze(run.path)
-    assert any("left no sample" in warning for warning in analysis.warnings)
+    analysis = report_run(RunReader.open(run.path))
+    assert WarningId.NO_GPU_METRICS in {warning.id for warning in analysis.warnings}

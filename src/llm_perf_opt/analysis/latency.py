@@ -1,22 +1,14 @@
 """Latency and throughput from the unprofiled pass, each defined once."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
+from llm_perf_opt.analysis.metrics import METRICS, READY, MetricDefinition
 from llm_perf_opt.analysis.separable import inseparable, unstepped
-from llm_perf_opt.analysis.stats import (
-    PERCENTILE_METHOD,
-    carried_percentile,
-    drift,
-    least_values,
-    percentile,
-    rate_over,
-    summarize,
-)
+from llm_perf_opt.analysis.stats import drift, percentile, summarize
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.records import (
     CleanTimings,
-    Distribution,
     Drift,
     Iteration,
     Maybe,
@@ -25,136 +17,15 @@ from llm_perf_opt.core.records import (
     StageTiming,
     SubstageSpan,
     TorchPass,
-    Workload,
 )
 from llm_perf_opt.core.stages import PARENT, Stage
-
-NO_DECODE = "one new token comes from prefill alone; runtime.num_new_tokens=2 is the least with a decode step"
-
-
-@dataclass(frozen=True)
-class MetricDefinition:
-    """What a figure is, in words and as a function of one iteration: a time, or a rate, which is tokens over a time."""
-
-    key: str
-    label: str
-    unit: str
-    definition: str
-    time: Callable[[Iteration], Maybe[float]]
-    """Of a rate that which it divides by."""
-    tokens: Callable[[Workload], int] | None = None
-    """Of a rate that which it counts."""
-
-    def of(self, iteration: Iteration, workload: Workload) -> Maybe[float]:
-        """The figure of one iteration."""
-        time = self.time(iteration)
-        return time if isinstance(time, Missing) or self.tokens is None else self.tokens(workload) * 1e9 / time
-
-    def over(self, times: Sequence[float], workload: Workload) -> Distribution:
-        """The figure over several, from the time of each. A rate is what its formula makes of the median time and its ends."""
-        if self.tokens is None:
-            return summarize(times)
-        return rate_over(self.tokens(workload), times)
-
-
-def _tpot(iteration: Iteration) -> Maybe[float]:
-    return iteration.decode_ns / len(iteration.steps_ns) if iteration.steps_ns else Missing(NO_DECODE)
-
-
-def _gap(share: float) -> Callable[[Iteration], Maybe[float]]:
-    def of(iteration: Iteration) -> Maybe[float]:
-        if not iteration.steps_ns:
-            return Missing(NO_DECODE)
-        if share == 0.5:
-            return percentile(iteration.steps_ns, share)
-        return carried_percentile(iteration.steps_ns, share)
-
-    return of
-
-
-READY = "ready on the device"
-
-METRICS = (
-    MetricDefinition(
-        "ttft", "Time to first token (TTFT)", "ns",
-        f"From the request's start to the first token of every sequence being {READY}: prefill and its sampling.",
-        lambda iteration: iteration.prefill_ns,
-    ),
-    MetricDefinition(
-        "tpot", "Time per output token (TPOT)", "ns",
-        "(end-to-end − TTFT) / (new tokens − 1), per sequence.",
-        _tpot,
-    ),
-    MetricDefinition(
-        "e2e", "End to end", "ns",
-        f"From the request's start to the last token of every sequence being {READY}.",
-        lambda iteration: iteration.total_ns,
-    ),
-    MetricDefinition(
-        "itl_p50", "Inter-token latency, median gap", "ns",
-        "Median of the gaps between tokens inside one request; gaps of different requests are never pooled.",
-        _gap(0.5),
-    ),
-    MetricDefinition(
-        "itl_p90", "Inter-token latency, p90 gap", "ns",
-        f"90th percentile of the gaps inside one request, by {PERCENTILE_METHOD}.",
-        _gap(0.9),
-    ),
-    MetricDefinition(
-        "itl_p99", "Inter-token latency, p99 gap", "ns",
-        f"99th percentile of the gaps inside one request, by {PERCENTILE_METHOD}.",
-        _gap(0.99),
-    ),
-    MetricDefinition(
-        "prefill_rate", "Prefill throughput", "tokens/s",
-        "Prompt tokens of the batch (padding not counted) / TTFT.",
-        lambda iteration: iteration.prefill_ns,
-        lambda workload: sum(workload.prompt_tokens),
-    ),
-    MetricDefinition(
-        "decode_rate", "Decode throughput", "tokens/s",
-        "Batch size / TPOT: decode alone, prefill not counted.",
-        _tpot,
-        lambda workload: workload.batch_size,
-    ),
-    MetricDefinition(
-        "output_rate", "Output throughput", "tokens/s",
-        "Batch size × new tokens / end-to-end: the whole request, prefill included.",
-        lambda iteration: iteration.total_ns,
-        lambda workload: workload.batch_size * workload.new_tokens,
-    ),
-)  # fmt: skip
-
-
-NEED_STEPS = ("itl_p50", "itl_p90", "itl_p99")
-"""Figures that mean nothing where tokens were handed over several at once."""
-NEED_STAGES = ("tpot", "itl_p50", "itl_p90", "itl_p99", "prefill_rate", "decode_rate")
-"""Figures that mean nothing where prefill and decode ran together."""
-
-
-def tokens_needed(key: str) -> int:
-    """New tokens from which a figure of decode can be had: two have a gap, a percentile in the tail needs more of them."""
-    tail = {"itl_p90": 0.9, "itl_p99": 0.99}.get(key)
-    return 2 if tail is None else 1 + least_values(tail)
-
-
-def value_of(definition: MetricDefinition, iteration: Iteration, timings: CleanTimings) -> Maybe[float]:
-    """A figure of one iteration; missing where it needs stages or steps that cannot be told apart."""
-    return _mixed(definition, timings) or definition.of(iteration, timings.workload)
-
-
-def _mixed(definition: MetricDefinition, timings: CleanTimings) -> Missing | None:
-    """Why a figure cannot be had, where it needs stages or steps that cannot be told apart."""
-    if definition.key in NEED_STEPS:
-        return unstepped(timings)
-    return inseparable(timings) if definition.key in NEED_STAGES else None
 
 
 def metrics(timings: CleanTimings) -> tuple[Metric, ...]:
     """Every figure over the repeats: one value per iteration, then its distribution."""
     found = []
     for definition in METRICS:
-        mixed = _mixed(definition, timings)
+        mixed = definition.unavailable(timings)
         times = [mixed or definition.time(iteration) for iteration in timings.iterations]
         missing = next((time for time in times if isinstance(time, Missing)), None)
         present = [time for time in times if not isinstance(time, Missing)]

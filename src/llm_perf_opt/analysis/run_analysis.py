@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.core.errors import ImplausibleError, LlmPerfError, ParseError
 from llm_perf_opt.core.records import CleanTimings, Drift, Manifest, Maybe, Metric, Missing, StageTiming, TorchPass
+from llm_perf_opt.core.warnings import RunWarning
 
 _NO_PROMPTS = Missing("it has no record of them")
 _NOT_ANALYSED = Missing("the run's trace was not analyzed")
@@ -35,7 +36,7 @@ class RunAnalysis:
     telemetry: Maybe[TelemetrySummary]
     kernels: Maybe[KernelEvidence]
     overheads: tuple[PassOverhead, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[RunWarning, ...]
     assumptions: tuple[str, ...]
     trace: Maybe[TraceAnalysis] = _NOT_ANALYSED
     """Where the time of the run's trace goes, with its findings."""

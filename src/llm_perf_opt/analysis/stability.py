@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from llm_perf_opt.analysis.separable import inseparable
 from llm_perf_opt.core.records import CleanTimings
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,15 +91,12 @@ def run_stability(timings: CleanTimings) -> dict[str, Stability]:
     return {key: stability(np.log(times)) for key, times in series.items() if times and min(times) > 0}
 
 
-def movement_warnings(found: Mapping[str, Stability]) -> list[str]:
+def movement_warnings(found: Mapping[str, Stability]) -> list[RunWarning]:
     """Return a warning for a run that did not keep its level: for the whole request, or else for each stage that did not."""
     whole = found.get("e2e")
     moved = {"e2e": whole} if whole is not None and whole.moved else {key: one for key, one in found.items() if one.moved}
-    return [
-        f"{_LABELS[key]}: {one.words}. The machine changed its speed during the run. Rerun it; to compare, make three runs a "
-        "side, in turn."
-        for key, one in moved.items()
-    ]
+    advice = "The machine changed its speed during the run. Rerun it; to compare, make three runs a side, in turn."
+    return [RunWarning(WarningId.SPEED_CHANGED, f"{_LABELS[key]}: {one.words}. {advice}") for key, one in moved.items()]
 
 
 def stability(logs: Floats) -> Stability:

@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.units import duration
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 S = TypeVar("S", GpuSample, CpuSample)
 
@@ -67,7 +68,7 @@ class TelemetrySummary:
     energy: tuple[Energy, ...]
     note: str
     """What could not be read, and why."""
-    warnings: tuple[str, ...]
+    warnings: tuple[RunWarning, ...]
     others: Maybe[float] = NOT_WATCHED
     """Processors that other processes used while the repeats ran, their mean."""
 
@@ -101,12 +102,13 @@ def _inside(samples: Sequence[S], window: Window) -> list[S]:
     return [sample for sample in samples if window[0] <= sample.at_ns <= window[1]]
 
 
-def _one_of_several(telemetry: Telemetry, timings: CleanTimings) -> list[str]:
+def _one_of_several(telemetry: Telemetry, timings: CleanTimings) -> list[RunWarning]:
     """The sampler watches one device, wherever the model runs."""
     devices = devices_of(timings)
     if devices == 1 or not telemetry.gpu:
         return []
-    return [f"The model ran on {devices} devices and one was watched: power, energy and memory are of that one alone."]
+    words = f"The model ran on {devices} devices and one was watched: power, energy and memory are of that one alone."
+    return [RunWarning(WarningId.ONE_OF_SEVERAL_WATCHED, words)]
 
 
 # --- readings ---------------------------------------------------------------------------------------------------------
@@ -274,14 +276,15 @@ def throttle_names(bits: int) -> list[str]:
     return [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
 
 
-def _throttling(samples: Sequence[GpuSample]) -> list[str]:
+def _throttling(samples: Sequence[GpuSample]) -> list[RunWarning]:
     said = [s.throttle_bits for s in samples if not isinstance(s.throttle_bits, Missing)]
     counts: dict[str, int] = {}
     for bits in said:
         for name in throttle_names(bits):
             counts[name] = counts.get(name, 0) + 1
     return [
-        f"The GPU was throttled ({name}) in {count} of {len(said)} readings while measuring." for name, count in counts.items()
+        RunWarning(WarningId.THROTTLED, f"The GPU was throttled ({name}) in {count} of {len(said)} readings while measuring.")
+        for name, count in counts.items()
     ]
 
 
@@ -291,28 +294,30 @@ def _others(cpu: Sequence[CpuSample]) -> Maybe[float]:
     return sum(max(0.0, sample.machine_pct - sample.ours_pct) for sample in cpu) / len(cpu) / 100
 
 
-def _neighbors(telemetry: Telemetry, timings: CleanTimings, cpu: Sequence[CpuSample], gpu: Sequence[GpuSample]) -> list[str]:
+def _neighbors(
+    telemetry: Telemetry, timings: CleanTimings, cpu: Sequence[CpuSample], gpu: Sequence[GpuSample]
+) -> list[RunWarning]:
     warnings = []
     others = _others(cpu)
     if not isinstance(others, Missing) and others > NEIGHBOUR_PROCESSORS:
-        warnings.append(
-            f"Other processes used {others:.2f} processors on average while measuring (of {telemetry.header.processors}): "
-            "a busy neighbor."
-        )
+        words = f"Other processes used {others:.2f} processors on average while measuring (of {telemetry.header.processors}): "
+        warnings.append(RunWarning(WarningId.BUSY_PROCESSORS, f"{words}a busy neighbor."))
     counts = [sample.processes for sample in gpu if not isinstance(sample.processes, Missing)]
     if counts and max(counts) > 1:
-        warnings.append(f"{max(counts)} processes shared the GPU while measuring.")
+        warnings.append(RunWarning(WarningId.SHARED_GPU, f"{max(counts)} processes shared the GPU while measuring."))
     before = [
         sample.gpu_utilisation_pct
         for sample in telemetry.gpu
         if sample.at_ns < timings.device_untouched_until_ns and not isinstance(sample.gpu_utilisation_pct, Missing)
     ]
     if before and percentile(before, 0.5) > NEIGHBOUR_GPU_PCT:
-        warnings.append(f"The GPU was {percentile(before, 0.5):.0f} % busy before this run touched it: a busy neighbor.")
+        words = f"The GPU was {percentile(before, 0.5):.0f} % busy before this run touched it: a busy neighbor."
+        warnings.append(RunWarning(WarningId.BUSY_GPU_BEFORE, words))
     return warnings
 
 
-def _wrong_device(telemetry: Telemetry, timings: CleanTimings) -> list[str]:
+def _wrong_device(telemetry: Telemetry, timings: CleanTimings) -> list[RunWarning]:
     if telemetry.gpu and not timings.model.device.startswith("cuda"):
-        return ["Telemetry watched the GPU, but the model ran on the CPU."]
+        words = "Telemetry watched the GPU, but the model ran on the CPU."
+        return [RunWarning(WarningId.WRONG_DEVICE_WATCHED, words)]
     return []

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 
 from llm_perf_opt.analysis.budget import StageBudget
 from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
-from llm_perf_opt.analysis.finding import Finding, Throughput
-from llm_perf_opt.analysis.findings import find
+from llm_perf_opt.analysis.findings.registry import find
 from llm_perf_opt.analysis.kernels.classes import KernelClass
-from llm_perf_opt.analysis.trace.accounting import Account, StageTime
+from llm_perf_opt.analysis.trace.accounting import Account, StageTime, account
 from llm_perf_opt.analysis.trace.attribution import OwnerRow, attribute, has_modules, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.trace.document import (
     BudgetLine,
     BudgetTable,
-    FindingLine,
     GpuTotals,
     IdleLine,
     KernelLine,
@@ -21,7 +19,6 @@ from llm_perf_opt.analysis.trace.document import (
     ProblemLine,
     StageLine,
     StepLine,
-    ThroughputLine,
     TraceAnalysis,
 )
 from llm_perf_opt.analysis.trace.gpu_metrics import device_lines, device_name, gpu_metric_lines
@@ -30,10 +27,24 @@ from llm_perf_opt.analysis.trace.labels import label_lines
 from llm_perf_opt.analysis.trace.operators import host_table
 from llm_perf_opt.analysis.trace.row_numbers import exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.core.records import Missing
+from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.traces.events import Trace, different
+from llm_perf_opt.traces.health import examined
 
 _NOTHING = GpuTotals(None, None, None, None, None)
+
+
+def document_of(trace: Trace, facts: RunFacts, source: str) -> TraceAnalysis:
+    """Return all that is said of a trace that nobody examined yet."""
+    return trace_document(examined(trace), facts, source)
+
+
+def trace_document(trace: Trace, facts: RunFacts, source: str) -> TraceAnalysis:
+    """Return all that is said of an examined trace; one that cannot carry numbers gets none."""
+    if not trace.complete:
+        return refused(trace, source)
+    stages = find_stages(trace)
+    return analyzed(trace, stages, account(trace, stages), facts, source)
 
 
 def refused(trace: Trace, source: str) -> TraceAnalysis:
@@ -77,7 +88,7 @@ def analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
         stages=[_stage(one) for one in account.stages],
         kernels=[KernelLine(row.name, row.kind.value, row.calls, row.total_ns, row.mean_ns, row.share) for row in kernels],
         idle=[IdleLine(cause.label, ns) for cause, ns in total.idle.items() if ns],
-        findings=finding_lines(find(evidence)),
+        findings=list(find(evidence)),
         why="",
         profiler=trace.source,
         device=_device(trace),
@@ -119,7 +130,7 @@ def _of_the_host_alone(trace: Trace, stages: TraceStages, evidence: Evidence, so
         stages=[StageLine(name, len(rows), exact_sum(rows.end_ns - rows.start_ns), *[None] * 5) for name, rows in walls.items()],
         kernels=[],
         idle=[],
-        findings=finding_lines(find(evidence)),
+        findings=list(find(evidence)),
         why=_NO_WORK.what,
         profiler=trace.source,
         device="",
@@ -180,49 +191,6 @@ def _owners(trace: Trace, stages: TraceStages) -> tuple[list[OwnerLine], list[Ow
 
 def _owner_lines(rows: Sequence[OwnerRow]) -> list[OwnerLine]:
     return [OwnerLine(row.name, row.calls, row.kernels, row.self_ns, row.total_ns, row.share) for row in rows]
-
-
-def finding_lines(found: Sequence[Finding]) -> list[FindingLine]:
-    """Findings as they are printed and kept."""
-    return [_finding(finding) for finding in found]
-
-
-def _finding(finding: Finding) -> FindingLine:
-    saving, throughput = finding.saving, finding.throughput
-    known = None if isinstance(saving, Missing) else saving
-    told = throughput or known
-    after = told.after if told else None
-    return FindingLine(
-        id=finding.id,
-        claim=finding.claim,
-        saving_ns=known.expected_ns if known else None,
-        evidence=list(finding.evidence),
-        to_try=str(finding.to_try),
-        kind=finding.kind.value,
-        stage=finding.stage,
-        saving_low_ns=known.low_ns if known else None,
-        saving_high_ns=known.high_ns if known else None,
-        saving_per=told.unit if told else "",
-        saving_why=saving.why if isinstance(saving, Missing) else "",
-        units=finding.units,
-        confidence=finding.confidence,
-        because=finding.because,
-        overrides=list(finding.to_try.overrides),
-        change=finding.to_try.change,
-        counted=told.counted if told else 0,
-        before_ns=after.before_ns if after else None,
-        after_ns=after.expected_ns if after else None,
-        after_low_ns=after.low_ns if after else None,
-        after_high_ns=after.high_ns if after else None,
-        kept=after.kept if after else 1.0,
-        throughput=_throughput(throughput) if throughput else None,
-    )
-
-
-def _throughput(found: Throughput) -> ThroughputLine:
-    then, least, most = found.then_ns, found.least_ns, found.most_ns
-    rates = [found.larger * 1e9 / ns for ns in (then, most, least)]
-    return ThroughputLine(found.batch, found.larger, found.step_ns, then, least, most, found.batch * 1e9 / found.step_ns, *rates)
 
 
 def _budget(budget: StageBudget, unit: str) -> BudgetTable:

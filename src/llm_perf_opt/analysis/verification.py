@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.stats import percentile
-from llm_perf_opt.analysis.trace.document import FindingLine
+from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.core.records import CleanTimings, Missing
 
@@ -62,7 +62,7 @@ class Verification:
     trials: tuple[Trial, ...]
 
 
-def unmeasured(finding: FindingLine, why: str, run: str = "") -> Trial:
+def unmeasured(finding: Finding, why: str, run: str = "") -> Trial:
     """A finding that could not be tried."""
     return Trial(
         finding.id, tuple(finding.overrides), finding.saving_per, run, why,
@@ -70,7 +70,7 @@ def unmeasured(finding: FindingLine, why: str, run: str = "") -> Trial:
     )  # fmt: skip
 
 
-def measured(finding: FindingLine, base: CleanTimings, tried: CleanTimings, run: str) -> Trial:
+def measured(finding: Finding, base: CleanTimings, tried: CleanTimings, run: str) -> Trial:
     """Compare the finding's stage in both runs. For throughput, a token's time is its share of the batch's step."""
     before, after = (_unit_times(finding, timings) for timings in (base, tried))
     if isinstance(before, Missing) or isinstance(after, Missing):
@@ -84,7 +84,7 @@ def measured(finding: FindingLine, base: CleanTimings, tried: CleanTimings, run:
     )  # fmt: skip
 
 
-def predicted_saving(finding: FindingLine, before_ns: int) -> tuple[int | None, int | None, int | None]:
+def predicted_saving(finding: Finding, before_ns: int) -> tuple[int | None, int | None, int | None]:
     """What the finding says is saved of a time before that may be another than its own: expected, least and most.
 
     A finding that predicts the time after stands by it, however the base has moved; one that predicts a saving stands by that.
@@ -95,7 +95,7 @@ def predicted_saving(finding: FindingLine, before_ns: int) -> tuple[int | None, 
     return unmoved - finding.after_ns, unmoved - finding.after_high_ns, unmoved - finding.after_low_ns
 
 
-def _unit_times(finding: FindingLine, timings: CleanTimings) -> list[float] | Missing:
+def _unit_times(finding: Finding, timings: CleanTimings) -> list[float] | Missing:
     share = timings.workload.batch_size if finding.kind == "throughput" else 1
     found: list[float] = []
     if finding.stage == PREFILL:

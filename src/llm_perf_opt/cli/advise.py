@@ -34,14 +34,14 @@ def advise(
 
     if remeasure and not verify:
         raise ConfigError("--remeasure measures what trials are compared with.", "Add --verify.")
-    folder, analysis, findings = findings_of(run_folder)
-    for note in analysis.warnings:
-        print(f"note: {note}", file=sys.stderr)
+    run, analysis, findings = findings_of(run_folder)
+    for warning in analysis.warnings:
+        print(f"note: {warning.text}", file=sys.stderr)
     if not verify:
         tried = analysis.verified
         if as_json:
             verification = None if tried is None else verification_json(tried)
-            print_json({"run": str(folder.path), "findings": findings, "verification": verification})
+            print_json({"run": str(run.folder.path), "findings": findings, "verification": verification})
         else:
             sys.stdout.write(advice_text(findings) + (trials_text(tried) if tried and tried.trials else ""))
         return
@@ -50,13 +50,13 @@ def advise(
         sys.stdout.write(advice_text(findings))
     if not chosen:
         print("note: no finding is plain configuration that promises a saving: nothing to try", file=sys.stderr)
-        print_json({"run": str(folder.path), "findings": findings, "verification": None}) if as_json else None
+        print_json({"run": str(run.folder.path), "findings": findings, "verification": None}) if as_json else None
         return
     with ended_in_order():
         with progress_for(quiet) as progress:
-            found, interrupted = try_findings(folder, chosen, command_line(), progress, remeasure=remeasure)
+            found, interrupted = try_findings(run, analysis, chosen, command_line(), progress, remeasure=remeasure)
         if as_json:
-            print_json({"run": str(folder.path), "findings": findings, "verification": verification_json(found)})
+            print_json({"run": str(run.folder.path), "findings": findings, "verification": verification_json(found)})
         else:
             sys.stdout.write(trials_text(found))
         raise_if(interrupted)

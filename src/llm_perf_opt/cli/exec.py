@@ -71,6 +71,7 @@ def exec_program(
     from llm_perf_opt.core.run_folder import RunFolder
     from llm_perf_opt.profiling.program_pass import ExecRequest, capture_program, check_request
     from llm_perf_opt.workflows.analyze_program import report_program
+    from llm_perf_opt.workflows.run_reader import RunReader
 
     asked = ExecRequest(
         argv=tuple(program),
@@ -93,7 +94,7 @@ def exec_program(
     with ended_in_order():
         with progress_for(quiet) as progress:
             error = capture_program(asked, folder, command_line(), progress)
-        print_program(folder, report_program(folder), as_json)
+        print_program(folder, report_program(RunReader(folder)), as_json)
         raise_if(error)
 
 

@@ -28,7 +28,7 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
         "metrics": {metric.key: {"unit": metric.unit, "value": metric.value} for metric in analysis.metrics},
         "inputs": analysis.inputs,
         "stability": analysis.stability,
-        "warnings": analysis.warnings,
+        "warnings": [warning.text for warning in analysis.warnings],
     }
 
 
@@ -39,6 +39,7 @@ def _stage_key(stage: "StageTiming") -> str:
 
 def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
     """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
+    from llm_perf_opt.analysis.metrics import METRICS
     from llm_perf_opt.core.records import Distribution, Missing
     from llm_perf_opt.report.text import known_within, with_unit
     from llm_perf_opt.report.what_ran import what_ran
@@ -48,13 +49,14 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
             print(what_ran(analysis.timings))
         for note in analysis.inputs:
             print(f"- {note.text}")
+        shown = {metric.key for metric in METRICS if metric.headline}
         for metric in analysis.metrics:
-            if isinstance(metric.value, Distribution) and metric.key in ("ttft", "tpot", "e2e", "decode_rate"):
+            if isinstance(metric.value, Distribution) and metric.key in shown:
                 value = metric.value
-                shown = f"{with_unit(value.median, metric.unit)}  ({known_within(value, metric.unit)})"
-                print(f"{metric.label:<32} {shown}")
+                words = f"{with_unit(value.median, metric.unit)}  ({known_within(value, metric.unit)})"
+                print(f"{metric.label:<32} {words}")
         for warning in analysis.warnings:
-            print("warning:", indented(warning))
+            print("warning:", indented(warning.text))
     if isinstance(images, Missing) and folder.waterfall_file.exists():
         print(f"images: SVG only, PNG n/a: {images.why}")
     written = next((path for path in (folder.page_file, folder.report_file) if path.exists()), None)

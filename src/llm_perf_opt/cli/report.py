@@ -28,8 +28,8 @@ def report(
     Of a sweep: sweep.html and sweep.md, every point in one table.
     """
     note_debug(debug)
-    from llm_perf_opt.core.run_folder import RunFolder
     from llm_perf_opt.workflows.analyze_program import report_program
+    from llm_perf_opt.workflows.run_reader import RunReader
     from llm_perf_opt.workflows.sweep_folder import is_sweep
 
     if (peak_tflops is None) != (bandwidth_gbs is None):
@@ -37,23 +37,24 @@ def report(
     if is_sweep(run_folder):
         _sweep(run_folder, peak_tflops is not None, open_page, as_json)
         return
-    from llm_perf_opt.workflows.analyze_run import reanalyze
+    from llm_perf_opt.workflows.analyze_run import report_run
     from llm_perf_opt.workflows.images import draw_images
 
     limits = None
     if peak_tflops is not None and bandwidth_gbs is not None:
         limits = {"peak_tflops": peak_tflops, "bandwidth_gbs": bandwidth_gbs}
-    opened = RunFolder.open(run_folder)
-    if opened.manifest().kind == "exec":
+    run = RunReader.open(run_folder)
+    folder = run.folder
+    if run.manifest.kind == "exec":
         if limits:
             raise ConfigError(
                 "The report of a user's own program knows no limits.", "Leave --peak-tflops and --bandwidth-gbs out."
             )
         if open_page:
             raise ConfigError("The report of a user's own program is Markdown, not a page.", "Leave --open out.")
-        print_program(opened, report_program(opened), as_json)
+        print_program(folder, report_program(run), as_json)
         return
-    folder, analysis = reanalyze(run_folder, limits)
+    analysis = report_run(run, limits)
     images = draw_images(folder)
     if as_json:
         print_json(outcome(folder, analysis))

@@ -142,16 +142,15 @@ def _print_points(planned: "Planned") -> None:
 
 def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | None":
     """The reports, also of a run that ended early; a report that fails must not hide why the run did."""
-    from llm_perf_opt.workflows.analyze_run import analyze, write_reports
+    from llm_perf_opt.workflows.analyze_run import report_run
+    from llm_perf_opt.workflows.run_reader import RunReader
 
     try:
-        analysis = analyze(folder)
-        write_reports(folder, analysis)
+        return report_run(RunReader(folder))
     except LlmPerfError:
         if error is None:
             raise
         return None
-    return analysis
 
 
 def _print_plan(composed: "Composed", as_json: bool) -> None:

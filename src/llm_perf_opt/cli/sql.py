@@ -39,6 +39,7 @@ def sql(
 ) -> None:
     """Ask the tables of a run or a trace with SQL: reading only, no files, no network."""
     note_debug(debug)
+    from llm_perf_opt.core.records import Missing
     from llm_perf_opt.workflows.queries import Queries
 
     if as_json and as_csv:
@@ -46,8 +47,8 @@ def sql(
     queries = Queries(source)
     for problem in _to_tell(queries.opened, of_a_run=source.is_dir()):
         print("warning:", indented(problem.what), file=sys.stderr)
-    if queries.opened.note:
-        print(f"note: {queries.opened.note}", file=sys.stderr)
+    if isinstance(queries.opened.tables, Missing):
+        print(f"note: {queries.opened.tables.why}", file=sys.stderr)
     if query is None:
         _show_tables(queries.tables(), as_json, as_csv)
         return

@@ -67,6 +67,10 @@ class Pass:
     programs: bool = False
     """Whether it can run a program of the user's (`llm-perf exec`)."""
 
+    def trace_file(self, folder: RunFolder) -> Path:
+        """Return where it leaves its timeline; the file may not be there."""
+        return folder.raw(self.name) / self.trace
+
     def is_wanted(self, config: RunConfig) -> bool:
         """Return whether this configuration asks for the pass."""
         return self.wanted(config) if self.wanted else bool(self.settings_in(config).enable)
@@ -123,7 +127,7 @@ def planned_passes(config: RunConfig) -> tuple[str, ...]:
 def trace_files(folder: RunFolder) -> dict[str, Path]:
     """Return the trace that each pass leaves of the whole iteration, the one to prefer first; it may not be there."""
     whole = [one for one in known_passes() if one.trace and Stage.PREFILL in one.stages]
-    return {one.name: folder.raw(one.name) / one.trace for one in whole}
+    return {one.name: one.trace_file(folder) for one in whole}
 
 
 def check_sections(config: RunConfig) -> RunConfig:

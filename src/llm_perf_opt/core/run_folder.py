@@ -5,7 +5,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,6 @@ R = TypeVar("R")
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 """A run is not begun with less disk space than this."""
-
-
 MOST_VALUES = 100_000
 """In settings; aliases can make a few lines of YAML stand for more than any memory holds."""
 MOST_LEVELS = 64
@@ -36,6 +34,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._parsed: dict[tuple[Path, Any], tuple[tuple[int, int, int], Any]] = {}
 
     @classmethod
     def create(cls, wanted: Path) -> "RunFolder":
@@ -237,6 +236,17 @@ class RunFolder:
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
+    def parsed(self, path: Path, read: Callable[[Path], R]) -> R:
+        """Return what `read` makes of a file; the file is parsed once, and again only after it was written again."""
+        stamp = _stamp(path)
+        known = self._parsed.get((path, read))
+        if known is not None and stamp == known[0]:
+            return known[1]  # type: ignore[no-any-return]
+        found = read(path)
+        if stamp is not None:
+            self._parsed[path, read] = (stamp, found)
+        return found
+
     def manifest(self) -> Manifest:
         """run.json, or a ParseError."""
         manifest = read_record(self.manifest_file, Manifest)
@@ -258,6 +268,14 @@ class RunFolder:
         if manifest.pass_named(entry.name) is None:
             others.append(entry)
         self.write_manifest(replace(manifest, passes=tuple(others)))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None  # the reader says what is wrong
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def there(path: Path, remedy: str) -> Path:
@@ -321,6 +339,11 @@ def read_record(path: Path, kind: type[R]) -> R:
         raise ParseError(
             f"{path} cannot be read: {words_of(error)}", "The file is damaged, or was written by another version."
         ) from error
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object, or a ParseError."""
+    return read_record(path, dict[str, Any])
 
 
 def check_plain(values: Any, most: float = math.inf) -> None:

@@ -28,12 +28,12 @@ def _measure(folder: RunFolder, listener: Listener, words: list[str], budget_s: 
     timeout_s = _TIMEOUT_S + 10 * (budget_s or 0)
 
     def check(ended: LlmPerfError | None) -> PassOutcome:
-        return PassOutcome(ended, "measured before, kept" if ended is None and read_ceilings(out).cached else "")
+        return PassOutcome(ended, "measured before, kept" if ended is None and folder.parsed(out, read_ceilings).cached else "")
 
     listener.pass_started(_NAME, _LABEL)
     plan = PassPlan(_NAME, argv, timeout_s, framework(), limit=f"the {timeout_s:.0f} s it", longer="Is the device busy?")
     run_pass(folder, plan, listener, check=check)
-    return read_ceilings(out)
+    return folder.parsed(out, read_ceilings)
 
 
 def find_ceilings(

@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.trace.stage_launches import ANY_DOMAIN, all_launches,
 from llm_perf_opt.config.passes import Pass, known_passes
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
 from llm_perf_opt.core.kernel_records import CounterReport
-from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.stages import Stage, ncu_range
 from llm_perf_opt.counters.manifest import ResolvedMetrics
@@ -117,7 +117,7 @@ def _counting(capture: Capture) -> _Counting:
 class _Choice:
     """The launches of a pass, or why there are none, and the seconds they may take."""
 
-    selection: Selection | str
+    selection: Maybe[Selection]
     budget_s: float
 
 
@@ -136,7 +136,7 @@ def _choices(capture: Capture, counting: _Counting, names: Sequence[str]) -> dic
     return found
 
 
-def _choose(capture: Capture, counting: _Counting, name: str, budget_s: float) -> Selection | str:
+def _choose(capture: Capture, counting: _Counting, name: str, budget_s: float) -> Maybe[Selection]:
     asked = capture.profiling.ncu
     passes = expected_passes(counting.metrics.names, counting.metrics.sections)
     reasons = []
@@ -155,8 +155,8 @@ def _choose(capture: Capture, counting: _Counting, name: str, budget_s: float) -
         )
         if isinstance(found, Selection):
             return found
-        reasons.append(f"{timeline.source}: {found}")
-    return "; ".join(reasons) or "no pass recorded a timeline"
+        reasons.append(f"{timeline.source}: {found.why}")
+    return Missing("; ".join(reasons) or "no pass recorded a timeline")
 
 
 def _what(capture: Capture, name: str) -> str:
@@ -214,8 +214,9 @@ def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) ->
     """Count one stage's kernels, or the program's."""
     capture.started(name)
     chosen = choice.selection
-    if isinstance(chosen, str):
-        why = CaptureError(f"No launch of {_what(capture, name)} was chosen: {chosen}.", "See the passes that record a timeline.")
+    if isinstance(chosen, Missing):
+        remedy = "See the passes that record a timeline."
+        why = CaptureError(f"No launch of {_what(capture, name)} was chosen: {chosen.why}.", remedy)
         capture.skip(name, why)
         raise why
     write_record(capture.folder.selection_file(name), chosen)
@@ -263,7 +264,7 @@ def read_counters(folder: RunFolder, plan: PassPlan, listener: Listener, asked: 
             return PassOutcome(error)
         log, table = folder.log_file(plan.name), folder.counters_file(plan.name)
         import_ncu_csv(asked.ncu, tool.went.report, "raw", table, log=log)
-        found = read_ncu(table)
+        found = folder.parsed(table, read_ncu)
         worst = next((problem for problem in found.problems if problem.fatal), None)
         if error is None and worst is not None:
             error = CaptureError(f"The counters cannot be used: {worst.what}", worst.remedy)
@@ -311,7 +312,7 @@ def run_selftest(capture: Capture, counting: _Counting) -> None:
     capture.started(_SELFTEST)
     plan = PassPlan(_SELFTEST, argv, capture.profiling.pass_timeout_s, counting.version)
     read_counters(folder, plan, listener, CountersCheck(ncu, capture.profiling.max_trace_gb))
-    found = judge(read_ncu(folder.counters_file(_SELFTEST)), told_work(listener.ran), asked)
+    found = judge(folder.parsed(folder.counters_file(_SELFTEST), read_ncu), told_work(listener.ran), asked)
     if isinstance(found, Missing):
         _mark_failed(folder, found.why)
         raise CaptureError(f"The counter self-test tells nothing: {found.why}.", f"See {folder.log_file(_SELFTEST)}.")

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llm_perf_opt.analysis.trace.stages import stage_columns
 from llm_perf_opt.config.passes import EVERY_STAGE, Pass
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.core.records import Missing
@@ -24,7 +25,7 @@ from llm_perf_opt.profiling.vendor.probe import NsysProbe, probe_nsys
 from llm_perf_opt.profiling.vendor.reports import export_nsys
 from llm_perf_opt.profiling.vendor.tool_pass import STARTS, report_of
 from llm_perf_opt.traces.health import Expected, examined
-from llm_perf_opt.traces.nsys_sqlite import read_nsys
+from llm_perf_opt.traces.trace_cache import cached_trace
 
 _NAME, _DECODE = "nsys", "nsys_decode"
 _LABEL = "Nsight Systems"
@@ -112,14 +113,16 @@ def record_timeline(folder: RunFolder, plan: PassPlan, listener: Listener, asked
         log, sqlite = folder.log_file(plan.name), folder.timeline_file(plan.name)
         listener.pass_message(plan.name, {"event": "phase", "text": "exporting and checking the report"})
         export_nsys(asked.nsys, tool.went.report, sqlite, log=log)
-        return PassOutcome(error or _incomplete(sqlite, expected), started_again(tool.went))
+        return PassOutcome(error or _incomplete(folder, plan.name, expected), started_again(tool.went))
 
     run_pass(folder, plan, listener, run=tool.run, check=check)
 
 
-def _incomplete(sqlite: Path, expected: Expected) -> LlmPerfError | None:
+def _incomplete(folder: RunFolder, name: str, expected: Expected) -> LlmPerfError | None:
+    """Why the report cannot be used. Its tables are kept, so that nothing parses it again."""
     try:
-        trace = examined(read_nsys(sqlite), expected)
+        opened = cached_trace(folder.timeline_file(name), folder.tables(name), columns=stage_columns)
+        trace = examined(opened.trace, expected)
     except ParseError as error:
         return CaptureError(f"What nsys exported cannot be read: {error.fact}", "Record again with another Nsight Systems.")
     worst = next((problem for problem in trace.problems if problem.fatal), None)

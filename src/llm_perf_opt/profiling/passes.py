@@ -256,7 +256,7 @@ def _result_flaw(folder: RunFolder, one: Pass) -> CaptureError | None:
     """What is wrong with the result of a pass that ended well: it may have left none, or figures that cannot be."""
     for file, read in one.leaves.items():
         try:
-            read(folder.raw(one.name) / file)
+            folder.parsed(folder.raw(one.name) / file, read)
         except ParseError as error:
             return CaptureError(
                 f"The pass {one.name} ({one.label}) ended, but left no result that can be used: {error.fact}",

@@ -1,17 +1,17 @@
 """The timelines a run holds, best first: what kernels are chosen from and summed up over."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.trace.stages import stage_columns
-from llm_perf_opt.config.passes import Pass, known_passes, pass_named
+from llm_perf_opt.config.passes import known_passes, pass_named
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.records import Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_values
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.traces.events import Trace
@@ -37,38 +37,78 @@ class Refused(Missing):
     """A pass ended well and its trace is there, but it cannot carry numbers."""
 
 
+@dataclass(frozen=True)
+class RecordedTrace:
+    """The trace that a pass left, examined for whether it is the run's own and complete."""
+
+    name: str
+    source: str
+    """Which pass recorded it, in words."""
+    trace: Trace
+    tables: Maybe[Path]
+    """Where its tables lie, or why they could not be kept."""
+
+    @property
+    def timeline(self) -> Timeline | Refused:
+        """The trace where it can carry numbers, else why it cannot."""
+        worst = next((problem for problem in self.trace.problems if problem.fatal), None)
+        if worst is not None:
+            return Refused(f"the trace of {self.source} is not used: {worst.what}")
+        return Timeline(self.source, self.trace)
+
+
+def read_recorded(folder: RunFolder, manifest: Manifest, config: Mapping[str, Any], name: str) -> Maybe[RecordedTrace]:
+    """From the tables of the pass, which are made where they are not there yet: a trace is parsed once."""
+    recorded = pass_named(name)
+    if recorded is None or not recorded.trace:
+        return Missing(f"{name} records no timeline")
+    try:
+        opened = cached_trace(recorded.trace_file(folder), folder.tables(name), columns=stage_columns)
+    except ParseError as error:
+        return Missing(f"{name}: {error.fact}")
+    trace = examined(opened.trace, expected_of(manifest, config, name))
+    return RecordedTrace(name, recorded.tool or recorded.label, trace, opened.tables)
+
+
 def timelines(folder: RunFolder) -> Iterator[Timeline | Missing]:
-    """Yield every timeline of the run, or why a pass that was run has none; those that were judged when recorded come first."""
+    """Every timeline of the run, or why a pass that was run has none."""
+    manifest, config = folder.manifest(), read_values(folder.config_file)
+    return timelines_of(folder, manifest, lambda name: read_recorded(folder, manifest, config, name))
+
+
+def timelines_of(
+    folder: RunFolder, manifest: Manifest, read: Callable[[str], Maybe[RecordedTrace]]
+) -> Iterator[Timeline | Missing]:
+    """The same, where `read` gives the trace of a pass; those that were judged when recorded come first."""
     for one in sorted((one for one in known_passes() if one.trace), key=lambda one: not one.judged):
-        entry = folder.manifest().pass_named(one.name)
-        file = folder.raw(one.name) / one.trace
-        if (entry is None) if one.judged else (not file.exists()):
+        entry = manifest.pass_named(one.name)
+        if (entry is None) if one.judged else (not one.trace_file(folder).exists()):
             continue
         if one.judged and entry is not None and entry.status != "complete":
             yield Missing(f"{one.name} is {entry.status}: {entry.why}")
-        else:
-            yield _read(folder, one, file)
+            continue
+        found = read(one.name)
+        yield found if isinstance(found, Missing) else found.timeline
 
 
-def expected_of(folder: RunFolder, name: str) -> Expected:
+def expected_of(manifest: Manifest, config: Mapping[str, Any], name: str) -> Expected:
     """What tells the trace of this run's pass from that of another run: the command it was given, and when the run was made.
 
     And the stages that it must hold, as they were looked for when it was recorded.
     """
-    manifest = folder.manifest()
     found = pass_named(name)
-    ranges = _ranges_of(folder, found.stages) if found and found.judged else ()
+    ranges = _ranges_of(config, found.stages) if found and found.judged else ()
     entry = manifest.pass_named(name)
     argv = entry.argv if entry else ()
-    config = next((value for option, value in itertools.pairwise(argv) if option == "--config"), "")
+    command = next((value for option, value in itertools.pairwise(argv) if option == "--config"), "")
     try:
         created = datetime.fromisoformat(manifest.created)
     except ValueError:
-        return Expected(ranges=ranges, command=config)
+        return Expected(ranges=ranges, command=command)
     lasted = timedelta(seconds=sum(one.seconds or 0 for one in manifest.passes))
     first_ns = round(created.timestamp() * 1e9) - CLOCK_SLACK_NS
     last_ns = round((created + lasted + BETWEEN_PASSES).timestamp() * 1e9)
-    return Expected(ranges=ranges, command=config, started_after_utc_ns=first_ns, started_before_utc_ns=last_ns)
+    return Expected(ranges=ranges, command=command, started_after_utc_ns=first_ns, started_before_utc_ns=last_ns)
 
 
 def marked_ranges(stages: Sequence[Stage], runtime: str, engine: Mapping[str, Any], new_tokens: int) -> tuple[str, ...]:
@@ -82,9 +122,9 @@ def marked_ranges(stages: Sequence[Stage], runtime: str, engine: Mapping[str, An
     return tuple(stage.value for stage in always if stage in stages)
 
 
-def _ranges_of(folder: RunFolder, stages: Sequence[Stage]) -> tuple[str, ...]:
+def _ranges_of(config: Mapping[str, Any], stages: Sequence[Stage]) -> tuple[str, ...]:
     """By the run's own configuration; none where it has none, as for a program of the user's."""
-    runtime = read_values(folder.config_file).get("runtime")
+    runtime = config.get("runtime")
     if not isinstance(runtime, Mapping):
         return ()
     engine, new_tokens = runtime.get("engine"), runtime.get("num_new_tokens")
@@ -94,14 +134,3 @@ def _ranges_of(folder: RunFolder, stages: Sequence[Stage]) -> tuple[str, ...]:
         engine if isinstance(engine, Mapping) else {},
         new_tokens if isinstance(new_tokens, int) else 1,
     )
-
-
-def _read(folder: RunFolder, one: Pass, file: Path) -> Timeline | Missing:
-    """From the tables of the pass, which are made where they are not there yet: a trace is parsed once."""
-    source = one.tool or one.label
-    try:
-        trace = examined(cached_trace(file, folder.tables(one.name), columns=stage_columns).trace, expected_of(folder, one.name))
-    except ParseError as error:
-        return Missing(f"{one.name}: {error.fact}")
-    worst = next((problem for problem in trace.problems if problem.fatal), None)
-    return Timeline(source, trace) if worst is None else Refused(f"the trace of {source} is not used: {worst.what}")

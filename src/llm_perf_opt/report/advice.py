@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from llm_perf_opt.analysis.trace.document import OVERLAP, BudgetTable, FindingLine, TraceAnalysis
+from llm_perf_opt.analysis.trace.document import OVERLAP, BudgetTable, Finding, TraceAnalysis
 from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.terminal import one_line
@@ -16,7 +16,7 @@ WITHIN = 0.25
 """A predicted time this near to the measured one is called right."""
 
 
-def advice_text(findings: Sequence[FindingLine]) -> str:
+def advice_text(findings: Sequence[Finding]) -> str:
     """For the terminal."""
     if not findings:
         return "Nothing found: no rule found anything above its threshold.\n"
@@ -119,11 +119,11 @@ def _code(words: str) -> str:
     return f"`{one_line(words).replace('`', ' ')}`"
 
 
-def _saves(finding: FindingLine) -> bool:
+def _saves(finding: Finding) -> bool:
     return finding.kind == "latency" and bool(finding.saving_ns)
 
 
-def _of_a_request(trace: TraceAnalysis, finding: FindingLine, share: float) -> str:
+def _of_a_request(trace: TraceAnalysis, finding: Finding, share: float) -> str:
     """The saving as a share of its stage in the trace, whose steps may be longer than the request's others, times the stage's."""
     budget = next((one for one in trace.budgets if one.stage == finding.stage and one.wall_ns), None)
     if budget is None or finding.saving_ns is None:
@@ -133,7 +133,7 @@ def _of_a_request(trace: TraceAnalysis, finding: FindingLine, share: float) -> s
     return f"That is {share_words} of a request, with {finding.confidence} confidence."
 
 
-def _elsewhere(trace: TraceAnalysis, found: FindingLine, longest: str) -> str:
+def _elsewhere(trace: TraceAnalysis, found: Finding, longest: str) -> str:
     """Why the first change is not one to the stage that takes most of the time."""
     if found.stage == longest:
         return ""
@@ -154,7 +154,7 @@ def _budget(budget: BudgetTable) -> str:
     return f"{table(header, rows, 'lrrr')}\nWall time from {escape(budget.wall_source)}.\n\n{''.join(said)}"
 
 
-def _finding(number: int, finding: FindingLine) -> str:
+def _finding(number: int, finding: Finding) -> str:
     lines = [
         f"{number}. **{escape(finding.claim)}**",
         f"   - {_effect(finding)}; {finding.confidence} confidence: {escape(finding.because)}",
@@ -166,7 +166,7 @@ def _finding(number: int, finding: FindingLine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _effect(finding: FindingLine) -> str:
+def _effect(finding: Finding) -> str:
     if finding.throughput is not None:
         return f"throughput: {escape(throughput_words(finding.throughput))}"
     return f"saves: {escape(saving_words(finding))}"

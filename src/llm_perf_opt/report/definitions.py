@@ -5,11 +5,11 @@ python -m llm_perf_opt.report.definitions > docs/metrics.md
 
 import sys
 
-from llm_perf_opt.analysis.latency import METRICS
 from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
 from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN
 from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.analysis.limits.hardware import HARDWARE, RATES
+from llm_perf_opt.analysis.metrics import METRICS
 from llm_perf_opt.analysis.stats import CONFIDENCE, LEAST_BEYOND, PERCENTILE_METHOD
 from llm_perf_opt.report.text import significant, table
 

@@ -106,7 +106,7 @@ def _summary(analysis: RunAnalysis, shown: Shown) -> Section:
         blocks += [Words("What was measured", "heading"), Items([("", note.text) for note in analysis.inputs], "inputs")]
     if analysis.warnings:
         blocks.append(Words("Warnings", "heading"))
-        blocks.append(Items([("", warning) for warning in analysis.warnings], "warnings"))
+        blocks.append(Items([("", warning.text) for warning in analysis.warnings], "warnings"))
     elif not isinstance(analysis.timings, Missing):
         quiet = "The machine's load was not watched." if isinstance(analysis.telemetry, Missing) else "The machine was quiet."
         blocks.append(Words(f"No warnings: the spread target was reached. {quiet}"))

@@ -9,6 +9,7 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.core.records import CleanTimings, Distribution, Missing, OperatorRow, StageTiming
 from llm_perf_opt.core.terminal import visible
+from llm_perf_opt.core.warnings import RunWarning
 from llm_perf_opt.report.advice import budget_section, finding_sentences, findings_section, trial_sentences
 from llm_perf_opt.report.device_tables import devices_section
 from llm_perf_opt.report.efficiency import efficiency_section, efficiency_sentences
@@ -114,10 +115,10 @@ def _title(analysis: RunAnalysis) -> str:
     return f"# {escape(analysis.run)}\n\n{ran}{words}\n"
 
 
-def _warnings(warnings: Sequence[str]) -> str:
+def _warnings(warnings: Sequence[RunWarning]) -> str:
     if not warnings:
         return ""
-    return "## Warnings\n\n" + "".join(f"- {escape(warning)}\n" for warning in warnings)
+    return "## Warnings\n\n" + "".join(f"- {escape(warning.text)}\n" for warning in warnings)
 
 
 def _inputs(analysis: RunAnalysis) -> str:

@@ -5,7 +5,7 @@ python -m llm_perf_opt.report.rules_page
 
 import inspect
 
-from llm_perf_opt.analysis.findings import RULES
+from llm_perf_opt.analysis.findings.registry import RULES
 from llm_perf_opt.report.text import table
 
 

@@ -1,12 +1,11 @@
 """Budget and findings of a run as the page shows them."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.trace.document import BudgetTable, FindingLine
+from llm_perf_opt.analysis.trace.document import BudgetTable, Finding
 from llm_perf_opt.analysis.verification import Trial
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.advice import trial_words
@@ -23,7 +22,7 @@ class FindingView:
     """One finding in words."""
 
     gist: tuple[str, str]
-    """For the first screen: what it saves; then the claim's first sentence and the override that tries it."""
+    """For the first screen: what it saves; then the headline and the override that tries it."""
     claim: str
     detail: str
     """What it would save, how sure that is, and what to try."""
@@ -71,9 +70,8 @@ def findings_of(analysis: RunAnalysis) -> Maybe[Sequence[FindingView]]:
     return [_view(finding, tried.get(finding.id)) for finding in trace.findings]
 
 
-def _view(finding: FindingLine, trial: Trial | None) -> FindingView:
+def _view(finding: Finding, trial: Trial | None) -> FindingView:
     words = _effect(finding)
-    claim = finding.claim if finding.claim.endswith((".", "!", "?")) else f"{finding.claim}."
     attempt = f"Try: {finding.to_try}" if finding.to_try else ""
     detail = f"{words} {attempt}" if attempt else words
     if trial is not None:
@@ -81,19 +79,14 @@ def _view(finding: FindingLine, trial: Trial | None) -> FindingView:
     grounds = f"Confidence {finding.confidence}: {finding.because}. Stands on: {'; '.join(finding.evidence)}."
     attempt = f"Try {' '.join(finding.overrides)}" if finding.overrides else "What to change stands below"
     outcome = f" {_tried(trial)}" if trial is not None else ""
-    return FindingView((words, f"{_first_sentence(claim)} {attempt}.{outcome}"), claim, detail, grounds)
+    return FindingView((words, f"{finding.headline} {attempt}.{outcome}"), finding.claim, detail, grounds)
 
 
-def _effect(finding: FindingLine) -> str:
+def _effect(finding: Finding) -> str:
     if finding.throughput is not None:
         return f"Throughput: {throughput_words(finding.throughput)}; confidence {finding.confidence}."
     saving = saving_words(finding)
     return f"Saving {saving}." if finding.saving_ns is None else f"Saves {saving}, confidence {finding.confidence}."
-
-
-def _first_sentence(text: str) -> str:
-    """Up to the first full stop that a capital follows; names and numbers hold stops of their own."""
-    return re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
 
 
 def _tried(trial: Trial) -> str:

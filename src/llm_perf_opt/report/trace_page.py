@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.trace.document import (
     OVERLAP,
     BudgetTable,
-    FindingLine,
+    Finding,
     HostTable,
     OwnerLine,
     StageLine,
@@ -229,7 +229,7 @@ def _findings(found: TraceAnalysis) -> str:
     return "\n".join(lines) + "\n"
 
 
-def finding_lines(number: int, finding: FindingLine) -> list[str]:
+def finding_lines(number: int, finding: Finding) -> list[str]:
     """One finding with its saving, its evidence and what to try."""
     lines = _wrapped(f"{number}. [{finding.id}] {one_line(finding.claim)}", "   ")
     effect = f"throughput: {throughput_words(finding.throughput)}" if finding.throughput else f"saves: {saving_words(finding)}"
@@ -242,7 +242,7 @@ def finding_lines(number: int, finding: FindingLine) -> list[str]:
     return lines
 
 
-def saving_words(finding: FindingLine) -> str:
+def saving_words(finding: Finding) -> str:
     """The saving with its bounds, or why there is none."""
     if finding.saving_ns is None or finding.saving_low_ns is None or finding.saving_high_ns is None:
         return f"n/a: {finding.saving_why}"

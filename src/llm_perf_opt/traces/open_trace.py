@@ -1,7 +1,10 @@
-"""Any profiler's trace by its content: a torch trace or an nsys export."""
+"""Any profiler's trace by its content: a torch trace, an nsys export, or what else is in the registry."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.user_files import check_ordinary
@@ -10,26 +13,44 @@ from llm_perf_opt.traces.events import Trace
 if TYPE_CHECKING:
     from llm_perf_opt.traces.checksum import Checksum
 
-_SQLITE = b"SQLite format 3\x00"
 _PREVIEW_BYTES = 64
 
 
+@dataclass(frozen=True)
+class TraceFormat:
+    """A format that is known by its first bytes."""
+
+    name: str
+    starts: bytes
+    """Of the content, unpacked where the file is packed."""
+    reader: str
+    """`module:function`, loaded when a file of the format is read: a function of the path that returns the Trace."""
+
+    def read(self, path: Path) -> Trace:
+        """The trace in a file, or a ParseError."""
+        module, name = self.reader.split(":")
+        return cast("Callable[[Path], Trace]", getattr(import_module(module), name))(path)
+
+
+FORMATS = [TraceFormat("nsys", b"SQLite format 3\x00", "llm_perf_opt.traces.nsys_sqlite:read_nsys")]
+"""Every format but torch.profiler's JSON, which is what a file is taken for otherwise."""
+
+
 def read_trace(path: Path, checksum: "Checksum | None" = None) -> Trace:
-    """The trace in a file, whatever its name: torch.profiler's JSON or nsys's SQLite, plain or packed; or a ParseError.
+    """The trace in a file, whatever its name, plain or packed; or a ParseError.
 
     `checksum` is given the bytes of the file as they are read, if they are read from front to end.
     """
-    if is_nsys(path):
-        from llm_perf_opt.traces.nsys_sqlite import read_nsys
-
-        return read_nsys(path)
+    found = format_of(path)
+    if found is not None:
+        return found.read(path)
     from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 
     return read_torch_trace(path, checksum)
 
 
-def is_nsys(path: Path) -> bool:
-    """Whether a file is an nsys SQLite export, by its first bytes."""
+def format_of(path: Path) -> TraceFormat | None:
+    """The format of a file by its first bytes; None for torch.profiler's JSON."""
     from llm_perf_opt.traces.packed import PackedFile
 
     if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
@@ -40,4 +61,5 @@ def is_nsys(path: Path) -> bool:
         raise ParseError(f"{path} is a folder.", "Give a trace file, or a run folder that `llm-perf run` printed.")
     check_ordinary(path)
     with PackedFile(path) as file:
-        return file.read(_PREVIEW_BYTES).startswith(_SQLITE)
+        first = file.read(_PREVIEW_BYTES)
+    return next((one for one in FORMATS if first.startswith(one.starts)), None)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.records import CleanTimings, Iteration, Manifest, MemoryPeaks, Missing, ModelFacts, Workload
-from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_record
+from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Missing, ModelFacts, TorchPass, Workload
+from llm_perf_opt.core.run_folder import check_plain, read_record
 
 LONGEST_NS = 2**63 - 1
 """What a clock of nanoseconds in 64 bits can tell: three centuries."""
@@ -35,19 +35,9 @@ def read_timings(path: Path) -> CleanTimings:
     return timings
 
 
-def damaged_timings(folder: RunFolder, manifest: Manifest) -> ParseError | None:
-    """Why times that were measured cannot be read, or are gone; None where they can be, and where the run left none."""
-    entry = manifest.pass_named("clean")
-    if entry is not None and entry.status == "failed":
-        return None  # what such a pass left was found unsound then, and run.json says why
-    left = manifest.status != "failed" and entry is not None and entry.status == "complete"
-    if not left and not folder.clean_file.exists():
-        return None
-    try:
-        read_timings(folder.clean_file)
-    except ParseError as error:
-        return error
-    return None
+def read_torch_pass(path: Path) -> TorchPass:
+    """Return what the torch pass recorded, or raise a ParseError."""
+    return read_record(path, TorchPass)
 
 
 def _flaws(timings: CleanTimings) -> Iterator[str]:

@@ -35,12 +35,10 @@ class CachedTrace:
     """A trace, and the tables that hold it."""
 
     trace: Trace
-    tables: Path | None
-    """None: they could not be written."""
+    tables: Maybe[Path]
+    """Missing where they could not be kept."""
     parsed: bool
     """Whether the source was parsed now."""
-    note: str = ""
-    """Why there are no tables."""
 
 
 class _State(NamedTuple):
@@ -84,8 +82,8 @@ def cached_trace(
     with ThreadPoolExecutor(1, "tables") as writer:  # both spend their time where Python lets two threads work at once
         writing = writer.submit(_write, trace, columns, source, folder, of, seen, state)
         meanwhile(trace)
-        written, note = writing.result()
-    return CachedTrace(trace, written, True, note)
+        written = writing.result()
+    return CachedTrace(trace, written, True)
 
 
 def _used(trace: Trace, tables: Path, folder: Path | None, meanwhile: Callable[[Trace], None]) -> CachedTrace:
@@ -97,27 +95,27 @@ def _used(trace: Trace, tables: Path, folder: Path | None, meanwhile: Callable[[
 
 def _write(
     trace: Trace, columns: StageColumns, source: Path, folder: Path | None, of: str, seen: str, state: _State
-) -> tuple[Path | None, str]:
+) -> Maybe[Path]:
     """The tables of a trace, or why there are none."""
     try:
         of = of or fingerprint(source)
         if _state(source) != state:
-            return None, "the tables were not kept: the file was changed while it was read"
+            return Missing("the tables were not kept: the file was changed while it was read")
         tables = folder or _place(source, of)
         if isinstance(tables, Missing):
-            return None, f"the tables were not kept: {tables.why}"
+            return Missing(f"the tables were not kept: {tables.why}")
         if folder is None:
             tables.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_tables(trace, tables, columns(trace), of=of, seen=seen)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return None, f"the tables were not kept: {where}{error.strerror or error}"
+        return Missing(f"the tables were not kept: {where}{error.strerror or error}")
     except (ParseError, ResourceError) as error:
-        return None, f"the tables were not kept: {error.fact}"
+        return Missing(f"the tables were not kept: {error.fact}")
     if folder is None:
         _remove_others(source, tables)
         make_room(tables.parent)
-    return tables, ""
+    return tables
 
 
 def _place(source: Path, of: str) -> Maybe[Path]:

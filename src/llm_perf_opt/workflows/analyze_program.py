@@ -1,7 +1,7 @@
 """What is said of a user's own program: how it ran, its kernels with their counters, its NVTX regions."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.evidence import PROGRAM, uses_of
@@ -13,34 +13,22 @@ from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.trace.stage_launches import all_launches
 from llm_perf_opt.core.kernel_records import CounterReport
 from llm_perf_opt.core.records import Manifest, Maybe, Missing
-from llm_perf_opt.core.run_folder import RunFolder, read_values, write_record, write_whole
+from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import byte_count
-from llm_perf_opt.counters.catalog import chip_of_device
-from llm_perf_opt.counters.roles import CounterRoles, roles
-from llm_perf_opt.profiling.timelines import Timeline, timelines
+from llm_perf_opt.core.warnings import RunWarning
+from llm_perf_opt.profiling.timelines import Timeline
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.text import escape, reason, table
 from llm_perf_opt.traces.projection import project
-from llm_perf_opt.workflows.run_kernels import believed_counters, read_selftest, what_was_counted
-from llm_perf_opt.workflows.run_regions import read_regions
+from llm_perf_opt.workflows.analyze_kernels import analyze_regions, roles_of, what_was_counted
+from llm_perf_opt.workflows.run_reader import LogEnd, RunReader
 
 LAST_LINES = 10
 """So many lines of what the program printed are shown."""
-_LAST_BYTES = 16 * 1024
 _LONGEST_LINE = 200
 _NOT_STARTED = Missing("the program was not started")
-
-
-@dataclass(frozen=True)
-class ProgramOutput:
-    """What the program printed."""
-
-    file: str
-    """Standard output and error together, beside run.json."""
-    bytes: int
-    last: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -53,38 +41,34 @@ class ProgramAnalysis:
     selftest: Maybe[SelfTest]
     notes: tuple[str, ...] = ()
     """What was counted and what was left out."""
-    warnings: tuple[str, ...] = ()
-    output: Maybe[ProgramOutput] = _NOT_STARTED
+    warnings: tuple[RunWarning, ...] = ()
+    output: Maybe[LogEnd] = _NOT_STARTED
+    """What the program printed, standard output and error together."""
 
 
-def analyze_program(folder: RunFolder) -> ProgramAnalysis:
+def analyze_program(run: RunReader) -> ProgramAnalysis:
     """From what the passes left."""
-    report = believed_counters(folder, "ncu")
-    kernels = _kernels(folder, report)
+    report = run.counters("ncu")
+    kernels = _kernels(run, report)
     joined = kernels if isinstance(kernels, Missing) else next(stage.counters for stage in kernels)
-    counted = what_was_counted(folder, "ncu", PROGRAM, report, joined)
+    counted = what_was_counted(run, "ncu", PROGRAM, report, joined)
     return ProgramAnalysis(
-        folder.manifest(),
+        run.manifest,
         kernels,
-        read_regions(folder, read_values(folder.config_file)),
-        read_selftest(folder),
+        analyze_regions(run, run.settings),
+        run.selftest,
         counted.notes,
         counted.warnings,
-        _output(folder),
+        _output(run),
     )
 
 
-def _output(folder: RunFolder) -> Maybe[ProgramOutput]:
+def _output(run: RunReader) -> Maybe[LogEnd]:
     """Of the first pass that ran the program: alone, its log holds nothing else."""
-    for entry in folder.manifest().passes:
-        log = folder.log_file(entry.name)
-        if log.is_file():
-            size = log.stat().st_size
-            with log.open("rb") as file:
-                file.seek(max(0, size - _LAST_BYTES))
-                lines = file.read().decode(errors="replace").splitlines()[-LAST_LINES:]
-            shown = tuple(one_line(line)[:_LONGEST_LINE] for line in lines)
-            return ProgramOutput(str(log.relative_to(folder.path)), size, shown)
+    for entry in run.manifest.passes:
+        found = run.log_end(entry.name, LAST_LINES)
+        if not isinstance(found, Missing):
+            return replace(found, lines=tuple(one_line(line)[:_LONGEST_LINE] for line in found.lines))
     return _NOT_STARTED
 
 
@@ -97,10 +81,10 @@ def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
     write_whole(folder.report_file, program_page(found).encode())
 
 
-def report_program(folder: RunFolder) -> ProgramAnalysis:
-    """Make the pages, now or anew."""
-    found = analyze_program(folder)
-    write_program_report(folder, found)
+def report_program(run: RunReader) -> ProgramAnalysis:
+    """Write the pages, now or anew."""
+    found = analyze_program(run)
+    write_program_report(run.folder, found)
     return found
 
 
@@ -115,7 +99,7 @@ def program_page(found: ProgramAnalysis) -> str:
     return "\n".join(
         [
             f"# {escape(shlex.join(found.manifest.command))}\n",
-            *[f"**Warning:** {escape(warning)}\n" for warning in found.warnings],
+            *[f"**Warning:** {escape(warning.text)}\n" for warning in found.warnings],
             table(["pass", "status", "tool", "took", "note"], rows, "lllrl"),
             "The time of `program` is the program's own, start and end of its process included. Below a tool it takes longer.\n",
             _output_section(found.output),
@@ -125,13 +109,13 @@ def program_page(found: ProgramAnalysis) -> str:
     )
 
 
-def _output_section(output: Maybe[ProgramOutput]) -> str:
+def _output_section(output: Maybe[LogEnd]) -> str:
     if isinstance(output, Missing):
         return f"## Output\n\n{reason(output)}\n"
     words = f"What it printed is in {output.file} ({byte_count(output.bytes)})"
-    if not output.last:
+    if not output.lines:
         return f"## Output\n\n{words}.\n"
-    text = "\n".join(output.last).replace("```", "` ` `")
+    text = "\n".join(output.lines).replace("```", "` ` `")
     return f"## Output\n\n{words}; its end:\n\n```text\n{text}\n```\n"
 
 
@@ -139,9 +123,9 @@ def _notes(found: ProgramAnalysis) -> str:
     return "".join(f"\n- {escape(note)}" for note in found.notes) + "\n"
 
 
-def _kernels(folder: RunFolder, report: Maybe[CounterReport]) -> Maybe[tuple[StageKernels, ...]]:
+def _kernels(run: RunReader, report: Maybe[CounterReport]) -> Maybe[tuple[StageKernels, ...]]:
     reasons = []
-    for timeline in timelines(folder):
+    for timeline in run.timelines:
         if isinstance(timeline, Timeline):
             launches = all_launches(timeline.trace, project(timeline.trace))
             if launches:
@@ -155,11 +139,5 @@ def _kernels(folder: RunFolder, report: Maybe[CounterReport]) -> Maybe[tuple[Sta
 def _joined(report: Maybe[CounterReport], launches: list[Launch]) -> tuple[StageKernels, ...]:
     device = "" if isinstance(report, Missing) else report.facts.get("device_name", "")
     limits = limits_of(hardware_of_device(device))
-    return kernel_table(uses_of(PROGRAM, launches), {PROGRAM: report}, _roles(report), limits=limits)
-
-
-def _roles(report: Maybe[CounterReport]) -> Maybe[CounterRoles]:
-    if isinstance(report, Missing):
-        return report
-    chip = chip_of_device(report.facts.get("device_name", ""))
-    return chip if isinstance(chip, Missing) else roles(chip)
+    known = report if isinstance(report, Missing) else roles_of(report)
+    return kernel_table(uses_of(PROGRAM, launches), {PROGRAM: report}, known, limits=limits)

@@ -1,9 +1,11 @@
 """raw/ → analysis → reports. Reads nothing but the run folder, so it works on another machine, years later."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import msgspec
 
 from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.evidence import RunFacts
@@ -18,33 +20,31 @@ from llm_perf_opt.analysis.limits.hardware import (
     more_devices,
 )
 from llm_perf_opt.analysis.measured_inputs import measured_inputs
-from llm_perf_opt.analysis.overhead import overheads, without_profiler_events
+from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stability import movement_warnings, run_stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarize_telemetry
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
-from llm_perf_opt.analysis.verification import Verification
-from llm_perf_opt.core.errors import ImplausibleError, ParseError, ResourceError
-from llm_perf_opt.core.machine_records import Ceilings, Telemetry
-from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
-from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_record, read_values, write_record, write_whole
-from llm_perf_opt.core.stored_ceilings import read_ceilings
+from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
+from llm_perf_opt.analysis.trace.stages import find_stages
+from llm_perf_opt.analysis.trace_analysis import trace_document
+from llm_perf_opt.config.passes import trace_files
+from llm_perf_opt.core.errors import ImplausibleError, ResourceError
+from llm_perf_opt.core.machine_records import Ceilings
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
+from llm_perf_opt.core.run_folder import write_record, write_whole
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
 from llm_perf_opt.report.html import run_page, shown_of
 from llm_perf_opt.report.kernel_evidence import kernels_md
 from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
 from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.traces.telemetry import read_telemetry
-from llm_perf_opt.traces.timings import damaged_timings, read_timings
-from llm_perf_opt.workflows.run_kernels import read_kernels
-from llm_perf_opt.workflows.run_regions import read_regions
+from llm_perf_opt.workflows.analyze_kernels import analyze_kernels, analyze_regions
+from llm_perf_opt.workflows.run_reader import Damaged, RunReader
 from llm_perf_opt.workflows.run_tables import write_run_tables
-from llm_perf_opt.workflows.run_traces import read_run_trace
 from llm_perf_opt.workflows.run_warnings import assumptions_of, counter_warnings, missing_gpu_metrics, run_warnings
-
-R = TypeVar("R")
 
 GROUPS_OF_EVERY_RUN = ("model", "runtime")
 """Groups of settings without which nothing runs."""
@@ -53,82 +53,78 @@ GROUPS_OF_ENV = ("cpu", "memory", "packages", "tool", "variables", "working_fold
 _NOT_READ = Missing("the traces were not read")
 
 
-def analyze(folder: RunFolder, limits: dict[str, float] | None = None, *, traces: bool = True) -> RunAnalysis:
+def analyze(run: RunReader, limits: dict[str, float] | None = None, *, traces: bool = True) -> RunAnalysis:
     """Everything that can be said of a run, from what its passes left; without its `traces` a good deal faster."""
-    manifest = folder.manifest()
-    timings: Maybe[CleanTimings] = _pass_record(manifest, "clean", folder.clean_file, read_timings)
-    torch: Maybe[TorchPass] = _pass_record(manifest, "torch", folder.torch_file, _torch_pass)
+    timings = run.timings
     measured = timings if not isinstance(timings, Missing) and timings.iterations else None
     untimed = timings if isinstance(timings, Missing) else Missing("no iteration was measured")
-    telemetry = _telemetry(folder, manifest)
-    stages = stage_timings(measured, torch) if measured else ()
-    found, impossible, limit_warnings = _efficiency(folder, manifest, measured or untimed, torch, limits, telemetry)
-    kernels, impossible_count = _kernels(folder, measured, found) if traces else (_NOT_READ, None)
-    summary: Maybe[TelemetrySummary] = telemetry if isinstance(telemetry, Missing) else untimed
-    if measured and not isinstance(telemetry, Missing):
-        summary = summarize_telemetry(telemetry, measured)
-    config, odd_config = _settings(folder)
-    env, odd_env = _env(folder)
-    costs = overheads(measured, torch, _wrapped(folder, manifest))
-    ceilings = _ceilings(folder, manifest)[0]
+    stages = stage_timings(measured, run.torch) if measured else ()
+    peaks = _ceilings(run)
+    distance = _efficiency(run, measured or untimed, limits, peaks)
+    kernels, impossible_count = _kernels(run, measured, distance.found) if traces else (_NOT_READ, None)
+    summary = _telemetry_summary(run, measured or untimed)
+    config, odd_config = _settings(run)
+    env, odd_env = _env(run)
+    costs = overheads(measured, run.torch, run.wrapped)
     facts = RunFacts(
         timings=measured or untimed,
-        efficiency=found,
+        efficiency=distance.found,
         kernels=kernels,
         telemetry=summary,
-        ceilings=ceilings,
-        hardware=_datasheet(folder, measured, limits) if measured else untimed,
+        ceilings=peaks,
+        hardware=_datasheet(run, measured, limits) if measured else untimed,
         overheads=costs,
         config=config,
     )
-    trace, notes = read_run_trace(folder, facts) if traces else (_NOT_READ, ())
+    trace = _trace(run, facts) if traces else _NOT_READ
     steadiness = run_stability(measured) if measured else {}
-    found = _on_those_devices(found, trace, facts.timings)
     return RunAnalysis(
-        run="/".join(part for part in folder.path.parts[-3:] if part != folder.path.anchor),
-        manifest=manifest,
+        run="/".join(part for part in run.folder.path.parts[-3:] if part != run.folder.path.anchor),
+        manifest=run.manifest,
         config=config,
         env=env,
         timings=timings,
         metrics=metrics(measured) if measured else (),
         stages=stages,
         drift=context_drift(measured) if measured else untimed,
-        efficiency=found,
-        torch=torch,
+        efficiency=_on_those_devices(distance.found, trace, facts.timings),
+        torch=run.torch,
         telemetry=summary,
         kernels=kernels,
         overheads=costs,
         warnings=(
-            *run_warnings(manifest, timings, stages, summary),
+            *run_warnings(run.manifest, timings, stages, summary),
             *odd_config,
             *odd_env,
             *movement_warnings(steadiness),
-            *limit_warnings,
+            *distance.warnings,
             *counter_warnings(kernels, impossible_count),
-            *missing_gpu_metrics(manifest, trace),
-            *notes,
+            *missing_gpu_metrics(run.manifest, trace),
+            *(_unkept_tables(run) if traces else ()),
         ),
         assumptions=assumptions_of(timings),
         trace=trace,
-        verified=_verified(folder),
-        impossible=impossible or impossible_count,
-        damaged=damaged_timings(folder, manifest),
-        prompts_sha256=_prompts(folder),
+        verified=None if isinstance(run.verified, Missing) else run.verified,
+        impossible=distance.impossible or impossible_count,
+        damaged=run.damage,
+        prompts_sha256=run.prompts_sha256,
         inputs=measured_inputs(timings, config),
         stability=steadiness,
     )
 
 
-def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
+def write_reports(run: RunReader, analysis: RunAnalysis) -> None:
     """Every page and table that is made from the analysis; each appears whole."""
-    note = write_run_tables(folder, analysis)
-    if note:
-        analysis = replace(analysis, warnings=(*analysis.warnings, note))
-    found = read_regions(folder, analysis.config)
+    folder = run.folder
+    unwritten = write_run_tables(folder, analysis, run.telemetry)
+    found = analyze_regions(run, analysis.config)
+    warnings = [] if unwritten is None else [RunWarning(WarningId.TABLES_NOT_WRITTEN, unwritten.why)]
+    analysis = _warned(analysis, warnings)
     try:
-        write_pages(folder, analysis, found)
+        write_pages(run, analysis, found)
     except ResourceError as error:  # a package that a capturing machine may lack: the Markdown pages need none
-        analysis = replace(analysis, warnings=(*analysis.warnings, f"No report.html: {error.fact} {error.remedy}"))
+        words = f"No report.html: {error.fact} {error.remedy}"
+        analysis = _warned(analysis, [RunWarning(WarningId.PAGE_NOT_WRITTEN, words)])
     write_whole(folder.report_file, report(analysis).encode())
     write_whole(folder.summary_file, stakeholder_summary(analysis).encode())
     write_whole(folder.operators_file, operators_page(analysis).encode())
@@ -140,14 +136,14 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
         write_record(folder.regions_json_file, found)
     if not isinstance(analysis.torch, Missing):
         write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
-    if not isinstance(analysis.telemetry, Missing):
-        write_whole(folder.nvml_csv_file, telemetry_csv(read_telemetry(folder.telemetry_file)).encode())
+    if not isinstance(run.telemetry, Missing) and not isinstance(analysis.telemetry, Missing):
+        write_whole(folder.nvml_csv_file, telemetry_csv(run.telemetry).encode())
 
 
-def write_pages(folder: RunFolder, analysis: RunAnalysis, regions: Maybe[RegionReport]) -> None:
+def write_pages(run: RunReader, analysis: RunAnalysis, regions: Maybe[RegionReport]) -> None:
     """report.html and the still images of its first charts."""
-    samples = _telemetry(folder, analysis.manifest)
-    write_whole(folder.page_file, run_page(analysis, samples, regions).encode())
+    folder = run.folder
+    write_whole(folder.page_file, run_page(analysis, run.telemetry, regions).encode())
     shown = shown_of(analysis)
     if not isinstance(shown.budget, Missing):
         write_whole(folder.waterfall_file, waterfalls_svg(shown.budget).encode())
@@ -155,38 +151,56 @@ def write_pages(folder: RunFolder, analysis: RunAnalysis, regions: Maybe[RegionR
         write_whole(folder.roofline_file, roofline_svg(shown.roofline).encode())
 
 
-def _pass_record(manifest: Manifest, name: str, path: Path, read: Callable[[Path], R]) -> Maybe[R]:
-    """A pass's record, or why it is not there."""
-    entry = manifest.pass_named(name)
-    if entry is None:
-        return Missing(f"the run was asked for without the {name} pass")
-    if path.exists():
-        try:
-            return read(path)
-        except ParseError as error:
-            return Missing(error.fact)
-    return Missing(f"the {name} pass is {entry.status}: {entry.why or 'it left no result'}")
+def report_run(run: RunReader, limits: dict[str, float] | None = None) -> RunAnalysis:
+    """Write the reports of a run; `limits` (peak_tflops, bandwidth_gbs) stand in for the configuration's."""
+    analysis = analyze(run, limits)
+    write_reports(run, analysis)
+    return analysis
+
+
+def reread(path: Path) -> tuple[RunReader, RunAnalysis]:
+    """The same for verbs that show the analysis: where the folder cannot be written to, the reports lack, not the answer."""
+    run = RunReader.open(path)
+    analysis = analyze(run)
+    try:
+        write_reports(run, analysis)
+    except ResourceError as error:
+        words = f"The run's reports were not made anew: {error.fact}"
+        analysis = _warned(analysis, [RunWarning(WarningId.REPORTS_NOT_WRITTEN, words)])
+    return run, analysis
+
+
+def _warned(analysis: RunAnalysis, warnings: Iterable[RunWarning]) -> RunAnalysis:
+    return replace(analysis, warnings=(*analysis.warnings, *warnings))
+
+
+# --- efficiency -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """How far the run is from the limits of its device."""
+
+    found: Maybe[Efficiency]
+    impossible: ImplausibleError | None = None
+    warnings: tuple[RunWarning, ...] = ()
 
 
 def _efficiency(
-    folder: RunFolder,
-    manifest: Manifest,
-    timings: Maybe[CleanTimings],
-    torch: Maybe[TorchPass],
-    limits: dict[str, float] | None,
-    telemetry: Maybe[Telemetry],
-) -> tuple[Maybe[Efficiency], ImplausibleError | None, list[str]]:
+    run: RunReader, timings: Maybe[CleanTimings], limits: dict[str, float] | None, peaks: Maybe[Ceilings]
+) -> _Distance:
     """The distance from the limits; or, where a figure cannot be, no such section and the reason as the first thing to read."""
     if isinstance(timings, Missing):
-        return timings, None, []
-    ceilings, warnings = _ceilings(folder, manifest)
+        return _Distance(timings)
+    warnings = _peak_warnings(run, peaks)
     if limits is not None:
-        ceilings = Missing("other limits were given for this report")
+        peaks = Missing("other limits were given for this report")
     try:
-        datasheet, at_work = _datasheet(folder, timings, limits), device_at_work(telemetry, timings)
-        return efficiency(timings, torch, datasheet, ceilings, at_work), None, warnings
+        datasheet, at_work = _datasheet(run, timings, limits), device_at_work(run.telemetry, timings)
+        return _Distance(efficiency(timings, run.torch, datasheet, peaks, at_work), None, warnings)
     except ImplausibleError as error:
-        return Missing(f"{error.fact} {error.remedy}"), error, [*warnings, f"{error.fact} {error.remedy}"]
+        words = f"{error.fact} {error.remedy}"
+        return _Distance(Missing(words), error, (*warnings, RunWarning(WarningId.IMPLAUSIBLE, words)))
 
 
 def _on_those_devices(found: Maybe[Efficiency], trace: Maybe[TraceAnalysis], timings: Maybe[CleanTimings]) -> Maybe[Efficiency]:
@@ -198,45 +212,18 @@ def _on_those_devices(found: Maybe[Efficiency], trace: Maybe[TraceAnalysis], tim
 
 
 def _kernels(
-    folder: RunFolder, timings: CleanTimings | None, efficiency: Maybe[Efficiency]
+    run: RunReader, timings: CleanTimings | None, efficiency: Maybe[Efficiency]
 ) -> tuple[Maybe[KernelEvidence], ImplausibleError | None]:
     """Kernels and counters; without the share of the peak where that cannot be."""
     try:
-        return read_kernels(folder, timings, efficiency), None
+        return analyze_kernels(run, timings, efficiency), None
     except ImplausibleError as error:
-        return read_kernels(folder, None, efficiency), error
+        return analyze_kernels(run, None, efficiency), error
 
 
-def _wrapped(folder: RunFolder, manifest: Manifest) -> dict[str, WrappedPass]:
-    """What the measured process timed below each outside tool."""
-    found = {}
-    for entry in manifest.passes:
-        path = folder.wrapped_file(entry.name)
-        if path.exists():
-            try:
-                found[entry.name] = read_record(path, WrappedPass)
-            except ParseError:  # damaged: its overhead is not told, its pass's own record still stands
-                continue
-    return found
-
-
-def _torch_pass(path: Path) -> TorchPass:
-    return without_profiler_events(read_record(path, TorchPass))
-
-
-def _verified(folder: RunFolder) -> Verification | None:
-    """What became of findings that were tried; a damaged record is as good as none, for the trials' own runs stand."""
-    if not folder.verify_file.exists():
-        return None
-    try:
-        return read_record(folder.verify_file, Verification)
-    except ParseError:
-        return None
-
-
-def _datasheet(folder: RunFolder, timings: CleanTimings, limits: dict[str, float] | None) -> Maybe[Hardware]:
+def _datasheet(run: RunReader, timings: CleanTimings, limits: dict[str, float] | None) -> Maybe[Hardware]:
     """What the user says of the device, now or in the configuration, else the table's entry for its name."""
-    given = limits or read_values(folder.config_file).get("hardware")
+    given = limits or run.settings.get("hardware")
     if not isinstance(given, dict):
         given = {}
     if given.get("peak_tflops") and given.get("bandwidth_gbs"):
@@ -245,85 +232,86 @@ def _datasheet(folder: RunFolder, timings: CleanTimings, limits: dict[str, float
     return hardware_of_device(timings.model.device_name)
 
 
-def _ceilings(folder: RunFolder, manifest: Manifest) -> tuple[Maybe[Ceilings], list[str]]:
-    """The measured limits and what is to be said of them; figures that something disturbed are no limit."""
-    entry = manifest.pass_named("ceilings")
-    if entry is None:
-        return Missing("the run was asked for without measured ceilings"), []
-    if not folder.ceilings_file.exists():
-        return Missing(f"the ceilings are {entry.status}: {entry.why or 'none were left'}"), []
-    try:
-        found = read_ceilings(folder.ceilings_file)
-    except ParseError as error:
-        return Missing(error.fact), [error.fact]
-    if found.doubts:
-        why = f"the measured ceilings are not used: {'; '.join(found.doubts)}"
-        return Missing(why), [f"{why[0].upper()}{why[1:]}. Run `llm-perf ceilings` on a quiet machine, then the run again."]
-    return found.ceilings, []
+def _ceilings(run: RunReader) -> Maybe[Ceilings]:
+    """The measured peaks; figures that something disturbed are no limit."""
+    found = run.ceilings
+    if isinstance(found, Missing):
+        return found
+    return Missing(f"the measured ceilings are not used: {'; '.join(found.doubts)}") if found.doubts else found.ceilings
 
 
-def _telemetry(folder: RunFolder, manifest: Manifest) -> Maybe[Telemetry]:
-    entry = manifest.pass_named("nvml")
-    if entry is None:
-        return Missing("the run was asked for without telemetry")
-    if not folder.telemetry_file.exists():
-        return Missing(f"telemetry is {entry.status}: {entry.why or 'it left no result'}")
-    try:
-        return read_telemetry(folder.telemetry_file)
-    except ParseError as error:
-        return Missing(error.fact)
+def _peak_warnings(run: RunReader, peaks: Maybe[Ceilings]) -> tuple[RunWarning, ...]:
+    """That peaks were measured and are not used."""
+    if isinstance(run.ceilings, Damaged):
+        return (RunWarning(WarningId.PEAKS_NOT_USED, run.ceilings.why),)
+    if isinstance(run.ceilings, Missing) or not isinstance(peaks, Missing):
+        return ()
+    advice = "Run `llm-perf ceilings` on a quiet machine, then the run again."
+    return (RunWarning(WarningId.PEAKS_NOT_USED, f"{peaks.why[0].upper()}{peaks.why[1:]}. {advice}"),)
 
 
-def _prompts(folder: RunFolder) -> Maybe[str]:
-    if not folder.clean_inputs_file.exists():
-        return Missing("it has no record of them")
-    try:
-        said = read_record(folder.clean_inputs_file, dict[str, Any]).get("sha256")
-    except ParseError:
-        return Missing("its record of them is damaged")
-    return said if isinstance(said, str) and said else Missing("its record of them has no checksum")
+def _telemetry_summary(run: RunReader, timings: Maybe[CleanTimings]) -> Maybe[TelemetrySummary]:
+    if isinstance(run.telemetry, Missing):
+        return run.telemetry
+    return timings if isinstance(timings, Missing) else summarize_telemetry(run.telemetry, timings)
 
 
-def _settings(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
+# --- trace ------------------------------------------------------------------------------------------------------------
+
+
+def _trace(run: RunReader, facts: RunFacts) -> Maybe[TraceAnalysis]:
+    """What the first complete trace of a run shows, else the first that is incomplete, else why there is none."""
+    incomplete: TraceAnalysis | None = None
+    why = []
+    for recorded in run.traces():
+        if isinstance(recorded, Missing):
+            why.append(recorded.why)
+            continue
+        source = str(trace_files(run.folder)[recorded.name].relative_to(run.folder.path))
+        found = trace_document(recorded.trace, replace(facts, trace_pass=recorded.name), source)
+        if found.complete:
+            return _with_metrics(found, run)
+        incomplete = incomplete or found
+    return incomplete or Missing("; ".join(why) or "neither its torch pass nor its nsys pass left a trace")
+
+
+def _with_metrics(found: TraceAnalysis, run: RunReader) -> TraceAnalysis:
+    """The same with the samples of the GPU's metrics that another pass's trace holds: torch records none."""
+    for recorded in run.traces() if not found.gpu_metrics else ():
+        if not isinstance(recorded, Missing) and recorded.trace.complete and len(recorded.trace.samples):
+            lines = gpu_metric_lines(recorded.trace, find_stages(recorded.trace))
+            return msgspec.structs.replace(found, gpu_metrics=lines)
+    return found
+
+
+def _unkept_tables(run: RunReader) -> list[RunWarning]:
+    read = [one for one in run.traces() if not isinstance(one, Missing)]
+    notes = {one.name: one.tables.why.rstrip(".") for one in read if isinstance(one.tables, Missing)}
+    return [RunWarning(WarningId.TRACE_TABLES_NOT_KEPT, f"Trace of the {name} pass: {why}.") for name, why in notes.items()]
+
+
+# --- settings and environment -----------------------------------------------------------------------------------------
+
+
+def _settings(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
     """What the run was asked for, and why it is not known: the record is missing, or is YAML but none of a run's settings."""
-    if not folder.config_file.exists():
+    if not run.folder.config_file.exists():
         return {}, []
-    values = read_values(folder.config_file)
-    odd = [group for group in GROUPS_OF_EVERY_RUN if not isinstance(values.get(group), dict)]
-    why = f"The settings are not known: {folder.config_file.name} cannot be right, {', '.join(odd)} should hold names and values."
-    return ({}, [why]) if odd else (values, [])
+    odd = [group for group in GROUPS_OF_EVERY_RUN if not isinstance(run.settings.get(group), dict)]
+    name = run.folder.config_file.name
+    why = f"The settings are not known: {name} cannot be right, {', '.join(odd)} should hold names and values."
+    return ({}, [RunWarning(WarningId.SETTINGS_UNKNOWN, why)]) if odd else (run.settings, [])
 
 
-def _env(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
+def _env(run: RunReader) -> tuple[dict[str, Any], list[RunWarning]]:
     """The machine and the software, and what of it cannot be used: a group that is no group is left out."""
-    if not folder.env_file.exists():
+    found = run.env
+    if isinstance(found, Damaged):
+        return {}, [RunWarning(WarningId.ENVIRONMENT_UNKNOWN, f"The environment is not known: {found.why}")]
+    if isinstance(found, Missing):
         return {}, []
-    try:
-        found = read_record(folder.env_file, dict[str, Any])
-        check_plain(found)
-    except (ParseError, ValueError) as error:
-        why = error.fact if isinstance(error, ParseError) else f"{folder.env_file} cannot be right: {error}."
-        return {}, [f"The environment is not known: {why}"]
     odd = [name for name in GROUPS_OF_ENV if not isinstance(found.get(name, {}), dict)]
-    why = f"{folder.env_file.name} cannot be right and is used in part: {', '.join(odd)} should hold names and values."
-    return {name: value for name, value in found.items() if name not in odd}, [why] if odd else []
-
-
-def reanalyze(path: Path, limits: dict[str, float] | None = None) -> tuple[RunFolder, RunAnalysis]:
-    """Make the reports of an existing run anew; `limits` (peak_tflops, bandwidth_gbs) stand in for the configuration's."""
-    folder = RunFolder.open(path)
-    analysis = analyze(folder, limits)
-    write_reports(folder, analysis)
-    return folder, analysis
-
-
-def reread(path: Path) -> tuple[RunFolder, RunAnalysis]:
-    """The same for verbs that show the analysis: where the folder cannot be written to, the reports lack, not the answer."""
-    folder = RunFolder.open(path)
-    analysis = analyze(folder)
-    try:
-        write_reports(folder, analysis)
-    except ResourceError as error:
-        note = f"The run's reports were not made anew: {error.fact}"
-        analysis = replace(analysis, warnings=(*analysis.warnings, note))
-    return folder, analysis
+    name = run.folder.env_file.name
+    why = f"{name} cannot be right and is used in part: {', '.join(odd)} should hold names and values."
+    kept = {name: value for name, value in found.items() if name not in odd}
+    return kept, [RunWarning(WarningId.ENVIRONMENT_UNKNOWN, why)] if odd else []

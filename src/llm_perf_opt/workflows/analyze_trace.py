@@ -77,12 +77,12 @@ def _of_run(source: Path) -> Analysed:
     """The run's reports are made anew with it, where its folder can be written to."""
     from llm_perf_opt.workflows.analyze_run import reread
 
-    folder, analysis = reread(source)
+    run, analysis = reread(source)
     if isinstance(analysis.trace, Missing):
         raise ParseError(
-            f"{folder.path} has no trace to analyze: {analysis.trace.why}.", "run.json says what became of its passes."
+            f"{run.folder.path} has no trace to analyze: {analysis.trace.why}.", "run.json says what became of its passes."
         )
-    return Analysed(analysis.trace, analysis.warnings, analysis.fault or _refusal(analysis.trace))
+    return Analysed(analysis.trace, tuple(str(one) for one in analysis.warnings), analysis.fault or _refusal(analysis.trace))
 
 
 def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:
@@ -94,7 +94,7 @@ def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:
 
 def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":
     from llm_perf_opt.analysis.evidence import RunFacts
-    from llm_perf_opt.workflows.run_traces import document_of
+    from llm_perf_opt.analysis.trace_analysis import document_of
 
     made: list[TraceAnalysis] = []
 
@@ -110,13 +110,13 @@ def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, t
     from llm_perf_opt.traces.trace_cache import cached_trace
 
     opened = cached_trace(file, columns=stage_columns, meanwhile=analyze)
-    notes: tuple[str, ...] = (opened.note,) if opened.note else ()
-    if opened.tables is not None:
-        try:
-            write_whole(opened.tables / ANALYSIS_FILE, encoded({"version": made_by(), "document": made[0]}))
-        except ResourceError as error:
-            notes += (f"the analysis was not kept: {error.fact}",)
-    return made[0], notes
+    if isinstance(opened.tables, Missing):
+        return made[0], (opened.tables.why,)
+    try:
+        write_whole(opened.tables / ANALYSIS_FILE, encoded({"version": made_by(), "document": made[0]}))
+    except ResourceError as error:
+        return made[0], (f"the analysis was not kept: {error.fact}",)
+    return made[0], ()
 
 
 class _Kept(msgspec.Struct):

@@ -13,9 +13,9 @@ from llm_perf_opt.analysis.comparison.sides import side_of
 from llm_perf_opt.analysis.comparison.statistics import DEFAULT_JUDGEMENT
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError, nearest
-from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.baselines import Baselines, is_run
+from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep_folder import is_sweep
 
 
@@ -41,7 +41,7 @@ def compare_runs(
 
 def _analyzed(path: Path, traces: bool = True) -> RunAnalysis:
     """A run as it is compared, or a ParseError where its times are not what a measurement leaves."""
-    found = analyze(RunFolder.open(path), traces=traces)
+    found = analyze(RunReader.open(path), traces=traces)
     if found.damaged:  # the analysis leaves the times out and goes on: here they are what is asked for
         raise found.damaged
     return found

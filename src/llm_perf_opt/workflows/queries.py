@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.config.passes import trace_files
-from llm_perf_opt.core.errors import ConfigError, ParseError
+from llm_perf_opt.core.errors import ConfigError
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder, there
 from llm_perf_opt.core.sql_files import parquet_rows, quoted
 from llm_perf_opt.core.user_files import check_ordinary
@@ -91,7 +91,7 @@ class Queries:
         connection = connect()
         try:
             kept = self.opened.tables
-            if kept is not None and (kept / META_FILE).is_file():  # another process may have made room in the cache
+            if not isinstance(kept, Missing) and (kept / META_FILE).is_file():  # another process may have made room in the cache
                 open_tables(connection, kept)
             else:
                 load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
@@ -143,15 +143,12 @@ def open_source(source: Path) -> "CachedTrace":
     """The trace of a run folder or of a file, with its tables; or a ParseError that says what is missing."""
     from llm_perf_opt.analysis.trace.stages import stage_columns
     from llm_perf_opt.traces.trace_cache import cached_trace
+    from llm_perf_opt.workflows.run_reader import RunReader
 
     if not there(source, "Give a run folder, a torch trace or an nsys SQLite export.").is_dir():
         check_ordinary(source)
         return cached_trace(source, columns=stage_columns)
-    run = RunFolder.open(source)
-    for name, file in trace_files(run).items():
-        if file.is_file():
-            return cached_trace(file, run.tables(name), columns=stage_columns)
-    raise ParseError(f"{source} holds no trace: neither its torch pass nor its nsys pass left one.", "run.json says why.")
+    return RunReader.open(source).cached_trace()
 
 
 def _derived_tables(source: Path) -> dict[str, Path]:

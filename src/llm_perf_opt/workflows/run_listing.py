@@ -1,25 +1,21 @@
 """Every run and sweep below a folder, newest first, without reading more of them than is shown."""
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.analysis.latency import METRICS, value_of
+from llm_perf_opt.analysis.metrics import metric_named, value_of
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.core.user_files import read_text
-from llm_perf_opt.traces.timings import damaged_timings, read_timings
-from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, is_sweep
+from llm_perf_opt.workflows.run_reader import RunReader
+from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, damage_of, is_sweep
 
 DEEPEST = 6
 """Folders below the one asked for that are looked into."""
-_EXPERIMENT = re.compile(r"^experiment: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
-_MODEL = re.compile(r"^model:\n(?:  .*\n)*?  name: *(['\"]?)(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\1 *$", re.MULTILINE)
 _BETWEEN = ", "
 """Between the names of a sweep over models; no name holds it."""
 STATUSES = ("complete", "partial", "failed", "damaged")
@@ -132,20 +128,9 @@ def _named(row: Listed) -> Listed:
     points = [Path(row.path)]
     if row.kind == "sweep":
         points = sorted(child for child in points[0].iterdir() if RunFolder(child).manifest_file.exists())
-    found = [_names(RunFolder(point).config_file) for point in points]
+    found = [RunReader(RunFolder(point)).names for point in points]
     experiments, models = (dict.fromkeys(names[place] for names in found if names[place]) for place in (0, 1))
     return replace(row, experiment=_BETWEEN.join(experiments), model=_BETWEEN.join(models))
-
-
-def _names(config: Path) -> tuple[str, str]:
-    """Experiment and model of a config.yaml as this program writes it. Two lines tell, and a list reads thousands of files."""
-    try:
-        text = read_text(config)
-    except (OSError, ParseError, UnicodeDecodeError):
-        return "", ""  # the row stands without names; its report says what is wrong with the file
-    found = [pattern.search(text) for pattern in (_EXPERIMENT, _MODEL)]
-    experiment, model = (match["name"] if match else "" for match in found)
-    return experiment, model
 
 
 def _whole(row: Listed) -> Listed:
@@ -155,15 +140,12 @@ def _whole(row: Listed) -> Listed:
     row = row if row.model else _named(row)
     if row.kind == "sweep":
         return _whole_sweep(row)
-    folder = RunFolder(Path(row.path))
-    manifest = folder.manifest()
-    damaged, clean = damaged_timings(folder, manifest), manifest.pass_named("clean")
-    failed = clean is not None and clean.status == "failed"
-    if damaged or failed or not folder.clean_file.exists():
-        why = Missing("its times are damaged" if damaged else "the run has no times")
+    run = RunReader(RunFolder(Path(row.path)))
+    damage, clean, timings = run.damage, run.manifest.pass_named("clean"), run.timings
+    if damage or isinstance(timings, Missing) or (clean is not None and clean.status == "failed"):
+        why = Missing("its times are damaged" if damage else "the run has no times")
         row = replace(row, ttft_ns=why, tpot_ns=why)
-        return replace(row, status="damaged", why=damaged.fact) if damaged else row
-    timings = read_timings(folder.clean_file)
+        return replace(row, status="damaged", why=damage.fact) if damage else row
     work = timings.workload
     words = f"{work.batch_size} × {work.padded_tokens} + {work.new_tokens}"
     return replace(
@@ -175,7 +157,7 @@ def _whole_sweep(row: Listed) -> Listed:
     """A sweep, as its runs are now: one whose times were damaged since is no complete point."""
     folder = SweepFolder(Path(row.path))
     there = [point for point in folder.read().points if RunFolder(folder.path / point.folder).manifest_file.exists()]
-    damage = [why for point in there if (why := folder.damage(point))]
+    damage = [found.why for point in there if (found := damage_of(point, folder.run(point)))]
     if not damage:
         return row
     done = sum(point.status == "complete" for point in there) - len(damage)
@@ -183,7 +165,7 @@ def _whole_sweep(row: Listed) -> Listed:
 
 
 def _median(key: str, timings: CleanTimings) -> Maybe[float]:
-    definition = next(metric for metric in METRICS if metric.key == key)
+    definition = metric_named(key)
     values = [value_of(definition, repeat, timings) for repeat in timings.iterations]
     missing = next((value for value in values if isinstance(value, Missing)), None)
     present = [value for value in values if not isinstance(value, Missing)]

@@ -10,10 +10,9 @@ from llm_perf_opt.analysis.kernels.table import StageKernel
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.core.errors import ParseError, ResourceError
-from llm_perf_opt.core.machine_records import GpuSample
-from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.machine_records import Telemetry
+from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, disk_error
-from llm_perf_opt.traces.telemetry import read_telemetry
 from llm_perf_opt.traces.trace_tables import write_rows
 
 Row = dict[str, Any]
@@ -38,19 +37,19 @@ _TYPES = {
 RUN_TABLES = tuple(_TYPES)
 
 
-def write_run_tables(folder: RunFolder, analysis: RunAnalysis) -> str:
-    """Write every table; a machine without DuckDB gets none, and the text says so. Empty: all are there."""
+def write_run_tables(folder: RunFolder, analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> Missing | None:
+    """Write every table, or return why there are none: a machine may be without DuckDB."""
     try:
-        for name, rows in _rows(folder, analysis).items():
+        for name, rows in _rows(analysis, telemetry).items():
             write_rows(folder.derived_tables / f"{name}.parquet", _TYPES[name], rows)
     except (ParseError, ResourceError) as error:
-        return f"tables/ was not written: {error.fact} {error.remedy}"
+        return Missing(f"tables/ was not written: {error.fact} {error.remedy}")
     except OSError as error:
         raise disk_error(error, folder.derived_tables) from error
-    return ""
+    return None
 
 
-def _rows(folder: RunFolder, analysis: RunAnalysis) -> dict[str, list[Row]]:
+def _rows(analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> dict[str, list[Row]]:
     found = analysis.trace
     trace = None if isinstance(found, Missing) else found
     kernels = () if isinstance(analysis.kernels, Missing) else analysis.kernels.stages
@@ -64,7 +63,7 @@ def _rows(folder: RunFolder, analysis: RunAnalysis) -> dict[str, list[Row]]:
         "budget": _budget(trace),
         "parts": _fields(parts, _names("parts")),
         "counters": [_counters(row) for stage in kernels for row in stage.rows],
-        "samples": _fields(_samples(folder), _names("samples")),
+        "samples": _fields(() if isinstance(telemetry, Missing) else telemetry.gpu, _names("samples")),
     }
 
 
@@ -93,12 +92,3 @@ def _counters(row: StageKernel) -> Row:
     known = {name: _value(getattr(row, name)) for name in ("stage", "name", "calls", "total_ns", "share")}
     counted = None if isinstance(row.per_call, Missing) else row.per_call
     return known | {name: _value(getattr(counted, name)) if counted else None for name in _names("counters")[5:]}
-
-
-def _samples(folder: RunFolder) -> Sequence[GpuSample]:
-    if not folder.telemetry_file.exists():
-        return ()
-    try:
-        return read_telemetry(folder.telemetry_file).gpu
-    except ParseError:  # said where telemetry is read for the report
-        return ()

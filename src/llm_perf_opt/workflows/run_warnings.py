@@ -1,18 +1,17 @@
 """What a reader of a run must know before its figures: warnings and assumptions."""
 
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
-from llm_perf_opt.analysis.limits.hardware import (
-    shared_words,
-)
+from llm_perf_opt.analysis.limits.hardware import shared_words
 from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.config.runtimes import traits_of
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ImplausibleError
-from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing
+from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, StageTiming
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""
@@ -20,57 +19,67 @@ LARGE_INFLATION = 1.5
 """Above this, the torch pass's times are worth a warning."""
 
 
-def counter_warnings(kernels: Maybe[KernelEvidence], impossible: ImplausibleError | None) -> list[str]:
+def counter_warnings(kernels: Maybe[KernelEvidence], impossible: ImplausibleError | None) -> list[RunWarning]:
     """Return what makes hardware counters doubtful."""
-    found = [f"{impossible.fact} {impossible.remedy}"] if impossible else []
+    found = [RunWarning(WarningId.IMPLAUSIBLE, f"{impossible.fact} {impossible.remedy}")] if impossible else []
     if not isinstance(kernels, Missing) and not isinstance(kernels.selftest, Missing) and not kernels.selftest.passed:
-        found.append(f"The counters are not believed: {kernels.selftest.why}.")
+        found.append(RunWarning(WarningId.COUNTERS_WRONG, f"The counters are not believed: {kernels.selftest.why}."))
     return [*found, *(() if isinstance(kernels, Missing) else kernels.warnings)]
 
 
-def missing_gpu_metrics(manifest: Manifest, trace: Maybe[TraceAnalysis]) -> list[str]:
+def missing_gpu_metrics(manifest: Manifest, trace: Maybe[TraceAnalysis]) -> list[RunWarning]:
     """That nsys was told to sample the GPU's metrics, and left no sample: it says nothing of it itself."""
     entry = manifest.pass_named("nsys")
     if isinstance(trace, Missing) or entry is None or entry.status != "complete" or trace.gpu_metrics:
         return []
     asked = any(word.startswith("--gpu-metrics-device") for word in entry.argv)
     why = "the driver may keep them from this user, or another program is sampling; the log of the nsys pass may say"
-    return [f"nsys was told to sample the GPU's metrics and left no sample while there was work: {why}."] if asked else []
+    words = f"nsys was told to sample the GPU's metrics and left no sample while there was work: {why}."
+    return [RunWarning(WarningId.NO_GPU_METRICS, words)] if asked else []
 
 
 def run_warnings(
-    manifest: Manifest, timings: Maybe[CleanTimings], stages: tuple[Any, ...], telemetry: Maybe[TelemetrySummary]
-) -> tuple[str, ...]:
-    """Return what makes the timings doubtful."""
-    found = [] if manifest.status == "complete" else [f"The run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()]
+    manifest: Manifest, timings: Maybe[CleanTimings], stages: Sequence[StageTiming], telemetry: Maybe[TelemetrySummary]
+) -> Iterator[RunWarning]:
+    """Yield what makes the timings doubtful."""
+    if manifest.status != "complete":
+        words = f"The run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()
+        yield RunWarning(WarningId.RUN_INCOMPLETE, words)
     clean = manifest.pass_named("clean")
     if isinstance(timings, Missing) and clean is not None and clean.status == "complete":  # its file was lost or damaged since
-        found.append(f"There are no times: {timings.why}")
+        yield RunWarning(WarningId.TIMES_UNREADABLE, f"There are no times: {timings.why}")
     if not isinstance(timings, Missing):
-        if not timings.stable:
-            found.append(f"The spread target was not reached: {timings.stopped}. Small differences are not real.")
-        if timings.runtime is not None and timings.runtime.inseparable:
-            found.append(
-                f"Prefill and decode cannot be told apart: {timings.runtime.inseparable}. What needs them apart is n/a. "
-                f"{traits_of(timings.runtime.type).separate}".strip()
-            )
-        elif (why := unstepped(timings)) is not None:
-            found.append(f"Single decode steps have no times: {why.why}. What needs them is n/a; decode as a whole is timed.")
-        if not timings.settled:
-            found.append(f"The times had not settled after {len(timings.warmup)} warm-up iterations.")
+        yield from _timing_warnings(timings)
     if not isinstance(telemetry, Missing):
-        found.extend(telemetry.warnings)
+        yield from telemetry.warnings
     for stage in stages:
-        if stage.name in ("prefill", "decode") and not isinstance(stage.inflation, Missing) and stage.inflation > LARGE_INFLATION:
-            found.append(
-                f"torch.profiler made {stage.name} {stage.inflation:.1f} times slower: its times show where, not how much."
-            )
-        if stage.name == "decode" and not isinstance(stage.inflation, Missing) and stage.inflation < SMALL_INFLATION:
-            found.append(
-                f"decode was faster under torch.profiler than without it (× {stage.inflation:.2f}): "
-                "the machine was not the same for both."
-            )
-    return tuple(found)
+        yield from _inflation_warnings(stage)
+
+
+def _timing_warnings(timings: CleanTimings) -> Iterator[RunWarning]:
+    if not timings.stable:
+        words = f"The spread target was not reached: {timings.stopped}. Small differences are not real."
+        yield RunWarning(WarningId.SPREAD_TARGET_MISSED, words)
+    if timings.runtime is not None and timings.runtime.inseparable:
+        words = f"Prefill and decode cannot be told apart: {timings.runtime.inseparable}. What needs them apart is n/a."
+        yield RunWarning(WarningId.STAGES_INSEPARABLE, f"{words} {traits_of(timings.runtime.type).separate}".strip())
+    elif (untimed := unstepped(timings)) is not None:
+        words = f"Single decode steps have no times: {untimed.why}. What needs them is n/a; decode as a whole is timed."
+        yield RunWarning(WarningId.STEPS_UNTIMED, words)
+    if not timings.settled:
+        words = f"The times had not settled after {len(timings.warmup)} warm-up iterations."
+        yield RunWarning(WarningId.NOT_SETTLED, words)
+
+
+def _inflation_warnings(stage: StageTiming) -> Iterator[RunWarning]:
+    if isinstance(stage.inflation, Missing):
+        return
+    if stage.name in ("prefill", "decode") and stage.inflation > LARGE_INFLATION:
+        words = f"torch.profiler made {stage.name} {stage.inflation:.1f} times slower: its times show where, not how much."
+        yield RunWarning(WarningId.PROFILER_SLOWED, words)
+    if stage.name == "decode" and stage.inflation < SMALL_INFLATION:
+        words = f"decode was faster under torch.profiler than without it (× {stage.inflation:.2f}): "
+        yield RunWarning(WarningId.FASTER_UNDER_PROFILER, f"{words}the machine was not the same for both.")
 
 
 def assumptions_of(timings: Maybe[CleanTimings]) -> tuple[str, ...]:

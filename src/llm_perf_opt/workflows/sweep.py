@@ -20,7 +20,7 @@ from llm_perf_opt.profiling.preflight import refuse_early
 from llm_perf_opt.profiling.provenance import environment
 from llm_perf_opt.profiling.requested_metrics import resolve_metrics
 from llm_perf_opt.workflows.analyze_run import analyze
-from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
+from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint, damage_of
 
 _SETTINGS = ("threads",)
 """Facts of a machine that a sweep may set itself."""
@@ -39,10 +39,11 @@ def refuse_elsewhere(folder: SweepFolder, sweep: Sweep, device_index: int) -> No
     """
     here: dict[str, object] | None = None
     for number, point in enumerate(sweep.points):
-        if point.status != "complete" or folder.damage(point):
+        run = folder.run(point)
+        if point.status != "complete" or isinstance(run, Missing) or damage_of(point, run):
             continue
         try:
-            measured = analyze(RunFolder.open(folder.path / point.folder), traces=False)
+            measured = analyze(run, traces=False)
         except LlmPerfError:  # what it ran on is not known: its row says why
             continue
         here = here or environment(device_index)
@@ -116,7 +117,9 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
     """
     sweep = folder.read()
     config_dir = Path(sweep.config_dir) if sweep.config_dir else None
-    waiting = [number for number, point in enumerate(sweep.points) if point.status != "complete" or folder.damage(point)]
+    waiting = [
+        number for number, point in enumerate(sweep.points) if point.status != "complete" or damage_of(point, folder.run(point))
+    ]
     composed = {number: compose(sweep.points[number].overrides, config_dir) for number in waiting}
     if waiting:
         refuse_elsewhere(folder, sweep, composed[waiting[0]].config.hardware.device_index)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from llm_perf_opt.core.errors import ConfigError, ParseError
-from llm_perf_opt.core.records import SCHEMA
+from llm_perf_opt.core.records import SCHEMA, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record, there, write_record
 from llm_perf_opt.core.user_files import check_folder
-from llm_perf_opt.traces.timings import read_timings
+from llm_perf_opt.workflows.run_reader import RunReader
 
 PointStatus = Literal["pending", "complete", "partial", "failed"]
 
@@ -77,17 +77,14 @@ class SweepFolder:
         """Where the run of a point is put."""
         return self.path / f"{number:03d}"
 
-    def damage(self, point: SweepPoint) -> str:
-        """Why a complete point's run cannot be used any more: its folder is gone, or what it measured; empty where it can."""
-        if point.status != "complete":
-            return ""
+    def run(self, point: SweepPoint) -> Maybe[RunReader]:
+        """The run of a point as it is now, or why there is none."""
+        if not point.folder:
+            return Missing(point.why or "the point was not run")
         try:
-            run = RunFolder.open(self.path / point.folder)
-            if run.manifest().pass_named("clean") is not None:
-                read_timings(run.clean_file)
+            return RunReader.open(self.path / point.folder)
         except (ConfigError, ParseError) as error:  # gone, or damaged
-            return error.fact
-        return ""
+            return Missing(error.fact)
 
     def read(self) -> Sweep:
         """sweep.json, or a ParseError."""
@@ -109,6 +106,16 @@ class SweepFolder:
         points = list(sweep.points)
         points[number] = point
         self.write(replace(sweep, points=tuple(points)))
+
+
+def damage_of(point: SweepPoint, run: Maybe[RunReader]) -> Missing | None:
+    """Why a complete point's run cannot be used any more: its folder is gone, or what it measured; None where it can."""
+    if point.status != "complete":
+        return None
+    if isinstance(run, Missing):
+        return run
+    damage = run.damage if run.manifest.pass_named("clean") is not None else None
+    return None if damage is None else Missing(damage.fact)
 
 
 def is_sweep(path: Path) -> bool:

@@ -10,8 +10,9 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
 from llm_perf_opt.report.sweep import SweepReport, sweep_markdown, sweep_page
 from llm_perf_opt.workflows.analyze_run import analyze
+from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep import hardware_of
-from llm_perf_opt.workflows.sweep_folder import SweepFolder, SweepPoint
+from llm_perf_opt.workflows.sweep_folder import SweepFolder, SweepPoint, damage_of
 
 
 def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
@@ -27,9 +28,10 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
 
 def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:
     """As the folder is now: sweep.json says what became of the point, not what became of its run afterwards."""
-    damage = folder.damage(point)
-    status, why = ("damaged", damage) if damage else (point.status, point.why)
-    analysis = _analysis(folder, point)
+    run = folder.run(point)
+    damage = damage_of(point, run)
+    status, why = (point.status, point.why) if damage is None else ("damaged", damage.why)
+    analysis = _analysis(run)
     hardware = {} if isinstance(analysis, Missing) else hardware_of(analysis)
     return SweepEntry(point.swept, status, why, point.folder, analysis, _page(folder, point), hardware)
 
@@ -41,11 +43,11 @@ def _page(folder: SweepFolder, point: SweepPoint) -> str:
     return pages[0].relative_to(folder.path).as_posix() if pages else ""
 
 
-def _analysis(folder: SweepFolder, point: SweepPoint) -> Maybe[RunAnalysis]:
-    if not point.folder:
-        return Missing(point.why or "the point was not run")
+def _analysis(run: Maybe[RunReader]) -> Maybe[RunAnalysis]:
+    if isinstance(run, Missing):
+        return run
     try:
-        return analyze(RunFolder.open(folder.path / point.folder), traces=False)
+        return analyze(run, traces=False)
     except LlmPerfError as error:  # whatever one point lacks, the others are shown
         return Missing(error.fact)
 

@@ -13,13 +13,14 @@ from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.sides import side_of, typical_run
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
-from llm_perf_opt.analysis.latency import METRICS
 from llm_perf_opt.analysis.latency import metrics as run_metrics
+from llm_perf_opt.analysis.metrics import METRICS
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stability import Movement
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import CleanTimings, Iteration, Maybe, MemoryPeaks, Missing, SubstageSpan
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 CONFIG: dict[str, Any] = {
     "experiment": "one",
@@ -156,7 +157,10 @@ def test_what_else_differs_beside_the_experiment_is_a_caution() -> None:
 
 
 def test_cautions_name_other_tokens_and_disturbed_runs() -> None:
-    other = run(timings=replace(clean_timings(repeats()), tokens_sha256="1" * 64), warnings=("The machine was busy.",))
+    other = run(
+        timings=replace(clean_timings(repeats()), tokens_sha256="1" * 64),
+        warnings=(RunWarning(WarningId.BUSY_PROCESSORS, "The machine was busy."),),
+    )
     cautions = " ".join(one_to_one(run(), other).cautions)
     assert "different tokens" in cautions
     assert "The machine was busy." in cautions

@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.comparison.gates import exit_code, parse_gates
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError
 from llm_perf_opt.core.records import Missing, PassRecord
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.compare import comparison_page, comparison_text
 from llm_perf_opt.report.compare_html import comparison_html
 
@@ -52,7 +53,9 @@ IMPOSSIBLE = ImplausibleError("MBU of decode is 1107.8%.", "Check the device.")
     ("doubtful", "said"),
     [
         (
-            measured(1, impossible=IMPOSSIBLE, warnings=(f"{IMPOSSIBLE.fact} {IMPOSSIBLE.remedy}",)),
+            measured(
+                1, impossible=IMPOSSIBLE, warnings=(RunWarning(WarningId.IMPLAUSIBLE, f"{IMPOSSIBLE.fact} {IMPOSSIBLE.remedy}"),)
+            ),
             "runs/1 cannot be true: MBU of decode is 1107.8%. Check the device",
         ),
         (

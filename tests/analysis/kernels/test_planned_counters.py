@@ -16,18 +16,19 @@ def test_what_was_counted_stands_beside_the_plan() -> None:
     found = outcome(plan(), "decode", 100, 0.88)
     assert "100 launches of step 2, which carry 90.0 % of the kernel time" in found.note
     assert found.note.endswith("Counted: 100 launches, joined to 88.0 % of the stage's kernel time.")
-    assert found.warning == ""
+    assert found.warning is None
 
 
 @pytest.mark.parametrize(("launches", "joined"), [(90, 0.9), (100, 0.8), (0, 0.0)])
 def test_less_than_planned_is_a_warning(launches: int, joined: float) -> None:
     warning = outcome(plan(), "decode", launches, joined).warning
-    assert f"{launches} of 100 launches were counted" in warning
-    assert "90.0 % was planned" in warning
+    assert warning is not None
+    assert f"{launches} of 100 launches were counted" in warning.text
+    assert "90.0 % was planned" in warning.text
 
 
 def test_a_plan_for_one_range_says_nothing_of_the_share_of_the_program() -> None:
-    assert outcome(plan("train@LLM"), "program", 100, 0.2).warning == ""
+    assert outcome(plan("train@LLM"), "program", 100, 0.2).warning is None
     assert outcome(plan("the program"), "program", 100, 0.2).warning
     assert outcome(plan("train@LLM"), "program", 10, 0.2).warning
 
@@ -35,4 +36,4 @@ def test_a_plan_for_one_range_says_nothing_of_the_share_of_the_program() -> None
 def test_counters_that_are_not_used_say_why() -> None:
     found = outcome(plan(), "decode", Missing("no verdict"), Missing("no verdict"))
     assert found.note.endswith("Counted: n/a: no verdict.")
-    assert found.warning == ""
+    assert found.warning is None

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.kernels.selection import Launch, Selection, expected_passes, select
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import Stage
 
 
@@ -64,7 +65,7 @@ def test_a_tighter_one_gives_up_functions_and_says_so() -> None:
 
 def test_nothing_fits() -> None:
     found = select(Stage.PREFILL, STEPS, source="test", top=1, coverage=0.8, passes=10, budget_s=0.1)
-    assert found == "not one launch of prefill fits in 0.1 s at 10 passes"
+    assert found == Missing("not one launch of prefill fits in 0.1 s at 10 passes")
 
 
 def test_an_empty_timeline_has_a_reason() -> None:
@@ -142,7 +143,7 @@ def test_what_is_counted_lies_in_the_step_and_in_the_budget(
     launches: list[Launch], top: int, coverage: float, budget_s: float
 ) -> None:
     found = select(Stage.DECODE_STEP, launches, source="test", top=top, coverage=coverage, passes=1, budget_s=budget_s)
-    if isinstance(found, str):
+    if isinstance(found, Missing):
         return
     names = {kernel.function for kernel in found.kernels}
     matching = [launch for launch in launches if launch.function in names]

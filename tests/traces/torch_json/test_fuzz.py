@@ -14,11 +14,11 @@ from fuzzing import SEED, TRIES
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.trace.stages import stage_columns
+from llm_perf_opt.analysis.trace_analysis import document_of
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.torch_json import event_chunks
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
-from llm_perf_opt.workflows.run_traces import document_of
 from synthetic_traces import Recipe, write_trace
 
 TOKENS = [

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.effects import Judgement, Order
@@ -10,6 +11,7 @@ from llm_perf_opt.analysis.comparison.statistics import RECOMMENDED_RUNS, are_se
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import CleanTimings, Missing
+from llm_perf_opt.core.warnings import WarningId
 
 
 def few_runs(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:
@@ -51,15 +53,25 @@ def not_in_turn(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:
     )
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """Why no verdict may rest on a run."""
+
+    run: str
+    why: str
+    impossible: bool = False
+    """Whether one of its figures is beyond the hardware."""
+
+
 def cautions(
     base: Sequence[RunAnalysis],
     new: Sequence[RunAnalysis],
     timings: Sequence[Sequence[CleanTimings]],
     settings: Sequence[Difference],
     experiment: Sequence[str],
-    unjudged: str = "",
+    doubt: Doubt | None = None,
 ) -> tuple[str, ...]:
-    """What a reader must know before believing a verdict; not again what `unjudged` says, for which there is none."""
+    """What a reader must know before believing a verdict; not again the `doubt` for which there is none."""
     found = []
     other = [row.key for row in settings if not any(row.key == key or row.key.startswith(f"{key}.") for key in experiment)]
     if experiment and other:
@@ -76,7 +88,9 @@ def cautions(
             same = len(prompts) == 1 and not any(isinstance(one, Missing) for one in prompts)
             found.append(f"The two sides produced different tokens{' from the same prompts' if same else ''}.")
     for name, side in (("base", base), ("new", new)):
-        found += [f"{name}, {run.run}: {warning}" for run in side for warning in run.warnings if warning.strip() not in unjudged]
+        for run in side:
+            stated = WarningId.IMPLAUSIBLE if doubt and doubt.impossible and doubt.run == run.run else None
+            found += [f"{name}, {run.run}: {warning}" for warning in run.warnings if warning.id is not stated]
     return tuple(dict.fromkeys(found))
 
 
@@ -126,12 +140,14 @@ def unknown_records(runs: Sequence[RunAnalysis]) -> list[str]:
     return found
 
 
-def unbelievable(runs: Sequence[RunAnalysis]) -> str:
-    """Why no verdict may rest on these runs; empty where one may."""
+def unbelievable(runs: Sequence[RunAnalysis]) -> Doubt | None:
+    """Why no verdict may rest on these runs; None where one may."""
     for run in runs:
         entry = run.manifest.pass_named("clean")
         if run.impossible is not None:
-            return f"{run.run} cannot be true: {run.impossible.fact} {run.impossible.remedy}".strip()
+            words = f"{run.run} cannot be true: {run.impossible.fact} {run.impossible.remedy}".strip()
+            return Doubt(run.run, words, impossible=True)
         if entry is not None and entry.status != "complete":
-            return f"the unprofiled pass of {run.run} is {entry.status}: {entry.why or 'it did not end as it should'}"
-    return ""
+            words = f"the unprofiled pass of {run.run} is {entry.status}: {entry.why or 'it did not end as it should'}"
+            return Doubt(run.run, words)
+    return None

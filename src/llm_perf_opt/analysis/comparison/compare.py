@@ -49,7 +49,8 @@ from llm_perf_opt.analysis.comparison.statistics import (
     effect,
     paired_effect,
 )
-from llm_perf_opt.analysis.latency import METRICS, stage_values, substage_values, tokens_needed, value_of
+from llm_perf_opt.analysis.latency import stage_values, substage_values
+from llm_perf_opt.analysis.metrics import METRICS, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.separable import inseparable, unstepped
 from llm_perf_opt.core.errors import ConfigError
@@ -134,15 +135,14 @@ class Comparison:
 QUIET_PROCESSORS = 0.1
 """Others may use so much of one processor, on average, on a machine that is called quiet."""
 _STAGES = (Stage.PREFILL, Stage.DECODE, Stage.DECODE_STEP)
-_OF_PREFILL = ("ttft", "prefill_rate")
-_OF_DECODE = ("tpot", "itl_p50", "itl_p90", "itl_p99", "decode_rate")
+_LEAST_OF_DECODE = 2
+"""New tokens from which on there is a decode step."""
 
 
 def gate_names() -> dict[str, str]:
     """Every name a gate may use → the row it means: plain, or with its stage before it."""
     names = {metric.key: metric.key for metric in METRICS} | {stage.value: stage.value for stage in _STAGES}
-    names |= {f"{Stage.PREFILL.value}.{key}": key for key in _OF_PREFILL}
-    names |= {f"{Stage.DECODE.value}.{key}": key for key in _OF_DECODE}
+    names |= {f"{metric.stage.value}.{metric.key}": metric.key for metric in METRICS if metric.stage}
     names |= {"throughput": "output_rate", "prefill.throughput": "prefill_rate", "decode.throughput": "decode_rate"}
     names |= {"decode.step": Stage.DECODE_STEP.value} | {key: key for key, *_ in MEMORY} | {"energy": "energy.counter"}
     return names
@@ -181,8 +181,8 @@ def compare(
         (timings[0][base.typical].workload.decode_steps, timings[1][new.typical].workload.decode_steps),
     )
     base, new = (_of_the_same_steps(side, traced) for side in (base, new))
-    unjudged = unbelievable(everyone)
-    if unjudged:
+    doubt = unbelievable(everyone)
+    if doubt:
         metrics, stages = _without_verdict(metrics), _without_verdict(stages)
         memory, energy = _without_verdict(memory), _without_verdict(energy)
     return Comparison(
@@ -207,15 +207,15 @@ def compare(
         cautions=(
             *few_runs((len(base.runs), len(new.runs)), judgement),
             *not_in_turn((len(base.runs), len(new.runs)), judgement),
-            *cautions(base.runs, new.runs, timings, settings, experiment, unjudged),
+            *cautions(base.runs, new.runs, timings, settings, experiment, doubt),
         ),
         gates=tuple(
             GateResult(gate, "cannot tell", SEE_ABOVE, ANEW)
-            if unjudged
+            if doubt
             else _held(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]])
             for gate in gates
         ),
-        unjudged=unjudged,
+        unjudged=doubt.why if doubt else "",
     )
 
 
@@ -258,7 +258,7 @@ def _quiet(run: RunAnalysis) -> bool:
 def _metrics(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> tuple[Row, ...]:
     rows = []
     for definition in METRICS:
-        higher = definition.unit == "tokens/s"
+        higher = definition.higher_is_better
         sides = []
         missing: Missing | None = None
         for side in (base, new):
@@ -337,8 +337,9 @@ def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[UsageChange], timin
 
 def _cure(key: str, timings: Sequence[CleanTimings]) -> Maybe[str]:
     """What would make a figure that is missing: more new tokens, where decode was too short for it."""
-    needed = tokens_needed(key)
-    of_decode = key in (*_OF_DECODE, Stage.DECODE.value, Stage.DECODE_STEP.value)
+    metric = next((one for one in METRICS if one.key == key), None)
+    needed = metric.least_tokens if metric else _LEAST_OF_DECODE
+    of_decode = metric.stage is Stage.DECODE if metric else key in (Stage.DECODE.value, Stage.DECODE_STEP.value)
     if not of_decode or any(unstepped(run) for run in timings) or all(run.workload.new_tokens >= needed for run in timings):
         return NO_CURE
     return f"at least {needed} new tokens (runtime.num_new_tokens={needed})"

@@ -1,7 +1,7 @@
 """Everything a run's traces and counters say of its kernels, in one record."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
 from llm_perf_opt.analysis.kernels.hfu import StageHfu, stage_hfu
@@ -9,16 +9,17 @@ from llm_perf_opt.analysis.kernels.selection import Launch, Selection
 from llm_perf_opt.analysis.kernels.table import StageKernels
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, request_cost, stage_seconds
 from llm_perf_opt.analysis.limits.hardware import devices_of, other_devices
-from llm_perf_opt.core.kernel_records import KernelUse
+from llm_perf_opt.core.kernel_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.core.stages import DOMAIN, Stage
+from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 NOTABLE = 0.1
 """Share of the larger count. Passes of one program agree to the kernel; a compiler or a library may choose a few differently."""
 _UNIT = {"decode": "decode step"}
 
 
-def disagreements(per_instance: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
+def disagreements(per_instance: Mapping[str, Mapping[str, float]]) -> tuple[RunWarning, ...]:
     """What is to be said of stages that hold another number of kernels in one pass than in another.
 
     `per_instance`: timeline → stage → kernels in a prefill, or in a decode step.
@@ -29,10 +30,11 @@ def disagreements(per_instance: Mapping[str, Mapping[str, float]]) -> tuple[str,
         for stage in (stage for stage in counts if stage in theirs):
             mine, yours = counts[stage], theirs[stage]
             if abs(mine - yours) > NOTABLE * max(mine, yours):
-                found.append(
+                words = (
                     f"{first} holds {mine:,.1f} kernels per {_UNIT.get(stage, stage)}, {other} {yours:,.1f}: the passes did not "
                     "launch the same, or one of them lost kernels. Each table of kernels says which pass it is of."
                 )
+                found.append(RunWarning(WarningId.PASSES_DISAGREE, words))
     return tuple(found)
 
 
@@ -47,8 +49,8 @@ class Outcome:
     """The plan and what came of it."""
 
     note: str
-    warning: str = ""
-    """Empty where the two agree."""
+    warning: RunWarning | None = None
+    """Where the two differ."""
 
 
 def outcome(chosen: Selection, stage: str, launches: Maybe[int], joined: Maybe[float]) -> Outcome:
@@ -65,17 +67,18 @@ def outcome(chosen: Selection, stage: str, launches: Maybe[int], joined: Maybe[f
     return Outcome(f"{planned} Counted: {counted}.", _shortfall(chosen, stage, launches, joined))
 
 
-def _shortfall(chosen: Selection, stage: str, launches: int, joined: float) -> str:
+def _shortfall(chosen: Selection, stage: str, launches: int, joined: float) -> RunWarning | None:
     few = launches < (1 - A_LITTLE) * chosen.launch_count
     # A plan for one range of a program says nothing of the share of the whole.
     comparable = chosen.stage in (stage, STAGES.get(stage), WHOLE_PROGRAM if stage == PROGRAM else stage)
     if not few and not (comparable and joined < chosen.coverage - A_LITTLE):
-        return ""
-    return (
+        return None
+    words = (
         f"The counters of {stage} fall short of the plan: {launches:,} of {chosen.launch_count:,} launches were counted, and "
         f"they join {_percent(joined)} of the stage's kernel time where {_percent(chosen.coverage)} was planned. The log of the "
         "pass says whether it ended early; a program that launches other kernels each time cannot be sampled by place."
     )
+    return RunWarning(WarningId.COUNTERS_FALL_SHORT, words)
 
 
 def _percent(share: float) -> str:
@@ -105,12 +108,26 @@ class KernelEvidence:
     """Stage → on how many devices its kernels ran."""
     sharing: int = 1
     """Devices that the limits are of."""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[RunWarning, ...] = ()
     """What a reader of any figure from counters must know first."""
 
     def on_others(self, stage: str) -> Missing | None:
         """Why a stage's work may not be held against the limits, where they are of more or fewer devices."""
         return other_devices(self.devices.get(stage, 1), self.sharing)
+
+
+def counted_in_stage(report: CounterReport, name: str) -> Maybe[CounterReport]:
+    """Without launches that the report itself places outside the stage of this pass: prefill never stands for decode."""
+    stage = next((stage for key, stage in STAGES.items() if name == f"ncu_{key}"), None)
+    if stage is None or not any(kernel.ranges for kernel in report.kernels):
+        return report
+    inside = tuple(kernel for kernel in report.kernels if f"{DOMAIN}@{stage}" in kernel.ranges)
+    if len(inside) == len(report.kernels):
+        return report
+    what = f"{len(report.kernels) - len(inside):,} of {len(report.kernels):,} launches in {name} were not counted in {stage}"
+    if not inside:
+        return Missing(f"{what}: the counters are of something else")
+    return replace(report, kernels=inside, problems=(*report.problems, CounterProblem("other_ranges", what, fatal=False)))
 
 
 def uses_of(stage: str, launches: Sequence[Launch]) -> list[KernelUse]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
+from llm_perf_opt.core.records import Maybe, Missing
 
 SECONDS_PER_PASS = 0.03
 """Of one replay with its save and restore of memory, H200 (0.4 s per kernel at 14 passes)."""
@@ -92,7 +93,7 @@ def select(
     coverage: float,
     passes: int,
     budget_s: float,
-) -> Selection | str:
+) -> Maybe[Selection]:
     """The launches to count, or why there are none.
 
     At least `top` functions, and as many as it takes to carry `coverage` of the kernel time; the whole steady step where the
@@ -100,20 +101,20 @@ def select(
     time, and of the functions so many that this is most.
     """
     if not launches:
-        return f"the timeline holds no kernel of {stage}"
+        return Missing(f"the timeline holds no kernel of {stage}")
     step = min(STEADY_STEP, max(launch.step for launch in launches))
     sampled = [launch for launch in launches if launch.step == step]
     if not sampled:
-        return f"the timeline holds no kernel of step {step} of {stage}"
+        return Missing(f"the timeline holds no kernel of step {step} of {stage}")
     whole_ns = max(1, sum(launch.duration_ns for launch in sampled))
     ranked = _ranked(sampled)
     collectives = {launch.function for launch in launches if _collective(launch)}
     replayable = [entry for entry in ranked if entry[0] not in collectives]
     if not replayable:
-        return f"{stage} ran nothing but collectives, which are never replayed"
+        return Missing(f"{stage} ran nothing but collectives, which are never replayed")
     allowed = int(budget_s / (passes * SECONDS_PER_PASS))
     if not allowed:
-        return f"not one launch of {stage} fits in {budget_s:g} s at {passes} passes"
+        return Missing(f"not one launch of {stage} fits in {budget_s:g} s at {passes} passes")
     asked = _enough(replayable, top, coverage * whole_ns)
     stretches = [_stretch(sampled, {name for name, _, _ in asked[:count]}, allowed) for count in range(len(asked), 0, -1)]
     best = max(stretches, key=lambda found: found.covered_ns)  # the first of equals has the most functions

@@ -229,11 +229,14 @@ class ThroughputLine(msgspec.Struct, frozen=True):
     tokens_per_s_after_high: float
 
 
-class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
-    """One finding; savings are of wall time per `saving_per`."""
+class Finding(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
+    """One finding, from the rule that makes it to JSON and page; savings are of wall time per `saving_per`."""
 
     id: str
+    headline: str
+    """The claim in one sentence."""
     claim: str
+    """The headline, and what is to be said after it."""
     saving_ns: int | None
     evidence: list[str]
     to_try: str
@@ -264,6 +267,11 @@ class FindingLine(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
     """Of a change that makes no request faster: then nothing is saved, and `before_ns` and `after_ns` are a token's share of the
     batch's step."""
 
+    @property
+    def weight_ns(self) -> int:
+        """The expected saving over a whole request."""
+        return (self.saving_ns or 0) * self.units
+
 
 class TraceAnalysis(msgspec.Struct, frozen=True):
     """One trace."""
@@ -275,7 +283,7 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     stages: list[StageLine]
     kernels: list[KernelLine]
     idle: list[IdleLine]
-    findings: list[FindingLine]
+    findings: list[Finding]
     why: str
     """Why there are no numbers; empty where there are."""
     profiler: str

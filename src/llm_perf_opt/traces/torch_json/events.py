@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from llm_perf_opt.parsers.torch_json.codes import KEPT
+from llm_perf_opt.traces.torch_json.codes import KEPT
 
 EXACT_BELOW_US = float(2**43)
 """Below this many µs (101 days) neighboring floats are less than 1 ns apart: rounding to ns gives back the digits of the file.

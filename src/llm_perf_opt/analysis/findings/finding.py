@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+import msgspec
+
 from llm_perf_opt.analysis.evidence import StageEvidence
+from llm_perf_opt.analysis.trace.document import Finding, ThroughputLine
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import duration
 
+NO_FASTER = "a single request is no faster"
 Confidence = Literal["high", "medium", "low"]
 Bounds = tuple[float, float, float]
 """Least, expected and most, in ns over all units of the stage."""
@@ -83,6 +87,14 @@ class Throughput:
         then, least, most = (round(ns / self.larger) for ns in (self.then_ns, self.least_ns, self.most_ns))
         return After(then, least, most, round(self.step_ns / self.batch), kept=self.batch / self.larger)
 
+    @property
+    def line(self) -> ThroughputLine:
+        """The tokens per second, as a finding keeps them."""
+        rates = [self.larger * 1e9 / ns for ns in (self.then_ns, self.most_ns, self.least_ns)]
+        now = self.batch * 1e9 / self.step_ns
+        steps = (self.step_ns, self.then_ns, self.least_ns, self.most_ns)
+        return ThroughputLine(self.batch, self.larger, *steps, now, *rates)
+
 
 @dataclass(frozen=True)
 class ToTry:
@@ -98,29 +110,59 @@ class ToTry:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One claim."""
+class Grounds:
+    """What a finding stands on."""
 
-    id: str
-    kind: Kind
-    stage: str
-    claim: str
-    evidence: tuple[str, ...]
-    """The rows it stands on."""
-    saving: Maybe[Saving]
-    units: int
-    """How often the unit occurs in a request, or in the trace: what a saving counts for."""
+    rows: tuple[str, ...]
     confidence: Confidence
     because: str
     """Why not more, or less, confident."""
-    to_try: ToTry
-    throughput: Throughput | None = None
-    """What the change is for where it saves no time."""
 
-    @property
-    def weight_ns(self) -> int:
-        """The expected saving over a whole request."""
-        return 0 if isinstance(self.saving, Missing) else self.saving.expected_ns * self.units
+
+Claim = tuple[str, ...]
+"""The headline, and what is to be said after it."""
+Place = tuple[str, int]
+"""The stage, and how often its unit occurs in a request, or in the trace: what a saving counts for."""
+
+
+def finding(id: str, place: Place, claim: Claim, grounds: Grounds, effect: Maybe[Saving | Throughput], to_try: ToTry) -> Finding:
+    """Return a finding. Its kind is that of its effect; without one it is about trust in the figures."""
+    saving = effect if isinstance(effect, Saving) else None
+    throughput = effect if isinstance(effect, Throughput) else None
+    known = saving or throughput
+    after = known.after if known else None
+    return Finding(
+        id=id,
+        headline=claim[0],
+        claim=" ".join(text for text in claim if text),
+        saving_ns=saving.expected_ns if saving else None,
+        evidence=list(grounds.rows),
+        to_try=str(to_try),
+        kind=(Kind.LATENCY if saving else Kind.THROUGHPUT if throughput else Kind.TRUST).value,
+        stage=place[0],
+        saving_low_ns=saving.low_ns if saving else None,
+        saving_high_ns=saving.high_ns if saving else None,
+        saving_per=known.unit if known else "",
+        saving_why=effect.why if isinstance(effect, Missing) else "" if saving else NO_FASTER,
+        units=place[1],
+        confidence=grounds.confidence,
+        because=grounds.because,
+        overrides=list(to_try.overrides),
+        change=to_try.change,
+        counted=known.counted if known else 0,
+        before_ns=after.before_ns if after else None,
+        after_ns=after.expected_ns if after else None,
+        after_low_ns=after.low_ns if after else None,
+        after_high_ns=after.high_ns if after else None,
+        kept=after.kept if after else 1.0,
+        throughput=throughput.line if throughput else None,
+    )
+
+
+def without_overrides(found: Finding, why: str = "") -> Finding:
+    """The same with the change in words as what to try."""
+    change = found.change + why
+    return msgspec.structs.replace(found, overrides=[], change=change, to_try=change)
 
 
 def weightiest(found: Sequence[Finding]) -> Finding | None:

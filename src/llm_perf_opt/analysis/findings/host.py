@@ -2,8 +2,9 @@
 
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Finding, Kind, ToTry, gap_saving_of, milliseconds, saving_of
-from llm_perf_opt.analysis.rules.launching import request_units
+from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding, gap_saving_of, milliseconds, saving_of
+from llm_perf_opt.analysis.findings.launching import place_of
+from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.stages import MIXED_STEP, STEP
 
@@ -24,20 +25,22 @@ def syncs_per_step(evidence: Evidence) -> Finding | None:
         return None  # the device had enough queued, or other work to do
     per_step = calls.syncs / stage.units
     items = f", {calls.items / stage.units:,.2g} of them to read a value (.item())" if calls.items else ""
-    return Finding(
+    return finding(
         "syncs_per_step",
-        Kind.LATENCY,
-        stage.name,
-        f"The host waits for the device {per_step:,.2g} times per {stage.unit}{items}; the device then has nothing queued for "
-        f"{milliseconds(stage.per_unit(lost))}.",
+        place_of(evidence, stage),
         (
-            f"{calls.syncs:,} synchronizing calls, {milliseconds(calls.sync_ns)} below the profiler",
-            f"budget of {stage.name}: sync {milliseconds(lost)} of {milliseconds(stage.budget.wall_ns)}",
+            f"The host waits for the device {per_step:,.2g} times per {stage.unit}{items}; the device then has nothing queued "
+            f"for {milliseconds(stage.per_unit(lost))}.",
+        ),
+        Grounds(
+            (
+                f"{calls.syncs:,} synchronizing calls, {milliseconds(calls.sync_ns)} below the profiler",
+                f"budget of {stage.name}: sync {milliseconds(lost)} of {milliseconds(stage.budget.wall_ns)}",
+            ),
+            "medium",
+            "without the wait the host still has to launch; the middle is shown",
         ),
         gap_saving_of(stage, 0, lost / 2, lost),
-        request_units(evidence, stage),
-        "medium",
-        "without the wait the host still has to launch; the middle is shown",
         ToTry(
             change="Keep sampled tokens on the device, test for the end of a sequence every few steps, and avoid .item(), "
             ".cpu() and printing tensors inside the loop."
@@ -56,18 +59,20 @@ def allocations_in_the_loop(evidence: Evidence) -> Finding | None:
     most = min(calls.allocation_ns * scale, idle_ns)
     if most < NOTEWORTHY * stage.budget.wall_ns:
         return None
-    return Finding(
+    return finding(
         "allocations_in_the_loop",
-        Kind.LATENCY,
-        stage.name,
-        f"The driver allocates or frees memory {calls.allocations / stage.units:,.2g} times per {stage.unit}, "
-        f"{milliseconds(stage.per_unit(calls.allocation_ns))} below the profiler: the framework's cache of memory is too "
-        "small or off.",
-        (f"{calls.allocations:,} calls such as cudaMalloc and cudaFree, {milliseconds(calls.allocation_ns)}",),
+        place_of(evidence, stage),
+        (
+            f"The driver allocates or frees memory {calls.allocations / stage.units:,.2g} times per {stage.unit}, "
+            f"{milliseconds(stage.per_unit(calls.allocation_ns))} below the profiler: the framework's cache of memory is too "
+            "small or off.",
+        ),
+        Grounds(
+            (f"{calls.allocations:,} calls such as cudaMalloc and cudaFree, {milliseconds(calls.allocation_ns)}",),
+            "medium",
+            "the calls' time is the profiler's, scaled as the idle time is; the middle is shown",
+        ),
         gap_saving_of(stage, 0, most / 2, most),
-        request_units(evidence, stage),
-        "medium",
-        "the calls' time is the profiler's, scaled as the idle time is; the middle is shown",
         ToTry(
             ("runtime.cache=static",) if evidence.facts.setting("runtime.cache") == "dynamic" else (),
             "Allocate before the loop; with a growing cache set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
@@ -84,21 +89,23 @@ def copies_from_the_host(evidence: Evidence) -> Finding | None:
     if lost < NOTEWORTHY * stage.budget.wall_ns:
         return None
     size = f", {calls.copied_bytes / stage.units:,.4g} bytes" if calls.copied_bytes else ""
-    return Finding(
+    return finding(
         "copies_from_the_host",
-        Kind.LATENCY,
-        stage.name,
-        f"Each {stage.unit} copies from the host {calls.to_device / stage.units:,.2g} times{size}; copies that no kernel "
-        "hides take "
-        f"{milliseconds(stage.per_unit(lost))}.",
+        place_of(evidence, stage),
         (
-            f"{calls.to_device:,} copies to the device, {calls.to_host:,} back",
-            f"budget of {stage.name}: exposed copies {milliseconds(lost)} of {milliseconds(stage.budget.wall_ns)}",
+            f"Each {stage.unit} copies from the host {calls.to_device / stage.units:,.2g} times{size}; copies that no kernel "
+            "hides take "
+            f"{milliseconds(stage.per_unit(lost))}.",
+        ),
+        Grounds(
+            (
+                f"{calls.to_device:,} copies to the device, {calls.to_host:,} back",
+                f"budget of {stage.name}: exposed copies {milliseconds(lost)} of {milliseconds(stage.budget.wall_ns)}",
+            ),
+            "medium",
+            "a part of it may be copies that are needed; the middle is shown",
         ),
         saving_of(stage, 0, lost / 2, lost),
-        request_units(evidence, stage),
-        "medium",
-        "a part of it may be copies that are needed; the middle is shown",
         ToTry(
             change="Keep token ids, positions and masks on the device; copy what must come from the host from pinned memory "
             "with non_blocking=True, a step ahead."

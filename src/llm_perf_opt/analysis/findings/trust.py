@@ -1,19 +1,21 @@
 """Rules on whether the figures can be believed: throttling, neighbors, unrest, a profiler that changes what it watches."""
 
-from collections.abc import Iterator
+from collections.abc import Set
 
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.finding import Finding, Kind, ToTry
-from llm_perf_opt.analysis.rules.launching import INFLATED
+from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding
+from llm_perf_opt.analysis.findings.launching import INFLATED
+from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Missing
+from llm_perf_opt.core.warnings import NOISE, WarningId
 
 _NO_SAVING = Missing("it is about trust in the figures, not about speed")
 
 
 def throttled(evidence: Evidence) -> Finding | None:
     """The device ran slower than it could."""
-    said = [text for text in _warnings(evidence) if "throttled" in text]
+    said = _warnings(evidence, {WarningId.THROTTLED})
     return _finding(
         "throttled",
         "The GPU was throttled while it was measured: times are longer than the device can do, and vary with its temperature.",
@@ -24,7 +26,7 @@ def throttled(evidence: Evidence) -> Finding | None:
 
 def noisy_machine(evidence: Evidence) -> Finding | None:
     """Others used the machine, or the times did not settle."""
-    said = [text for text in _warnings(evidence) if "neighbor" in text or "shared the GPU" in text]
+    said = _warnings(evidence, NOISE)
     timings = evidence.facts.timings
     if not isinstance(timings, Missing):
         if not timings.stable:
@@ -66,23 +68,13 @@ def passes_disagree(evidence: Evidence) -> Finding | None:
     )
 
 
-def _warnings(evidence: Evidence) -> Iterator[str]:
-    if not isinstance(evidence.facts.telemetry, Missing):
-        yield from evidence.facts.telemetry.warnings
+def _warnings(evidence: Evidence, ids: Set[WarningId]) -> list[str]:
+    telemetry = evidence.facts.telemetry
+    return [] if isinstance(telemetry, Missing) else [one.text for one in telemetry.warnings if one.id in ids]
 
 
 def _finding(id: str, claim: str, said: list[str], change: str) -> Finding | None:
     if not said:
         return None
-    return Finding(
-        id,
-        Kind.TRUST,
-        "",
-        claim,
-        tuple(text.rstrip(".") for text in said),
-        _NO_SAVING,
-        1,
-        "high",
-        "it was seen",
-        ToTry(change=change),
-    )
+    grounds = Grounds(tuple(text.rstrip(".") for text in said), "high", "it was seen")
+    return finding(id, ("", 1), (claim,), grounds, _NO_SAVING, ToTry(change=change))

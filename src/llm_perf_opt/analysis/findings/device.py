@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from llm_perf_opt.analysis.cost_model.cost import kv_cache_bytes, weight_bytes
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Finding, Kind, Throughput, ToTry, milliseconds, saving_of, weightiest
+from llm_perf_opt.analysis.findings.finding import Grounds, Throughput, ToTry, finding, milliseconds, saving_of, weightiest
+from llm_perf_opt.analysis.findings.launching import place_of, wall_clock_saving
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.kernels.table import StageKernel
 from llm_perf_opt.analysis.limits.efficiency import RequestCost, request_cost
 from llm_perf_opt.analysis.limits.floor import largest_batch_within, step_floor, turning_point
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of
-from llm_perf_opt.analysis.rules.launching import request_units, wall_clock_saving
+from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Missing
 
@@ -83,24 +84,26 @@ def small_batch(evidence: Evidence) -> Finding | None:
         return None
     most = round(max(then, worst))
     found = Throughput(batch, larger, round(step_ns), round(then), round(step_ns), most, stage.unit, stage.units)
-    return Finding(
+    return finding(
         "small_batch",
-        Kind.THROUGHPUT,
-        stage.name,
-        f"At batch {batch} a decode step reads its weights for {'one token' if batch == 1 else f'{batch} tokens at once'}. "
-        f"{_growth_words(cost, (batch, larger, alike), (floors[0], floors[1], floors[2]))} A larger batch makes more tokens per "
-        "second; a single request is no faster.",
+        place_of(evidence, stage),
         (
-            f"a step of {milliseconds(step_ns)} at batch {batch}: {batch * 1e9 / step_ns:,.4g} tokens/s",
-            f"a step of batch {larger} moves and computes {milliseconds(floors[1] - floors[0])} more at the limits of "
-            f"{facts.hardware.name}: {milliseconds(then)}, {larger * 1e9 / then:,.4g} tokens/s",
+            f"At batch {batch} a decode step reads its weights for {'one token' if batch == 1 else f'{batch} tokens at once'}.",
+            f"{_growth_words(cost, (batch, larger, alike), (floors[0], floors[1], floors[2]))} A larger batch makes more tokens "
+            "per second; a single request is no faster.",
         ),
-        Missing("a single request is no faster"),
-        request_units(evidence, stage),
-        "medium",
-        "the larger step is taken for the present one and what more it must move; at worst all its kernels grow with the batch",
-        ToTry((f"runtime.batch_size={larger}",), "Serve more sequences at once (continuous batching)."),
+        Grounds(
+            (
+                f"a step of {milliseconds(step_ns)} at batch {batch}: {batch * 1e9 / step_ns:,.4g} tokens/s",
+                f"a step of batch {larger} moves and computes {milliseconds(floors[1] - floors[0])} more at the limits of "
+                f"{facts.hardware.name}: {milliseconds(then)}, {larger * 1e9 / then:,.4g} tokens/s",
+            ),
+            "medium",
+            "the larger step is taken for the present one and what more it must move; at worst all its kernels grow with the "
+            "batch",
+        ),
         found,
+        ToTry((f"runtime.batch_size={larger}",), "Serve more sequences at once (continuous batching)."),
     )
 
 
@@ -189,22 +192,14 @@ def _device_finding(
     text = claim.format(stage=stage.name, names=names)
     on_the_wall = wall_clock_saving(stage, (0, gain / 2, gain))
     because = "counters say what is not used, not what a better kernel would reach; half of it is shown"
-    return Finding(
-        id,
-        Kind.LATENCY,
-        stage.name,
-        text + on_the_wall.claim,
-        tuple(
-            f"{short_name(row.name, 90)}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s "
-            f"kernel time, {words}"
-            for row, (words, _) in held[:3]
-        ),
-        saving_of(stage, *on_the_wall.bounds),
-        request_units(evidence, stage),
-        "low",
-        f"{because}; {on_the_wall.because}" if on_the_wall.because else because,
-        ToTry(overrides, change),
+    rows = tuple(
+        f"{short_name(row.name, 90)}: {row.calls:,} calls, {milliseconds(row.total_ns)}, {row.share:.1%} of {stage.name}'s "
+        f"kernel time, {words}"
+        for row, (words, _) in held[:3]
     )
+    grounds = Grounds(rows, "low", f"{because}; {on_the_wall.because}" if on_the_wall.because else because)
+    saving = saving_of(stage, *on_the_wall.bounds)
+    return finding(id, place_of(evidence, stage), (text, on_the_wall.claim), grounds, saving, ToTry(overrides, change))
 
 
 def _all_rows(stage: StageEvidence) -> tuple[StageKernel, ...]:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Bounds, Finding, Kind, ToTry, gap_saving_of, milliseconds, saving_of
+from llm_perf_opt.analysis.findings.finding import Bounds, Grounds, Place, ToTry, finding, gap_saving_of, milliseconds, saving_of
 from llm_perf_opt.analysis.limits.roofs import graph_interval_ns
+from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.core.records import Missing
 
@@ -37,10 +38,10 @@ def wall_clock_saving(stage: StageEvidence, bounds: Bounds) -> WallClockSaving:
     idle = f"the device is idle for {1 - stage.busy_share:.0%} of {stage.name}"
     if share == 0 and stage.busy_share * (1.0 if stage.unprofiled else INFLATED) < HOST_BOUND:
         why = "kernels that end sooner only lengthen the gaps; first see to what the device waits for"
-        return WallClockSaving((0, 0, 0), f" It saves nothing now: {idle}.", why, certain=True)
+        return WallClockSaving((0, 0, 0), f"It saves nothing now: {idle}.", why, certain=True)
     if share == 0:
         why = "below the profiler kernels that end sooner only lengthen the gaps; without it the gaps are shorter"
-        return WallClockSaving((0, 0, high), f" Below the profiler it saves nothing: {idle}.", why)
+        return WallClockSaving((0, 0, high), f"Below the profiler it saves nothing: {idle}.", why)
     alone = stage.overlap
     if share == 1 and alone == 1:
         return WallClockSaving(bounds)
@@ -96,37 +97,35 @@ def launch_bound_decode(evidence: Evidence) -> Finding | None:
     saving = saving_of(stage, least_saved, wall - middle, wall - low, after=(low, middle, high))
     if saving.expected_ns <= 0:
         return None
-    return Finding(
-        id="launch_bound_decode",
-        kind=Kind.LATENCY,
-        stage=stage.name,
-        claim=(
+    return finding(
+        "launch_bound_decode",
+        place_of(evidence, stage),
+        (
             f"Decode is launch-bound: {milliseconds(stage.wall_ns)} per {stage.unit}{known_within(stage)}{below(stage)}, of "
-            f"which the device works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). With "
-            f"a static cache and CUDA graphs about {milliseconds(stage.per_unit(middle))} per {stage.unit} is expected "
-            f"({milliseconds(stage.per_unit(low))} to {milliseconds(stage.per_unit(high))})."
+            f"which the device works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}).",
+            f"With a static cache and CUDA graphs about {milliseconds(stage.per_unit(middle))} per {stage.unit} is expected "
+            f"({milliseconds(stage.per_unit(low))} to {milliseconds(stage.per_unit(high))}).",
         ),
-        evidence=(
-            *_launch_rows(stage),
-            *_staying_rows(stage),
-            f"stays: {stage.per_unit(fusion.kept_kernels):,.0f} kernels, {milliseconds(stage.per_unit(fusion.kept_ns))} per "
-            f"{stage.unit}",
-            f"fuses: {stage.per_unit(fusion.fusable_kernels):,.0f} kernels, "
-            f"{milliseconds(stage.per_unit(fusion.fusable_ns))}, into "
-            f"{stage.per_unit(fusion.runs):,.0f} to {stage.per_unit(fusion.sizes):,.0f} kernels, "
-            f"{milliseconds(stage.per_unit(fusion.least_ns))} to {milliseconds(stage.per_unit(fusion.most_ns))}",
-            source,
-        ),
-        saving=saving,
-        units=request_units(evidence, stage),
-        confidence="high" if stage.unprofiled else "medium",
-        because=(
+        Grounds(
+            (
+                *_launch_rows(stage),
+                *_staying_rows(stage),
+                f"stays: {stage.per_unit(fusion.kept_kernels):,.0f} kernels, {milliseconds(stage.per_unit(fusion.kept_ns))} per "
+                f"{stage.unit}",
+                f"fuses: {stage.per_unit(fusion.fusable_kernels):,.0f} kernels, "
+                f"{milliseconds(stage.per_unit(fusion.fusable_ns))}, into "
+                f"{stage.per_unit(fusion.runs):,.0f} to {stage.per_unit(fusion.sizes):,.0f} kernels, "
+                f"{milliseconds(stage.per_unit(fusion.least_ns))} to {milliseconds(stage.per_unit(fusion.most_ns))}",
+                source,
+            ),
+            "high" if stage.unprofiled else "medium",
             "the wall time is unprofiled and the kernels' times are the trace's"
             if stage.unprofiled
             else "the expected time stands; the saving is of the time below the profiler, which lengthens gaps: unprofiled it is "
-            "smaller by an unknown amount"
+            "smaller by an unknown amount",
         ),
-        to_try=ToTry(
+        saving,
+        ToTry(
             () if _asked_for_graphs(evidence) else _GRAPHS,
             _BROKEN_GRAPHS if _asked_for_graphs(evidence) else _USE_GRAPHS,
         ),
@@ -139,21 +138,21 @@ def launch_bound_prefill(evidence: Evidence) -> Finding | None:
     if stage is None or not is_launch_bound(stage):
         return None
     gaps = stage.budget.ns(BudgetKey.LAUNCH)
-    return Finding(
-        id="launch_bound_prefill",
-        kind=Kind.LATENCY,
-        stage=stage.name,
-        claim=(
+    return finding(
+        "launch_bound_prefill",
+        place_of(evidence, stage),
+        (
             f"Prefill is launch-bound: {milliseconds(stage.wall_ns)}{known_within(stage)}{below(stage)}, of which the device "
-            f"works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}). A prompt several times as "
-            "long, or several prompts in a batch, would take hardly longer."
+            f"works {milliseconds(stage.per_unit(stage.budget.busy_ns))} ({stage.busy_share:.0%}).",
+            "A prompt several times as long, or several prompts in a batch, would take hardly longer.",
         ),
-        evidence=_launch_rows(stage),
-        saving=gap_saving_of(stage, 0, gaps / 2, gaps),
-        units=request_units(evidence, stage),
-        confidence="low",
-        because="how much of the gaps goes away depends on the shapes that a compiled prefill is made for; the middle is shown",
-        to_try=ToTry(
+        Grounds(
+            _launch_rows(stage),
+            "low",
+            "how much of the gaps goes away depends on the shapes that a compiled prefill is made for; the middle is shown",
+        ),
+        gap_saving_of(stage, 0, gaps / 2, gaps),
+        ToTry(
             change="Compile the prefill for a few padded lengths (torch.compile, one CUDA graph per length), or put more prompts "
             "into one prefill: runtime.batch_size. No setting of this tool compiles prefill."
         ),
@@ -168,20 +167,20 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
     host = stage.budget.ns(BudgetKey.HOST)
     if host < 0.05 * stage.budget.wall_ns:
         return None
-    return Finding(
-        id="host_between_steps",
-        kind=Kind.LATENCY,
-        stage=stage.name,
-        claim=(
+    return finding(
+        "host_between_steps",
+        place_of(evidence, stage),
+        (
             f"Before, between and after the kernels of its steps, decode waits for the host for "
-            f"{milliseconds(stage.per_unit(host))} per {stage.unit}{below(stage)} ({host / stage.budget.wall_ns:.0%})."
+            f"{milliseconds(stage.per_unit(host))} per {stage.unit}{below(stage)} ({host / stage.budget.wall_ns:.0%}).",
         ),
-        evidence=(f"budget of decode: host {milliseconds(host)} of {milliseconds(stage.budget.wall_ns)}",),
-        saving=gap_saving_of(stage, 0, host / 2, host),
-        units=request_units(evidence, stage),
-        confidence="low",
-        because=f"part of it may be work that each step needs; the middle is shown{lengthened(stage)}",
-        to_try=ToTry(
+        Grounds(
+            (f"budget of decode: host {milliseconds(host)} of {milliseconds(stage.budget.wall_ns)}",),
+            "low",
+            f"part of it may be work that each step needs; the middle is shown{lengthened(stage)}",
+        ),
+        gap_saving_of(stage, 0, host / 2, host),
+        ToTry(
             change="Prepare a step's inputs while the last one runs, keep positions and tokens on the device, and decide about "
             "stopping a step late."
         ),
@@ -219,12 +218,12 @@ def lengthened(stage: StageEvidence) -> str:
     return "" if stage.unprofiled else "; it is of the time below the profiler, unprofiled there is less to save"
 
 
-def request_units(evidence: Evidence, stage: StageEvidence) -> int:
-    """How often the stage's unit occurs in a request; where no request is known, in the trace."""
+def place_of(evidence: Evidence, stage: StageEvidence) -> Place:
+    """The stage, and how often its unit occurs in a request; where no request is known, in the trace."""
     timings = evidence.facts.timings
     if isinstance(timings, Missing):
-        return stage.units
-    return timings.workload.decode_steps if stage.by_token else 1
+        return stage.name, stage.units
+    return stage.name, timings.workload.decode_steps if stage.by_token else 1
 
 
 def _asked_for_graphs(evidence: Evidence) -> bool:

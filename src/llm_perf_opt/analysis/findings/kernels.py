@@ -7,12 +7,23 @@ from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.cost_model.cost import step_cost
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.finding import Bounds, Finding, Kind, ToTry, gap_saving_of, milliseconds, saving_of, weightiest
+from llm_perf_opt.analysis.findings.finding import (
+    Bounds,
+    Claim,
+    Grounds,
+    ToTry,
+    finding,
+    gap_saving_of,
+    milliseconds,
+    saving_of,
+    weightiest,
+)
+from llm_perf_opt.analysis.findings.launching import HOST_BOUND, launches_one_by_one, lengthened, place_of, wall_clock_saving
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import request_cost
 from llm_perf_opt.analysis.limits.roofs import best_floor
-from llm_perf_opt.analysis.rules.launching import HOST_BOUND, launches_one_by_one, lengthened, request_units, wall_clock_saving
+from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.core.records import Missing
@@ -38,9 +49,11 @@ def cache_concatenation(evidence: Evidence) -> Finding | None:
         evidence,
         stage,
         "cache_concatenation",
-        f"Each {stage.unit} concatenates and copies: {_calls(rows, stage)}, {milliseconds(stage.per_unit(total))} per "
-        f"{stage.unit}. "
-        "A cache that grows is copied whole at every step.",
+        (
+            f"Each {stage.unit} concatenates and copies: {_calls(rows, stage)}, {milliseconds(stage.per_unit(total))} per "
+            f"{stage.unit}.",
+            "A cache that grows is copied whole at every step.",
+        ),
         rows,
         (0, total / 2, total),
         "some of these copies belong to rotary embedding, not to the cache; the middle is shown",
@@ -57,7 +70,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
         return None
     fusion = stage.fusion
     gone = 1 - fusion.kernels / (fusion.kept_kernels + fusion.fusable_kernels)
-    claim = (
+    headline = (
         f"{stage.per_unit(fusion.fusable_kernels):,.0f} elementwise, norm, reduction and copy kernels per {stage.unit} take "
         f"{milliseconds(stage.per_unit(fusion.fusable_ns))}; fused, {stage.per_unit(fusion.runs):,.0f} to "
         f"{stage.per_unit(fusion.sizes):,.0f} kernels and about {milliseconds(stage.per_unit(fusion.fused_ns))} would be left."
@@ -72,24 +85,26 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
     )
     if _host_bound(stage) and launches_one_by_one(stage):
         gaps = stage.budget.ns(BudgetKey.LAUNCH) * gone
-        return Finding(
+        return finding(
             "unfused_elementwise",
-            Kind.LATENCY,
-            stage.name,
-            claim
-            + f" The step waits for launches, so it is the {gone:.0%} fewer launches that would save, not the faster kernels.",
-            _rows(rows, stage),
+            place_of(evidence, stage),
+            (
+                headline,
+                f"The step waits for launches, so it is the {gone:.0%} fewer launches that would save, not the faster kernels.",
+            ),
+            Grounds(
+                _rows(rows, stage),
+                "low",
+                f"what a launch of compiled code costs the host is not known; the middle is shown{lengthened(stage)}",
+            ),
             gap_saving_of(stage, 0, gaps / 2, gaps),
-            request_units(evidence, stage),
-            "low",
-            f"what a launch of compiled code costs the host is not known; the middle is shown{lengthened(stage)}",
             to_try,
         )
     return _kernel_finding(
         evidence,
         stage,
         "unfused_elementwise",
-        claim,
+        (headline,),
         rows,
         (fusion.fusable_ns - fusion.most_ns, fusion.saved_ns, fusion.fusable_ns - fusion.least_ns),
         "the bounds are one kernel per size of launch and one kernel per run",
@@ -110,12 +125,14 @@ def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
         total = sum(row.total_ns for row in rows)
         dtype = "" if isinstance(evidence.facts.timings, Missing) else evidence.facts.timings.model.dtype
         half = dtype != "fp32"
-        finding = _kernel_finding(
+        one = _kernel_finding(
             evidence,
             stage,
             "products_without_tensor_cores",
-            f"Matrix products of {stage.name} run without tensor cores: {_calls(rows, stage)}, "
-            f"{milliseconds(stage.per_unit(total))} per {stage.unit}" + (f"; the model is in {dtype}." if dtype else "."),
+            (
+                f"Matrix products of {stage.name} run without tensor cores: {_calls(rows, stage)}, "
+                f"{milliseconds(stage.per_unit(total))} per {stage.unit}" + (f"; the model is in {dtype}." if dtype else "."),
+            ),
             rows,
             (0, total / 2, total),
             "bf16 halves the bytes of a memory-bound product and speeds a compute-bound one up many times; half is shown",
@@ -124,7 +141,7 @@ def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
                 'Use bf16 or fp16 weights, or allow TF32 (torch.set_float32_matmul_precision("high")).',
             ),
         )
-        found.append(finding)
+        found.append(one)
     return weightiest(found)
 
 
@@ -138,13 +155,15 @@ def math_attention(evidence: Evidence) -> Finding | None:
         if fused or calls < 2 * stage.units or stage.unit == DECODE:  # one softmax per step may be that of sampling
             continue
         total = sum(row.total_ns for row in softmax)
-        finding = _kernel_finding(
+        one = _kernel_finding(
             evidence,
             stage,
             "math_attention",
-            f"Attention of {stage.name} runs in its plain form: {_calls(softmax, stage)} of softmax and no fused attention "
-            "kernel. "
-            "Its scores go through memory.",
+            (
+                f"Attention of {stage.name} runs in its plain form: {_calls(softmax, stage)} of softmax and no fused attention "
+                "kernel.",
+                "Its scores go through memory.",
+            ),
             softmax,
             (0, 2 * total, 4 * total),
             "softmax, masks, scaling and the scores' traffic go, and what a fused kernel takes comes; twice the softmax is shown",
@@ -153,7 +172,7 @@ def math_attention(evidence: Evidence) -> Finding | None:
                 "Use scaled_dot_product_attention with a mask that a fused backend takes.",
             ),
         )
-        found.append(finding)
+        found.append(one)
     return weightiest(found)
 
 
@@ -177,8 +196,10 @@ def logits_for_the_whole_prompt(evidence: Evidence) -> Finding | None:
         evidence,
         stage,
         "logits_for_the_whole_prompt",
-        f"Prefill computes logits for all {work.padded_tokens} positions and reads one: at the limits of the device that takes "
-        f"{milliseconds(stage.per_unit(saved))}.",
+        (
+            f"Prefill computes logits for all {work.padded_tokens} positions and reads one: at the limits of the device that "
+            f"takes {milliseconds(stage.per_unit(saved))}.",
+        ),
         [row for row in stage.kernels if row.kind is KernelClass.GEMM],
         (saved, saved, 2 * saved),
         "the cost model's figure at the device's limits; a real product takes longer",
@@ -226,7 +247,7 @@ def _kernel_finding(
     evidence: Evidence,
     stage: StageEvidence,
     id: str,
-    claim: str,
+    claim: Claim,
     rows: Sequence[KernelTotal],
     bounds: Bounds,
     because: str,
@@ -238,7 +259,6 @@ def _kernel_finding(
     on_the_wall = wall_clock_saving(stage, (low, expected, high))
     if on_the_wall.because:
         because = on_the_wall.because if on_the_wall.claim else f"{because}; {on_the_wall.because}"
-    return Finding(
-        id, Kind.LATENCY, stage.name, claim + on_the_wall.claim, _rows(rows, stage), saving_of(stage, *on_the_wall.bounds),
-        request_units(evidence, stage), "high" if on_the_wall.certain else "medium", because, to_try,
-    )  # fmt: skip
+    grounds = Grounds(_rows(rows, stage), "high" if on_the_wall.certain else "medium", because)
+    saving = saving_of(stage, *on_the_wall.bounds)
+    return finding(id, place_of(evidence, stage), (*claim, on_the_wall.claim), grounds, saving, to_try)
