@@ -15,7 +15,7 @@ import pytest
 from command import llm_perf
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.core.errors import ConfigError, ResourceError
-from llm_perf_opt.report.trace_page import trace_text
+from llm_perf_opt.report.trace_document import trace_text
 from llm_perf_opt.traces.trace_mark import fresh_tables, kept_for
 from llm_perf_opt.workflows.analyze_trace import ANALYSIS_FILE, analyze_source
 from synthetic_traces import Recipe, kinds, union_ns, write_trace

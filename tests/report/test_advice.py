@@ -14,7 +14,7 @@ from llm_perf_opt.report.advice import advice_text, budget_section, finding_sent
 from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.markdown import report, stakeholder_summary
 from llm_perf_opt.report.run_budget import findings_of
-from llm_perf_opt.report.trace_page import trace_text
+from llm_perf_opt.report.trace_document import trace_text
 from markdown_reader import read
 
 

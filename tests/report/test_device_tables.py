@@ -7,7 +7,7 @@ from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.device_tables import device_html_tables, device_rows, devices_section
 from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.markdown import report
-from llm_perf_opt.report.trace_page import trace_text
+from llm_perf_opt.report.trace_document import trace_text
 from pages import full_analysis, readings, trace_analysis
 
 MS = 1_000_000

@@ -11,7 +11,7 @@ from llm_perf_opt.core.kernel_records import CounterProblem, CounterReport, Kern
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
-from llm_perf_opt.report.text import escape
+from llm_perf_opt.report.markdown import escape
 from llm_perf_opt.traces.ncu_csv import read_ncu
 
 HOPPER = roles("gh100")

@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.regions.patterns import Selection
 from llm_perf_opt.analysis.regions.regions import RegionOptions, regions
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.regions import regions_page
-from llm_perf_opt.report.text import escape
+from llm_perf_opt.report.markdown import escape
 from llm_perf_opt.traces.events import RangeKind, WorkKind
 from llm_perf_opt.traces.health import examined
 from llm_perf_opt.traces.nsys_sqlite import read_nsys

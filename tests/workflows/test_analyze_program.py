@@ -6,7 +6,7 @@ from pathlib import Path
 from llm_perf_opt.analysis.kernels.selection import SelectedKernel, Selection
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_record
-from llm_perf_opt.report.text import escape
+from llm_perf_opt.report.markdown import escape
 from llm_perf_opt.workflows.analyze_program import analyze_program, program_page, write_program_report
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"

@@ -43,7 +43,7 @@ MOST_READINGS = 4000
 """Of one quantity on the telemetry chart."""
 MOST_SHADED = 200
 """Iterations whose prefill is shaded."""
-_SYMBOLS = {"stage": "star", "part": "diamond", "kernel": "circle"}
+_SYMBOLS = {"stage": "star", "component": "diamond", "kernel": "circle"}
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -119,7 +119,7 @@ def waterfall_chart(data: Waterfall) -> Figure:
 
 
 def roofline_chart(data: Roofline) -> Figure:
-    """Limits as lines, what ran as points, both axes logarithmic."""
+    """Return peaks as lines, what ran as points, both axes logarithmic."""
     (low, high), (bottom, top) = roofline_extent(data)
     traces: list[Figure] = []
     for number, roof in enumerate(data.roofs):
@@ -131,7 +131,7 @@ def roofline_chart(data: Roofline) -> Figure:
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": f"{label(roof.name)} limits",
+                "name": f"{label(roof.name)} peak",
                 "x": [x for x, _ in corners],
                 "y": [y for _, y in corners],
                 "line": {"dash": _DASHES[number % len(_DASHES)], "width": 2, "color": GREY},

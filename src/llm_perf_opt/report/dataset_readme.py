@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.core.terminal import one_line
-from llm_perf_opt.report.text import escape, table
+from llm_perf_opt.report.markdown import escape, table
 from llm_perf_opt.workspace.data.metadata import DatasetMetadata
 
 _MOST_NAMES = 100

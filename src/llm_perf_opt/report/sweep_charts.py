@@ -23,7 +23,7 @@ class Quantity:
     key: str
     is_time: bool
     least: Callable[[SweepRow], Maybe[float]] | None
-    """The value at the floor."""
+    """The value at the roofline time."""
 
     def value(self, row: SweepRow) -> Maybe[float]:
         """The median."""
@@ -197,7 +197,8 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
             })  # fmt: skip
             if one.least is not None:
                 traces.append({
-                    **common, **_line(ordered, key, one, one.least, as_numbers, size), "mode": "lines", "name": f"{title}: floor",
+                    **common, **_line(ordered, key, one, one.least, as_numbers, size), "mode": "lines",
+                    "name": f"{title}: roofline",
                     "showlegend": place == 1, "line": {"dash": "dash", "color": color_of(number)},
                 })  # fmt: skip
     last = "" if len(shown) == 1 else str(len(shown))

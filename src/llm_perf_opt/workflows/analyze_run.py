@@ -19,7 +19,6 @@ from llm_perf_opt.analysis.limits.hardware import (
 )
 from llm_perf_opt.analysis.measured_inputs import measured_inputs
 from llm_perf_opt.analysis.overhead import overheads, without_profiler_events
-from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stability import movement_warnings, run_stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarize_telemetry
@@ -31,11 +30,12 @@ from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, To
 from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_record, read_values, write_record, write_whole
 from llm_perf_opt.core.stored_ceilings import read_ceilings
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
-from llm_perf_opt.report.html import run_page, shown_of
-from llm_perf_opt.report.kernel_evidence import kernels_md
-from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
+from llm_perf_opt.report.html import render_html
+from llm_perf_opt.report.kernel_tables import kernels_document
+from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.regions import regions_page
-from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
+from llm_perf_opt.report.run_document import images_of, operators_document, run_document
+from llm_perf_opt.report.stakeholder import summary_document
 from llm_perf_opt.traces.telemetry import read_telemetry
 from llm_perf_opt.traces.timings import damaged_timings, read_timings
 from llm_perf_opt.workflows.run_kernels import read_kernels
@@ -125,14 +125,23 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
     if note:
         analysis = replace(analysis, warnings=(*analysis.warnings, note))
     found = read_regions(folder, analysis.config)
+    samples = _telemetry(folder, analysis.manifest)
+    for name, svg in images_of(analysis).items():
+        write_whole(folder.path / name, svg.encode())
+    report = run_document(analysis, samples, found)
     try:
-        write_pages(folder, analysis, found)
+        write_whole(folder.page_file, render_html(report).encode())
     except ResourceError as error:  # a package that a capturing machine may lack: the Markdown pages need none
         analysis = replace(analysis, warnings=(*analysis.warnings, f"No report.html: {error.fact} {error.remedy}"))
-    write_whole(folder.report_file, report(analysis).encode())
-    write_whole(folder.summary_file, stakeholder_summary(analysis).encode())
-    write_whole(folder.operators_file, operators_page(analysis).encode())
-    write_whole(folder.kernels_file, kernels_md(analysis.kernels).encode())
+        report = run_document(analysis, samples, found)
+    pages = {
+        folder.report_file: report,
+        folder.summary_file: summary_document(analysis),
+        folder.operators_file: operators_document(analysis),
+        folder.kernels_file: kernels_document(analysis.kernels),
+    }
+    for file, document in pages.items():
+        write_whole(file, render_markdown(document).encode())
     if not isinstance(analysis.trace, Missing):
         write_record(folder.findings_file, analysis.trace)
     if not isinstance(found, Missing):
@@ -142,17 +151,6 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
         write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
     if not isinstance(analysis.telemetry, Missing):
         write_whole(folder.nvml_csv_file, telemetry_csv(read_telemetry(folder.telemetry_file)).encode())
-
-
-def write_pages(folder: RunFolder, analysis: RunAnalysis, regions: Maybe[RegionReport]) -> None:
-    """report.html and the still images of its first charts."""
-    samples = _telemetry(folder, analysis.manifest)
-    write_whole(folder.page_file, run_page(analysis, samples, regions).encode())
-    shown = shown_of(analysis)
-    if not isinstance(shown.budget, Missing):
-        write_whole(folder.waterfall_file, waterfalls_svg(shown.budget).encode())
-    if not isinstance(shown.roofline, Missing):
-        write_whole(folder.roofline_file, roofline_svg(shown.roofline).encode())
 
 
 def _pass_record(manifest: Manifest, name: str, path: Path, read: Callable[[Path], R]) -> Maybe[R]:

@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.html import run_page
 from llm_perf_opt.report.markdown import report
-from llm_perf_opt.report.trace_page import trace_text
+from llm_perf_opt.report.trace_document import trace_text
 from llm_perf_opt.traces.events import RangeKind
 from llm_perf_opt.workflows.analyze_trace import analyze_source
 from trace_builders import THREAD, Builder
