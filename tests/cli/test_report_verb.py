@@ -18,7 +18,7 @@ from llm_perf_opt.core.errors import CaptureError, ConfigError, ParseError
 from llm_perf_opt.core.records import SCHEMA, CleanTimings, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record, write_whole
 from llm_perf_opt.core.runtime_records import TextUse, WeightFacts
-from llm_perf_opt.report.page import _environment
+from llm_perf_opt.report.html import _environment
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.images import CHROMIUM_VARIABLE, draw_images
 from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint

@@ -13,9 +13,10 @@ from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.records import Iteration, MemoryPeaks, Missing
-from llm_perf_opt.report.compare import comparison_page, comparison_text, signed_percent
-from llm_perf_opt.report.compare_html import comparison_html
+from llm_perf_opt.report.compare import signed_percent
+from llm_perf_opt.report.compare_document import comparison_text
 from markdown_reader import read, uneven_tables
+from rendered import comparison_html, comparison_page
 
 MS = 1_000_000
 ON_ACCELERATOR = Judgement(process_spread=ACCELERATOR_SPREAD)

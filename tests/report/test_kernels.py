@@ -10,9 +10,9 @@ from llm_perf_opt.analysis.limits.roofs import RateLimits, Roof
 from llm_perf_opt.core.kernel_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.counters.roles import roles
-from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
 from llm_perf_opt.report.markdown import escape
 from llm_perf_opt.traces.ncu_csv import read_ncu
+from rendered import kernels_page, top_kernels_section
 
 HOPPER = roles("gh100")
 ROOFS = (Roof("datasheet", "", 989e12, 4.8e12), Roof("measured", "", Missing("not measured"), Missing("not measured")))

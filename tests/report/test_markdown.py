@@ -29,9 +29,10 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarize_telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, PassRecord, SubstageSpan, TorchPass
 from llm_perf_opt.core.terminal import one_line
-from llm_perf_opt.report.markdown import TOP_OPERATORS, operators_page, report, stakeholder_summary
+from llm_perf_opt.report.markdown import TOP_OPERATORS
 from llm_perf_opt.report.run_tables import other_figures_table
 from markdown_reader import Page, read, uneven_tables
+from rendered import operators_page, report, stakeholder_summary
 
 SECTIONS = [
     "Environment",

@@ -13,7 +13,7 @@ def ceilings(
     device_index: Annotated[int, typer.Option(min=0, help="Which GPU, counted as the driver counts.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads on the CPU; by default the framework's choice.")] = None,
     budget_s: Annotated[float | None, typer.Option(min=0.05, max=600, help="Seconds to measure; by default about nine.")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew even where a kept result is there.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again even where a kept result is there.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -23,7 +23,8 @@ def ceilings(
 
     from llm_perf_opt.cli.progress import progress_for
     from llm_perf_opt.profiling.ceilings import find_ceilings
-    from llm_perf_opt.report.ceilings import ceilings_json, ceilings_text
+    from llm_perf_opt.report.ceilings import ceilings_document, ceilings_json
+    from llm_perf_opt.report.terminal import render_text
 
     with progress_for(False) as progress:
         found = find_ceilings(device, device_index, progress, refresh=refresh, threads=threads, budget_s=budget_s)
@@ -31,4 +32,4 @@ def ceilings(
     if as_json:
         print_json(ceilings_json(found, now))
     else:
-        sys.stdout.write(ceilings_text(found, now))
+        sys.stdout.write(render_text(ceilings_document(found, now)))

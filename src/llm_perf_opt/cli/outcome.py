@@ -40,8 +40,8 @@ def _stage_key(stage: "StageTiming") -> str:
 def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
     """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
     from llm_perf_opt.core.records import Distribution, Missing
-    from llm_perf_opt.report.text import known_within, with_unit
     from llm_perf_opt.report.environment import what_ran
+    from llm_perf_opt.report.text import known_within, with_unit
 
     if analysis is not None:
         if not isinstance(analysis.timings, Missing):

@@ -14,7 +14,7 @@ from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import TIME, scale_of
 from llm_perf_opt.report.chart_data import Roofline, Ticks, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.text import bytes_per_s, flops_per_s, milliseconds, percent, share_words, significant
+from llm_perf_opt.report.text import bytes_per_s, flops_per_s, milliseconds, percent, present, share_words, significant
 
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
     "#0072B2",
@@ -353,7 +353,7 @@ Row = tuple[str, str, list[tuple[int, float]]]
 
 def _gpu_rows(samples: Sequence[GpuSample]) -> list[Row]:
     def of(value: Sequence[Maybe[int]], factor: float = 1.0) -> list[tuple[int, float]]:
-        return [(s.at_ns, v * factor) for s, v in zip(samples, value, strict=True) if not isinstance(v, Missing)]
+        return [(s.at_ns, v * factor) for s, one in zip(samples, value, strict=True) for v in present([one])]
 
     return [
         ("GPU power", "W", of([s.power_mw for s in samples], 1e-3)),
@@ -364,7 +364,7 @@ def _gpu_rows(samples: Sequence[GpuSample]) -> list[Row]:
 
 
 def _cpu_rows(samples: Sequence[CpuSample]) -> list[Row]:
-    frequency = [(s.at_ns, s.frequency_mhz) for s in samples if not isinstance(s.frequency_mhz, Missing)]
+    frequency = [(s.at_ns, mhz) for s in samples for mhz in present([s.frequency_mhz])]
     return [
         ("busy, whole machine", "processors", [(s.at_ns, s.machine_pct / 100) for s in samples]),
         ("busy, measured process", "processors", [(s.at_ns, s.ours_pct / 100) for s in samples]),

@@ -61,15 +61,15 @@ _COUNTED = (
 )
 _ABOUT_HFU = (
     "Executed FLOPs of the counted kernels over unprofiled time and peak: of the tensor cores, and of single and double "
-    "precision next to them. Packed half precision next to them is left out, for its instructions also move constants. ≥: kernels or kinds "
-    "of FLOPs are not in it. ≈: for some launches the counters of another grid are used. ≳: both. Ratio: tensor-core FLOPs over "
-    "the cost model's of the same steps; above 1 where tiles pad the matrices or attention is computed whole, below 1 where "
-    "matrix products run outside the tensor cores or were not counted."
+    "precision next to them. Packed half precision next to them is left out, for its instructions also move constants. ≥: "
+    "kernels or kinds of FLOPs are not in it. ≈: for some launches the counters of another grid are used. ≳: both. Ratio: "
+    "tensor-core FLOPs over the cost model's of the same steps; above 1 where tiles pad the matrices or attention is computed "
+    "whole, below 1 where matrix products run outside the tensor cores or were not counted."
 )
 _ABOUT_KERNELS = (
     "Calls and time are the trace's. FLOPs and bytes are hardware counters of sampled launches, replayed alone by Nsight "
-    "Compute; rates are those counts over the trace's time. FLOPs in rates and in FLOP/byte are those of the tensor cores and of single "
-    "and double precision next to them (vector). A mean over launch sizes is weighted by calls, percentages by time."
+    "Compute; rates are those counts over the trace's time. FLOPs in rates and in FLOP/byte are those of the tensor cores and "
+    "of single and double precision next to them (vector). A mean over launch sizes is weighted by calls, percentages by time."
 )
 
 

@@ -1,7 +1,7 @@
 """Numbers in words, the same in every report: significant digits, and units that scale to the value."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from llm_perf_opt.core.records import Distribution, Drift, Maybe, Missing
 from llm_perf_opt.core.units import BYTE_RATE, FLOP_RATE, SHARE, duration, durations, scaled
@@ -27,6 +27,16 @@ def words(value: Maybe[T], show: Callable[[T], str] = str) -> str:
 def known(value: Maybe[T], default: R) -> T | R:
     """Return the value, or the default where it is missing."""
     return default if isinstance(value, Missing) else value
+
+
+def present(values: Iterable[Maybe[T]]) -> list[T]:
+    """Return the values that are there."""
+    return [value for value in values if not isinstance(value, Missing)]
+
+
+def missing(named: Iterable[tuple[str, Maybe[Any]]]) -> list[tuple[str, str]]:
+    """Return name and reason of each value that is missing."""
+    return [(name, value.why) for name, value in named if isinstance(value, Missing)]
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------------
@@ -139,6 +149,4 @@ def growth(found: Drift) -> str:
         return f"not known {contexts}: {within.why}"
     if min(within[0], found.ns_per_token) <= 0:
         return f"no growth measurable {contexts}"
-    return (
-        f"{duration(found.ns_per_token)} per cached token (95 % interval {durations(*within)}), {found.share:+.1%} {contexts}"
-    )
+    return f"{duration(found.ns_per_token)} per cached token (95 % interval {durations(*within)}), {found.share:+.1%} {contexts}"

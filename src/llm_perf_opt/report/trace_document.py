@@ -33,6 +33,7 @@ _OWNERS = 8
 """Modules and operators to list at most: the report is about kernels; --json has them all."""
 _LISTED_STAGES = ("prefill", "decode", "mixed_step", "step")
 """Those whose operators are listed: a step's are those of its decode, and `profile` is the whole."""
+_NO_OPERATORS = Missing("no operator was recorded in it")
 _NO_WORK = Missing("the trace holds no device work")
 
 
@@ -108,7 +109,7 @@ def _host_stages(caption: str, stages: Sequence[StageLine], host: HostTable | No
     table = Table("stages", caption, columns)
     for one in stages:
         found = inside.get(one.name)
-        spent = [_time(None if found is None else ns) for ns in (found and found.operator_ns, found and found.outside_ns)]
+        spent = [_time(found.operator_ns), _time(found.outside_ns)] if found else [_NO_OPERATORS] * 2
         table.add(one.name, count_cell(one.count), _time(one.wall_ns), *(spent if host else []))
     return table
 

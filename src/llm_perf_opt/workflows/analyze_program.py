@@ -34,7 +34,7 @@ from llm_perf_opt.report.document import (
 )
 from llm_perf_opt.report.kernel_tables import all_kernels, kernel_blocks
 from llm_perf_opt.report.markdown import render_markdown
-from llm_perf_opt.report.regions import regions_page
+from llm_perf_opt.report.regions import regions_document
 from llm_perf_opt.traces.projection import project
 from llm_perf_opt.workflows.run_kernels import believed_counters, read_selftest, what_was_counted
 from llm_perf_opt.workflows.run_regions import read_regions
@@ -106,7 +106,7 @@ def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
     kernels = all_kernels(found.kernels, selftest=found.selftest, notes=found.notes)
     write_whole(folder.kernels_file, render_markdown(kernels).encode())
     if not isinstance(found.regions, Missing):
-        write_whole(folder.regions_file, regions_page(found.regions).encode())
+        write_whole(folder.regions_file, render_markdown(regions_document(found.regions)).encode())
         write_record(folder.regions_json_file, found.regions)
     write_whole(folder.report_file, render_markdown(program_document(found)).encode())
 

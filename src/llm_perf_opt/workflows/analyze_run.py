@@ -33,7 +33,7 @@ from llm_perf_opt.report.csv import operators_csv, telemetry_csv
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.kernel_tables import kernels_document
 from llm_perf_opt.report.markdown import render_markdown
-from llm_perf_opt.report.regions import regions_page
+from llm_perf_opt.report.regions import regions_document
 from llm_perf_opt.report.run_document import images_of, operators_document, run_document
 from llm_perf_opt.report.stakeholder import summary_document
 from llm_perf_opt.traces.telemetry import read_telemetry
@@ -145,7 +145,7 @@ def write_reports(folder: RunFolder, analysis: RunAnalysis) -> None:
     if not isinstance(analysis.trace, Missing):
         write_record(folder.findings_file, analysis.trace)
     if not isinstance(found, Missing):
-        write_whole(folder.regions_file, regions_page(found).encode())
+        write_whole(folder.regions_file, render_markdown(regions_document(found)).encode())
         write_record(folder.regions_json_file, found)
     if not isinstance(analysis.torch, Missing):
         write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())

@@ -15,10 +15,11 @@ from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import BudgetTable, TraceAnalysis
 from llm_perf_opt.core.records import CleanTimings, Missing
-from llm_perf_opt.report.compare import comparison_page, comparison_text, left_out
-from llm_perf_opt.report.compare_html import comparison_html
+from llm_perf_opt.report.compare import left_out
+from llm_perf_opt.report.compare_document import comparison_text
 from markdown_reader import read
 from pages import full_analysis, trace_analysis
+from rendered import comparison_html, comparison_page
 
 
 def with_budgets(*budgets: tuple[str, str, int]) -> TraceAnalysis:

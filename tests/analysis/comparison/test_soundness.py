@@ -14,8 +14,8 @@ from llm_perf_opt.analysis.comparison.gates import exit_code, parse_gates
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError
 from llm_perf_opt.core.records import Missing, PassRecord
-from llm_perf_opt.report.compare import comparison_page, comparison_text
-from llm_perf_opt.report.compare_html import comparison_html
+from llm_perf_opt.report.compare_document import comparison_text
+from rendered import comparison_html, comparison_page
 
 TEN = tuple(in_a_row(10))
 
