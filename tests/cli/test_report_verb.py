@@ -106,7 +106,7 @@ def test_damaged_times_end_the_verb_after_the_pages_are_made(tmp_path: Path) -> 
         assert why in text.partition("This run is damaged")[2]
         assert "Every pass is complete" not in text
         assert "no iteration was measured" not in text
-    stages = folder.report_file.read_text().partition("## Per-stage timings")[2]
+    stages = folder.report_file.read_text().partition("## Stages and steps")[2]
     assert why in stages[: stages.index("\n## ")]
     said = CliRunner().invoke(app, ["report", str(folder.path), "--json"])
     assert isinstance(said.exception, ParseError)

@@ -211,7 +211,7 @@ def test_tokens_handed_over_in_pairs_have_no_steps_of_their_own(tmp_path: Path) 
     assert "Single decode steps have no times" in report
     for label in ("median gap", "p90 gap", "p99 gap"):
         (line,) = [line for line in report.splitlines() if line.startswith(f"| Inter-token latency, {label} |")]
-        assert why in line
+        assert f"- {line.split(' | ')[1]}: {why}" in report
     for label in ("Time to first token (TTFT)", "Time per output token (TPOT)", "End to end"):
         assert f"| {label} | n/a" not in report
     assert "decode |" in report

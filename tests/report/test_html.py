@@ -31,20 +31,8 @@ def test_every_section_is_there_and_is_linked() -> None:
     source = run_page(full_analysis(), readings(), NONE)
     ids = re.findall(r'<section id="([^"]+)"', source)
     assert ids == re.findall(r'<li><a href="#([^"]+)"', source)
-    expected = [
-        "summary",
-        "findings",
-        "budget",
-        "timings",
-        "limits",
-        "kernel-list",
-        "operator-list",
-        "tree",
-        "telemetry",
-        "environment",
-    ]
-    assert ids[: len(expected)] == expected
-    assert ids[-3:] == ["assumptions", "definitions", "repeat"]
+    assert ids[:6] == ["summary", "findings", "budget", "timings", "limits", "kernel-list"]
+    assert ids[6:] == ["operator-list", "tree", "telemetry", "environment", "assumptions", "definitions", "repeat"]
     assert len(source.encode()) < MOST_BYTES
     every = re.findall(r' id="([^"]+)"', re.sub(r"<script>.*?</script>", "", source, flags=re.S))
     assert len(every) == len(set(every)), "an id twice"

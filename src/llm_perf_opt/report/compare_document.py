@@ -101,7 +101,8 @@ def _verdict(found: Comparison) -> list[Block]:
     first = ["Not judged: see the top."] if found.unjudged else [*verdict_sentences(found), *cause_sentences(found)]
     blocks: list[Block] = [bullets(first)]
     blocks += [_gates(found.gates)] if found.gates else []
-    return [*blocks, *([Paragraph("Cautions", "heading"), bullets(found.cautions)] if found.cautions else [])]
+    blocks += [Paragraph("Cautions", "heading"), bullets(found.cautions)] if found.cautions else []
+    return blocks
 
 
 def _gates(results: Sequence[GateResult]) -> Table:

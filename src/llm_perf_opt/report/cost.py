@@ -40,7 +40,7 @@ def what_if_document(
     peaks = ", ".join(f"{dtype} {peak.flops_per_s / 1e12:,.4g}" for dtype, peak in hardware.peaks.items())
     title = f"{hardware.name}: {hardware.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {peaks} TFLOP/s dense ({hardware.source})"
     subtitle = f"Roofline times of {_decoder_of(part_of)}." if part_of else ""
-    blocks = [_what_if(rows), *[Paragraph(_turning(point)) for point in turning], Paragraph(_ABOUT_TIME)]
+    blocks: list[Block] = [_what_if(rows), *[Paragraph(_turning(point)) for point in turning], Paragraph(_ABOUT_TIME)]
     return Document(title, subtitle, "", [Section("what-if", "", blocks)])
 
 

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from llm_perf_opt.core.terminal import one_line
+from llm_perf_opt.core.terminal import one_line, visible
 from llm_perf_opt.report.document import Block, Cards, Cell, Chart, Code, Document, Items, Table, Unavailable
 
 WIDTH = 100
@@ -32,7 +32,7 @@ def block_text(block: Block) -> str:
     if isinstance(block, Items):
         return "\n".join(_items(block))
     if isinstance(block, Code):
-        return textwrap.indent(block.text, "    ")
+        return textwrap.indent(visible(block.text), "    ")
     if isinstance(block, Unavailable):
         return _wrapped(f"{block.what} n/a: {block.why}")
     if isinstance(block, Cards):
