@@ -80,7 +80,10 @@ def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
     found = compared(2.0, Judgement())
     source = comparison_page(found)
     assert "End to end: not distinguishable (+100.00 %; too few runs to know how much processes differ)" in source
-    assert next(rows for rows in read(source).tables if rows[0][0] == "metric")[1][3:5] == ["+100.00 % (unknown)", "not distinguishable"]
+    assert next(rows for rows in read(source).tables if rows[0][0] == "metric")[1][3:5] == [
+        "+100.00 % (unknown)",
+        "not distinguishable",
+    ]
     assert "so there is no interval and no verdict" in source
     assert "cannot tell: tpot: worse by 100.00%, 3.00% tolerated: too few runs" in comparison_text(found)
     assert "To tell: 3 runs on each side" in comparison_text(found)

@@ -13,7 +13,7 @@ _SCALES = {"FLOP/s": FLOP_RATE, "B/s": BYTE_RATE, "ns": TIME}
 
 
 def age_s(found: FoundCeilings, now: datetime) -> float:
-    """How long ago the ceilings were taken; a clock that was set back makes nothing negative."""
+    """Return how long ago the peaks were measured; never negative, even if the clock was set back."""
     return max(0.0, (now - datetime.fromisoformat(found.ceilings.taken)).total_seconds())
 
 
@@ -34,7 +34,7 @@ def ceilings_document(found: FoundCeilings, now: datetime) -> Document:
 
 
 def ceilings_json(found: FoundCeilings, now: datetime) -> dict[str, object]:
-    """What `--json` prints."""
+    """Return what `--json` prints."""
     return {
         "cached": found.cached,
         "age_s": age_s(found, now),

@@ -16,7 +16,7 @@ from llm_perf_opt.core.units import FLOP_RATE, duration, in_unit, scaled
 from llm_perf_opt.report.text import known, then
 
 MOST_KERNEL_POINTS = 60
-"""Of each stage on the roofline, the longest: the others lie among them and take no time."""
+"""Per stage on the roofline, the longest: the others take hardly any time."""
 _NAME_WIDTH = 60
 _PLACES = {key.value: place for place, key in enumerate(BudgetKey)}
 """A row has the same color in every stage."""
@@ -83,7 +83,7 @@ class Roofline:
     roofs: tuple[RoofLine, ...]
     points: tuple[Point, ...]
     left_out: tuple[str, ...] = field(default=())
-    """What has no place on it, and why."""
+    """What it cannot show, and why."""
 
 
 def coarse_waterfalls(found: Maybe[Efficiency]) -> Maybe[tuple[Waterfall, ...]]:
@@ -118,7 +118,7 @@ def budget_of(analysis: RunAnalysis) -> Maybe[tuple[Waterfall, ...]]:
 
 
 def _waterfall(table: BudgetTable) -> Waterfall:
-    """Per unit of the stage. The rows are whole nanoseconds of all units together, so a unit's are rounded once, at the end."""
+    """Return the budget per unit. Rows are whole nanoseconds of all units together, so they are rounded once, at the end."""
     units = max(table.units, 1)
     reached = 0
     begun = 0
@@ -209,12 +209,12 @@ def _kernel_points(kernels: KernelEvidence) -> tuple[list[Point], list[str]]:
 
 
 def axis_range(values: Sequence[float], room: float = 2.0) -> tuple[float, float]:
-    """The ends of a log axis around these values, a factor `room` beyond them."""
+    """Return the ends of a log axis around these values, a factor `room` beyond them."""
     return min(values) / room, max(values) * room
 
 
 def roofline_extent(data: Roofline) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The ends of both axes: every point and every ridge is inside."""
+    """Return the ends of both axes: every point and every ridge is inside."""
     ridges = [roof.peak_flops_per_s / roof.bandwidth_bytes_per_s for roof in data.roofs if roof.bandwidth_bytes_per_s]
     across = [point.flops_per_byte for point in data.points] + ridges
     x = axis_range(across or [1.0, 100.0], 4.0)
@@ -223,16 +223,16 @@ def roofline_extent(data: Roofline) -> tuple[tuple[float, float], tuple[float, f
 
 
 Ticks = list[tuple[float, str]]
-"""Where a mark stands on an axis, and what it says."""
+"""Positions and labels of the marks on an axis."""
 
 
 def intensity_ticks(low: float, high: float) -> Ticks:
-    """The decades between two intensities, as plain numbers."""
+    """Return the decades between two intensities, as plain numbers."""
     return [(value, in_unit(value, (1.0, ""), 1)) for value in _decades(low, high)]
 
 
 def rate_ticks(low: float, high: float) -> Ticks:
-    """The decades between two rates, each in its own unit: 100 GFLOP/s, 1 TFLOP/s."""
+    """Return the decades between two rates, each in its own unit: 100 GFLOP/s, 1 TFLOP/s."""
     return [(value, scaled(value, FLOP_RATE, 1)) for value in _decades(low, high)]
 
 
@@ -241,7 +241,7 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def roof_corners(roof: RoofLine, low: float, high: float) -> list[tuple[float, float]]:
-    """The line of a roof between two intensities."""
+    """Return the corners of a roofline between two intensities."""
     if roof.bandwidth_bytes_per_s is None:
         return [(low, roof.peak_flops_per_s), (high, roof.peak_flops_per_s)]
     ridge = roof.peak_flops_per_s / roof.bandwidth_bytes_per_s

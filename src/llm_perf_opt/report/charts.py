@@ -27,12 +27,12 @@ BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
     "#8C8C8C",
 )
 SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY)
-"""In the order they are given out."""
+"""In the order they are assigned."""
 STAGE_COLOURS = {"prefill": ORANGE, "decode": BLUE}
 
 
 def color_of(number: int) -> str:
-    """The color of the n-th series."""
+    """Return the color of the n-th series."""
     return SERIES[number % len(SERIES)]
 
 
@@ -48,12 +48,12 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def label(name: str) -> str:
-    """A name as Plotly shows it literally, on one line."""
+    """Return a name as Plotly shows it literally, on one line."""
     return one_line(name).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def wrapped(text: str, width: int = 26) -> str:
-    """The same in several lines of at most `width` characters, broken between words."""
+    """Return the same in lines of at most `width` characters, broken between words."""
     lines = [""]
     for word in text.split():
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
@@ -64,7 +64,7 @@ def wrapped(text: str, width: int = 26) -> str:
 
 
 def waterfall_chart(data: Waterfall) -> Figure:
-    """Every use a bar that begins where the one before ended; the last bar is the whole."""
+    """Return a bar per use that begins where the one before ended; the last bar is the whole."""
     names, bases, lengths, texts, hovers, colors = [], [], [], [], [], []
     reached = 0
     whole = data.total_ns
@@ -187,7 +187,7 @@ def roofline_chart(data: Roofline) -> Figure:
 
 
 def time_unit(values_ns: Sequence[float]) -> tuple[float, str]:
-    """How many nanoseconds one unit of an axis is, and its name: that of the longest time on it."""
+    """Return the unit of an axis in nanoseconds, and its name: that of the longest time on it."""
     longest = max((abs(value) for value in values_ns), default=0.0)
     return scale_of(longest, TIME) if longest else (1e6, "ms")
 
@@ -204,7 +204,7 @@ def _log_range(low: float, high: float) -> list[float]:
 
 
 def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
-    """The median time of each decode step over the repeats, with the middle half, against the context it ran on."""
+    """Return the median time of each decode step over the repeats, with the middle half, against its context."""
     mixed = unstepped(timings)
     if mixed is not None:
         return mixed
@@ -246,7 +246,7 @@ def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
 
 
 def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> Maybe[Figure]:
-    """Nested shares of time. `nodes` are paths with the time of the whole node, parents before their children."""
+    """Return nested shares of time. `nodes` are paths with the time of the whole node, parents before their children."""
     known = [(path, ns) for path, ns in nodes if ns > 0]
     if not known:
         return Missing("nothing took any time")
@@ -282,7 +282,7 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
 
 
 def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Figure, str]]:
-    """The sampler's readings, time counted from the first repeat, with each prefill shaded; and what was left out."""
+    """Return the sampler's readings, time counted from the first repeat, each prefill shaded; and what was left out."""
     begin, end = measured_window(timings)
     rows = _gpu_rows(samples.gpu) if samples.gpu else _cpu_rows(samples.cpu)
     rows = [(name, unit, points) for name, unit, points in rows if points]

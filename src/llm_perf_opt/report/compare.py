@@ -24,7 +24,7 @@ def signed_percent(share: float) -> str:
 
 
 def verdict_sentences(found: Comparison) -> list[str]:
-    """What is said first: the request as a whole, then its two halves."""
+    """Return the verdicts on the request as a whole and on its two halves."""
     if found.unjudged:
         return [f"No verdict: {found.unjudged.removesuffix('.')}."]
     rows = [found.row(key) for key in HEADLINE]
@@ -32,7 +32,7 @@ def verdict_sentences(found: Comparison) -> list[str]:
 
 
 def cause_sentences(found: Comparison) -> list[str]:
-    """Of each stage that really changed, the rows of its budget that changed most; nothing where there are no budgets."""
+    """Return, for each stage that changed, the rows of its budget that changed most; nothing without budgets."""
     budget = known(found.budget, None)
     if budget is None:
         return []
@@ -62,11 +62,11 @@ def _stage_verdict(found: Comparison, stage: str) -> str:
 _IN_TURN = f"make {RECOMMENDED_RUNS} runs a side, in turn"
 _MOST_CAUSES = 3
 _WORTH_NAMING = 0.05
-"""Of all that moved in a budget: what is less explains nothing."""
+"""A smaller share of all changes in a budget explains nothing."""
 
 
 def _moved(row: FigureChange) -> float:
-    """By how much a row of a budget changed; a row that one side does not have took no time there."""
+    """Return the change of a row; one that is missing on a side took no time there."""
     base, new = (0.0 if value == ONE_SIDED else value for value in (row.base, row.new))
     return known(then(base, lambda before: then(new, lambda after: after - before)), 0.0)
 
@@ -101,20 +101,20 @@ def interval_words(effect: Effect) -> str:
 
 
 def gate_line(result: GateResult) -> str:
-    """A gate's outcome in a line, with what would let it be told."""
+    """Return a gate's outcome in a line, with what it would take to decide it."""
     needed = needed_words(result)
     return f"{result.outcome}: {result.gate.asked}: {result.why}{needed and f'. {needed}'}"
 
 
 def needed_words(result: GateResult) -> str:
-    """Return what would let a gate be told; nothing where it is."""
+    """Return what it would take to decide a gate; nothing where it is decided."""
     if result.outcome != "cannot tell":
         return ""
     return f"{result.needed.why}." if isinstance(result.needed, Missing) else f"To tell: {result.needed}."
 
 
 def stage_words(rows: Sequence[Row]) -> str:
-    """What the rows of the stages are, where that is not plain."""
+    """Return what the rows of the stages mean."""
     paired = next((steps for row in rows if (steps := known(then(row.effect, lambda effect: effect.paired_steps), 0))), 0)
     if not paired:
         return "decode is all steps of a request, decode_step the median of its single steps."
@@ -125,7 +125,7 @@ def stage_words(rows: Sequence[Row]) -> str:
 
 
 def looked_into_words(found: Comparison) -> list[str]:
-    """Of several runs a side, which one the page looks into."""
+    """Return which of several runs per side operators, kernels, budget and counters are from."""
     if len(found.base_runs) == len(found.new_runs) == 1:
         return []
     base, new = found.looked_into
@@ -144,7 +144,7 @@ USAGE_WORDS = (
 
 
 def figure_words(value: float, unit: str) -> str:
-    """A figure with its unit."""
+    """Return a figure with its unit."""
     return gibibytes(round(value)) if unit == "bytes" else with_unit(value, unit)
 
 
@@ -175,7 +175,7 @@ def traced_words(steps: Both, request: Both) -> str:
 
 
 def method_words(found: Comparison) -> str:
-    """How the verdicts were come by."""
+    """Return how the verdicts were reached."""
     return (
         f"A change is that of the medians of unprofiled repeats, with a {LEVEL_WORDS} bootstrap interval, widened where "
         f"neighboring repeats resemble each other. {_between_words(found)} If the sides were made one after the other, and a "

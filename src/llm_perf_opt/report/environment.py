@@ -69,7 +69,7 @@ def _runtime_rows(timings: CleanTimings) -> list[tuple[str, str]]:
     runtime = timings.runtime
     if runtime is None or runtime.type == PYTORCH:
         return []
-    apart = f"not told apart: {runtime.inseparable}" if runtime.inseparable else runtime.method
+    apart = f"not separated: {runtime.inseparable}" if runtime.inseparable else runtime.method
     given = {"Engine arguments": runtime.engine, "Engine's variables": runtime.variables}
     return [
         ("Runtime", f"{runtime.type} {runtime.version}"),

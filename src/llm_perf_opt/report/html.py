@@ -73,7 +73,7 @@ def _environment() -> "Environment":
 
 
 def script_data(value: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it ends the element or begins a comment."""
+    """Return JSON for the inside of a script element: nothing in it ends the element or begins a comment."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")

@@ -6,7 +6,7 @@ from llm_perf_opt.workspace.data.model_tree import ModelCheck
 
 
 def model_lines(found: ModelCheck) -> list[str]:
-    """Name and target, what it is, and every problem."""
+    """Return name and target, what it is, and every problem."""
     parameters = words(found.parameters, lambda number: f"{count(number)} parameters")
     dtypes = ", ".join(f"{name} {gibibytes(size)}" for name, size in found.dtypes.items()) or "no weights"
     tokenizer = known(then(found.tokenizer, lambda kind: f"tokenizer {kind}"), "no tokenizer")

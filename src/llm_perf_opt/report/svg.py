@@ -22,12 +22,12 @@ _TEXT = 150
 
 
 def plain(text: str) -> str:
-    """A name as text inside an SVG: characters that XML forbids become escapes, markup becomes text."""
+    """Return a name as text inside an SVG: characters that XML forbids become escapes, markup becomes text."""
     return _markup(one_line(text))
 
 
 def waterfalls_svg(waterfalls: Sequence[Waterfall]) -> str:
-    """All stages below each other."""
+    """Return the budgets of all stages, one below the other."""
     parts: list[str] = []
     top = 10
     for data in waterfalls:
@@ -60,7 +60,7 @@ def _waterfall(data: Waterfall, top: int, parts: list[str]) -> int:
 
 
 def roofline_svg(data: Roofline) -> str:
-    """Log-log; stages as stars, parts as diamonds, kernels as circles."""
+    """Return a log-log chart: stages as stars, components as diamonds, kernels as circles."""
     width, height, left, right, bottom, top = WIDTH, 560, 130, 20, 110, 20
     (x_low, x_high), (y_low, y_high) = roofline_extent(data)
 

@@ -35,7 +35,7 @@ from llm_perf_opt.report.text import interval, known, known_within, milliseconds
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What the page is made from."""
+    """What the report is built from."""
 
     name: str
     created: str
@@ -46,7 +46,7 @@ class SweepReport:
 
     @property
     def complete(self) -> int:
-        """Points that ended well."""
+        """Points that are complete."""
         return sum(row.status == "complete" for row in self.rows)
 
 
@@ -86,24 +86,24 @@ _DEFINITIONS = [
     Item("TTFT:", "time to first token; median of unprofiled repeats, as all times here."),
     Item(
         "95 % interval:",
-        "distribution-free, of the median, in brackets and as error bars. Too few repeats have none: then their range, the least "
-        "and the most that was measured, stands in its place and is called that. Points whose intervals or ranges overlap are "
-        "not told apart by this sweep.",
+        "distribution-free, of the median, in brackets and as error bars. Too few repeats have none: their range, from the "
+        "shortest to the longest, is shown instead and called that. This sweep cannot distinguish points whose intervals or "
+        "ranges overlap.",
     ),
-    Item("Warnings:", "how many the point's own report begins with; they say why its figures may be off."),
+    Item("Warnings:", "how many the point's own report has; they say why its figures may be off."),
     Item("TPOT:", "time per output token, (end-to-end − TTFT) / (new tokens − 1), per sequence."),
     Item("Decode tokens/s:", "batch size / TPOT. Output tokens/s: batch × new tokens / end to end, prefill included."),
     Item("Roofline time:", "the least time of a decode step on the best peaks known; × roofline: measured time over it."),
     Item(
         "Front:",
         "the points that no other of the same workload (model, prompt and new tokens) beats. A point is beaten by one that is "
-        "surely better in TPOT or in decode tokens/s (their intervals lie apart) and not surely worse in the other: what may be "
-        "noise is no reason to take what is surely worse. A point without the two is neither on it nor beaten.",
+        "better in TPOT or in decode tokens/s beyond doubt (their intervals do not overlap) and not worse in the other beyond "
+        "doubt. A point without the two is neither on it nor beaten.",
     ),
     Item(
         "Not ranked:",
         "a point with a figure that cannot be true, whose unprofiled pass is not complete, or that ran on other hardware than "
-        "most. Its row stands; it is on no chart, not on the front, and not named as the best.",
+        "most. Its row is shown; it is on no chart, not on the front, and not named as the best.",
     ),
     Item("Decode is, prefill is:", f"what a change must address first, as the run's own report says. {EVIDENCE}"),
     *[Item(f"{word.capitalize()}:", meaning) for word, meaning in VERDICTS],
@@ -128,7 +128,7 @@ def _with_interval(value: Maybe[Distribution]) -> Cell | Missing:
 
 
 def _standing(row: SweepRow, front: set[int]) -> Maybe[str]:
-    """Whether it is on the front; a point without what the front is of is neither on it nor beaten."""
+    """Return whether a point is on the front; one without TPOT or throughput is neither on it nor beaten."""
     if not row.ranked:
         return "not ranked"
     lost = missing((key, row.median(key)) for key in ("tpot", "decode_rate"))
@@ -136,7 +136,7 @@ def _standing(row: SweepRow, front: set[int]) -> Maybe[str]:
 
 
 def _heads(rows: Sequence[SweepRow]) -> list[Column]:
-    """The number and the swept values, by the last word of each key where that is enough."""
+    """Return columns for the number and the swept values, named by the last word of each key where that is unique."""
     keys = swept_keys(rows)
     last = [key.rsplit(".", 1)[-1] for key in keys]
     return [

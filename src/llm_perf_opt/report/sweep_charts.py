@@ -11,7 +11,7 @@ from llm_perf_opt.report.charts import GREY, Figure, color_of, label, time_unit
 from llm_perf_opt.report.text import known, known_within, milliseconds, missing, present, significant, then, words
 
 _LONGEST_LABEL = 36
-"""Characters that have room in half of a narrow chart."""
+"""Characters that fit half of a narrow chart."""
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star")
 
 
@@ -49,7 +49,7 @@ def _time_axis(rows: Sequence[SweepRow], key: str) -> tuple[float, str]:
 
 
 def bar_words(rows: Sequence[SweepRow]) -> str:
-    """What the error bars of the ranked points are."""
+    """Return what the error bars of the ranked points show."""
     found = present(value for row in rows if row.ranked for value in row.metrics.values())
     few = missing(("", value.ci_low) for value in found)
     if not few:
@@ -59,7 +59,7 @@ def bar_words(rows: Sequence[SweepRow]) -> str:
 
 
 def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe[Figure]:
-    """Every point with figures; the front as a line."""
+    """Return every point with figures; the front as a line."""
     placed = [(row, place) for row in rows if row.ranked and (place := _place(row)) is not None]
     if not placed:
         return _why_none(rows)
@@ -108,7 +108,7 @@ def _front_traces(front: Sequence[SweepRow], size: float) -> list[Figure]:
 
 
 def _short_label(row: SweepRow) -> str:
-    """Its values; where they are too long to stand beside a mark, its number in the table."""
+    """Return its values; where they are too long for a label, its number in the table."""
     return label(row.label) if len(row.label) <= _LONGEST_LABEL else f"# {row.number}"
 
 
@@ -161,7 +161,7 @@ def _bars(rows: Sequence[SweepRow], key: str, size: float = 1.0) -> Figure:
 
 
 def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
-    """Latencies and throughput over the values of one parameter, a line for each setting of the others."""
+    """Return latencies and throughput over the values of one parameter, a line for each setting of the others."""
     others = [other for other in swept_keys(rows) if other != key]
     groups: dict[str, list[SweepRow]] = {}
     for row in rows:
@@ -211,7 +211,7 @@ _MOST_TICKS = 12
 
 
 def _if_wide(values: Sequence[float]) -> Figure:
-    """A logarithmic axis where the least would lie flat on a linear one: batch 1 beside batch 64."""
+    """Return a logarithmic axis where values span too much for a linear one: batch 1 next to batch 64."""
     wide = bool(values) and min(values) > 0 and max(values) >= _WIDE * min(values)
     return {"type": "log", "dtick": 1} if wide else {}
 
@@ -243,7 +243,7 @@ def _line(
 
 
 def number_of(text: str) -> float | None:
-    """A swept value as a number, where it is one."""
+    """Return a swept value as a number, where it is one."""
     try:
         value = float(text)
     except ValueError:

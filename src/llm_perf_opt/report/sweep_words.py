@@ -19,7 +19,7 @@ _RAN: tuple[tuple[str, Callable[[Ran], str]], ...] = (
 
 
 def what_points_ran(rows: Sequence[SweepRow]) -> list[Item]:
-    """What ran on what: said once where it is the same in all points, else with the points that it is of."""
+    """Return what ran on what: once where all points agree, else with the points it applies to."""
     runs = [(row.number, ran) for row in rows for ran in present([row.ran])]
     found = []
     for head, show in _RAN:
@@ -34,7 +34,7 @@ def what_points_ran(rows: Sequence[SweepRow]) -> list[Item]:
 
 
 def troubles(rows: Sequence[SweepRow]) -> list[Item]:
-    """What is wrong with which point, and with all of them together; empty where all is well."""
+    """Return what is wrong with which point, and with all of them together; nothing where all is well."""
     found = [
         Item(f"Point {row.number} ({row.label}) is {_status(row)}:", row.why or "no reason is known")
         for row in rows
@@ -58,7 +58,7 @@ def _status(row: SweepRow) -> str:
 
 
 def headline(rows: Sequence[SweepRow]) -> list[str]:
-    """How many points are complete, and the best of those that are ranked, for each workload of several points by itself."""
+    """Return how many points are complete, and the best ranked points of each workload."""
     complete = sum(row.status == "complete" for row in rows)
     found = [f"{complete} of {len(rows)} points are complete."]
     workloads = by_workload(rows)
@@ -71,7 +71,7 @@ def headline(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def _best_of(rows: Sequence[SweepRow], the: str) -> list[str]:
-    """The best points of one workload. A token of a larger batch takes longer: its time is compared at each batch by itself."""
+    """Return the best points of one workload. A token of a larger batch takes longer: times are compared per batch size."""
     batches: dict[str, list[SweepRow]] = {}
     for row in rows:
         batches.setdefault(known(then(row.batch, lambda batch: f"{batch:,}"), "n/a"), []).append(row)
@@ -89,7 +89,7 @@ def _best_of(rows: Sequence[SweepRow], the: str) -> list[str]:
 
 
 def _best(what: str, rows: Sequence[SweepRow], show: Callable[[SweepRow], str]) -> str:
-    """The best point; where others may be as good, all of them: which is the best is then not known."""
+    """Return the best point, or all that may be as good."""
     if len(rows) == 1:
         return f"{what} is {show(rows[0])}, at {rows[0].label}."
     named = [f"{row.label} ({show(row)})" for row in rows[:_MOST_NAMED]]

@@ -32,7 +32,7 @@ def budget_table(number: int, budget: BudgetTable) -> Table:
     caption = f"Where {budget.stage} goes: {milliseconds(budget.wall_ns)} for {many}"
     table = Table(f"budget-{number}", caption, columns)
     for label, ns, share in (*[(row.label, row.ns, row.share) for row in budget.rows], ("sum", budget.wall_ns, 1.0)):
-        table.add(label, cell(ns, milliseconds), cell(ns / budget.units, milliseconds), cell(share, percent))
+        table.add(label, cell(ns, milliseconds), cell(ns / max(budget.units, 1), milliseconds), cell(share, percent))
     table.foot = " ".join([f"Wall time from {budget.wall_source}.", *budget.notes])
     return table
 
