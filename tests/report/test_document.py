@@ -10,6 +10,7 @@ from msgspec.structs import replace as altered
 from builders import HOSTILE_NAMES, MS, empty_analysis, run_analysis
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine, GpuMetricLine, LabelLine
+from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.document import Cell, Column, Document, Item, Items, Section, Table, cell, name_cell, numbers
@@ -44,12 +45,13 @@ def flat(text: str) -> str:
 
 
 def everything() -> RunAnalysis:
-    """A run with every table there is: several devices, labels, sampled metrics."""
+    """A run with every table there is: several devices, labels, sampled metrics, a trial."""
     stage = DeviceStageLine("decode", MS, MS, 2 * MS, 7, MS)
     devices = [DeviceLine(number, "NVIDIA H200", 7, MS, MS, MS, 2 * MS, [], [stage]) for number in (0, 1)]
     metrics = [GpuMetricLine("", 0, "SMs Active", 10, 12.5, 0, 40), GpuMetricLine("decode", 1, "SMs Active", 4, 33.3, 20, 40)]
     trace = altered(trace_analysis(), devices=devices, gpu_metrics=metrics, labels=[LabelLine("mine", 1, MS, None, None)])
-    return full_analysis(trace=trace)
+    trial = Trial("f0", ("runtime.cache=static",), "token", "x", "", 9 * MS, 8 * MS, 9 * MS, 10 * MS, 2 * MS, 1000)
+    return full_analysis(trace=trace, verified=Verification("the-run", "", (trial,)))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_the_run_with_everything_has_every_table() -> None:
     assert {
         *("trials", "budget-0", "metrics", "stages", "devices", "device-stages", "labels", "figures", "roofs", "limits-table"),
         *("parts", "kernels", "counters", "gpu-metrics", "operators", "readings", "energy", "environment-table", "passes"),
-    } - {"trials"} <= set(ids)
+    } <= set(ids)
 
 
 def test_the_sections_are_the_same_in_both() -> None:
@@ -111,7 +113,7 @@ def test_names_become_no_markup_wherever_they_are(name: str) -> None:
     table.add(Cell(name, below=name, indent=1))
     table.add(Missing(name))
     items = Items([Item(name, name, [name]), Item("", name)], ordered=True)
-    source = render_markdown(Document(name, name, name, [Section("s", name, [table, items])]))
+    source = render_markdown(Document(f"A {name}", name, name, [Section("s", f"B {name}", [table, items])]))
     assert uneven_tables(source) == []
     page = read(source)
     assert len(page.headings) == 2

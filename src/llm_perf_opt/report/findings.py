@@ -3,15 +3,17 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import OVERLAP, FindingLine, ThroughputLine, TraceAnalysis
-from llm_perf_opt.analysis.verification import Trial, Verification
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Block, Cell, Column, Item, Items, Paragraph, Table, cell, numbers
 from llm_perf_opt.report.terminal import block_text
 from llm_perf_opt.report.text import milliseconds, significant, then
+
+if TYPE_CHECKING:  # a kept analysis of a trace is shown at once: these take long to import
+    from llm_perf_opt.analysis.run_analysis import RunAnalysis
+    from llm_perf_opt.analysis.verification import Trial, Verification
 
 THROUGHPUT = "throughput"
 WITHIN = 0.25
@@ -19,7 +21,7 @@ WITHIN = 0.25
 _NOTHING = "Nothing found: no rule found anything above its threshold."
 
 
-def findings_of(analysis: RunAnalysis) -> Maybe[Sequence[FindingLine]]:
+def findings_of(analysis: "RunAnalysis") -> Maybe[Sequence[FindingLine]]:
     """Return what to change, the largest saving first."""
     return then(analysis.trace, _findings_in)
 
@@ -28,7 +30,7 @@ def _findings_in(trace: TraceAnalysis) -> Maybe[Sequence[FindingLine]]:
     return trace.findings if trace.complete else Missing(trace.why)
 
 
-def finding_blocks(findings: Sequence[FindingLine], tried: Verification | None = None) -> list[Block]:
+def finding_blocks(findings: Sequence[FindingLine], tried: "Verification | None" = None) -> list[Block]:
     """Return every finding with its saving, its evidence, what to try, and what became of it where it was tried."""
     blocks: list[Block] = []
     if findings:
@@ -41,13 +43,13 @@ def finding_blocks(findings: Sequence[FindingLine], tried: Verification | None =
     return [*blocks, *([trials_table(tried)] if tried is not None and tried.trials else [])]
 
 
-def gist_items(findings: Sequence[FindingLine], tried: Verification | None) -> Items:
+def gist_items(findings: Sequence[FindingLine], tried: "Verification | None") -> Items:
     """Return findings for the first screen: what each saves, the first sentence of its claim, and how to try it."""
     trials = trials_of(tried)
     return Items([_gist(finding, trials.get(finding.id)) for finding in findings], "gists")
 
 
-def trials_of(found: Verification | None) -> dict[str, Trial]:
+def trials_of(found: "Verification | None") -> "dict[str, Trial]":
     """Return the trials by the finding they tried."""
     return {} if found is None else {trial.id: trial for trial in found.trials}
 
@@ -57,12 +59,12 @@ def advice_text(findings: Sequence[FindingLine]) -> str:
     return "\n".join(block_text(block) for block in finding_blocks(findings)) + "\n"
 
 
-def trials_text(found: Verification) -> str:
+def trials_text(found: "Verification") -> str:
     """Return predicted against measured for the terminal."""
     return f"\n{block_text(trials_table(found))}\n"
 
 
-def verification_json(found: Verification) -> dict[str, Any]:
+def verification_json(found: "Verification") -> dict[str, Any]:
     """Return the trials with the figures that follow from the others."""
     trials = [
         asdict(trial) | {"saving_ns": trial.saving_ns, "predicted_ns": trial.predicted_ns, "error": trial.error}
@@ -74,7 +76,7 @@ def verification_json(found: Verification) -> dict[str, Any]:
 # --- one finding ----------------------------------------------------------------------------------------------------------
 
 
-def _item(finding: FindingLine, trial: Trial | None) -> Item:
+def _item(finding: FindingLine, trial: "Trial | None") -> Item:
     details = [*finding.evidence, f"try: {finding.to_try}"] if finding.to_try else list(finding.evidence)
     if finding.overrides and finding.change:
         details.append(f"in other programs: {finding.change}")
@@ -84,7 +86,7 @@ def _item(finding: FindingLine, trial: Trial | None) -> Item:
     return Item(f"[{finding.id}] {_sentence(finding.claim)}", effect, details)
 
 
-def _gist(finding: FindingLine, trial: Trial | None) -> Item:
+def _gist(finding: FindingLine, trial: "Trial | None") -> Item:
     attempt = f"Try {' '.join(finding.overrides)}" if finding.overrides else "What to change is described below"
     outcome = f" Tried: {trial_words(replace(trial, overrides=()))}" if trial is not None else ""
     effect = _effect(finding)
@@ -133,7 +135,7 @@ def _first_sentence(text: str) -> str:
 # --- trials ---------------------------------------------------------------------------------------------------------------
 
 
-def trials_table(found: Verification) -> Table:
+def trials_table(found: "Verification") -> Table:
     """Return what became of the findings that were tried."""
     names = ("before", "predicted", "measured", "saved", "predicted saving")
     table = Table("trials", f"Tried, each alone, against {found.base}", [Column("finding"), *numbers(*names), Column("verdict")])
@@ -143,7 +145,7 @@ def trials_table(found: Verification) -> Table:
     return table
 
 
-def _trial_cells(trial: Trial) -> list[Cell | Missing | str]:
+def _trial_cells(trial: "Trial") -> list[Cell | Missing | str]:
     """Times, or tokens per second of what is for throughput."""
     if trial.before_ns is None or trial.after_ns is None or trial.saving_ns is None:
         why = Missing(trial.why or "it was not measured")
@@ -164,7 +166,7 @@ def _time(ns: int | None) -> Cell | Missing:
     return _UNPREDICTED if ns is None else cell(ns, milliseconds)
 
 
-def trial_words(trial: Trial) -> str:
+def trial_words(trial: "Trial") -> str:
     """Return one trial in a sentence."""
     overrides = f"{' '.join(trial.overrides)}: " if trial.overrides else ""
     if trial.saving_ns is None or trial.before_ns is None or trial.after_ns is None:
@@ -176,7 +178,7 @@ def trial_words(trial: Trial) -> str:
     return f"{overrides}{show(trial.before_ns)} became {show(trial.after_ns)}{per}{expected} ({_verdict(trial)})."
 
 
-def _verdict(trial: Trial) -> str:
+def _verdict(trial: "Trial") -> str:
     if trial.saving_ns is None or trial.error is None or trial.spread_ns is None:
         return "n/a"
     of_rate = trial.kind == THROUGHPUT
