@@ -35,8 +35,8 @@ def html_tables(source: str) -> list[list[list[str]]]:
 
 
 def shown(markup: str) -> str:
-    """The text of a cell; the mark of a reason in brackets, as Markdown has it."""
-    text = re.sub(r"<sup>(.*?)</sup>", r" (\1)", markup)
+    """The text of a cell as Markdown has it: the mark of a reason in brackets, a separator of lines as a space."""
+    text = re.sub(r"<sup>(.*?)</sup>", r" (\1)", markup).replace(r"\u2028", " ")
     return flat(html.unescape(re.sub(r"<[^>]+>", "", text)))
 
 

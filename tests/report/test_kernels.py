@@ -46,7 +46,7 @@ def test_the_page_shows_every_kernel_with_its_counters(stages: tuple[StageKernel
     assert "of it by name, from launches with another grid" in page
     assert "| prefill | ≥ 4.31 % | n/a" in page
     assert "× 1.05" in page
-    assert "n/a (b): no clean pass" in page
+    assert "n/a (c): no clean pass" in page
     head = next(row for row in rows if "384x8" in row[1] and row[2] == "8")
     assert head[6:8] == ["34.94 TFLOP/s", "4,449 GB/s"]
     assert "† of " in page
@@ -68,7 +68,7 @@ def test_without_counters_the_page_says_why() -> None:
     page = kernels_page(kernel_table(traced_uses(), {"decode": Missing("ncu is not on this machine")}, HOPPER))
     assert "counters n/a: ncu is not on this machine." in page
     assert "n/a (a): ncu is not on this machine" in page
-    assert "Counter self-test: n/a: no counters were read" in page
+    assert "**Counter self-test:** n/a: no counters were read" in page
     assert "HFU" not in page
 
 
@@ -102,7 +102,7 @@ def test_both_pages_mark_what_ran_under_other_conditions_and_what_may_be_no_work
     stages = kernel_table(uses, {"decode": report_of(*sampled)}, HOPPER)
     for page in (kernels_page(stages), markdown_of(kernel_blocks(stages))):
         add, gemm = ("".join(line for line in page.splitlines() if f" | {name} |" in line) for name in ("add", "gemm"))
-        assert "| 3,650 GB/s † | " in add, "bytes under the tool over the trace's time"
+        assert "| 3,650 GB/s † |" in add, "bytes under the tool over the trace's time"
         assert "| 12.2 † |" in add
         assert "| 0 FLOP/s ‡ |" in add, "packed half instructions are in no rate"
         assert "†" not in gemm

@@ -336,7 +336,7 @@ def called(name: str) -> RunAnalysis:
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_names_stay_names(name: str) -> None:
     page, _, operators = read_all(called(name))
-    shown = " ".join(one_line(name).split())
+    shown = " ".join(one_line(name).split()) or "(no name)"
     assert sections(page) == SECTIONS
     plain = read(report(called("plain")))
     assert page.headings[1:] == plain.headings[1:], "no name became a heading"

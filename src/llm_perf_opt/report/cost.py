@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Block, Cell, Column, Document, Paragraph, Section, Table, cell, count_cell, numbers
-from llm_perf_opt.report.text import count, milliseconds, percent, significant, then
+from llm_perf_opt.report.text import count, flops, milliseconds, moved_bytes, percent, significant, then
 
 _ABOUT_COST = "FLOPs: matrix products, a multiply-add counts 2, attention causal. Bytes: the least that must be moved."
 _ABOUT_TIME = "Roofline time: sum over components of the longer of FLOPs / peak and bytes / bandwidth. Nothing real is faster."
@@ -79,14 +79,13 @@ def _least(value: Maybe[Floor]) -> list[Cell | Missing]:
 
 
 def _stage(name: str, title: str, stage: StageCost) -> Table:
-    columns = [Column("component"), *numbers("GFLOP", "share", "MB", "share")]
+    columns = [Column("component"), *numbers("FLOPs", "share", "bytes", "share")]
     table = Table(f"cost-{name}", title, columns)
     for part in stage.parts:
-        flops, moved = cell(part.flops / 1e9, significant), cell(part.bytes / 1e6, significant)
-        table.add(part.name, flops, cell(part.flops / stage.flops, percent), moved, cell(part.bytes / stage.bytes, percent))
-    table.add("total", cell(stage.flops / 1e9, significant), "", cell(stage.bytes / 1e6, significant), "")
-    whole = significant(stage.flops_full_attention / 1e9)
-    table.foot = f"whole attention: {whole} GFLOP · arithmetic intensity {significant(stage.flops_per_byte)} FLOP/byte"
+        shares = (cell(part.flops / stage.flops, percent), cell(part.bytes / stage.bytes, percent))
+        table.add(part.name, cell(part.flops, flops), shares[0], cell(part.bytes, moved_bytes), shares[1])
+    table.add("total", cell(stage.flops, flops), "", cell(stage.bytes, moved_bytes), "")
+    table.foot = f"whole attention: {flops(stage.flops_full_attention)} · arithmetic intensity {significant(stage.flops_per_byte)} FLOP/byte"
     return table
 
 

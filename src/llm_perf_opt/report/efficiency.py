@@ -13,10 +13,12 @@ from llm_perf_opt.report.text import (
     bytes_per_s,
     ends,
     fine_percent,
+    flops,
     flops_per_s,
     known,
     known_within,
     milliseconds,
+    moved_bytes,
     percent,
     significant,
     then,
@@ -68,8 +70,8 @@ def _facts(stage: StageEfficiency) -> str:
     launches = known(then(stage.launches, lambda count: f", {count:,} launches, copies too, in the profiled steps"), "")
     return (
         f"{milliseconds(stage.time_ns.median)} ({known_within(stage.time_ns, 'ns')}); "
-        f"{significant(cost.flops / 1e9)} GFLOP causal ({significant(cost.flops_full_attention / 1e9)} whole attention) and "
-        f"at least {significant(cost.bytes / 1e6)} MB; reached {flops_per_s(stage.flops_per_s)} and "
+        f"{flops(cost.flops)} causal ({flops(cost.flops_full_attention)} whole attention) and "
+        f"at least {moved_bytes(cost.bytes)}; reached {flops_per_s(stage.flops_per_s)} and "
         f"{bytes_per_s(stage.bytes_per_s)}; {significant(cost.flops_per_byte)} FLOP/byte; "
         f"kernels' share of the time {words(stage.busy, fine_percent)}{launches}."
     )
@@ -125,7 +127,7 @@ def _carried(factor: float, median: float, found: tuple[float, float]) -> str:
 
 def components_table(found: Efficiency) -> Table:
     """Return every component of every stage against its own roofline time; without their times, what they compute and move."""
-    names = ("GFLOP", "MB", "FLOP/byte", "time", "share", "FLOP/s", "bytes/s", "MFU", "MBU", "roofline time", "× roofline")
+    names = ("FLOPs", "bytes", "FLOP/byte", "time", "share", "FLOP/s", "bytes/s", "MFU", "MBU", "roofline time", "× roofline")
     columns = [Column("stage"), Column("component"), *numbers(*names), Column("bound by")]
     table = Table("parts", "Components of the model, in the profiled steps", columns, tools=True, foot=_COMPONENTS)
     for stage in found.stages:
@@ -144,12 +146,12 @@ def _component(part: PartEfficiency, whole_ns: int) -> list[Cell | Missing | str
     spent = [cell(time, milliseconds), cell(then(time, lambda ns: ns / whole_ns), percent)]
     if least is None:
         return [*[_OUTSIDE] * 3, *spent, *[_OUTSIDE] * 7]
-    flops = then(time, lambda ns: least.flops * 1e9 / max(ns, 1))
+    rate = then(time, lambda ns: least.flops * 1e9 / max(ns, 1))
     moved = then(time, lambda ns: least.bytes * 1e9 / max(ns, 1))
     return [
         *_work(least.flops, least.bytes),
         *spent,
-        cell(flops, flops_per_s),
+        cell(rate, flops_per_s),
         cell(moved, bytes_per_s),
         cell(part.mfu, fine_percent),
         cell(part.mbu, fine_percent),
@@ -159,9 +161,9 @@ def _component(part: PartEfficiency, whole_ns: int) -> list[Cell | Missing | str
     ]
 
 
-def _work(flops: float, moved: float) -> list[Cell | Missing]:
-    intensity: Maybe[float] = flops / moved if moved else Missing("it moves no bytes")
-    return [cell(flops / 1e9, significant), cell(moved / 1e6, significant), cell(intensity, significant)]
+def _work(computed: float, moved: float) -> list[Cell | Missing]:
+    intensity: Maybe[float] = computed / moved if moved else Missing("it moves no bytes")
+    return [cell(computed, flops), cell(moved, moved_bytes), cell(intensity, significant)]
 
 
 def bound_words(floor: FloorPart) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from llm_perf_opt.core.records import Distribution, Drift, Maybe, Missing
-from llm_perf_opt.core.units import BYTE_RATE, FLOP_RATE, SHARE, duration, durations, scaled
+from llm_perf_opt.core.units import BYTE_RATE, BYTES, FLOP_RATE, FLOPS, SHARE, duration, durations, scaled
 from llm_perf_opt.core.units import significant as significant
 
 T = TypeVar("T")
@@ -73,6 +73,16 @@ def flops_per_s(rate: float) -> str:
 def bytes_per_s(rate: float) -> str:
     """Return a bandwidth."""
     return scaled(rate, BYTE_RATE)
+
+
+def flops(amount: float) -> str:
+    """Return an amount of computing: 12.34 GFLOP."""
+    return scaled(amount, FLOPS)
+
+
+def moved_bytes(amount: float) -> str:
+    """Return an amount of memory traffic: 12.34 MB."""
+    return scaled(amount, BYTES)
 
 
 def fine_percent(share: float) -> str:
