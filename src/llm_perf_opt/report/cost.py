@@ -85,7 +85,8 @@ def _stage(name: str, title: str, stage: StageCost) -> Table:
         shares = (cell(part.flops / stage.flops, percent), cell(part.bytes / stage.bytes, percent))
         table.add(part.name, cell(part.flops, flops), shares[0], cell(part.bytes, moved_bytes), shares[1])
     table.add("total", cell(stage.flops, flops), "", cell(stage.bytes, moved_bytes), "")
-    table.foot = f"whole attention: {flops(stage.flops_full_attention)} · arithmetic intensity {significant(stage.flops_per_byte)} FLOP/byte"
+    whole, intensity = flops(stage.flops_full_attention), significant(stage.flops_per_byte)
+    table.foot = f"whole attention: {whole} · arithmetic intensity {intensity} FLOP/byte"
     return table
 
 

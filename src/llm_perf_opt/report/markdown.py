@@ -59,7 +59,7 @@ def _block(block: Block, images: set[str]) -> list[str]:
     if isinstance(block, Chart):
         return _chart(block, images)
     cards = [f"{_strong(card.name)} {escape(card.value)} {escape(_bracketed(card.detail))}" for card in block.cards]
-    return [_list(card.strip() for card in cards)]
+    return [_list((card.strip() for card in cards), "*")]
 
 
 def _items(block: Items) -> str:
@@ -79,7 +79,7 @@ def _chart(chart: Chart, images: set[str]) -> list[str]:
     else:
         shown = [] if chart.image.file in images else [f"![{escape(chart.image.title)}]({chart.image.file})"]
         images.add(chart.image.file)
-    return [*shown, _list(_line(note) for note in chart.notes)]
+    return [*shown, _list((_line(note) for note in chart.notes), "*")]
 
 
 def _table(block: Table) -> list[str]:
@@ -95,8 +95,9 @@ def _cell(cell: Cell) -> str:
     return "&nbsp;&nbsp;" * cell.indent + f"{escape(cell.text)}{note} {escape(cell.below)}".strip()
 
 
-def _list(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
+def _list(lines: Iterable[str], bullet: str = "-") -> str:
+    """A list; one that follows another is separate from it only with another bullet."""
+    return "\n".join(f"{bullet} {line}" for line in lines)
 
 
 def _line(text: str) -> str:

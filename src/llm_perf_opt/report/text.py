@@ -101,8 +101,8 @@ def gibibytes(count: int) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return seconds with three significant digits."""
-    return f"{significant(value, 3)} s"
+    """Return seconds in the unit that suits them."""
+    return duration(value * 1e9, 3)
 
 
 def with_unit(value: float, unit: str) -> str:
