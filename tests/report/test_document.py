@@ -107,6 +107,14 @@ def test_a_missing_value_is_marked_once_per_table() -> None:
     ]
 
 
+def test_a_link_leads_next_to_the_page_in_both() -> None:
+    table = Table("t", "T", [Column("#")])
+    table.add(Cell("0", link="a b)/report.html"))
+    document = Document("x", "", "", [Section("s", "S", [table])])
+    assert "[0](./a%20b%29/report.html)" in render_markdown(document)
+    assert 'href="./a%20b%29/report.html"' in render_html(document)
+
+
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES, "- a", "1. a", "+ a", "= a", "---", "1) a", "**a** ", " a", "a\\"])
 def test_names_become_no_markup_wherever_they_are(name: str) -> None:
     table = Table("t", name, [Column(name)], foot=name)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from urllib.parse import quote
 
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line, visible
@@ -92,7 +93,8 @@ def _table(block: Table) -> list[str]:
 
 def _cell(cell: Cell) -> str:
     note = f" ({cell.note})" if cell.note else ""
-    return "&nbsp;&nbsp;" * cell.indent + f"{escape(cell.text)}{note} {escape(cell.below)}".strip()
+    shown = f"[{escape(cell.text)}](./{quote(cell.link, errors='replace')})" if cell.link else escape(cell.text)
+    return "&nbsp;&nbsp;" * cell.indent + f"{shown}{note} {escape(cell.below)}".strip()
 
 
 def _list(lines: Iterable[str], bullet: str = "-") -> str:
