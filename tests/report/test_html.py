@@ -119,7 +119,7 @@ def test_marks_of_kernels_stand_on_the_page_with_what_they_mean() -> None:
     assert " †" in page
     assert "decode: † of" in page
     assert "the duration under Nsight Compute differs by more than 25 %" in page
-    assert "packed half, MFLOP per call at most" in page
+    assert "packed half FLOPs per call, at most" in page
 
 
 def test_a_sweep_shows_how_well_its_figures_are_known() -> None:

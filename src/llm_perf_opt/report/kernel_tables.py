@@ -28,10 +28,12 @@ from llm_perf_opt.report.document import (
 from llm_perf_opt.report.efficiency import hfu_cell
 from llm_perf_opt.report.text import (
     bytes_per_s,
+    flops,
     flops_per_s,
     grouped,
     known,
     milliseconds,
+    moved_bytes,
     percent,
     significant,
     then,
@@ -49,10 +51,10 @@ HALF = "‡"
 _MANY = Missing("a row of many kernels")
 _NO_SELFTEST = Missing("no counters were read, so there was nothing to test")
 _COUNTED = (
-    "tensor, MFLOP per call",
-    "vector, MFLOP per call",
-    "packed half, MFLOP per call at most",
-    "DRAM, kB per call",
+    "tensor FLOPs per call",
+    "vector FLOPs per call",
+    "packed half FLOPs per call, at most",
+    "DRAM bytes per call",
     "FLOP/byte",
     "SM, % of peak",
     "DRAM, % of peak",
@@ -128,7 +130,7 @@ def counters_table(stages: Sequence[StageKernels]) -> Table:
 def hfu_table(hfus: Sequence[StageHfu]) -> Table:
     """Return executed FLOPs of each stage against the peaks and the cost model."""
     roofs = list(dict.fromkeys(name for stage in hfus for name, _ in stage.against))
-    names = ("GFLOP executed", "on tensor cores", "packed half, at most, not in it", "cost model", "ratio", "counted")
+    names = ("FLOPs executed", "on tensor cores", "packed half, at most, not in it", "cost model", "ratio", "counted")
     columns = [Column("stage"), *numbers(*[f"HFU against {name} peak" for name in roofs], *names)]
     table = Table("hfu", "HFU", columns, foot=_ABOUT_HFU)
     for stage in hfus:
@@ -138,10 +140,10 @@ def hfu_table(hfus: Sequence[StageHfu]) -> Table:
         table.add(
             stage.stage,
             *[hfu_cell(against.get(name, Missing("no such peak"))) for name in roofs],
-            cell(then(first, lambda hfu: hfu.executed_flops / 1e9), significant),
-            cell(then(stage.model, lambda model: model.tensor_flops / 1e9), significant),
-            cell(then(stage.half_flops, lambda flops: flops / 1e9), significant),
-            cell(then(stage.model, lambda model: model.model_flops / 1e9), significant),
+            cell(then(first, lambda hfu: hfu.executed_flops), flops),
+            cell(then(stage.model, lambda model: model.tensor_flops), flops),
+            cell(stage.half_flops, flops),
+            cell(then(stage.model, lambda model: model.model_flops), flops),
             cell(then(stage.model, lambda model: model.ratio), times),
             cell(then(first, lambda hfu: hfu.coverage), percent),
         )
@@ -172,13 +174,13 @@ def _rates(row: StageKernel) -> list[Cell | Missing]:
 
 def _counted(row: StageKernel) -> list[Cell | Missing]:
     counted, differs = row.per_call, _differs_mark(row)
-    flops = [then(counted, lambda one: one.tensor_flops), then(counted, lambda one: one.vector_flops)]
-    flops.append(then(counted, lambda one: one.half_flops))
+    executed = [then(counted, lambda one: one.tensor_flops), then(counted, lambda one: one.vector_flops)]
+    executed.append(then(counted, lambda one: one.half_flops))
     shares = [then(counted, lambda one: one.sm_pct), then(counted, lambda one: one.dram_pct)]
     shares.append(then(counted, lambda one: one.occupancy_pct))
     return [
-        *[cell(then(value, lambda amount: amount / 1e6), significant) for value in flops],
-        cell(then(then(counted, lambda one: one.dram_bytes), lambda amount: amount / 1e3), significant, differs),
+        *[cell(value, flops) for value in executed],
+        cell(then(counted, lambda one: one.dram_bytes), moved_bytes, differs),
         cell(row.flops_per_byte, significant, _half_mark(row) + differs),
         *[cell(value, lambda share: significant(share, 3), differs) for value in shares],
         cell(then(counted, lambda one: one.time_ns), milliseconds, differs),
@@ -226,7 +228,7 @@ def _half_remark(stage: StageKernels) -> list[str]:
     having = sum(bool(_half_flops(row)) for row in stage.rows)
     if not having:
         return []
-    amount = known(then(stage.half_flops, lambda total: f", at most {significant(total / 1e9)} GFLOP in all"), "")
+    amount = known(then(stage.half_flops, lambda total: f", at most {flops(total)} in all"), "")
     return [
         f"{HALF} {having} kernels also issued packed half-precision instructions{amount}. Compilers move constants with these, "
         "in copies too, and counters cannot tell that from computing: they are an upper bound and in no FLOP rate, no FLOP/byte "
