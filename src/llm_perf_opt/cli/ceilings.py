@@ -13,7 +13,7 @@ def ceilings(
     device_index: Annotated[int, typer.Option(min=0, help="Which GPU, counted as the driver counts.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads on the CPU; by default the framework's choice.")] = None,
     budget_s: Annotated[float | None, typer.Option(min=0.05, max=600, help="Seconds to measure; by default about nine.")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again even where a kept result is there.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew even where a kept result is there.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -35,7 +35,7 @@ def cost(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What a model must compute and move, component by component: no GPU, no weights."""
+    """What a model must compute and move, part by part: no GPU, no weights."""
     note_debug(debug)
     from llm_perf_opt.report.cost import cost_document, what_if_document
     from llm_perf_opt.report.terminal import render_text
