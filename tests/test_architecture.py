@@ -178,6 +178,18 @@ def test_parameter_lists_stay_short() -> None:
     assert {name: count for name, count in counts.items() if count > MOST_PARAMETERS} == {}
 
 
+def test_reports_ask_seldom_whether_a_value_is_missing() -> None:
+    """`cell`, `then`, `known` and `when_known` ask: a missing value is put in once, when a table is built."""
+    asked = [
+        module
+        for module, path in MODULES.items()
+        for node in ast.walk(parsed(path))
+        if room_of(module) == "report" and isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        if "Missing" in ast.unparse(node.args[1])
+    ]
+    assert len(asked) <= 50
+
+
 def test_help_loads_nothing_heavy() -> None:
     from llm_perf_opt.core.processes import ask
 

@@ -7,10 +7,9 @@ import pytest
 from builders import MS, operator, run_analysis, torch_pass
 from llm_perf_opt.analysis.overhead import PROFILER_EVENTS, overheads, without_profiler_events
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
-from llm_perf_opt.report.passes import passes_section, passes_table
-from llm_perf_opt.report.run_tables import operators_table
+from llm_perf_opt.report.run_tables import operators_table, passes_table
 from llm_perf_opt.runners.measure.torch_profiler import is_own_work
+from rendered import operators_page, report, stakeholder_summary
 
 FULL = operator("Command Buffer Full", calls=7, cpu_total_ns=9 * MS, cpu_self_ns=9 * MS, device_self_ns=90 * MS)
 PRODUCT = operator("aten::mm", device_self_ns=5 * MS)
@@ -30,7 +29,7 @@ def test_no_page_calls_them_operators(name: str) -> None:
     assert "is aten::mm" in stakeholder_summary(analysis)
     assert name not in operators_page(analysis)
     assert [row[0].text for row in operators_table(torch).rows] == ["aten::mm"]
-    before, _, passes = report(analysis).partition("## Passes")
+    before, _, passes = report(analysis).partition("**Passes**")
     assert name not in before
     assert name in passes
 
@@ -43,10 +42,10 @@ def test_their_time_and_number_stand_with_the_overhead_of_the_pass() -> None:
     assert "10.00 ms in 9 events" in found.own_words
     assert "Command Buffer Full 9.000 ms (7)" in found.own_words
     analysis = run_analysis(torch=torch, overheads=(found,))
-    assert "10.00 ms in 9 events" in passes_section(analysis)
     assert found.own_words in passes_table(analysis).foot
+    assert "10.00 ms in 9 events" in report(analysis)
     assert overheads(None, Missing("not run"), {}) == ()
-    assert "own work" not in passes_section(run_analysis(overheads=overheads(None, torch_pass(), {})))
+    assert "own work" not in passes_table(run_analysis(overheads=overheads(None, torch_pass(), {}))).foot
 
 
 @pytest.mark.parametrize("name", ["Resource", "Instrumentation"])

@@ -63,7 +63,7 @@ def test_a_model_with_an_encoder_is_counted_only_as_its_decoder_and_only_when_as
     assert alike["assumptions"].pop("part_of") is None
     assert decoder == alike, "the same decoder"
     floors = cost("model=tiny_vlm", "--decoder-only", "--hardware", "h200", "--batch", "1,8").stdout
-    assert "Floors of the text decoder of llava; the rest is not counted." in floors
+    assert "Roofline times of the text decoder of llava; the rest is not counted." in floors
     done = cost("model=tiny", "--decoder-only")
     assert done.returncode == 2
     assert "has no effect" in done.stderr

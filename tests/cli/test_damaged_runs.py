@@ -14,7 +14,7 @@ import yaml
 
 from command import clean_end, llm_perf
 from llm_perf_opt.core.run_folder import MOST_LEVELS, RunFolder, read_values
-from llm_perf_opt.report import page
+from llm_perf_opt.report import html
 from llm_perf_opt.workflows import analyze_run as analyze
 from run_damage import RAW_VALUES, SAME_TYPE, WHOLE_FILE, parent_made_file, places, value_at, with_value
 from whole_runs import whole_run
@@ -42,7 +42,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the library of the charts and the tables of DuckDB, which no damage here reaches, and no waiting for the disk."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(page, "_plotly", lambda: "")
+    monkeypatch.setattr(html, "_plotly", lambda: "")
     monkeypatch.setattr(analyze, "write_run_tables", lambda *_: None)
 
 

@@ -19,7 +19,7 @@ from llm_perf_opt.core.records import SCHEMA, CleanTimings, Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record, write_whole
 from llm_perf_opt.core.runtime_records import TextUse, WeightFacts
 from llm_perf_opt.core.warnings import WarningId
-from llm_perf_opt.report.page import _environment
+from llm_perf_opt.report.html import _environment
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.images import CHROMIUM_VARIABLE, draw_images
 from llm_perf_opt.workflows.run_reader import RunReader
@@ -108,7 +108,7 @@ def test_damaged_times_end_the_verb_after_the_pages_are_made(tmp_path: Path) -> 
         assert why in text.partition("This run is damaged")[2]
         assert "Every pass is complete" not in text
         assert "no iteration was measured" not in text
-    stages = folder.report_file.read_text().partition("## Per-stage timings")[2]
+    stages = folder.report_file.read_text().partition("## Stages and steps")[2]
     assert why in stages[: stages.index("\n## ")]
     said = CliRunner().invoke(app, ["report", str(folder.path), "--json"])
     assert isinstance(said.exception, ParseError)

@@ -8,7 +8,8 @@ import pytest
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.ceilings import age_s, ceilings_json, ceilings_text
+from llm_perf_opt.report.ceilings import age_s, ceilings_json
+from rendered import ceilings_text
 
 TAKEN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 ROWS = (
@@ -27,17 +28,19 @@ FOUND = FoundCeilings(CEILINGS, True, "/cache/ab.json", ("something to know.",))
 def test_the_table() -> None:
     assert ceilings_text(FOUND, TAKEN + timedelta(hours=3)) == (
         "NVIDIA H200 (cuda, GPU-1), driver 580.95, torch 2.11.0\n"
-        "kept from 3 h ago; --refresh measures anew (2026-01-01T00:00:00+00:00, in 7.2 s)\n"
+        "kept from 3 h ago; --refresh measures again (2026-01-01T00:00:00+00:00, in 7.2 s)\n"
+        "\n"
         "- before measuring: 92 W\n"
         "\n"
-        "quantity                            median  95 % interval    IQR  n  how\n"
-        "GEMM bf16                    796.0 TFLOP/s  796.0 – 796.0  0.0 %  9  8192×8192×8192 [SM 1980 MHz, 92 W]\n"
-        "GEMM fp32                    240.0 GFLOP/s  230.0 – 250.0  8.3 %  9  1024×1024×1024\n"
-        "GEMM fp8                     n/a: compute capability 8.0 has none\n"
-        "read bandwidth                  4,348 GB/s  4,348 – 4,348  0.0 %  9  sum of 1024 MiB\n"
-        "kernel interval, CUDA graph         917 ns      917 – 917  0.0 %  9  one graph\n"
-        "\n"
+        "quantity                            median  95 % interval      IQR        n  how\n"
+        "GEMM bf16                    796.0 TFLOP/s  796.0 – 796.0    0.0 %        9  8192×8192×8192 [SM 1980 MHz, 92 W]\n"
+        "GEMM fp32                    240.0 GFLOP/s  230.0 – 250.0    8.3 %        9  1024×1024×1024\n"
+        "GEMM fp8                           n/a (a)        n/a (a)  n/a (a)  n/a (a)  n/a (a)\n"
+        "read bandwidth                  4,348 GB/s  4,348 – 4,348    0.0 %        9  sum of 1024 MiB\n"
+        "kernel interval, CUDA graph         917 ns      917 – 917    0.0 %        9  one graph\n"
+        "n/a (a): compute capability 8.0 has none\n"
         "IQR: the middle half of the samples, in percent of the median. Intervals are of the median.\n"
+        "\n"
         "kept in /cache/ab.json\n"
         "note: something to know.\n"
     )

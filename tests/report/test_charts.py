@@ -9,7 +9,7 @@ import pytest
 from builders import HOSTILE_NAMES, MS, clean_timings, cpu_sample, in_a_row, iteration, run_analysis, telemetry
 from llm_perf_opt.analysis.sweep_rows import SweepRow, pareto_front, sweep_rows
 from llm_perf_opt.core.records import Distribution, Missing
-from llm_perf_opt.report.chart_data import Point, RoofLine, Roofline, Use, Waterfall, coarse_waterfalls, roofline
+from llm_perf_opt.report.chart_data import Point, RoofLine, Roofline, Use, Waterfall, budget_of, coarse_waterfalls, roofline
 from llm_perf_opt.report.charts import (
     MOST_READINGS,
     icicle_chart,
@@ -20,7 +20,8 @@ from llm_perf_opt.report.charts import (
     waterfall_chart,
     wrapped,
 )
-from llm_perf_opt.report.run_budget import budget_of, findings_of
+from llm_perf_opt.report.document import Items
+from llm_perf_opt.report.findings import finding_blocks, findings_of, gist_items
 from llm_perf_opt.report.svg import roofline_svg
 from llm_perf_opt.report.sweep_charts import parameter_chart, tradeoff_chart
 from pages import full_analysis, readings, sweep_entries
@@ -75,16 +76,20 @@ def test_without_a_trace_the_budget_is_floor_and_rest() -> None:
 def test_findings_say_what_they_save_and_what_to_try() -> None:
     found = findings_of(full_analysis())
     assert not isinstance(found, Missing)
-    assert found[0].claim == "Finding 0: one. There is more to it."
-    assert found[0].gist[1].startswith("Finding 0: one. What to change")
-    assert "9.000 ms per token (0 ms to 9.000 ms), confidence high. Try: one" in found[0].detail
+    items = finding_blocks(found)[0]
+    assert isinstance(items, Items)
+    assert items.items[0].head == "[f0] Finding 0: one. There is more to it."
+    assert items.items[0].text == "saves about 9.000 ms per token (0 ms to 9.000 ms) (high confidence: one)"
+    assert items.items[0].details == ["one", "try: one"]
+    gist = gist_items(found, None).items[0]
+    assert gist.text.startswith("Finding 0: one. What to change")
 
 
 def test_the_roofline_has_stages_parts_and_counted_kernels() -> None:
     analysis = full_analysis()
     data = roofline(analysis.efficiency, analysis.kernels)
     assert not isinstance(data, Missing)
-    assert {point.kind for point in data.points} == {"stage", "part", "kernel"}
+    assert {point.kind for point in data.points} == {"stage", "component", "kernel"}
     for point in data.points:
         top = max(min(point.flops_per_byte * (roof.bandwidth_bytes_per_s or 0), roof.peak_flops_per_s) for roof in data.roofs)
         if point.kind == "kernel":

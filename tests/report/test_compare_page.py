@@ -14,9 +14,10 @@ from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.records import Iteration, MemoryPeaks, Missing
 from llm_perf_opt.core.warnings import RunWarning, WarningId
-from llm_perf_opt.report.compare import comparison_page, comparison_text, signed_percent
-from llm_perf_opt.report.compare_html import comparison_html
+from llm_perf_opt.report.compare import signed_percent
+from llm_perf_opt.report.compare_document import comparison_text
 from markdown_reader import read, uneven_tables
+from rendered import comparison_html, comparison_page
 
 MS = 1_000_000
 ON_ACCELERATOR = Judgement(process_spread=ACCELERATOR_SPREAD)
@@ -49,23 +50,14 @@ def compared(slower: float = 1.1, judgement: Judgement = ON_ACCELERATOR, **more:
 def test_the_verdict_stands_first() -> None:
     source = comparison_page(compared())
     page = read(source)
-    assert source.index("End to end: new is slower (+10.0") < source.index("## Metrics")
+    assert source.index("End to end: new is slower (+10.0") < source.index("## Metrics and stages")
     assert uneven_tables(source) == []
-    for heading in (
-        "Gates",
-        "Cautions",
-        "Metrics",
-        "Stages",
-        "Settings that differ",
-        "Kernels",
-        "Not compared",
-        "How to read it",
-    ):
+    for heading in ("Verdict", "Cautions", "Metrics and stages", "Kernels", "What differs", "Not compared", "How to read it"):
         assert page.section(heading), heading
     metrics = next(rows for rows in page.tables if rows[0][0] == "metric")
-    assert metrics[0] == ["metric", "base", "new", "change", "98 % interval", "verdict", "repeats"]
+    assert metrics[0] == ["metric", "base", "new", "change, 98 % interval", "verdict", "repeats"]
     assert metrics[1][0] == "Time to first token (TTFT)"
-    assert metrics[1][5:] == ["slower", "10 / 10"]
+    assert metrics[1][4:] == ["slower", "10 / 10"]
     gates = next(rows for rows in page.tables if rows[0][0] == "gate")
     assert [row[1] for row in gates[1:]] == ["regression", "pass", "cannot tell"]
     assert "nan" not in source.split()
@@ -89,7 +81,10 @@ def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
     found = compared(2.0, Judgement())
     source = comparison_page(found)
     assert "End to end: not distinguishable (+100.00 %; too few runs to know how much processes differ)" in source
-    assert next(rows for rows in read(source).tables if rows[0][0] == "metric")[1][4:6] == ["unknown", "not distinguishable"]
+    assert next(rows for rows in read(source).tables if rows[0][0] == "metric")[1][3:5] == [
+        "+100.00 % (unknown)",
+        "not distinguishable",
+    ]
     assert "so there is no interval and no verdict" in source
     assert "cannot tell: tpot: worse by 100.00%, 3.00% tolerated: too few runs" in comparison_text(found)
     assert "To tell: 3 runs on each side" in comparison_text(found)
@@ -104,7 +99,7 @@ def test_too_few_repeats_show_their_medians_all_the_same() -> None:
     gates = parse_gates(["tpot=3%"], gate_names())
     found = compare(Side((base,)), Side((replace(base, timings=few, run="new"),)), gates=gates, judgement=ON_ACCELERATOR)
     row = next(rows for rows in read(comparison_page(found)).tables if rows[0][0] == "metric")[1]
-    assert row[1:] == ["100.1 ms", "110.1 ms", "+10.00 %", "unknown", "not distinguishable", "3 / 3"]
+    assert row[1:] == ["100.1 ms", "110.1 ms", "+10.00 % (unknown)", "not distinguishable", "3 / 3"]
     text = comparison_text(found)
     assert "110.1 ms" in text
     assert "has 3 repeats; an interval needs 6 (runtime.min_repeats). To tell: at least 6 repeats in each run" in text
@@ -118,7 +113,7 @@ def test_a_pair_never_reads_as_the_same_name_twice() -> None:
     base, new = (Kernel(long % (functor % kind), "decode", "elementwise", 4, 100) for kind in ("BFloat16", "Half"))
     run, other = (compared_run(1.0), replace(compared_run(1.1), run="baseline/tiny/new"))
     found = compare(Side((run,), [base]), Side((other,), [new]))
-    (cell,) = [row[2] for rows in read(comparison_page(found)).tables for row in rows if "elementwise" in row]
+    (cell,) = [row[4] for rows in read(comparison_page(found)).tables for row in rows if "elementwise" in row]
     one, arrow, second = cell.partition(" → ")
     assert arrow
     assert one != second
@@ -182,7 +177,7 @@ def test_a_real_change_is_explained_by_what_moved_in_the_budget() -> None:
     assert "Why decode is faster" in comparison_html(told(0.9))
     assert "Why decode" not in comparison_text(told(1.0)), "what did not change needs no cause"
     gates = next(rows for rows in read(comparison_page(compared())).tables if rows[0][0] == "gate")
-    assert gates[3][3] == "More repeats do not cure this"
+    assert gates[3][3] == "More repeats do not cure this."
 
 
 def test_hostile_names_are_text() -> None:
@@ -212,15 +207,15 @@ def test_the_chart_says_for_each_row_which_way_is_better() -> None:
     html = comparison_html(compared())
     assert "Decode throughput →" in html or "Decode throughput \\u2192" in html
     assert "Time to first token (TTFT) ←" in html or "Time to first token (TTFT) \\u2190" in html
-    assert "The arrows say which way is better" in html
+    assert "The arrows show which way is better" in html
 
 
 def test_memory_and_energy_show_the_interval_that_their_gates_decide_by() -> None:
     base = run_analysis(timings=clean_timings(repeats(1.0)))
     found = compare(Side((base,)), Side((replace(base, run="new"),)), gates=parse_gates(["memory.process=1%"], gate_names()))
-    rows = {row[0]: row for rows in read(comparison_page(found)).tables for row in rows if len(row) == 7}
+    rows = {row[0]: row for rows in read(comparison_page(found)).tables for row in rows if len(row) == 6}
     resident = rows["Peak memory of the process on the host"]
-    assert resident[3:6] == ["+0.00 %", "-6.37 to +6.80 %", "not distinguishable"]
+    assert resident[3:5] == ["+0.00 % (-6.37 to +6.80 %)", "not distinguishable"]
     assert "-6.37 to +6.80 %" in comparison_text(found)
     assert "-6.37 to +6.80 %" in comparison_html(found)
     assert found.gates[0].outcome == "cannot tell"
@@ -230,8 +225,8 @@ def test_what_repeats_to_the_byte_is_called_exact_and_the_same() -> None:
     peaks = MemoryPeaks(2**30, 2**31, Missing("not told"), 2**30)
     base = run_analysis(timings=clean_timings(repeats(1.0), memory=peaks))
     found = compare(Side((base,)), Side((replace(base, run="new"),)))
-    rows = {row[0]: row for rows in read(comparison_page(found)).tables for row in rows if len(row) == 7}
-    assert rows["Peak memory of tensors"][1:6] == ["1.00 GiB", "1.00 GiB", "+0.00 %", "exact", "the same"]
+    rows = {row[0]: row for rows in read(comparison_page(found)).tables for row in rows if len(row) == 6}
+    assert rows["Peak memory of tensors"][1:5] == ["1.00 GiB", "1.00 GiB", "+0.00 % (exact)", "the same"]
 
 
 def test_no_change_never_has_a_minus_sign() -> None:
@@ -245,8 +240,11 @@ def test_a_figure_that_one_side_has_is_shown_although_it_cannot_be_compared() ->
         base, run="new", timings=clean_timings(repeats(1.0), memory=replace(peaks, allocated_bytes=Missing("no GPU")))
     )
     found = compare(Side((base,)), Side((without,)))
-    rows = {row[0]: row for rows in read(comparison_page(found)).tables for row in rows if len(row) == 7}
-    assert rows["Peak memory of tensors"][1:6] == ["1.00 GiB", "n/a", "n/a", "n/a", "n/a: no GPU"]
+    rows = {row[0]: row for rows in read(comparison_page(found)).tables for row in rows if len(row) == 6}
+    base_side, *others = rows["Peak memory of tensors"][1:5]
+    assert base_side == "1.00 GiB"
+    assert len(set(others)) == 1
+    assert f"{others[0]}: no GPU" in read(comparison_page(found)).text
     html = comparison_html(found)
     line = html[html.index("<td>Peak memory of tensors") : html.index("Peak memory of the allocator")]
     assert "1.00 GiB" in line

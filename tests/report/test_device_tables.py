@@ -4,11 +4,10 @@ from msgspec.structs import replace
 
 from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.device_tables import device_html_tables, device_rows, devices_section
-from llm_perf_opt.report.html import run_page
-from llm_perf_opt.report.markdown import report
-from llm_perf_opt.report.trace_page import trace_text
+from llm_perf_opt.report.trace_document import trace_text
+from llm_perf_opt.report.trace_tables import TOGETHER, device_tables
 from pages import full_analysis, readings, trace_analysis
+from rendered import report, run_page
 
 MS = 1_000_000
 
@@ -19,23 +18,22 @@ def line(device: int, busy: int, idle: int, name: str = "NVIDIA H200") -> Device
 
 
 def test_rows_add_up_and_a_stage_without_work_is_left_out() -> None:
-    both = replace(trace_analysis(), devices=[line(0, 30 * MS, 10 * MS), line(1, 20 * MS, 20 * MS)])
-    assert [row[-4:] for row in device_rows(both.devices)] == [
+    whole, stages = device_tables([line(0, 30 * MS, 10 * MS), line(1, 20 * MS, 20 * MS)])
+    assert (whole.id, stages.id) == ("devices", "device-stages")
+    assert [[cell.text for cell in row[-4:]] for row in whole.rows] == [
         ["30.00 ms", "10.00 ms", "40.00 ms", "75.0 %"],
         ["20.00 ms", "20.00 ms", "40.00 ms", "50.0 %"],
     ]
-    text = devices_section(both)
-    assert "at least one" in text
-    assert "| decode | 1 | 20.00 ms | 20.00 ms | 40.00 ms | 50.0 % | 7 |" in text
-    assert "prefill" not in text
-    assert [table.id for table in device_html_tables(both)] == ["devices", "device-stages"]
+    assert whole.foot == TOGETHER
+    rows = [[cell.text for cell in row] for row in stages.rows]
+    assert ["decode", "1", "20.00 ms", "20.00 ms", "40.00 ms", "50.0 %", "7"] in rows
+    assert {row[0] for row in rows} == {"decode"}
 
 
 def test_one_device_is_not_shown_twice() -> None:
+    assert device_tables([line(0, 30 * MS, 10 * MS)]) == []
     one = replace(trace_analysis(), devices=[line(0, 30 * MS, 10 * MS)])
-    assert devices_section(one) == ""
-    assert device_html_tables(one) == []
-    assert devices_section(Missing("no trace")) == ""
+    assert 'id="devices"' not in run_page(full_analysis(trace=one))
 
 
 def test_a_name_is_data_in_every_page() -> None:
@@ -46,5 +44,5 @@ def test_a_name_is_data_in_every_page() -> None:
     page = run_page(analysis, readings(), Missing("no ranges"))
     assert "&lt;b&gt;|H200" in page
     assert "<b>|H200" not in page
-    assert "Devices, each by itself" in trace_text(both)
+    assert "Each device by itself" in trace_text(both)
     assert max(map(len, trace_text(both).splitlines())) <= 100

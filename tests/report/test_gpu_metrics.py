@@ -4,10 +4,9 @@ from msgspec.structs import replace
 
 from llm_perf_opt.analysis.trace.document import GpuMetricLine
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.gpu_metrics import metric_header, metric_html_tables, metric_rows, metrics_section
-from llm_perf_opt.report.html import run_page
-from llm_perf_opt.report.markdown import report
+from llm_perf_opt.report.trace_tables import gpu_metric_tables
 from pages import full_analysis, readings, trace_analysis
+from rendered import report, run_page
 
 LINES = [
     GpuMetricLine("", 0, "SMs Active", 10, 12.5, 0, 40),
@@ -16,12 +15,21 @@ LINES = [
 ]
 
 
+def texts(lines: list[GpuMetricLine]) -> list[list[str]]:
+    (table,) = gpu_metric_tables(lines)
+    assert table.reasons == ["no sample"]
+    return [[column.name for column in table.columns], *[[cell.text for cell in row] for row in table.rows]]
+
+
 def test_metrics_are_rows_and_stages_columns() -> None:
-    assert metric_header(LINES) == ["metric", "all work", "decode"]
-    assert metric_rows(LINES) == [["SMs Active", "12.5 (10)", "33.3 (4)"], ["<b>|x", "3.00 (10)", "n/a: no sample"]]
-    both = [*LINES, GpuMetricLine("", 1, "SMs Active", 10, 1.0, 0, 2)]
-    assert metric_header(both)[:2] == ["metric", "device"]
-    assert metric_rows(both)[-1] == ["SMs Active", "1", "1.00 (10)", "n/a: no sample"]
+    assert texts(LINES) == [
+        ["metric", "all work", "decode"],
+        ["SMs Active", "12.5 (10)", "33.3 (4)"],
+        ["<b>|x", "3.00 (10)", "n/a"],
+    ]
+    both = texts([*LINES, GpuMetricLine("", 1, "SMs Active", 10, 1.0, 0, 2)])
+    assert both[0][:2] == ["metric", "device"]
+    assert both[-1] == ["SMs Active", "1", "1.00 (10)", "n/a"]
 
 
 def test_names_are_data_in_every_page() -> None:
@@ -33,6 +41,5 @@ def test_names_are_data_in_every_page() -> None:
 
 
 def test_nothing_sampled_nothing_shown() -> None:
-    assert metrics_section(trace_analysis()) == ""
-    assert metric_html_tables(Missing("no trace")) == []
-    assert "Metrics of the GPU" not in report(full_analysis())
+    assert gpu_metric_tables([]) == []
+    assert "sampled by nsys" not in report(full_analysis())

@@ -15,11 +15,10 @@ from llm_perf_opt.analysis.sweep_rows import sweep_rows
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import visible
 from llm_perf_opt.core.units import FLOP_RATE
-from llm_perf_opt.report.compare_html import comparison_html
-from llm_perf_opt.report.html import run_page
-from llm_perf_opt.report.page import MOST_BYTES
-from llm_perf_opt.report.sweep import SweepReport, sweep_page
+from llm_perf_opt.report.html import MOST_BYTES
+from llm_perf_opt.report.sweep import SweepReport
 from pages import full_analysis, readings, sweep_entries
+from rendered import comparison_html, run_page, sweep_page
 
 NO_REGIONS = Missing("no timeline")
 ATTACKS = (

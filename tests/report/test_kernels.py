@@ -1,4 +1,4 @@
-"""kernels.md and the report's section."""
+"""kernels.md and the kernels of a report."""
 
 import pytest
 
@@ -10,9 +10,12 @@ from llm_perf_opt.analysis.limits.roofs import RateLimits, Roof
 from llm_perf_opt.core.kernel_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.counters.roles import roles
-from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
-from llm_perf_opt.report.text import escape
+from llm_perf_opt.report import kernel_tables
+from llm_perf_opt.report.document import Table
+from llm_perf_opt.report.kernel_tables import kernel_blocks, kernels_table
+from llm_perf_opt.report.markdown import escape
 from llm_perf_opt.traces.ncu_csv import read_ncu
+from rendered import kernels_page, markdown_of
 
 HOPPER = roles("gh100")
 ROOFS = (Roof("datasheet", "", 989e12, 4.8e12), Roof("measured", "", Missing("not measured"), Missing("not measured")))
@@ -42,10 +45,10 @@ def test_the_page_shows_every_kernel_with_its_counters(stages: tuple[StageKernel
     assert "counters for 100.0 % of it." in page
     assert "of it by name, from launches with another grid" in page
     assert "| prefill | ≥ 4.31 % | n/a" in page
-    assert "× 1.048" in page
+    assert "× 1.05" in page
     assert "n/a (c): no clean pass" in page
     head = next(row for row in rows if "384x8" in row[1] and row[2] == "8")
-    assert head[10:12] == ["34.94 TFLOP/s", "4,449 GB/s"]
+    assert head[6:8] == ["34.94 TFLOP/s", "4,449 GB/s"]
     assert "† of " in page
     assert escape("sm__ops_path_tensor_src_fp8.sum") in page
     widths = {len(row) for row in rows}
@@ -64,31 +67,29 @@ def test_names_are_data(stages: tuple[StageKernels, ...]) -> None:
 def test_without_counters_the_page_says_why() -> None:
     page = kernels_page(kernel_table(traced_uses(), {"decode": Missing("ncu is not on this machine")}, HOPPER))
     assert "counters n/a: ncu is not on this machine." in page
-    assert "n/a (b): ncu is not on this machine" in page
-    assert "Counter self-test: n/a: no counters were read" in page
+    assert "n/a (a): ncu is not on this machine" in page
+    assert "**Counter self-test:** n/a: no counters were read" in page
     assert "HFU" not in page
 
 
 def test_without_a_trace() -> None:
-    assert kernels_page(Missing("no pass saw kernels")) == "# Kernels\n\nn/a: no pass saw kernels\n"
-    assert top_kernels_section(Missing("no pass saw kernels")) == "## Top kernels\n\nn/a: no pass saw kernels\n"
+    assert kernels_page(Missing("no pass saw kernels")) == "# Kernels\n\n**Kernels:** n/a: no pass saw kernels\n"
 
 
-def test_the_section_holds_the_longest_and_the_rest(stages: tuple[StageKernels, ...]) -> None:
-    section = top_kernels_section(stages, [stage_hfu(stages[0], ROOFS, 4.73e-3, 1.92e11)], top=3)
-    rows = tables(section)
-    assert sum("others" in row[0] for row in rows) == 2
-    for stage in stages:
-        assert f"{len(stage.rows) - 3} others" in section
-    assert "### HFU" in section
-    assert "kernels.md" in section
+def test_a_report_holds_the_longest_and_the_rest(stages: tuple[StageKernels, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_tables, "MOST_ROWS", 3)
+    table = kernels_table(stages)
+    assert [row[1].text for row in table.rows if "others" in row[1].text] == [f"{len(stage.rows) - 3} others" for stage in stages]
+    assert "kernels.md" in table.foot
+    blocks = kernel_blocks(stages, [stage_hfu(stages[0], ROOFS, 4.73e-3, 1.92e11)])
+    assert [block.id for block in blocks if isinstance(block, Table)] == ["kernels", "counters", "hfu"]
 
 
 def test_a_failed_self_test_is_loud() -> None:
     failed = judge(report_of(launch("x", 1)), KnownWork((KnownGemm("gemm", 128, 128, 128),), KnownCopy("copy", 100)), HOPPER)
     assert not isinstance(failed, Missing)
     page = kernels_page(kernel_table(traced_uses(), {"decode": failed.doubt or Missing("")}, HOPPER), (), failed)
-    assert "self-test **failed**, so no counter below is used" in page
+    assert "self-test FAILED, so no counter below is used" in page
     assert "the counter self-test failed" in page
 
 
@@ -99,31 +100,31 @@ def test_both_pages_mark_what_ran_under_other_conditions_and_what_may_be_no_work
         launch("gemm", 1, read=1_000, write=0, time=9_100, tensor=10**9, vector=0, half=0, sm=50),
     ]
     stages = kernel_table(uses, {"decode": report_of(*sampled)}, HOPPER)
-    for page in (kernels_page(stages), top_kernels_section(stages)):
-        (add,) = [line for line in page.splitlines() if line.startswith("| add") or " | add |" in line]
-        (gemm,) = [line for line in page.splitlines() if line.startswith("| gemm") or " | gemm |" in line]
-        assert "| 3,650 GB/s † | " in add, "bytes under the tool over the trace's time"
+    for page in (kernels_page(stages), markdown_of(kernel_blocks(stages))):
+        add, gemm = ("".join(line for line in page.splitlines() if f" | {name} |" in line) for name in ("add", "gemm"))
+        assert "| 3,650 GB/s † |" in add, "bytes under the tool over the trace's time"
         assert "| 12.2 † |" in add
         assert "| 0 FLOP/s ‡ |" in add, "packed half instructions are in no rate"
         assert "†" not in gemm
         assert "‡" not in gemm
-        assert "- † of 1 kernels (31.4 % of the time) the duration under Nsight Compute differs" in page
-        assert "- ‡ 1 kernels also issued packed half-precision instructions, at most 0.001000 GFLOP in all." in page
+        assert "† of 1 kernels (31.4 % of the time) the duration under Nsight Compute differs" in page
+        assert "‡ 1 kernels also issued packed half-precision instructions, at most 1.000 MFLOP in all." in page
 
 
 def test_both_pages_say_which_counters_were_lost_in_a_stage() -> None:
     lost = CounterProblem("counters_missing", "Without a value in every kernel: lts__t_bytes.sum.", False)
     report = CounterReport((launch("f", 1, tensor=1),), {}, (lost,))
     stages = kernel_table([KernelUse("decode", "f", 1, 128, 1, 10)], {"decode": report}, HOPPER)
-    for page in (kernels_page(stages), top_kernels_section(stages)):
-        assert f"- {escape(lost.what)}" in page
+    for page in (kernels_page(stages), markdown_of(kernel_blocks(stages))):
+        assert escape(lost.what) in page
 
 
 def test_a_rate_above_the_devices_peak_is_no_number() -> None:
     limits = RateLimits(1e12, 1e9)
     sampled = launch("f", 1, tensor=2_000_000, read=1_500, write=0, time=1_000)
     stages = kernel_table([KernelUse("decode", "f", 1, 128, 1, 1_000)], {"decode": report_of(sampled)}, HOPPER, limits=limits)
-    for page in (kernels_page(stages), top_kernels_section(stages)):
+    for page in (kernels_page(stages), markdown_of(kernel_blocks(stages))):
         assert "would be more than the device's highest peak, 1 TFLOP/s" in page
         assert "would be more than the device's 1 GB/s" in page
-        assert "1.500 |" not in page.replace("| 1.500 |", "", 1), "the kilobytes of a call, and no GB/s"
+        assert "| 1.500 kB |" in page
+        assert "1.500 GB/s" not in page

@@ -11,14 +11,27 @@ from hypothesis import strategies as st
 
 from builders import HOSTILE_NAMES
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, mark
-from llm_perf_opt.report.page import Absent, Chart, Code, Items, Page, Section, Table, Words, render, script_data
+from llm_perf_opt.report.document import (
+    Cell,
+    Chart,
+    Code,
+    Column,
+    Document,
+    Item,
+    Items,
+    Paragraph,
+    Section,
+    Table,
+    Unavailable,
+    mark,
+)
+from llm_perf_opt.report.html import render_html, script_data
 
 MARKUP = ("</script><script>window.hacked = 1</script>", "<!--", "]]>", "<img src=x onerror=hacked()>", "\u2028\u2029", "\"'&")
 
 
 def page(*blocks: object, title: str = "A run") -> str:
-    return render(Page(title, "What ran", "", [Section("one", "One", blocks)], "llm-perf"))  # type: ignore[arg-type]
+    return render_html(Document(title, "What ran", "", [Section("one", "One", blocks)]))  # type: ignore[arg-type]
 
 
 def scripts(source: str) -> list[str]:
@@ -42,14 +55,14 @@ def test_only_its_own_scripts_may_run() -> None:
 
 def test_the_library_is_there_once_and_only_where_it_is_needed() -> None:
     with_chart = page(Chart("c", "A chart", {"data": [], "layout": {}}), Chart("d", "Another", {"data": [], "layout": {}}))
-    without = page(Words("No chart."))
+    without = page(Paragraph("No chart."))
     assert len(scripts(with_chart)) == 2
     assert len(scripts(without)) == 1
     assert len(without) < 30_000
 
 
 def test_nothing_outside_the_file_is_named_where_it_would_be_fetched() -> None:
-    source = page(Words("x"), Chart("c", "A chart", {"data": [], "layout": {}}))
+    source = page(Paragraph("x"), Chart("c", "A chart", {"data": [], "layout": {}}))
     frame = re.sub(r"<script>.*?</script>", "", source, flags=re.S)
     assert not re.search(r"<(link|img|iframe|object|embed|base|form)\b", frame)
     assert not re.search(r"\bsrc=", frame)
@@ -58,11 +71,11 @@ def test_nothing_outside_the_file_is_named_where_it_would_be_fetched() -> None:
 
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES, *MARKUP])
 def test_names_stay_text(name: str) -> None:
-    table = HtmlTable("t", name, [Column(name)], tools=True, foot=name)
-    table.add(Cell(name or "-", whole=name, link=name))
+    table = Table("t", name, [Column(name)], tools=True, foot=name)
+    table.add(Cell(name or "-", whole=name, link=name, below=name, indent=2))
     table.add(Missing(name))
     source = page(
-        Words(name), Items([(name, name)]), Code(name), Absent(name, name), Table(table),
+        Paragraph(name), Items([Item(name, name, [name])], ordered=True), Code(name), Unavailable(name, name), table,
         Chart("c", name, {"data": [{"name": name}], "layout": {}}, notes=[name]), title=name,
     )  # fmt: skip
     assert source.count("<script") == 3, "the data, the library and the page's own"
@@ -83,7 +96,7 @@ def test_data_in_a_script_comes_back_whole_and_cannot_leave_it(text: str) -> Non
 
 
 def test_half_a_character_can_be_written() -> None:
-    source = page(Words("a\ud800b\x00c\u202ed"), Chart("c", "C", {"data": [{"name": "a\ud800b"}], "layout": {}}))
+    source = page(Paragraph("a\ud800b\x00c\u202ed"), Chart("c", "C", {"data": [{"name": "a\ud800b"}], "layout": {}}))
     assert r"<p>a\ud800b\x00c\u202ed</p>" in source
     assert '"a\\ud800b"' in source
     assert source.encode()
@@ -95,11 +108,11 @@ def test_a_number_that_is_none_is_a_defect() -> None:
 
 
 def test_a_missing_value_has_its_reason_once() -> None:
-    table = HtmlTable("t", "T", [Column("a"), Column("b", number=True)])
+    table = Table("t", "T", [Column("a"), Column("b", number=True)])
     table.add("x", Missing("no counters"))
     table.add("y", Missing("no trace"))
     table.add("z", Missing("no counters"))
-    source = page(Table(table))
+    source = page(table)
     assert source.count("n/a: no counters") == 1
     assert source.count("n/a<sup>a</sup>") == 2
     assert source.count("n/a<sup>b</sup>") == 1
@@ -107,7 +120,7 @@ def test_a_missing_value_has_its_reason_once() -> None:
 
 
 def test_without_the_library_the_images_stand(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llm_perf_opt.report import page as module
+    from llm_perf_opt.report import html as module
 
     monkeypatch.setattr(module, "_plotly", lambda: "")
     source = page(Chart("c", "A chart", {"data": [], "layout": {}}, still="<svg></svg>"))
@@ -117,6 +130,6 @@ def test_without_the_library_the_images_stand(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_row_must_fill_its_table() -> None:
-    table = HtmlTable("t", "T", [Column("a"), Column("b")])
+    table = Table("t", "T", [Column("a"), Column("b")])
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
         table.add("x")

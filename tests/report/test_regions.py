@@ -7,12 +7,12 @@ from llm_perf_opt.analysis.regions.counters import CountedStage
 from llm_perf_opt.analysis.regions.patterns import Selection
 from llm_perf_opt.analysis.regions.regions import RegionOptions, regions
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.regions import regions_page
-from llm_perf_opt.report.text import escape
+from llm_perf_opt.report.markdown import escape
 from llm_perf_opt.traces.events import RangeKind, WorkKind
 from llm_perf_opt.traces.health import examined
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
 from nsys_databases import DECODE, TRUNCATED
+from rendered import regions_page
 from trace_builders import Builder
 
 
@@ -60,11 +60,11 @@ def test_counters_exclusions_and_free_ranges_are_shown() -> None:
     shown = ("dram__bytes_read.sum", "gpu__time_duration.sum", "lost.sum")
     options = RegionOptions(kernels=Selection(exclude=("norm",)), counters=shown)
     page = regions_page(replace(regions(trace, options, counters), notes=("Counters of prefill: n/a: <why>.",)))
-    assert "| *excluded kernels* |" in page
-    assert "| *outside any region* |" in page
+    assert "| (excluded kernels) |" in page
+    assert "| (outside any region) |" in page
     assert f"| decode | {escape('dram__bytes_read.sum')} | 4,096 | byte | sum | 100.0 % |" in page
     assert f"| decode | {escape('gpu__time_duration.sum')} (by Nsight Compute's clock, each launch alone) | 9.000 | ns |" in page
-    assert "| decode | lost.sum | n/a: the tool says n/a |" in page
+    assert "| decode | lost.sum | n/a (a) |" in page
     assert f"- {escape('Counters of prefill: n/a: <why>.')}" in page
     assert "| LLM@request | 1 |" in page
     assert "Kernels: without norm." in page

@@ -1,9 +1,10 @@
-"""Sub-stages below their parents, and the note on what they take of their stage."""
+"""Sub-stages below their parents, and what they take of their stage."""
 
 from builders import MS, clean_timings, iteration
 from llm_perf_opt.analysis.latency import stage_timings, substage_parents
 from llm_perf_opt.core.records import CleanTimings, Missing, SubstageSpan
-from llm_perf_opt.report.substages import substage_notes
+from llm_perf_opt.report.document import Table
+from llm_perf_opt.report.run_tables import substage_tables
 
 
 def span(name: str, start_ms: int, length_ms: int, stage: str = "prefill", step: int = -1) -> SubstageSpan:
@@ -45,24 +46,28 @@ def test_three_deep() -> None:
     assert found == {"c": "b", "b": "a", "a": None}
 
 
-def test_the_note_shows_shares_of_the_stage_and_the_rest() -> None:
-    note = substage_notes(
-        stage_timings(timed(span("tower", 5, 20), span("inner", 30, 4), span("projector", 28, 10)), Missing("none"))
-    )
-    assert note.startswith("\nNote on prefill: its sub-stages")
-    lines = note.splitlines()
-    assert "| tower | 1 | 20.00 ms | 20.0 % |" in lines
-    assert "| projector | 1 | 10.00 ms | 10.0 % |" in lines
-    assert "| &nbsp;&nbsp;inner | 1 | 4.000 ms | 4.0 % |" in lines
-    assert "| the rest |  | 70.00 ms | 70.0 % |" in lines, "what lies inside another is not taken off twice"
+def cells(table: Table) -> list[tuple[int, list[str]]]:
+    return [(row[0].indent, [cell.text for cell in row]) for row in table.rows]
 
 
-def test_a_step_is_noted_per_step() -> None:
+def test_shares_of_the_stage_and_the_rest() -> None:
+    spans = (span("tower", 5, 20), span("inner", 30, 4), span("projector", 28, 10))
+    (table,) = substage_tables(stage_timings(timed(*spans), Missing("none")))
+    assert table.id == "substages-prefill"
+    assert cells(table) == [
+        (0, ["tower", "1", "20.00 ms", "20.0 %"]),
+        (0, ["projector", "1", "10.00 ms", "10.0 %"]),
+        (1, ["inner", "1", "4.000 ms", "4.0 %"]),
+        (0, ["the rest", "", "70.00 ms", "70.0 %"]),
+    ], "what lies inside another is not taken off twice"
+
+
+def test_a_step_is_shown_per_step() -> None:
     steps = [span("layer", 100 + 10 * step, 4, "decode_step", step) for step in range(3)]
-    note = substage_notes(stage_timings(timed(*steps), Missing("none")))
-    assert "Note on decode_step" in note
-    assert "| layer | 1 | 4.000 ms | 40.0 % |" in note
+    (table,) = substage_tables(stage_timings(timed(*steps), Missing("none")))
+    assert table.columns[-1].name == "share of decode_step"
+    assert cells(table)[0] == (0, ["layer", "1", "4.000 ms", "40.0 %"])
 
 
-def test_without_sub_stages_there_is_no_note() -> None:
-    assert substage_notes(stage_timings(timed(), Missing("none"))) == ""
+def test_without_sub_stages_there_is_no_table() -> None:
+    assert substage_tables(stage_timings(timed(), Missing("none"))) == []

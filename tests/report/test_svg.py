@@ -51,7 +51,7 @@ def test_a_stage_of_no_time_is_still_an_image() -> None:
 
 def a_roofline(name: str = "mlp") -> Roofline:
     points = (
-        Point("stage", "decode", "decode", 1.0, 1e12, 5 * MS), Point("part", "decode", name, 2.0, 2e12, 2 * MS),
+        Point("stage", "decode", "decode", 1.0, 1e12, 5 * MS), Point("component", "decode", name, 2.0, 2e12, 2 * MS),
         Point("kernel", "prefill", name, 300.0, 4e14, MS),
     )  # fmt: skip
     return Roofline("bf16", (RoofLine("datasheet", 989e12, 4.8e12), RoofLine("measured", 800e12, 4e12)), points)
@@ -68,7 +68,7 @@ def test_every_point_and_every_roof_is_drawn_inside() -> None:
         assert 0 <= y <= height
     assert len(list(root.iter(f"{SVG}title"))) == 3
     said = texts(roofline_svg(a_roofline()))
-    assert {"datasheet limits", "measured limits", "decode: whole", "decode: parts", "prefill: kernels"} <= set(said)
+    assert {"datasheet peak", "measured peak", "decode: whole", "decode: components", "prefill: kernels"} <= set(said)
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)

@@ -8,11 +8,13 @@ from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.sweep_ran import Ran
 from llm_perf_opt.analysis.sweep_rows import SweepRow, sweep_rows
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.sweep import SweepReport, sweep_markdown
+from llm_perf_opt.report.document import Item
+from llm_perf_opt.report.sweep import SweepReport
 from llm_perf_opt.report.sweep_charts import bar_words, tradeoff_chart
 from llm_perf_opt.report.sweep_words import headline, troubles, what_points_ran
 from markdown_reader import read
 from pages import sweep_entries
+from rendered import sweep_markdown
 
 RAN = Ran("NVIDIA H200", "a processor", "qwen2", 1_540_000_000, "bf16", "static cache", "512", 33, {"torch": "2.11.0"})
 
@@ -23,27 +25,27 @@ def rows_that_ran(*changes: dict[str, Any]) -> list[SweepRow]:
 
 
 def test_what_is_the_same_in_all_points_is_said_once() -> None:
-    said = dict(what_points_ran(rows_that_ran({}, {}, {})))
-    assert said["Device:"] == "NVIDIA H200, beside a processor."
+    said = {item.head: item.text for item in what_points_ran(rows_that_ran({}, {}, {}))}
+    assert said["Device:"] == "NVIDIA H200, host a processor."
     assert said["Model:"] == "qwen2 (1.54 B parameters, bf16)."
     assert said["Software:"] == "torch 2.11.0."
     assert troubles(rows_that_ran({}, {}, {})) == []
 
 
 def test_what_differs_is_said_with_its_points() -> None:
-    said = dict(what_points_ran(rows_that_ran({}, {"new_tokens": 9}, {})))
+    said = {item.head: item.text for item in what_points_ran(rows_that_ran({}, {"new_tokens": 9}, {}))}
     assert said["Request:"] == ("512 prompt tokens, 33 new tokens (points 0, 2); 512 prompt tokens, 9 new tokens (point 1).")
 
 
 def test_another_version_of_something_is_told() -> None:
-    ((head, text),) = troubles(rows_that_ran({}, {"software": {"torch": "2.10.0"}}, {}))
-    assert head == "The points did not run with one software:"
+    ((head, text, _),) = troubles(rows_that_ran({}, {"software": {"torch": "2.10.0"}}, {}))
+    assert head == "The points ran with different software:"
     assert "torch 2.11.0 (2 points), 2.10.0 (1 point)" in text
 
 
 def test_another_model_that_nobody_asked_for_is_told() -> None:
     rows = rows_that_ran({}, {"model": "tiny"})
-    ((head, text),) = troubles(rows)
+    ((head, text, _),) = troubles(rows)
     assert head == "The points did not run one model, and none was swept over:"
     assert "tiny" in text
     assert troubles([replace(row, values={"model": row.values["runtime.batch_size"]}) for row in rows]) == []
@@ -53,7 +55,7 @@ def test_nothing_is_said_of_points_that_did_not_run() -> None:
     failed = sweep_rows(sweep_entries("no memory"))[-1:]
     assert isinstance(failed[0].ran, Missing)
     assert what_points_ran(failed) == []
-    assert troubles(failed) == [("Point 4 (batch_size 16) is failed and not ranked:", "no memory")]
+    assert troubles(failed) == [Item("Point 4 (batch_size 16) is failed and not ranked:", "no memory")]
 
 
 def _best(rows: list[SweepRow]) -> list[str]:
@@ -96,10 +98,8 @@ def test_bars_of_few_repeats_are_called_a_range() -> None:
         assert "range of the repeats" in words
     assert bar_words(few).startswith("the range")
     report = SweepReport("x", "now", ("llm-perf",), few, "runs/1")
-    (table,) = read(sweep_markdown(report)).tables
-    assert dict(zip(table[0], table[1], strict=True))["TPOT (95 % interval)"] == (
-        "11.50 ms (range of 2 values: 11.00 – 12.00 ms)"
-    )
+    table = read(sweep_markdown(report)).tables[0]
+    assert dict(zip(table[0], table[1], strict=True))["TPOT"] == ("11.50 ms (range of 2 values: 11.00 – 12.00 ms)")
     chart = tradeoff_chart([replace(row, metrics={**row.metrics, "decode_rate": summarize([1.0, 2.0])}) for row in few], [])
     assert not isinstance(chart, Missing)
     assert "TPOT 11.50 ms (range of 2 values: 11.00 – 12.00 ms)" in chart["data"][-1]["hovertext"][0]

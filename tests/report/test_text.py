@@ -11,20 +11,22 @@ from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import byte_count
+from llm_perf_opt.report.markdown import escape, reason, table
+from llm_perf_opt.report.terminal import columns
 from llm_perf_opt.report.text import (
-    columns,
     count,
-    escape,
     gibibytes,
     interval,
+    known,
     known_within,
     milliseconds,
+    missing,
     percent,
-    reason,
+    present,
     significant,
-    spread,
-    table,
+    then,
     with_unit,
+    words,
 )
 from markdown_reader import inline_text, read, uneven_tables
 
@@ -72,7 +74,7 @@ def test_names_of_operators_keep_their_usual_look() -> None:
 
 @pytest.mark.parametrize(
     "shown",
-    [reason(WHY), milliseconds(WHY), gibibytes(WHY), with_unit(WHY, "ns"), with_unit(WHY, "tokens/s"), percent(WHY)],
+    [reason(WHY), escape(words(WHY, milliseconds)), escape(words(then(WHY, milliseconds)))],
 )
 def test_a_missing_value_shows_its_reason_as_text_on_one_line(shown: str) -> None:
     assert inline_text(shown) == (WHY_SHOWN, [])
@@ -80,7 +82,13 @@ def test_a_missing_value_shows_its_reason_as_text_on_one_line(shown: str) -> Non
 
 
 def test_a_missing_interval_shows_its_reason() -> None:
-    assert interval(summarize([1, 2, 3]), "ns") == "n/a: 3 values; a 95 % interval of the median needs 6"
+    assert interval(summarize([1, 2, 3]), "ns") == Missing("3 values; a 95 % interval of the median needs 6")
+
+
+def test_what_is_missing_stays_missing() -> None:
+    assert (then(WHY, milliseconds), known(WHY, 3), present([1, WHY, 2])) == (WHY, 3, [1, 2])
+    assert missing([("a", WHY), ("b", 1)]) == [("a", WHY.why)]
+    assert (then(2, lambda value: value + 1), known(2, 3), words(2)) == (3, 2, "2")
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -193,7 +201,6 @@ def test_figures_in_their_units() -> None:
     assert percent(0.1234, 0) == "12 %"
     ten = summarize([value * 1_000_000 for value in range(1, 11)])
     assert interval(ten, "ns") == "2.000 – 9.000 ms", "second and ninth of ten"
-    assert spread(ten, "ns") == "4.500 ms"  # 7.75 − 3.25
     assert interval(summarize(range(1, 11)), "tokens/s") == "2.000 – 9.000"
 
 

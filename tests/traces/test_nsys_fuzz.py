@@ -15,11 +15,11 @@ import pytest
 from fuzzing import SEED, TRIES, damaged
 from llm_perf_opt.analysis.regions.regions import regions
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.report.regions import regions_page
 from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.health import examined
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
 from nsys_databases import cut_small
+from rendered import regions_page
 
 SHARDS = 4
 MOST_EXTRA_BYTES = 2**30

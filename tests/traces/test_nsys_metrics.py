@@ -13,7 +13,7 @@ import pytest
 
 from command import llm_perf
 from llm_perf_opt.analysis.trace.stages import stage_columns
-from llm_perf_opt.report.trace_page import trace_text
+from llm_perf_opt.report.trace_document import trace_text
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
 from llm_perf_opt.traces.trace_cache import cached_trace
 from llm_perf_opt.workflows.analyze_trace import analyze_source

@@ -18,14 +18,15 @@ from llm_perf_opt.cli.app import app
 from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
-from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
 from llm_perf_opt.core.runtime_records import RuntimeFacts
 from llm_perf_opt.profiling.capture import capture
-from llm_perf_opt.report.advice import findings_section, trial_words, trials_text, verification_json
+from llm_perf_opt.report.findings import trial_words, trials_table, trials_text, verification_json
 from llm_perf_opt.workflows.advise import findings_of, overridden, to_try, verify
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.run_reader import RunReader
+from markdown_reader import read
+from rendered import markdown_of
 
 
 def finding(**changes: Any) -> Finding:
@@ -80,7 +81,9 @@ def test_a_trial_of_throughput_is_told_in_tokens_per_second() -> None:
     trial = measured(throughput(), base, tried, "run")
     assert (trial.kind, trial.predicted_ns, trial.after_ns) == ("throughput", 2 * MS, 2_500_000)
     text = trials_text(Verification("base", "", (trial,)))
-    assert all(words in text for words in ("100.0 tokens/s", "500.0 tokens/s", "400.0 tokens/s", "no time", "tokens/s +25%"))
+    assert all(f"{rate} tokens/s" in text for rate in ("100.0", "500.0", "400.0"))
+    assert "no request is faster" in text
+    assert "tokens/s +25%" in text
     assert " ms" not in text
     assert trial_words(trial).startswith("runtime.batch_size=2: 100.0 tokens/s became 400.0 tokens/s where 500.0 tokens/s was")
     fewer = measured(throughput(), tried, replace(base, workload=tried.workload), "run")
@@ -148,9 +151,10 @@ def test_steps_that_have_no_times_say_why() -> None:
 
 def test_a_trial_that_failed_says_why_everywhere() -> None:
     found = Verification("base", "it was asked for", (unmeasured(finding(), "the <b>pass</b> | failed"),))
-    assert "n/a: the <b>pass</b>" in trials_text(found)
+    assert "n/a (a): the <b>pass</b> | failed" in trials_text(found)
     assert verification_json(found)["trials"][0]["saving_ns"] is None
-    assert findings_section(Missing("no trace"), found).endswith("n/a: no trace\n")
+    (table,) = read(markdown_of([trials_table(found)])).tables
+    assert table[1][1:5] == ["n/a (a)"] * 4
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,11 +12,13 @@ from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
-from llm_perf_opt.report.kernel_evidence import kernels_md, kernels_section
+from llm_perf_opt.report.kernel_tables import kernel_blocks, kernels_document
+from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.workflows import analyze_kernels as kernel_analysis
 from llm_perf_opt.workflows.analyze_kernels import analyze_kernels, analyze_regions
 from llm_perf_opt.workflows.run_reader import RunReader
 from nsys_databases import altered
+from rendered import markdown_of
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 NO_TIMES = Missing("no iteration was measured")
@@ -60,9 +62,9 @@ def test_counters_join_the_kernels_of_the_timeline(tmp_path: Path) -> None:
     assert not isinstance(decode.counters, Missing)
     assert decode.counters > 0.8, "counters for most of the kernel time"
     assert "Nsight Systems" in found.sources["decode"]
-    page = kernels_md(found)
+    page = render_markdown(kernels_document(found))
     assert "1,528 kernel launches" in page
-    assert "## Top kernels" in kernels_section(found)
+    assert "**Kernels, from the timeline**" in markdown_of(kernel_blocks(found.stages))
 
 
 def test_a_truncated_timeline_is_not_summed_and_the_torch_trace_stands_in(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_a_failed_pass_gives_its_reason(tmp_path: Path) -> None:
     found = analyze_kernels(RunReader(folder), None, NO_TIMES)
     assert isinstance(found, Missing)
     assert "nsys is failed: It broke." in found.why
-    assert "It broke." in kernels_md(found)
+    assert "It broke." in render_markdown(kernels_document(found))
 
 
 def test_counters_are_not_believed_after_a_failed_self_test(tmp_path: Path) -> None:

@@ -6,11 +6,15 @@ from pathlib import Path
 from llm_perf_opt.analysis.kernels.selection import SelectedKernel, Selection
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_record
-from llm_perf_opt.report.text import escape
-from llm_perf_opt.workflows.analyze_program import analyze_program, program_page, write_program_report
+from llm_perf_opt.report.markdown import escape, render_markdown
+from llm_perf_opt.workflows.analyze_program import ProgramAnalysis, analyze_program, program_document, write_program_report
 from llm_perf_opt.workflows.run_reader import RunReader
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
+
+
+def program_markdown(found: ProgramAnalysis) -> str:
+    return render_markdown(program_document(found))
 
 
 def test_kernels_have_their_counters_and_say_what_stands_behind_them(tmp_path: Path) -> None:
@@ -34,16 +38,16 @@ def test_kernels_have_their_counters_and_say_what_stands_behind_them(tmp_path: P
     write_program_report(folder, found)
     kernels = folder.kernels_file.read_text()
     title = escape("llm-perf exec -- x 'a b' '$HOME|y'")
-    assert program_page(found).startswith(f"# {title}\n"), "as it can be typed again"
-    assert "†" in program_page(found), "durations under the two tools differ, in the report too"
-    for page in (kernels, program_page(found)):
+    assert program_markdown(found).startswith(f"# {title}\n"), "as it can be typed again"
+    assert "†" in program_markdown(found), "durations under the two tools differ, in the report too"
+    for page in (kernels, program_markdown(found)):
         assert "section Nvlink" in page
     assert found.warnings == ()
     folder.selftest_file.unlink()
     untested = analyze_program(RunReader(folder))
     assert not isinstance(untested.kernels, Missing)
     assert isinstance(untested.kernels[0].counters, Missing)
-    assert "**Warning:** The counters are not used, for nothing says that they are right" in program_page(untested)
+    assert "Warning: The counters are not used, for nothing says that they are right" in program_markdown(untested)
 
 
 def test_what_a_program_printed_is_shown_and_not_obeyed(tmp_path: Path) -> None:

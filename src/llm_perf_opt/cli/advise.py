@@ -28,7 +28,7 @@ def advise(
     note_debug(debug)
     from llm_perf_opt.cli.progress import progress_for
     from llm_perf_opt.core.errors import ConfigError
-    from llm_perf_opt.report.advice import advice_text, trials_text, verification_json
+    from llm_perf_opt.report.findings import advice_text, trials_text, verification_json
     from llm_perf_opt.workflows.advise import findings_of, to_try
     from llm_perf_opt.workflows.advise import verify as try_findings
 

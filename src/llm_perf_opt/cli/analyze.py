@@ -45,7 +45,7 @@ def analyze(
     if as_json:
         print_json(found.document)
     else:
-        from llm_perf_opt.report.trace_page import trace_text
+        from llm_perf_opt.report.trace_document import trace_text
 
         sys.stdout.write(trace_text(found.document, top))
     raise_if(found.error)

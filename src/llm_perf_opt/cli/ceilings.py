@@ -23,7 +23,8 @@ def ceilings(
 
     from llm_perf_opt.cli.progress import progress_for
     from llm_perf_opt.profiling.ceilings_pass import find_ceilings
-    from llm_perf_opt.report.ceilings import ceilings_json, ceilings_text
+    from llm_perf_opt.report.ceilings import ceilings_document, ceilings_json
+    from llm_perf_opt.report.terminal import render_text
 
     with progress_for(False) as progress:
         found = find_ceilings(device, device_index, progress, refresh=refresh, threads=threads, budget_s=budget_s)
@@ -31,4 +32,4 @@ def ceilings(
     if as_json:
         print_json(ceilings_json(found, now))
     else:
-        sys.stdout.write(ceilings_text(found, now))
+        sys.stdout.write(render_text(ceilings_document(found, now)))

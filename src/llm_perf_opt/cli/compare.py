@@ -78,7 +78,6 @@ def compare(
     sides = _words(base, more_base), _words(new, more_new)
     from llm_perf_opt.analysis.comparison.effects import Judgement
     from llm_perf_opt.analysis.comparison.gates import exit_code
-    from llm_perf_opt.report.compare import comparison_page, comparison_text
     from llm_perf_opt.workflows.compare import compare_runs
     from llm_perf_opt.workspace.data.layout import given_root
 
@@ -95,21 +94,28 @@ def compare(
     if as_json:
         print_json(found)
     else:
-        sys.stdout.write(comparison_page(found) if markdown else comparison_text(found))
+        sys.stdout.write(_shown(found, markdown))
     if found.gates:
         raise typer.Exit(exit_code(found.gates))
 
 
+def _shown(found: "Comparison", markdown: bool) -> str:
+    from llm_perf_opt.report.compare_document import comparison_document, comparison_text
+    from llm_perf_opt.report.markdown import render_markdown
+
+    return render_markdown(comparison_document(found)) if markdown else comparison_text(found)
+
+
 def _write(found: "Comparison", out: Path, kind: str) -> None:
     from llm_perf_opt.core.run_folder import encoded, write_whole
-    from llm_perf_opt.report.compare import comparison_page
+    from llm_perf_opt.report.compare_document import comparison_document
+    from llm_perf_opt.report.html import render_html
+    from llm_perf_opt.report.markdown import render_markdown
 
-    if kind == ".html":
-        from llm_perf_opt.report.compare_html import comparison_html
-
-        content = comparison_html(found).encode()
+    if kind == ".json":
+        content = encoded(found)
     else:
-        content = encoded(found) if kind == ".json" else comparison_page(found).encode()
+        content = (render_html if kind == ".html" else render_markdown)(comparison_document(found)).encode()
     write_whole(out, content)
 
 

@@ -37,7 +37,8 @@ def cost(
 ) -> None:
     """What a model must compute and move, part by part: no GPU, no weights."""
     note_debug(debug)
-    from llm_perf_opt.report.cost import cost_page, what_if_page
+    from llm_perf_opt.report.cost import cost_document, what_if_document
+    from llm_perf_opt.report.terminal import render_text
     from llm_perf_opt.workflows.cost import CostRequest, estimate_cost
 
     asked = CostRequest(
@@ -48,6 +49,6 @@ def cost(
         print_json(found.to_json())
         return
     if found.cost:
-        print(cost_page(found.cost))
+        print(render_text(cost_document(found.cost)))
     if found.hardware:
-        print(what_if_page(found.rows, found.turning, found.hardware, found.part_of))
+        print(render_text(what_if_document(found.rows, found.turning, found.hardware, found.part_of)), end="")

@@ -160,7 +160,7 @@ def _as_json(done: "Done") -> dict[str, Any]:
 
 
 def _print_status(rows: "list[Row]") -> None:
-    from llm_perf_opt.report.text import columns
+    from llm_perf_opt.report.terminal import columns
 
     if not rows:
         print("nothing is listed in third_party/externals.yaml")

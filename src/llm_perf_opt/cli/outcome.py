@@ -1,11 +1,11 @@
 """What a run came to, as `run` and `report` end with it."""
 
 import sys
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.cli.shared import print_json
 from llm_perf_opt.core.stages import STAGE_NAMES
-from llm_perf_opt.core.terminal import indented, raw_stream, visible
+from llm_perf_opt.core.terminal import indented
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,8 +41,8 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
     """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
     from llm_perf_opt.analysis.metrics import METRICS
     from llm_perf_opt.core.records import Distribution, Missing
+    from llm_perf_opt.report.environment import what_ran
     from llm_perf_opt.report.text import known_within, with_unit
-    from llm_perf_opt.report.what_ran import what_ran
 
     if analysis is not None:
         if not isinstance(analysis.timings, Missing):
@@ -69,27 +69,16 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
 def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
     """What a user's own program came to, as `exec` and `report` end with it."""
     from llm_perf_opt.core.records import Missing
-    from llm_perf_opt.workflows.analyze_program import program_page
+    from llm_perf_opt.report.markdown import render_markdown
+    from llm_perf_opt.report.terminal import render_text
+    from llm_perf_opt.workflows.analyze_program import program_document
 
     output = found.output if isinstance(found.output, Missing) else str(folder.path / found.output.file)
     if as_json:
         values = {"passes": found.manifest.passes, "kernels": found.kernels, "regions": found.regions, "output": output}
         print_json({"run": str(folder.path), "status": found.manifest.status, **values})
         return
-    _print_page(program_page(found))
+    document = program_document(found)
+    print(render_text(document) if sys.stdout.isatty() else render_markdown(document))
     print(f"output: {output}")
     print(f"report: {folder.report_file}")
-
-
-def _print_page(markdown: str) -> None:
-    """A page as it is read: laid out on a terminal, as Markdown for another program."""
-    if not sys.stdout.isatty():
-        print(markdown)
-        return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    from llm_perf_opt.cli.watching import LastingFile
-
-    file = LastingFile(raw_stream(sys.stdout), may_break=True)  # it draws: what it is given is cleaned instead
-    Console(file=cast("TextIO", file)).print(Markdown(visible(markdown), hyperlinks=False))

@@ -25,7 +25,7 @@ def runs(
     note_debug(debug)
     import sys
 
-    from llm_perf_opt.report.text import columns
+    from llm_perf_opt.report.terminal import columns
     from llm_perf_opt.workflows.run_listing import list_runs
 
     found = list_runs(folder, model=model, experiment=experiment, status=status, limit=limit)

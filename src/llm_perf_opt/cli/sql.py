@@ -90,7 +90,7 @@ def _show(answer: "Answer", as_json: bool, as_csv: bool) -> None:
 
         sys.stdout.write(rows_csv(list(answer.columns), rows))
     else:
-        from llm_perf_opt.report.text import columns
+        from llm_perf_opt.report.terminal import columns
 
         align = "".join("r" if _is_number_column(rows, index) else "l" for index in range(len(answer.columns)))
         print(columns([_cell(name) for name in answer.columns], [[_cell(value) for value in row] for row in rows], align))

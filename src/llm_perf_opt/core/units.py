@@ -17,6 +17,8 @@ FLOP_RATE: tuple[Scale, ...] = (
 """Of FLOP/s."""
 BYTE_RATE: tuple[Scale, ...] = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
 """Of bytes per second."""
+FLOPS: tuple[Scale, ...] = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP"))
+BYTES: tuple[Scale, ...] = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 SHARE: tuple[Scale, ...] = ((0.01, "%"),)
 
 DIGITS = 4

@@ -1,21 +1,29 @@
 """What the charts show, before anything is drawn: the same figures for the interactive page and for the still images."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil, floor, log10
 from typing import Literal
 
+from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, PartEfficiency, StageEfficiency
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.trace.document import BudgetTable
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.core.units import FLOP_RATE, in_unit, scaled
+from llm_perf_opt.core.units import FLOP_RATE, duration, in_unit, scaled
+from llm_perf_opt.report.text import known, then
 
 MOST_KERNEL_POINTS = 60
-"""Of each stage on the roofline, the longest: the others lie among them and take no time."""
+"""Per stage on the roofline, the longest: the others take hardly any time."""
 _NAME_WIDTH = 60
+_PLACES = {key.value: place for place, key in enumerate(BudgetKey)}
+"""A row has the same color in every stage."""
 
-PointKind = Literal["stage", "part", "kernel"]
+_COUNTED = "executed FLOPs over DRAM bytes, counted"
+
+PointKind = Literal["stage", "component", "kernel"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Waterfall:
 
 @dataclass(frozen=True)
 class RoofLine:
-    """A pair of limits; without a bandwidth only the flat part."""
+    """A pair of peaks; without a bandwidth only the flat line."""
 
     name: str
     peak_flops_per_s: float
@@ -69,73 +77,93 @@ class Point:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Limits and what came near them."""
+    """Peaks, and what ran under them."""
 
     dtype: str
     roofs: tuple[RoofLine, ...]
     points: tuple[Point, ...]
     left_out: tuple[str, ...] = field(default=())
-    """What has no place on it, and why."""
+    """What it cannot show, and why."""
 
 
 def coarse_waterfalls(found: Maybe[Efficiency]) -> Maybe[tuple[Waterfall, ...]]:
-    """Floor and the time above it, for a run whose budget cannot be told in more detail."""
-    if isinstance(found, Missing):
-        return found
+    """Return roofline time and the time above it, for a run without a budget in more detail."""
+    return then(found, lambda efficiency: _coarse(efficiency.stages))
+
+
+def _coarse(stages: Sequence[StageEfficiency]) -> Maybe[tuple[Waterfall, ...]]:
     made = []
-    for stage in found.stages:
-        best = next((entry for entry in reversed(stage.against) if not isinstance(entry.floor, Missing)), None)
-        if best is None or isinstance(best.floor, Missing):
-            return Missing("no limit is known to compare with")
+    for stage in stages:
+        best = next((entry for entry in reversed(stage.against) if known(entry.floor, None)), None)
+        if best is None:
+            return Missing("no peak is known to compare with")
         whole = round(stage.time_ns.median)
-        least = min(round(best.floor.seconds * 1e9), whole)
+        least = min(round(known(then(best.floor, lambda floor: floor.seconds), 0.0) * 1e9), whole)
         uses = (
-            Use("floor: the least work at the best known limits", least, f"on the {best.roof.name} limits"),
-            Use("above the floor", whole - least, color=1),
+            Use("roofline time: the least work at the best known peaks", least, f"on the {best.roof.name} peak"),
+            Use("above the roofline time", whole - least, color=1),
         )
         made.append(Waterfall(stage.stage, f"{stage.stage}, one request", uses))
     return tuple(made) or Missing("no stage was measured")
 
 
+def budget_of(analysis: RunAnalysis) -> Maybe[tuple[Waterfall, ...]]:
+    """Return a waterfall per stage: the trace's budget, or roofline time and the rest where no trace has more detail."""
+    trace = analysis.trace
+    if not isinstance(trace, Missing) and trace.complete and trace.budgets:
+        return tuple(_waterfall(table) for table in trace.budgets)
+    why = trace.why or "the trace shows no device work in its stages"
+    note = (f"In no more detail: {why}.",)
+    return then(coarse_waterfalls(analysis.efficiency), lambda made: tuple(replace(one, notes=note) for one in made))
+
+
+def _waterfall(table: BudgetTable) -> Waterfall:
+    """Return the budget per unit. Rows are whole nanoseconds of all units together, so they are rounded once, at the end."""
+    units = max(table.units, 1)
+    reached = 0
+    begun = 0
+    uses = []
+    for row in table.rows:
+        begun += row.ns
+        until = round(begun / units)  # rounding the running sum keeps the whole exact
+        uses.append(Use(row.label, until - reached, color=_PLACES.get(row.key, 0)))
+        reached = until
+    per = f" per {table.unit}" if table.units > 1 else ""
+    many = f"Of the {table.units} {table.unit}s in the trace, their mean. " if table.units > 1 else ""
+    title = f"{table.stage}, {duration(table.wall_ns / units)}{per}"
+    return Waterfall(table.stage, title, tuple(uses), (f"{many}Time: {table.wall_source}.", *table.problems, *table.notes))
+
+
 def roofline(found: Maybe[Efficiency], kernels: Maybe[KernelEvidence]) -> Maybe[Roofline]:
-    """Stages and parts from the cost model, kernels from their counters; what cannot be drawn on log axes is said."""
-    if isinstance(found, Missing):
-        return found
-    roofs = tuple(_roof_lines(found))
-    if not roofs:
-        why = next(
-            (roof.peak_flops_per_s for roof in found.roofs if isinstance(roof.peak_flops_per_s, Missing)),
-            Missing("none is known"),
-        )
-        return Missing(f"no limit is known: {why.why}")
+    """Return stages and components from the cost model and kernels from their counters, with what log axes cannot show."""
+    return then(found, lambda efficiency: _roofline(efficiency, kernels))
+
+
+def _roofline(found: Efficiency, kernels: Maybe[KernelEvidence]) -> Maybe[Roofline]:
+    peaks = [(roof, known(roof.peak_flops_per_s, None)) for roof in found.roofs]
+    lines = [RoofLine(roof.name, peak, known(roof.bandwidth_bytes_per_s, None)) for roof, peak in peaks if peak is not None]
+    if not lines:
+        why = next((str(roof.peak_flops_per_s) for roof in found.roofs), "n/a: none").removeprefix("n/a: ")
+        return Missing(f"no peak is known: {why}")
     points: list[Point] = []
     nothing: list[str] = []
     for stage in found.stages:
         points.append(_stage_point(stage))
-        if not isinstance(stage.parts, Missing):
-            for part in stage.parts:
-                point = _part_point(stage.stage, part)
-                if point is not None:
-                    points.append(point)
-                elif part.floor is not None and not isinstance(part.time_ns, Missing):
-                    nothing.append(f"{part.name} of {stage.stage}")
+        for part in known(stage.parts, ()):
+            point = _part_point(stage.stage, part)
+            if point is not None:
+                points.append(point)
+            elif part.floor is not None and known(part.time_ns, None) is not None:
+                nothing.append(f"{part.name} of {stage.stage}")
     left_out = [f"Without FLOPs or without bytes, so not on log axes: {', '.join(nothing)}."] if nothing else []
     if isinstance(kernels, Missing):
         left_out.append(f"No kernels: {kernels.why}.")
     else:
-        found_points, said = _kernel_points(kernels)
+        found_points, remarks = _kernel_points(kernels)
         points += found_points
-        left_out += said
+        left_out += remarks
     drawable = [point for point in points if point.flops_per_byte > 0 and point.flops_per_s > 0]
-    return Roofline(found.dtype, roofs, tuple(drawable), tuple(left_out))
-
-
-def _roof_lines(found: Efficiency) -> Iterable[RoofLine]:
-    for roof in found.roofs:
-        if isinstance(roof.peak_flops_per_s, Missing):
-            continue
-        bandwidth = roof.bandwidth_bytes_per_s
-        yield RoofLine(roof.name, roof.peak_flops_per_s, None if isinstance(bandwidth, Missing) else bandwidth)
+    return Roofline(found.dtype, tuple(lines), tuple(drawable), tuple(left_out))
 
 
 def _stage_point(stage: StageEfficiency) -> Point:
@@ -151,48 +179,42 @@ def _stage_point(stage: StageEfficiency) -> Point:
 
 
 def _part_point(stage: str, part: PartEfficiency) -> Point | None:
-    least = part.floor
-    if least is None or isinstance(part.time_ns, Missing) or not least.flops or not least.bytes:
+    least, time = part.floor, known(part.time_ns, None)
+    if least is None or time is None or not least.flops or not least.bytes:
         return None
-    seconds = max(part.time_ns, 1) / 1e9
-    return Point(
-        "part", stage, part.name, least.flops / least.bytes, least.flops / seconds, part.time_ns, "model FLOPs over least bytes"
-    )
+    rate = least.flops / max(time, 1) * 1e9
+    detail = "model FLOPs over least bytes"
+    return Point("component", stage, part.name, least.flops / least.bytes, rate, time, detail)
 
 
 def _kernel_points(kernels: KernelEvidence) -> tuple[list[Point], list[str]]:
-    points, said = [], []
+    points, remarks = [], []
     for stage in kernels.stages:
-        placed: list[Point] = []
-        without = 0
-        for row in stage.rows:
-            intensity, rate = row.flops_per_byte, row.flops_per_s
-            if isinstance(intensity, Missing) or isinstance(rate, Missing) or intensity <= 0 or rate <= 0:
-                without += 1
-                continue
-            name = short_name(row.name, _NAME_WIDTH)
-            placed.append(
-                Point("kernel", stage.stage, name, intensity, rate, row.total_ns, "executed FLOPs over DRAM bytes, counted")
-            )
+        placed = [
+            Point("kernel", stage.stage, short_name(row.name, _NAME_WIDTH), intensity, rate, row.total_ns, _COUNTED)
+            for row in stage.rows
+            if (intensity := known(row.flops_per_byte, 0.0)) > 0 and (rate := known(row.flops_per_s, 0.0)) > 0
+        ]
         points += placed[:MOST_KERNEL_POINTS]
+        without = len(stage.rows) - len(placed)
         if isinstance(stage.counters, Missing):
-            said.append(f"No kernels of {stage.stage}: {stage.counters.why}.")
+            remarks.append(f"No kernels of {stage.stage}: {stage.counters.why}.")
         elif without:
-            said.append(
+            remarks.append(
                 f"{without} of {len(stage.rows)} kernels of {stage.stage} were not counted, or have no FLOPs or no DRAM bytes."
             )
         if len(placed) > MOST_KERNEL_POINTS:
-            said.append(f"Of {stage.stage} the {MOST_KERNEL_POINTS} longest of {len(placed)} counted kernels are drawn.")
-    return points, said
+            remarks.append(f"Of {stage.stage} the {MOST_KERNEL_POINTS} longest of {len(placed)} counted kernels are drawn.")
+    return points, remarks
 
 
 def axis_range(values: Sequence[float], room: float = 2.0) -> tuple[float, float]:
-    """The ends of a log axis around these values, a factor `room` beyond them."""
+    """Return the ends of a log axis around these values, a factor `room` beyond them."""
     return min(values) / room, max(values) * room
 
 
 def roofline_extent(data: Roofline) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The ends of both axes: every point and every ridge is inside."""
+    """Return the ends of both axes: every point and every ridge is inside."""
     ridges = [roof.peak_flops_per_s / roof.bandwidth_bytes_per_s for roof in data.roofs if roof.bandwidth_bytes_per_s]
     across = [point.flops_per_byte for point in data.points] + ridges
     x = axis_range(across or [1.0, 100.0], 4.0)
@@ -201,16 +223,16 @@ def roofline_extent(data: Roofline) -> tuple[tuple[float, float], tuple[float, f
 
 
 Ticks = list[tuple[float, str]]
-"""Where a mark stands on an axis, and what it says."""
+"""Positions and labels of the marks on an axis."""
 
 
 def intensity_ticks(low: float, high: float) -> Ticks:
-    """The decades between two intensities, as plain numbers."""
+    """Return the decades between two intensities, as plain numbers."""
     return [(value, in_unit(value, (1.0, ""), 1)) for value in _decades(low, high)]
 
 
 def rate_ticks(low: float, high: float) -> Ticks:
-    """The decades between two rates, each in its own unit: 100 GFLOP/s, 1 TFLOP/s."""
+    """Return the decades between two rates, each in its own unit: 100 GFLOP/s, 1 TFLOP/s."""
     return [(value, scaled(value, FLOP_RATE, 1)) for value in _decades(low, high)]
 
 
@@ -219,7 +241,7 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def roof_corners(roof: RoofLine, low: float, high: float) -> list[tuple[float, float]]:
-    """The line of a roof between two intensities."""
+    """Return the corners of a roofline between two intensities."""
     if roof.bandwidth_bytes_per_s is None:
         return [(low, roof.peak_flops_per_s), (high, roof.peak_flops_per_s)]
     ridge = roof.peak_flops_per_s / roof.bandwidth_bytes_per_s

@@ -14,7 +14,7 @@ from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import TIME, scale_of
 from llm_perf_opt.report.chart_data import Roofline, Ticks, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.text import bytes_per_s, flops_per_s, milliseconds, percent, share_words, significant
+from llm_perf_opt.report.text import bytes_per_s, flops_per_s, milliseconds, percent, present, share_words, significant
 
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
     "#0072B2",
@@ -27,12 +27,12 @@ BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
     "#8C8C8C",
 )
 SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY)
-"""In the order they are given out."""
+"""In the order they are assigned."""
 STAGE_COLOURS = {"prefill": ORANGE, "decode": BLUE}
 
 
 def color_of(number: int) -> str:
-    """The color of the n-th series."""
+    """Return the color of the n-th series."""
     return SERIES[number % len(SERIES)]
 
 
@@ -43,17 +43,17 @@ MOST_READINGS = 4000
 """Of one quantity on the telemetry chart."""
 MOST_SHADED = 200
 """Iterations whose prefill is shaded."""
-_SYMBOLS = {"stage": "star", "part": "diamond", "kernel": "circle"}
+_SYMBOLS = {"stage": "star", "component": "diamond", "kernel": "circle"}
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def label(name: str) -> str:
-    """A name as Plotly shows it literally, on one line."""
+    """Return a name as Plotly shows it literally, on one line."""
     return one_line(name).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def wrapped(text: str, width: int = 26) -> str:
-    """The same in several lines of at most `width` characters, broken between words."""
+    """Return the same in lines of at most `width` characters, broken between words."""
     lines = [""]
     for word in text.split():
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
@@ -64,7 +64,7 @@ def wrapped(text: str, width: int = 26) -> str:
 
 
 def waterfall_chart(data: Waterfall) -> Figure:
-    """Every use a bar that begins where the one before ended; the last bar is the whole."""
+    """Return a bar per use that begins where the one before ended; the last bar is the whole."""
     names, bases, lengths, texts, hovers, colors = [], [], [], [], [], []
     reached = 0
     whole = data.total_ns
@@ -119,7 +119,7 @@ def waterfall_chart(data: Waterfall) -> Figure:
 
 
 def roofline_chart(data: Roofline) -> Figure:
-    """Limits as lines, what ran as points, both axes logarithmic."""
+    """Return peaks as lines, what ran as points, both axes logarithmic."""
     (low, high), (bottom, top) = roofline_extent(data)
     traces: list[Figure] = []
     for number, roof in enumerate(data.roofs):
@@ -131,7 +131,7 @@ def roofline_chart(data: Roofline) -> Figure:
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": f"{label(roof.name)} limits",
+                "name": f"{label(roof.name)} peak",
                 "x": [x for x, _ in corners],
                 "y": [y for _, y in corners],
                 "line": {"dash": _DASHES[number % len(_DASHES)], "width": 2, "color": GREY},
@@ -187,7 +187,7 @@ def roofline_chart(data: Roofline) -> Figure:
 
 
 def time_unit(values_ns: Sequence[float]) -> tuple[float, str]:
-    """How many nanoseconds one unit of an axis is, and its name: that of the longest time on it."""
+    """Return the unit of an axis in nanoseconds, and its name: that of the longest time on it."""
     longest = max((abs(value) for value in values_ns), default=0.0)
     return scale_of(longest, TIME) if longest else (1e6, "ms")
 
@@ -204,7 +204,7 @@ def _log_range(low: float, high: float) -> list[float]:
 
 
 def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
-    """The median time of each decode step over the repeats, with the middle half, against the context it ran on."""
+    """Return the median time of each decode step over the repeats, with the middle half, against its context."""
     mixed = unstepped(timings)
     if mixed is not None:
         return mixed
@@ -246,7 +246,7 @@ def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
 
 
 def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> Maybe[Figure]:
-    """Nested shares of time. `nodes` are paths with the time of the whole node, parents before their children."""
+    """Return nested shares of time. `nodes` are paths with the time of the whole node, parents before their children."""
     known = [(path, ns) for path, ns in nodes if ns > 0]
     if not known:
         return Missing("nothing took any time")
@@ -282,7 +282,7 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
 
 
 def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Figure, str]]:
-    """The sampler's readings, time counted from the first repeat, with each prefill shaded; and what was left out."""
+    """Return the sampler's readings, time counted from the first repeat, each prefill shaded; and what was left out."""
     begin, end = measured_window(timings)
     rows = _gpu_rows(samples.gpu) if samples.gpu else _cpu_rows(samples.cpu)
     rows = [(name, unit, points) for name, unit, points in rows if points]
@@ -353,7 +353,7 @@ Row = tuple[str, str, list[tuple[int, float]]]
 
 def _gpu_rows(samples: Sequence[GpuSample]) -> list[Row]:
     def of(value: Sequence[Maybe[int]], factor: float = 1.0) -> list[tuple[int, float]]:
-        return [(s.at_ns, v * factor) for s, v in zip(samples, value, strict=True) if not isinstance(v, Missing)]
+        return [(s.at_ns, v * factor) for s, one in zip(samples, value, strict=True) for v in present([one])]
 
     return [
         ("GPU power", "W", of([s.power_mw for s in samples], 1e-3)),
@@ -364,7 +364,7 @@ def _gpu_rows(samples: Sequence[GpuSample]) -> list[Row]:
 
 
 def _cpu_rows(samples: Sequence[CpuSample]) -> list[Row]:
-    frequency = [(s.at_ns, s.frequency_mhz) for s in samples if not isinstance(s.frequency_mhz, Missing)]
+    frequency = [(s.at_ns, mhz) for s in samples for mhz in present([s.frequency_mhz])]
     return [
         ("busy, whole machine", "processors", [(s.at_ns, s.machine_pct / 100) for s in samples]),
         ("busy, measured process", "processors", [(s.at_ns, s.ours_pct / 100) for s in samples]),

@@ -1,4 +1,4 @@
-"""The cost of a model as text: what each part computes and moves, and the least time it takes on given hardware."""
+"""The cost of a model: what each component computes and moves, and the least time it takes on given hardware."""
 
 from collections.abc import Sequence
 
@@ -6,123 +6,95 @@ from llm_perf_opt.analysis.cost_model.cost import ModelCost, StageCost
 from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.report.text import columns, count, milliseconds, percent, significant
+from llm_perf_opt.report.document import Block, Cell, Column, Document, Paragraph, Section, Table, cell, count_cell, numbers
+from llm_perf_opt.report.text import count, flops, milliseconds, moved_bytes, percent, significant, then
+
+_ABOUT_COST = "FLOPs: matrix products, a multiply-add counts 2, attention causal. Bytes: the least that must be moved."
+_ABOUT_TIME = "Roofline time: sum over components of the longer of FLOPs / peak and bytes / bandwidth. Nothing real is faster."
 
 
-def cost_page(cost: ModelCost) -> str:
-    """Parameters, cache, and both stages part by part."""
+def cost_document(cost: ModelCost) -> Document:
+    """Return parameters, cache, and both stages component by component."""
     architecture = cost.architecture
     latent = f", latent attention {cost.formats.mla}" if architecture.has_latent_attention else ""
     decoder = f" ({_decoder_of(architecture.part_of)})" if architecture.part_of else ""
-    lines = [
+    title = (
         f"{architecture.model_type}{decoder}: {count(architecture.params)} parameters "
-        f"({count(architecture.active_params)} active per token), "
-        f"weights {cost.formats.weights}, cache {cost.formats.kv}{latent}",
-        f"cache: {cost.kv_bytes_per_token:,} bytes per token and sequence",
-        "",
-        _stage(f"prefill: batch {cost.batch} × {cost.prompt} tokens, logits for the last", cost.prefill),
-        _stage(f"decode: one step, batch {cost.batch} on {cost.context} cached tokens", cost.decode),
-        "FLOPs: matrix products, a multiply-add counts 2, attention causal. Bytes: the least that must be moved.",
+        f"({count(architecture.active_params)} active per token), weights {cost.formats.weights}, cache {cost.formats.kv}{latent}"
+    )
+    blocks: list[Block] = [
+        _stage("prefill", f"prefill: batch {cost.batch} × {cost.prompt} tokens, logits for the last", cost.prefill),
+        _stage("decode", f"decode: one step, batch {cost.batch} on {cost.context} cached tokens", cost.decode),
+        Paragraph(_ABOUT_COST),
     ]
     rows = architecture.position_rows
     if rows and max(cost.prompt, cost.context + 1) > rows:
-        lines.append(
-            f"The model has {rows:,} learned positions: it cannot run sequences this long, the figures are arithmetic alone."
-        )
-    return "\n".join(lines)
+        blocks.append(Paragraph(f"The model has {rows:,} learned positions: it cannot run sequences this long."))
+    return Document(title, f"cache: {cost.kv_bytes_per_token:,} bytes per token and sequence", "", _apart(blocks))
+
+
+def what_if_document(
+    rows: Sequence[WhatIf], turning: Sequence[TurningPoint], hardware: Hardware, part_of: str | None = None
+) -> Document:
+    """Return the roofline time of every combination, and where decode turns compute-bound."""
+    peaks = ", ".join(f"{dtype} {peak.flops_per_s / 1e12:,.4g}" for dtype, peak in hardware.peaks.items())
+    title = f"{hardware.name}: {hardware.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {peaks} TFLOP/s dense ({hardware.source})"
+    subtitle = f"Roofline times of {_decoder_of(part_of)}." if part_of else ""
+    blocks: list[Block] = [_what_if(rows), *[Paragraph(_turning(point)) for point in turning], Paragraph(_ABOUT_TIME)]
+    return Document(title, subtitle, "", [Section("what-if", "", blocks)])
+
+
+def _apart(blocks: Sequence[Block]) -> list[Section]:
+    """A section for each, so that they are set apart in the terminal."""
+    return [Section(f"part-{number}", "", [block]) for number, block in enumerate(blocks)]
 
 
 def _decoder_of(model_type: str) -> str:
     return f"the text decoder of {model_type}; the rest is not counted"
 
 
-def what_if_page(rows: Sequence[WhatIf], turning: Sequence[TurningPoint], hardware: Hardware, part_of: str | None = None) -> str:
-    """The floor for every combination asked for, and where decode turns."""
-    body = [
-        [
+def _what_if(rows: Sequence[WhatIf]) -> Table:
+    columns = [
+        *(Column("dtype"), Column("cache"), *numbers("batch", "prompt", "context", "memory"), Column("fits")),
+        *(*numbers("prefill ≥"), Column("bound by"), *numbers("step ≥"), Column("bound by"), *numbers("tokens/s ≤")),
+    ]
+    table = Table("what-if-table", "", columns)
+    for row in rows:
+        sizes = [count_cell(number) for number in (row.batch, row.prompt, row.context)]
+        table.add(
             row.formats.weights,
             row.formats.kv,
-            f"{row.batch:,}",
-            f"{row.prompt:,}",
-            f"{row.context:,}",
-            f"{(row.weight_bytes + row.kv_cache_bytes) / 1e9:.1f} GB",
-            {True: "yes", False: "no"}.get(row.fits, "?") if isinstance(row.fits, bool) else "?",
-            _floor(row.prefill),
-            _bound(row.prefill),
-            _floor(row.decode),
-            _bound(row.decode),
-            _rate(row.decode_tokens_per_s),
-        ]
-        for row in rows
-    ]
-    header = [
-        "dtype",
-        "cache",
-        "batch",
-        "prompt",
-        "context",
-        "memory",
-        "fits",
-        "prefill ≥",
-        "bound by",
-        "step ≥",
-        "bound by",
-        "tokens/s ≤",
-    ]
-    lines = [
-        f"{hardware.name}: {hardware.bandwidth_bytes_per_s / 1e12:.3g} TB/s, "
-        + ", ".join(f"{dtype} {peak.flops_per_s / 1e12:,.4g}" for dtype, peak in hardware.peaks.items())
-        + f" TFLOP/s dense ({hardware.source})",
-        *([f"Floors of {_decoder_of(part_of)}."] if part_of else []),
-        "",
-        columns(header, body, "llrrrrlrlrlr"),
-        *[_turning(point) for point in turning],
-        "Floor: sum over parts of the longer of FLOPs / peak and bytes / bandwidth. Nothing real is faster.",
-    ]
-    missing = next((row.decode for row in rows if isinstance(row.decode, Missing)), None)
-    return "\n".join([*lines, *([str(missing)] if missing else [])])
+            *sizes,
+            cell((row.weight_bytes + row.kv_cache_bytes) / 1e9, lambda gigabytes: f"{gigabytes:.1f} GB"),
+            cell(row.fits, lambda fitting: "yes" if fitting else "no"),
+            *_least(row.prefill),
+            *_least(row.decode),
+            cell(row.decode_tokens_per_s, significant),
+        )
+    return table
 
 
-def _stage(title: str, stage: StageCost) -> str:
-    body = [
-        [
-            part.name,
-            significant(part.flops / 1e9),
-            percent(part.flops / stage.flops),
-            significant(part.bytes / 1e6),
-            percent(part.bytes / stage.bytes),
-        ]
-        for part in stage.parts
-    ]
-    body.append(["total", significant(stage.flops / 1e9), "", significant(stage.bytes / 1e6), ""])
-    whole = significant(stage.flops_full_attention / 1e9)
-    lines = [
-        title,
-        columns(["part", "GFLOP", "share", "MB", "share"], body, "lrrrr"),
-        f"whole attention: {whole} GFLOP · arithmetic intensity {significant(stage.flops_per_byte)} FLOP/byte",
-        "",
-    ]
-    return "\n".join(lines)
+def _least(value: Maybe[Floor]) -> list[Cell | Missing]:
+    return [cell(then(value, lambda floor: floor.seconds * 1e9), milliseconds), cell(then(value, lambda floor: floor.bound))]
 
 
-def _floor(value: Maybe[Floor]) -> str:
-    return "n/a" if isinstance(value, Missing) else milliseconds(value.seconds * 1e9)
-
-
-def _bound(value: Maybe[Floor]) -> str:
-    return "n/a" if isinstance(value, Missing) else value.bound
-
-
-def _rate(value: Maybe[float]) -> str:
-    return "n/a" if isinstance(value, Missing) else significant(value)
+def _stage(name: str, title: str, stage: StageCost) -> Table:
+    columns = [Column("component"), *numbers("FLOPs", "share", "bytes", "share")]
+    table = Table(f"cost-{name}", title, columns)
+    for part in stage.parts:
+        shares = (cell(part.flops / stage.flops, percent), cell(part.bytes / stage.bytes, percent))
+        table.add(part.name, cell(part.flops, flops), shares[0], cell(part.bytes, moved_bytes), shares[1])
+    table.add("total", cell(stage.flops, flops), "", cell(stage.bytes, moved_bytes), "")
+    whole, intensity = flops(stage.flops_full_attention), significant(stage.flops_per_byte)
+    table.foot = f"whole attention: {whole} · arithmetic intensity {intensity} FLOP/byte"
+    return table
 
 
 def _turning(point: TurningPoint) -> str:
-    def said(value: Maybe[int]) -> str:
+    def at(value: Maybe[int]) -> str:
         return value.why if isinstance(value, Missing) else f"batch {value:,}"
 
     return (
-        f"decode at context {point.context:,}, {point.formats.weights}: "
-        f"the whole step turns compute-bound at: {said(point.step)}; "
-        f"its weight matrices alone at: {said(point.weights)}"
+        f"decode at context {point.context:,}, {point.formats.weights}: the whole step turns compute-bound at: {at(point.step)}; "
+        f"its weight matrices alone at: {at(point.weights)}"
     )

@@ -1,4 +1,4 @@
-"""Tables as CSV. An empty cell is a missing value; its reason stands in the reports."""
+"""Tables as CSV. An empty cell is a missing value; the reports have its reason."""
 
 import csv
 import io
@@ -13,13 +13,13 @@ _FORMULA_STARTS = ("=", "+", "-", "@")
 
 
 def operators_csv(rows: tuple[OperatorRow, ...]) -> str:
-    """ops.csv: a row per operator."""
+    """Return ops.csv: a row per operator."""
     names = [field.name for field in fields(OperatorRow)]
     return _csv(names, [[getattr(row, name) for name in names] for row in rows])
 
 
 def telemetry_csv(telemetry: Telemetry) -> str:
-    """nvml.csv: a row per reading, of the GPU or of the host."""
+    """Return nvml.csv: a row per reading, of the GPU or of the host."""
     gpu = [field.name for field in fields(GpuSample) if field.name != "at_ns"]
     cpu = [field.name for field in fields(CpuSample) if field.name != "at_ns"]
     samples: list[GpuSample | CpuSample] = sorted([*telemetry.gpu, *telemetry.cpu], key=lambda sample: sample.at_ns)
@@ -28,7 +28,7 @@ def telemetry_csv(telemetry: Telemetry) -> str:
 
 
 def rows_csv(header: list[str], rows: list[list[Any]]) -> str:
-    """Any rows, as a query gives them."""
+    """Return the rows of a query."""
     return _csv([str(_cell(name)) for name in header], rows)
 
 

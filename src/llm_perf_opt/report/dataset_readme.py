@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.core.terminal import one_line
-from llm_perf_opt.report.text import escape, table
+from llm_perf_opt.report.markdown import escape, table
 from llm_perf_opt.workspace.data.metadata import DatasetMetadata
 
 _MOST_NAMES = 100
 
 
 def dataset_readme(metadata: DatasetMetadata, first_level: Sequence[str]) -> str:
-    """Markdown; names and remarks are data in it."""
+    """Return the page; names and remarks are data in it."""
     facts = [
         ["version", _said(metadata.version)],
         ["source", escape(metadata.source)],
@@ -50,7 +50,7 @@ Each variant lies in a folder of its own beside this file; its metadata.yaml say
 
 
 def _said(value: str | float | None) -> str:
-    return "not told" if value is None else escape(str(value))
+    return "not given" if value is None else escape(str(value))
 
 
 def _tree(names: Sequence[str]) -> str:

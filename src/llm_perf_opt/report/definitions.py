@@ -11,7 +11,8 @@ from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.analysis.limits.hardware import HARDWARE, RATES
 from llm_perf_opt.analysis.metrics import METRICS
 from llm_perf_opt.analysis.stats import CONFIDENCE, LEAST_BEYOND, PERCENTILE_METHOD
-from llm_perf_opt.report.text import significant, table
+from llm_perf_opt.report.markdown import table
+from llm_perf_opt.report.text import significant
 
 
 def metrics_page() -> str:

@@ -1,189 +1,171 @@
-"""The section on limits: MFU, MBU, floor and roofline, per stage and per part."""
+"""Stages and components of the model against the roofline: MFU, MBU, roofline time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
-from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
+from llm_perf_opt.analysis.limits.binding import VERDICTS
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, PartEfficiency, RooflineComparison, StageEfficiency
-from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.analysis.limits.floor import FloorPart
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.report.reasons import Reasons
+from llm_perf_opt.report.document import Cell, Column, Item, Items, Table, cell, numbers
 from llm_perf_opt.report.text import (
     bytes_per_s,
-    escape,
+    ends,
     fine_percent,
+    flops,
     flops_per_s,
+    known,
     known_within,
     milliseconds,
+    moved_bytes,
     percent,
     significant,
-    table,
+    then,
+    times,
+    words,
+)
+
+_OUTSIDE = Missing("it is outside the cost model")
+_COMPONENTS = (
+    "Time is that under the profiler (of kernels, which it does not change; of the host on a CPU) in prefill and in the profiled "
+    "decode steps, against the roofline time of as many steps on the best peaks known. Reading the cache counts with "
+    "attention_core, writing it with the projections."
 )
 
 
-def efficiency_section(found: Maybe[Efficiency], hfus: Sequence[StageHfu] = ()) -> str:
-    """How far each stage is from the limit; `hfus` where counters were read."""
-    if isinstance(found, Missing):
-        return f"## MFU and distance from the limit\n\n{escape(str(found))}\n"
-    reasons = Reasons()
-    parts = ["## MFU and distance from the limit\n"]
-    parts += [f"- **{stage.binds}**: {escape(stage.because)}." for stage in found.stages]
-    parts += ["", *[f"- {word}: {meaning}" for word, meaning in used_verdicts(found)], f"- {EVIDENCE}"]
-    parts += ["", _roofs(found, reasons), *[_stage(stage, _hfu_of(stage, hfus), reasons) for stage in found.stages]]
-    parts += [
-        "Parts: time under the profiler (of kernels, which it does not change; of the host on a CPU) in prefill and in the "
-        "profiled decode steps, against the floor of as many steps on the best limits known. Reading the cache counts with "
-        "attention_core, writing it with the projections.\n",
-        *[_parts(stage, reasons) for stage in found.stages],
-    ]
-    parts += [*reasons.lines(), *[f"- {escape(note)}" for note in found.notes]]
-    parts += [f"- **{metric.label}** = {metric.formula}. {metric.definition}" for metric in EFFICIENCY_METRICS]
-    return "\n".join(parts) + "\n"
-
-
-def efficiency_sentences(found: Maybe[Efficiency]) -> list[str]:
-    """One sentence per stage for the summary."""
-    if isinstance(found, Missing):
-        return []
-    return [f"{stage.binds}: {escape(stage.because)}." for stage in found.stages]
-
-
 def used_verdicts(found: Efficiency) -> list[tuple[str, str]]:
-    """The words that the stages are called by, with what they mean."""
+    """Return the words that the stages are called by, with what they mean."""
     used = {stage.verdict for stage in found.stages}
     return [(word, meaning) for word, meaning in VERDICTS if used.intersection(word.split(", "))]
 
 
-def _roofs(found: Efficiency, reasons: Reasons) -> str:
-    rows = [
-        [
-            roof.name,
-            reasons.cell(_shown(roof.peak_flops_per_s, flops_per_s)),
-            reasons.cell(_shown(roof.bandwidth_bytes_per_s, bytes_per_s)),
-            reasons.cell(_shown(roof.ridge_flops_per_byte, lambda ridge: f"{significant(ridge)} FLOP/byte")),
-            escape(roof.source) if not isinstance(roof.peak_flops_per_s, Missing) else "",
-        ]
-        for roof in found.roofs
-    ]
-    return table(["limits", f"peak, {found.dtype}", "memory bandwidth", "ridge", "source"], rows, "lrrrl")
+def verdict_items(found: Efficiency) -> Items:
+    """Return what bounds each stage, and why."""
+    return Items([Item(f"{stage.binds}:", f"{stage.because}.") for stage in found.stages], "verdicts")
 
 
-def _hfu_of(stage: StageEfficiency, hfus: Sequence[StageHfu]) -> list[Maybe[str]]:
-    """One cell per limit."""
-    found = next((entry for entry in hfus if entry.stage == stage.stage), None)
-    if found is None:
-        return [Missing("no hardware counters were read")] * len(stage.against)
-    of_roof = dict(found.against)
-    return [_executed(of_roof.get(entry.roof.name, Missing("it was not compared with this limit"))) for entry in stage.against]
+def peaks_table(found: Efficiency) -> Table:
+    """Return the peaks that stages are compared with."""
+    columns = [Column("peaks"), *numbers(f"compute, {found.dtype}", "memory bandwidth", "ridge"), Column("source")]
+    table = Table("roofs", "Peaks of the hardware", columns)
+    for roof in found.roofs:
+        table.add(
+            f"{roof.name} peak",
+            cell(roof.peak_flops_per_s, flops_per_s),
+            cell(roof.bandwidth_bytes_per_s, bytes_per_s),
+            cell(roof.ridge_flops_per_byte, lambda ridge: f"{significant(ridge)} FLOP/byte"),
+            roof.source,
+        )
+    return table
 
 
-def _executed(value: Maybe[Hfu]) -> Maybe[str]:
-    return value if isinstance(value, Missing) else f"{value.sign} {fine_percent(value.share)}".strip()
+def stage_facts(found: Efficiency) -> Items:
+    """Return what each stage computes and moves, and the rates it reaches."""
+    return Items([Item(f"{stage.stage}:", _facts(stage)) for stage in found.stages])
 
 
-def _stage(stage: StageEfficiency, hfu: list[Maybe[str]], reasons: Reasons) -> str:
-    header = [stage.stage, *[f"against {entry.roof.name}" for entry in stage.against]]
-    rows: list[list[Maybe[str]]] = [
-        ["MFU (causal)", *[_percent(entry.mfu) for entry in stage.against]],
-        ["MFU (whole attention)", *[_percent(entry.mfu_full_attention) for entry in stage.against]],
-        ["HFU", *hfu],
-        ["MBU", *[_percent(entry.mbu) for entry in stage.against]],
-        ["floor", *[_floor(entry) for entry in stage.against]],
-        ["times off the floor", *[_times(entry.times_floor, stage) for entry in stage.against]],
-    ]
-    facts = (
-        f"{stage.stage}: {milliseconds(stage.time_ns.median)} "
-        f"({known_within(stage.time_ns, 'ns')}), "
-        f"{significant(stage.cost.flops / 1e9)} GFLOP causal "
-        f"({significant(stage.cost.flops_full_attention / 1e9)} whole), {significant(stage.cost.bytes / 1e6)} MB at least; "
-        f"achieved {flops_per_s(stage.flops_per_s)} and {bytes_per_s(stage.bytes_per_s)}; "
-        f"intensity {significant(stage.cost.flops_per_byte)} FLOP/byte; "
-        f"kernels' share of the time {reasons.cell(_percent(stage.busy))}{_launches(stage)}.\n"
+def _facts(stage: StageEfficiency) -> str:
+    cost = stage.cost
+    launches = known(then(stage.launches, lambda count: f", {count:,} launches, copies too, in the profiled steps"), "")
+    return (
+        f"{milliseconds(stage.time_ns.median)} ({known_within(stage.time_ns, 'ns')}); "
+        f"{flops(cost.flops)} causal ({flops(cost.flops_full_attention)} whole attention) and "
+        f"at least {moved_bytes(cost.bytes)}; reached {flops_per_s(stage.flops_per_s)} and "
+        f"{bytes_per_s(stage.bytes_per_s)}; {significant(cost.flops_per_byte)} FLOP/byte; "
+        f"kernels' share of the time {words(stage.busy, fine_percent)}{launches}."
     )
-    return facts + "\n" + table(header, [[reasons.cell(cell) for cell in row] for row in rows], "l" + "r" * len(stage.against))
 
 
-def _launches(stage: StageEfficiency) -> str:
-    return "" if isinstance(stage.launches, Missing) else f", {stage.launches:,} launches, copies too, in the profiled steps"
+def limits_table(found: Efficiency, hfus: Sequence[StageHfu]) -> Table:
+    """Return every stage against every pair of peaks; `hfus` where counters were read."""
+    names = ("MFU (causal)", "MFU (whole attention)", "HFU", "MBU", "roofline time", "× roofline", "kernels' share of the time")
+    table = Table("limits-table", "Stages against the roofline", [Column("stage"), Column("against"), *numbers(*names)])
+    for stage in found.stages:
+        for entry in stage.against:
+            shares = [cell(value, fine_percent) for value in (entry.mfu, entry.mfu_full_attention, entry.mbu)]
+            table.add(
+                stage.stage,
+                f"{entry.roof.name} peak",
+                *shares[:2],
+                hfu_cell(_hfu(stage, entry.roof.name, hfus)),
+                shares[2],
+                _roofline_time(entry),
+                _times(entry.times_floor, stage),
+                cell(stage.busy, percent),
+            )
+    return table
 
 
-def _parts(stage: StageEfficiency, reasons: Reasons) -> str:
-    """Every part in the profiled steps: its own time, and how that compares with its own floor."""
-    if isinstance(stage.parts, Missing):
-        rows = [[part.name, significant(part.flops / 1e9), significant(part.bytes / 1e6)] for part in stage.cost.parts]
-        return table([f"parts of {stage.stage}", "GFLOP", "MB"], rows, "lrr")
-    known = [part.time_ns for part in stage.parts if not isinstance(part.time_ns, Missing)]
-    whole = sum(known) or 1
-    rows = []
-    for part in stage.parts:
-        time: Maybe[str] = part.time_ns if isinstance(part.time_ns, Missing) else milliseconds(part.time_ns)
-        share: Maybe[str] = part.time_ns if isinstance(part.time_ns, Missing) else percent(part.time_ns / whole)
-        rows.append([part.name, *[reasons.cell(cell) for cell in (time, share)], *_part_cells(part, reasons)])
-    header = [
-        f"parts of {stage.stage}",
-        "time",
-        "share",
-        "FLOP/s",
-        "bytes/s",
-        "FLOP/byte",
-        "MFU",
-        "MBU",
-        "floor",
-        "× floor",
-        "floor is",
+def _hfu(stage: StageEfficiency, roof: str, hfus: Sequence[StageHfu]) -> Maybe[Hfu]:
+    found = next((dict(entry.against) for entry in hfus if entry.stage == stage.stage), None)
+    if found is None:
+        return Missing("no hardware counters were read")
+    return found.get(roof, Missing("it was not compared with this peak"))
+
+
+def hfu_cell(value: Maybe[Hfu]) -> Cell | Missing:
+    """Return executed FLOPs over the peak, with the sign of what is not in it."""
+    return cell(value, lambda hfu: f"{hfu.sign} {fine_percent(hfu.share)}".strip())
+
+
+def _roofline_time(entry: RooflineComparison) -> Cell | Missing:
+    alone = ", compute alone" if entry.roof.in_cache else ""
+    return cell(then(entry.floor, lambda least: least.seconds * 1e9), milliseconds, alone)
+
+
+def _times(value: Maybe[float], stage: StageEfficiency) -> Cell | Missing:
+    """With the interval of the stage's time carried over."""
+    within = then(value, lambda factor: then(ends(stage.time_ns), partial(_carried, factor, stage.time_ns.median)))
+    return cell(value, times, known(within, ""))
+
+
+def _carried(factor: float, median: float, found: tuple[float, float]) -> str:
+    low, high = (factor * end / median for end in found)
+    return f" ({significant(low, 3)} – {significant(high, 3)})"
+
+
+def components_table(found: Efficiency) -> Table:
+    """Return every component of every stage against its own roofline time; without their times, what they compute and move."""
+    names = ("FLOPs", "bytes", "FLOP/byte", "time", "share", "FLOP/s", "bytes/s", "MFU", "MBU", "roofline time", "× roofline")
+    columns = [Column("stage"), Column("component"), *numbers(*names), Column("bound by")]
+    table = Table("parts", "Components of the model, in the profiled steps", columns, tools=True, foot=_COMPONENTS)
+    for stage in found.stages:
+        if isinstance(stage.parts, Missing):
+            for cost in stage.cost.parts:
+                table.add(stage.stage, cost.name, *_work(cost.flops, cost.bytes), *[stage.parts] * 9)
+            continue
+        whole = sum(known(part.time_ns, 0) for part in stage.parts) or 1
+        for part in stage.parts:
+            table.add(stage.stage, part.name, *_component(part, whole))
+    return table
+
+
+def _component(part: PartEfficiency, whole_ns: int) -> list[Cell | Missing | str]:
+    least, time = part.floor, part.time_ns
+    spent = [cell(time, milliseconds), cell(then(time, lambda ns: ns / whole_ns), percent)]
+    if least is None:
+        return [*[_OUTSIDE] * 3, *spent, *[_OUTSIDE] * 7]
+    rate = then(time, lambda ns: least.flops * 1e9 / max(ns, 1))
+    moved = then(time, lambda ns: least.bytes * 1e9 / max(ns, 1))
+    return [
+        *_work(least.flops, least.bytes),
+        *spent,
+        cell(rate, flops_per_s),
+        cell(moved, bytes_per_s),
+        cell(part.mfu, fine_percent),
+        cell(part.mbu, fine_percent),
+        cell(least.seconds * 1e9, milliseconds),
+        cell(part.times_floor, times),
+        bound_words(least),
     ]
-    return table(header, rows, "lrrrrrrrrrl")
 
 
-def _part_cells(part: PartEfficiency, reasons: Reasons) -> list[str]:
-    if part.floor is None:
-        return [reasons.cell(_percent(part.mfu))] * 8
-    floor, time = part.floor, part.time_ns
-    rates: list[Maybe[str]] = [time, time] if isinstance(time, Missing) else [
-        flops_per_s(floor.flops * 1e9 / max(time, 1)),
-        bytes_per_s(floor.bytes * 1e9 / max(time, 1)),
-    ]  # fmt: skip
-    intensity = significant(floor.flops / floor.bytes) if floor.bytes else "no bytes"
-    times: Maybe[str] = part.times_floor if isinstance(part.times_floor, Missing) else f"× {significant(part.times_floor, 3)}"
-    cells: list[Maybe[str]] = [
-        *rates,
-        intensity,
-        _percent(part.mfu),
-        _percent(part.mbu),
-        milliseconds(floor.seconds * 1e9),
-        times,
-        bound_words(floor),
-    ]
-    return [reasons.cell(cell) for cell in cells]
+def _work(computed: float, moved: float) -> list[Cell | Missing]:
+    intensity: Maybe[float] = computed / moved if moved else Missing("it moves no bytes")
+    return [cell(computed, flops), cell(moved, moved_bytes), cell(intensity, significant)]
 
 
 def bound_words(floor: FloorPart) -> str:
-    """Which of computing and moving a part's floor is; of a part with no floor, neither."""
+    """Return whether compute or memory sets a component's roofline time; neither where it has none."""
     return floor.bound if floor.seconds else "nothing"
-
-
-def _percent(value: Maybe[float]) -> Maybe[str]:
-    return value if isinstance(value, Missing) else fine_percent(value)
-
-
-def _floor(entry: RooflineComparison) -> Maybe[str]:
-    if isinstance(entry.floor, Missing):
-        return entry.floor
-    alone = ", computing alone" if entry.roof.in_cache else ""
-    return f"{milliseconds(entry.floor.seconds * 1e9)}{alone}"
-
-
-def _times(value: Maybe[float], stage: StageEfficiency) -> Maybe[str]:
-    """With the time's own interval carried over."""
-    if isinstance(value, Missing):
-        return value
-    time = stage.time_ns
-    if isinstance(time.ci_low, Missing) or isinstance(time.ci_high, Missing):
-        return f"× {significant(value, 3)}"
-    low, high = (value * end / time.median for end in (time.ci_low, time.ci_high))
-    return f"× {significant(value, 3)} ({significant(low, 3)} – {significant(high, 3)})"
-
-
-def _shown(value: Maybe[float], show: Callable[[float], str]) -> Maybe[str]:
-    return value if isinstance(value, Missing) else show(value)

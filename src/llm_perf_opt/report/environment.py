@@ -1,15 +1,27 @@
-"""The machine and the software of a run, in rows of plain text."""
+"""What ran on what: the model, the machine and the software of a run, as plain text."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.report.runtime import runtime_rows
-from llm_perf_opt.report.text import gibibytes
+from llm_perf_opt.report.text import count, gibibytes
+
+
+def what_ran(timings: CleanTimings) -> str:
+    """Return model, device and workload in a sentence."""
+    model, work = timings.model, timings.workload
+    lengths = sorted(set(work.prompt_tokens))
+    prompt = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    return (
+        f"{model.name} ({count(model.parameters)} parameters, {model.dtype}) on {model.device_name}: "
+        f"batch {work.batch_size}, {prompt} prompt tokens, {work.new_tokens} new tokens, "
+        f"{model.cache} cache, compile {model.compile}, attention {model.attention}{_ran_by(timings)}."
+    )
 
 
 def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> list[tuple[str, str]]:
-    """What it is, and its value as text that is not escaped for anything."""
+    """Return names and values of the machine and the software."""
     cpu, gpu = env.get("cpu", {}), env.get("gpu")
     cuda = f" (CUDA {env['gpu_driver_cuda']})" if "gpu_driver_cuda" in env else ""
     total = env.get("memory", {}).get("total_bytes")
@@ -26,7 +38,7 @@ def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> li
     if not isinstance(timings, Missing):
         framework = ", ".join(f"{name} {version}" for name, version in timings.framework.items())
         rows.append(("Measured process", f"{framework}, {timings.threads} threads"))
-        rows += runtime_rows(timings)
+        rows += _runtime_rows(timings)
     return rows
 
 
@@ -44,3 +56,23 @@ def _gpu_words(gpu: Any) -> str:
 def _tool_words(tool: Mapping[str, Any]) -> str:
     commit = f", commit {str(tool['commit'])[:12]}{' with changes' if tool.get('dirty') else ''}" if "commit" in tool else ""
     return f"{tool.get('version')}{commit}"
+
+
+def _ran_by(timings: CleanTimings) -> str:
+    """`, run by vllm 0.32.0`; nothing for plain PyTorch."""
+    runtime = timings.runtime
+    return "" if runtime is None or runtime.type == PYTORCH else f", run by {runtime.type} {runtime.version}"
+
+
+def _runtime_rows(timings: CleanTimings) -> list[tuple[str, str]]:
+    """The runtime, how its stages were separated, and every argument it was given."""
+    runtime = timings.runtime
+    if runtime is None or runtime.type == PYTORCH:
+        return []
+    apart = f"not separated: {runtime.inseparable}" if runtime.inseparable else runtime.method
+    given = {"Engine arguments": runtime.engine, "Engine's variables": runtime.variables}
+    return [
+        ("Runtime", f"{runtime.type} {runtime.version}"),
+        ("Prefill and decode", apart),
+        *[(name, ", ".join(f"{key}={value}" for key, value in held.items())) for name, held in given.items() if held],
+    ]

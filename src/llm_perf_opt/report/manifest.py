@@ -12,7 +12,7 @@ from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.counters.set_file import MetricSet, shipped_sets
 from llm_perf_opt.counters.translate import old_names, translate
-from llm_perf_opt.report.text import table
+from llm_perf_opt.report.markdown import table
 
 
 def resolved_text(found: ResolvedMetrics) -> str:

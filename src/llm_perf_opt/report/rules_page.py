@@ -6,7 +6,7 @@ python -m llm_perf_opt.report.rules_page
 import inspect
 
 from llm_perf_opt.analysis.findings.registry import RULES
-from llm_perf_opt.report.text import table
+from llm_perf_opt.report.markdown import table
 
 
 def rules_table() -> str:

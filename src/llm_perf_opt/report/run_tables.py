@@ -1,377 +1,237 @@
-"""The tables of a run's page."""
+"""Tables of a run: latency, stages, operators, readings, passes, machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
-from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
-from llm_perf_opt.analysis.kernels.names import short_name
-from llm_perf_opt.analysis.kernels.table import PerCall, StageKernel
 from llm_perf_opt.analysis.latency import compile_seconds
-from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
-from llm_perf_opt.analysis.verification import Verification
-from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow, TorchPass
-from llm_perf_opt.report.advice import TRIAL_HEADER, trial_cells
-from llm_perf_opt.report.efficiency import bound_words
-from llm_perf_opt.report.html_tables import Cell, Column, HtmlTable, figure, name_cell, numbers
-from llm_perf_opt.report.kernel_remarks import differs_mark, half_mark
+from llm_perf_opt.config.passes import sees_stages
+from llm_perf_opt.core.records import CleanTimings, Maybe, Metric, Missing, OperatorRow, StageTiming, TorchPass
+from llm_perf_opt.core.stages import STAGE_NAMES
+from llm_perf_opt.report.document import Cell, Column, Table, cell, count_cell, name_cell, numbers
+from llm_perf_opt.report.environment import environment_rows
+from llm_perf_opt.report.kernel_tables import MOST_ROWS
 from llm_perf_opt.report.text import (
     bounds,
-    bytes_per_s,
-    fine_percent,
-    flops_per_s,
     gibibytes,
     growth,
+    known,
     milliseconds,
     percent,
+    seconds,
     significant,
+    then,
+    times,
     with_unit,
 )
 
-MOST_ROWS = 400
-"""Of a large table in the page; the rest is one row, and all are in the run's files."""
-_NAME = 90
+_ABOUT_PASSES = (
+    "Times are the unprofiled pass's. The overhead of another pass says how far its own clock is from them: kernels keep their "
+    "duration under torch.profiler and Nsight Systems, the gaps between them do not; Nsight Compute replays the kernels."
+)
+_ABOUT_STAGES = "A parent includes its children; runs are per iteration; a step's value is the iteration's median step."
 
 
-def _ms(value: Maybe[float]) -> Cell | Missing:
-    return figure(value, milliseconds)
+# --- latency and stages ---------------------------------------------------------------------------------------------------
 
 
-def _number(value: Maybe[float], scale: float = 1.0, digits: int = 4, mark: str = "") -> Cell | Missing:
-    return figure(value, lambda known: significant(known * scale, digits) + mark)
-
-
-def _rate(value: Maybe[float], show: Callable[[float], str], mark: str) -> Cell | Missing:
-    return figure(value, lambda known: show(known) + mark)
-
-
-def _share(value: Maybe[float]) -> Cell | Missing:
-    return figure(value, percent)
-
-
-def metrics_table(analysis: RunAnalysis) -> HtmlTable:
-    """Latency and throughput over the repeats."""
+def metrics_table(analysis: RunAnalysis) -> Table:
+    """Return latency and throughput over the repeats."""
     columns = [Column("figure"), *numbers("median", "95 % interval of the median", "interquartile range", "p90", "p99", "n")]
-    table = HtmlTable("metrics", "Latency and throughput, unprofiled", columns)
+    table = Table("metrics", "Latency and throughput, unprofiled", columns)
     for metric in analysis.metrics:
-        value = metric.value
-        if isinstance(value, Missing):
-            table.add(metric.label, value, value, value, value, value, Cell("0", 0))
-            continue
-        p90: Maybe[float] = value.p90
-        p99: Maybe[float] = value.p99
-        if metric.key.startswith("itl"):  # already a percentile of its own request
-            p90 = p99 = Missing("the figure is itself a percentile of the gaps of one request")
-
-        def unit(number: float, name: str = metric.unit) -> str:
-            return with_unit(number, name)
-
-        within = Cell(bounds(value, metric.unit))
-        table.add(
-            metric.label,
-            figure(value.median, unit),
-            within,
-            figure(value.iqr, unit),
-            figure(p90, unit),
-            figure(p99, unit),
-            Cell(str(value.n), value.n),
-        )
+        table.add(metric.label, *_metric_cells(metric))
     return table
 
 
-def other_figures_table(analysis: RunAnalysis, timings: CleanTimings) -> HtmlTable:
-    """Growth with context, warm-up, memory."""
-    table = HtmlTable("figures", "Other figures of the measured process", [Column("figure"), Column("value")])
-    drift = analysis.drift
-    table.add(
-        "Decode step's growth with context",
-        drift if isinstance(drift, Missing) else growth(drift),
-    )
-    first = Missing("no warm-up") if not timings.warmup else milliseconds(timings.warmup[0].wall_ns)
-    table.add("Warm-up iterations", str(len(timings.warmup)))
-    table.add("First iteration", first)
-    extra = compile_seconds(timings)
-    table.add(
-        "Warm-up beyond settled times", extra if isinstance(extra, Missing) else f"{significant(extra, 3)} s over the warm-up"
-    )
-    table.add("Loading", f"{significant(timings.load_s, 3)} s")
-    table.add("Repeats", f"{len(timings.iterations)}: {timings.stopped}")
-    table.add("Clock", timings.clock)
-    memory = timings.memory
-    for name, size in (
-        ("Peak memory, allocator (tensors)", memory.allocated_bytes),
-        ("Peak memory, allocator (reserved)", memory.reserved_bytes),
-        ("Device memory in use at the end, everyone", memory.device_used_bytes),
-        ("Peak resident memory of the process", memory.process_rss_bytes),
-    ):
-        table.add(name, size if isinstance(size, Missing) else gibibytes(size))
-    table.add("Weights", f"{gibibytes(timings.model.weight_bytes)} ({timings.model.parameters:,} parameters)")
-    return table
-
-
-def stages_table(analysis: RunAnalysis) -> HtmlTable:
-    """Stages and sub-stages; children are indented."""
-    columns = [
-        Column("stage"),
-        *numbers("runs", "one run, median", "95 % interval", "n", "share", "under torch.profiler", "× unprofiled"),
-    ]
-    table = HtmlTable("stages", "Stages of one request, unprofiled", columns)
-    for stage in analysis.stages:
-        within = Cell(bounds(stage.time_ns, "ns"))
-        table.add(
-            "\u2003" * stage.depth + stage.name,
-            Cell(str(stage.per_iteration), stage.per_iteration),
-            _ms(stage.time_ns.median),
-            within,
-            Cell(str(stage.time_ns.n), stage.time_ns.n),
-            _share(stage.share),
-            _ms(stage.profiled_ns),
-            _number(stage.inflation, 1, 3),
-        )
-    return table
-
-
-def trials_table(found: Verification) -> HtmlTable:
-    """What became of findings that were tried."""
-    columns = [Column("finding"), *numbers(*TRIAL_HEADER[1:-1]), Column("verdict")]
-    table = HtmlTable("trials", f"Tried, each alone, against {found.base}", columns)
-    for trial in found.trials:
-        table.add(*trial_cells(trial))
-    table.foot = f"The base was measured again: {found.remeasured}." if found.remeasured else ""
-    return table
-
-
-def limits_table(found: Efficiency, hfus: Sequence[StageHfu]) -> HtmlTable:
-    """Every stage against every pair of limits."""
-    columns = [
-        Column("stage"),
-        Column("against"),
-        *numbers(
-            "MFU (causal)", "MFU (whole attention)", "HFU", "MBU", "floor", "times off the floor", "kernels' share of the time"
-        ),
-    ]
-    table = HtmlTable("limits-table", "Distance from the limits", columns)
-    for stage in found.stages:
-        for entry in stage.against:
-            least = entry.floor
-            table.add(
-                stage.stage,
-                f"{entry.roof.name} limits",
-                _percent3(entry.mfu),
-                _percent3(entry.mfu_full_attention),
-                _hfu(stage, entry.roof.name, hfus),
-                _percent3(entry.mbu),
-                least if isinstance(least, Missing) else _ms(least.seconds * 1e9),
-                figure(entry.times_floor, lambda times: f"× {significant(times, 3)}"),
-                _share(stage.busy),
-            )
-    return table
-
-
-def _percent3(value: Maybe[float]) -> Cell | Missing:
-    return figure(value, fine_percent)
-
-
-def _hfu(stage: StageEfficiency, roof: str, hfus: Sequence[StageHfu]) -> Cell | Missing:
-    found = next((dict(entry.against) for entry in hfus if entry.stage == stage.stage), None)
-    if found is None:
-        return Missing("no hardware counters were read")
-    value: Maybe[Hfu] = found.get(roof, Missing("it was not compared with this limit"))
+def _metric_cells(metric: Metric) -> list[Cell | Missing]:
+    value, show = metric.value, partial(with_unit, unit=metric.unit)
     if isinstance(value, Missing):
-        return value
-    return Cell(f"{value.sign} {fine_percent(value.share)}".strip(), value.share)
+        return [*[value] * 5, Cell("0", 0)]
+    percentiles = (value.p90, value.p99)
+    if metric.key.startswith("itl"):  # already a percentile of its own request
+        percentiles = (Missing("the figure is itself a percentile of the gaps of one request"),) * 2
+    return [
+        cell(value.median, show),
+        cell(bounds(value, metric.unit)),
+        cell(value.iqr, show),
+        *[cell(one, show) for one in percentiles],
+        count_cell(value.n),
+    ]
 
 
-def roofs_table(found: Efficiency) -> HtmlTable:
-    """The limits themselves."""
-    columns = [Column("limits"), *numbers(f"peak, {found.dtype}", "memory bandwidth", "ridge"), Column("source")]
-    table = HtmlTable("roofs", "Limits", columns)
-    for roof in found.roofs:
+def stages_table(analysis: RunAnalysis) -> Table:
+    """Return stages and sub-stages; children are indented."""
+    names = ("runs", "one run, median", "95 % interval", "interquartile range", "n", "share", "under torch.profiler")
+    table = Table("stages", "Stages of one request, unprofiled", [Column("stage"), *numbers(*names, "× unprofiled")])
+    for stage in analysis.stages:
+        time = stage.time_ns
         table.add(
-            roof.name,
-            figure(roof.peak_flops_per_s, flops_per_s),
-            figure(roof.bandwidth_bytes_per_s, bytes_per_s),
-            figure(roof.ridge_flops_per_byte, lambda v: f"{significant(v)} FLOP/byte"),
-            roof.source,
+            Cell(stage.name, indent=stage.depth),
+            count_cell(stage.per_iteration),
+            cell(time.median, milliseconds),
+            cell(bounds(time, "ns")),
+            cell(time.iqr, milliseconds),
+            count_cell(time.n),
+            cell(stage.share, percent),
+            cell(stage.profiled_ns, milliseconds),
+            cell(stage.inflation, times),
         )
+    steps = then(analysis.torch, lambda torch: f" The torch pass took {torch.decode_steps} decode steps, compared with as many.")
+    table.foot = _ABOUT_STAGES + known(steps, "")
     return table
 
 
-def parts_table(found: Efficiency) -> HtmlTable:
-    """Every part of every stage against its own floor."""
-    columns = [
-        Column("stage"),
-        Column("part"),
-        *numbers("time", "FLOP/s", "bytes/s", "FLOP/byte", "MFU", "MBU", "floor", "× floor"),
-        Column("floor is"),
+def substage_tables(stages: Sequence[StageTiming]) -> list[Table]:
+    """Return, for each stage that has sub-stages, what they take of it."""
+    found = [(stage, list(_below(stage, stages))) for stage in stages if stage.name in STAGE_NAMES]
+    return [_substages(stage, below) for stage, below in found if below]
+
+
+def _below(stage: StageTiming, stages: Sequence[StageTiming]) -> Iterator[StageTiming]:
+    """The rows that follow a stage until the next stage: its sub-stages and theirs."""
+    for row in stages[stages.index(stage) + 1 :]:
+        if row.name in STAGE_NAMES:
+            return
+        yield row
+
+
+def _substages(stage: StageTiming, below: Sequence[StageTiming]) -> Table:
+    names = ("forwards", "together, of medians", f"share of {stage.name}")
+    table = Table(f"substages-{stage.name}", f"Sub-stages of {stage.name}", [Column("sub-stage"), *numbers(*names)])
+    whole, direct = stage.time_ns.median, 0.0
+    for row in below:
+        runs = row.per_iteration / stage.per_iteration
+        time = row.time_ns.median * runs
+        direct += time if row.depth == stage.depth + 1 else 0.0
+        name = Cell(row.name, indent=row.depth - stage.depth - 1)
+        table.add(name, cell(runs, lambda count: f"{count:g}"), cell(time, milliseconds), cell(time / whole, percent))
+    rest = max(0.0, whole - direct)
+    table.add("the rest", "", cell(rest, milliseconds), cell(rest / whole, percent))
+    table.foot = "Medians are taken one by one and need not add up."
+    return table
+
+
+def other_figures_table(analysis: RunAnalysis, timings: CleanTimings) -> Table:
+    """Return growth with context, warm-up and memory."""
+    table = Table("figures", "Other figures of the measured process", [Column("figure"), Column("value")])
+    memory, model = timings.memory, timings.model
+    first: Maybe[int] = timings.warmup[0].wall_ns if timings.warmup else Missing("no warm-up")
+    rows: list[tuple[str, Cell | Missing | str]] = [
+        ("Decode step's growth with context", cell(analysis.drift, growth)),
+        ("Warm-up iterations", count_cell(len(timings.warmup))),
+        ("First iteration", cell(first, milliseconds)),
+        ("Warm-up beyond settled times (compiling, allocating, noise)", cell(compile_seconds(timings), seconds)),
+        ("Loading", seconds(timings.load_s)),
+        ("Repeats", f"{len(timings.iterations)}: {timings.stopped}"),
+        ("Clock", timings.clock),
+        ("Peak memory, allocator (tensors)", cell(memory.allocated_bytes, gibibytes)),
+        ("Peak memory, allocator (reserved)", cell(memory.reserved_bytes, gibibytes)),
+        ("Device memory in use at the end, everyone", cell(memory.device_used_bytes, gibibytes)),
+        ("Peak resident memory of the process", cell(memory.process_rss_bytes, gibibytes)),
+        ("Weights", f"{gibibytes(model.weight_bytes)} ({model.parameters:,} parameters)"),
     ]
-    table = HtmlTable("parts", "Parts of the model, in the profiled steps", columns, tools=True)
-    outside = Missing("it is outside the cost model")
-    for stage in found.stages:
-        if isinstance(stage.parts, Missing):
-            table.add(stage.stage, *[stage.parts] * (len(columns) - 1))
-            continue
-        for part in stage.parts:
-            least, time = part.floor, part.time_ns
-            if least is None:
-                table.add(stage.stage, part.name, _ms(time), *[outside] * 8)
-                continue
-            intensity: Maybe[float] = least.flops / least.bytes if least.bytes else Missing("no bytes")
-            flops: Maybe[float] = time if isinstance(time, Missing) else least.flops * 1e9 / max(time, 1)
-            moved: Maybe[float] = time if isinstance(time, Missing) else least.bytes * 1e9 / max(time, 1)
-            table.add(
-                stage.stage,
-                part.name,
-                _ms(time),
-                figure(flops, flops_per_s),
-                figure(moved, bytes_per_s),
-                _number(intensity),
-                _percent3(part.mfu),
-                _percent3(part.mbu),
-                _ms(least.seconds * 1e9),
-                _number(part.times_floor, 1, 3),
-                bound_words(least),
-            )
+    for row in rows:
+        table.add(*row)
     return table
 
 
-def kernels_table(found: KernelEvidence) -> HtmlTable:
-    """Kernels by time."""
-    columns = [Column("stage"), Column("kernel"), *numbers("calls", "total", "mean", "share of its stage", "FLOP/s", "bytes/s")]
-    table = HtmlTable("kernels", "Kernels, from the timeline", columns, tools=True)
-    left_out = 0
-    for stage in found.stages:
-        for row in stage.rows[:MOST_ROWS]:
-            table.add(
-                stage.stage,
-                name_cell(row.spelled, short_name(row.name, _NAME)),
-                Cell(f"{row.calls:,}", row.calls),
-                _ms(row.total_ns),
-                _ms(row.mean_ns),
-                _share(row.share),
-                _rate(row.flops_per_s, flops_per_s, half_mark(row)),
-                _rate(row.bytes_per_s, bytes_per_s, differs_mark(row)),
-            )
-        rest = stage.rows[MOST_ROWS:]
-        left_out += len(rest)
-        if rest:
-            calls, time = sum(row.calls for row in rest), sum(row.total_ns for row in rest)
-            why = Missing("a row of many kernels")
-            table.add(
-                stage.stage,
-                f"{len(rest):,} others",
-                Cell(f"{calls:,}", calls),
-                _ms(time),
-                _ms(time / calls),
-                _share(time / max(stage.total_ns, 1)),
-                why,
-                why,
-            )
-    table.foot = f"The {MOST_ROWS} longest of each stage; all are in kernels.md." if left_out else ""
+# --- operators --------------------------------------------------------------------------------------------------------------
+
+_OperatorColumn = tuple[str, Callable[[OperatorRow], Maybe[float]], Callable[[float], str]]
+
+
+def operators_table(torch: TorchPass, most: int | None = MOST_ROWS) -> Table:
+    """Return operators of the torch pass by self time. A quantity that no operator has is named below, with the reason."""
+    shown = torch.operators[:most]
+    kept, lost = _operator_columns(shown)
+    columns = [Column("operator"), *numbers("calls", *[name for name, _, _ in kept], "share of self time")]
+    table = Table("operators", "Operators, under torch.profiler", columns, tools=True)
+    whole = sum(map(self_ns, torch.operators)) or 1
+    for row in shown:
+        cells = [cell(value(row), show) for _, value, show in kept]
+        table.add(name_cell(row.name), count_cell(row.calls), *cells, cell(self_ns(row) / whole, percent))
+    rest = len(torch.operators) - len(shown)
+    more = [f"The {len(shown)} longest; {rest:,} others are in operators.md and ops.csv."] if rest else []
+    table.foot = " ".join([*more, *[f"{', '.join(names)}: n/a: {why}." for why, names in lost.items()]])
     return table
 
 
-def counters_table(found: KernelEvidence) -> HtmlTable:
-    """What hardware counters said, of the kernels that were counted."""
-    columns = [
-        Column("stage"),
-        Column("kernel"),
-        *numbers(
-            "tensor, MFLOP per call",
-            "vector, MFLOP per call",
-            "packed half, MFLOP per call at most",
-            "DRAM, kB per call",
-            "FLOP/byte",
-            "SM, % of peak",
-            "DRAM, % of peak",
-            "occupancy, %",
-            "mean",
-            "mean under ncu",
-        ),
+def _operator_columns(rows: Sequence[OperatorRow]) -> tuple[list[_OperatorColumn], dict[str, list[str]]]:
+    """The columns that some row has a value in; and by reason, the names of the others."""
+    size: Callable[[float], str] = lambda value: gibibytes(round(value))  # noqa: E731 - bytes are whole
+    every: list[_OperatorColumn] = [
+        ("CPU self", lambda row: row.cpu_self_ns, milliseconds),
+        ("CPU total", lambda row: row.cpu_total_ns, milliseconds),
+        ("CPU mean", lambda row: row.cpu_total_ns / row.calls if row.calls else Missing("no call"), milliseconds),
+        ("device self", lambda row: row.device_self_ns, milliseconds),
+        ("device total", lambda row: row.device_total_ns, milliseconds),
+        ("CPU memory", lambda row: row.cpu_memory_bytes, size),
+        ("device memory", lambda row: row.device_memory_bytes, size),
     ]
-    table = HtmlTable("counters", "Hardware counters, per call", columns, tools=True)
-    uncounted: dict[str, int] = {}
-    for stage in found.stages:
-        for row in stage.rows:
-            if isinstance(row.per_call, Missing):
-                uncounted[row.per_call.why] = uncounted.get(row.per_call.why, 0) + 1
-            elif len(table.rows) < MOST_ROWS:
-                _counted(table, row, row.per_call)
-    table.foot = " ".join(f"{count:,} kernels have no counters: {why}." for why, count in uncounted.items())
-    return table
+    kept = [column for column in every if not rows or any(known(column[1](row), None) is not None for row in rows)]
+    lost: dict[str, list[str]] = {}
+    for name, value, _ in (column for column in every if column not in kept):
+        lost.setdefault(str(value(rows[0])).removeprefix("n/a: "), []).append(name)
+    return kept, lost
 
 
-def _counted(table: HtmlTable, row: StageKernel, counted: PerCall) -> None:
-    differs = differs_mark(row)
-    table.add(
-        row.stage,
-        name_cell(row.spelled, short_name(row.name, _NAME)),
-        _number(counted.tensor_flops, 1e-6),
-        _number(counted.vector_flops, 1e-6),
-        _number(counted.half_flops, 1e-6),
-        _number(counted.dram_bytes, 1e-3, mark=differs),
-        _number(row.flops_per_byte, mark=half_mark(row) + differs),
-        _number(counted.sm_pct, 1, 3, differs),
-        _number(counted.dram_pct, 1, 3, differs),
-        _number(counted.occupancy_pct, 1, 3, differs),
-        _ms(row.mean_ns),
-        _rate(counted.time_ns, milliseconds, differs),
-    )
+def self_ns(row: OperatorRow) -> int:
+    """Return the time an operator is ranked by: on the device, or on the CPU where the run is on it."""
+    return known(row.device_self_ns, row.cpu_self_ns)
 
 
-def operators_table(torch: TorchPass) -> HtmlTable:
-    """Operators of the torch pass by self time."""
-    columns = [
-        Column("operator"),
-        *numbers("calls", "CPU self", "CPU total", "device self", "device total", "CPU memory", "device memory"),
-    ]
-    table = HtmlTable("operators", "Operators, under torch.profiler", columns, tools=True)
-    for row in torch.operators[:MOST_ROWS]:
-        table.add(
-            name_cell(row.name),
-            Cell(f"{row.calls:,}", row.calls),
-            _ms(row.cpu_self_ns),
-            _ms(row.cpu_total_ns),
-            _ms(row.device_self_ns),
-            _ms(row.device_total_ns),
-            _memory(row.cpu_memory_bytes),
-            _memory(row.device_memory_bytes),
-        )
-    rest: Sequence[OperatorRow] = torch.operators[MOST_ROWS:]
-    if rest:
-        table.foot = f"The {MOST_ROWS} longest; {len(rest):,} others are in operators.md and ops.csv."
-    return table
+# --- readings ---------------------------------------------------------------------------------------------------------------
 
 
-def _memory(value: Maybe[int]) -> Cell | Missing:
-    return value if isinstance(value, Missing) else Cell(gibibytes(value), value)
-
-
-def telemetry_table(summary: TelemetrySummary) -> HtmlTable:
-    """Readings while the repeats ran."""
-    table = HtmlTable(
-        "readings",
-        "Readings while the repeats ran",
-        [Column("reading"), *numbers("least", "median", "most", "n"), Column("unit")],
-    )
+def telemetry_table(summary: TelemetrySummary) -> Table:
+    """Return the sampler's readings while the repeats ran."""
+    columns = [Column("reading"), *numbers("least", "median", "most", "n"), Column("unit")]
+    table = Table("readings", "Readings while the repeats ran", columns)
     for reading in summary.readings:
-        table.add(
-            reading.name,
-            _number(reading.low, 1, 3),
-            _number(reading.median, 1, 3),
-            _number(reading.high, 1, 3),
-            Cell(str(reading.n), reading.n),
-            reading.unit,
-        )
+        values = [cell(value, lambda number: significant(number, 3)) for value in (reading.low, reading.median, reading.high)]
+        table.add(reading.name, *values, count_cell(reading.n), reading.unit)
     return table
 
 
-def energy_table(summary: TelemetrySummary) -> HtmlTable:
-    """Energy from both sources."""
+def energy_table(summary: TelemetrySummary) -> Table:
+    """Return energy from both sources."""
     columns = [Column("energy over"), *numbers("window", "from the counter", "from the power readings")]
-    table = HtmlTable("energy", "Energy", columns)
+    table = Table("energy", "Energy", columns)
     for row in summary.energy:
-        joules = [figure(value, lambda v: f"{significant(v)} J") for value in (row.from_counter_j, row.from_power_j)]
-        table.add(row.window, Cell(f"{row.seconds:.3f} s", row.seconds), *joules)
+        joules = [cell(value, lambda energy: f"{significant(energy)} J") for value in (row.from_counter_j, row.from_power_j)]
+        table.add(row.window, cell(row.seconds, lambda length: f"{length:.3f} s"), *joules)
+    return table
+
+
+# --- passes and machine -----------------------------------------------------------------------------------------------------
+
+
+def passes_table(analysis: RunAnalysis) -> Table:
+    """Return the status, time and overhead of each pass: its stages' time over their unprofiled time."""
+    names = ("took", "prefill, × unprofiled", "decode, × unprofiled")
+    columns = [Column("pass"), Column("status"), Column("tool"), *numbers(*names), Column("note")]
+    table = Table("passes", "Passes", columns)
+    measured = {entry.name: entry for entry in analysis.overheads}
+    for entry in analysis.manifest.passes:
+        took: Maybe[float] = Missing(f"the pass is {entry.status}") if entry.seconds is None else entry.seconds
+        overhead = measured.get(entry.name)
+        none = Missing("the pass did not time its stages")
+        factors: list[Cell | Missing | str] = [none, none]
+        if overhead is not None:
+            factors = [cell(overhead.prefill, times), cell(overhead.decode, times)]
+        elif not sees_stages(entry.name):
+            factors = ["", ""]
+        note = f"{entry.why} {entry.remedy}".strip()
+        table.add(entry.name, entry.status, entry.tool_version, cell(took, lambda s: f"{s:.1f} s"), *factors, note)
+    table.foot = " ".join([_ABOUT_PASSES, *[entry.own_words for entry in analysis.overheads if entry.own]])
+    return table
+
+
+def environment_table(analysis: RunAnalysis) -> Table:
+    """Return the machine and the software of the run."""
+    table = Table("environment-table", "Machine and software", [Column("what"), Column("value")])
+    for name, value in environment_rows(analysis.env, analysis.timings):
+        table.add(name, value)
     return table

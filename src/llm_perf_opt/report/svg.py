@@ -22,12 +22,12 @@ _TEXT = 150
 
 
 def plain(text: str) -> str:
-    """A name as text inside an SVG: characters that XML forbids become escapes, markup becomes text."""
+    """Return a name as text inside an SVG: characters that XML forbids become escapes, markup becomes text."""
     return _markup(one_line(text))
 
 
 def waterfalls_svg(waterfalls: Sequence[Waterfall]) -> str:
-    """All stages below each other."""
+    """Return the budgets of all stages, one below the other."""
     parts: list[str] = []
     top = 10
     for data in waterfalls:
@@ -60,7 +60,7 @@ def _waterfall(data: Waterfall, top: int, parts: list[str]) -> int:
 
 
 def roofline_svg(data: Roofline) -> str:
-    """Log-log; stages as stars, parts as diamonds, kernels as circles."""
+    """Return a log-log chart: stages as stars, components as diamonds, kernels as circles."""
     width, height, left, right, bottom, top = WIDTH, 560, 130, 20, 110, 20
     (x_low, x_high), (y_low, y_high) = roofline_extent(data)
 
@@ -87,7 +87,7 @@ def roofline_svg(data: Roofline) -> str:
         line = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in roof_corners(roof, x_low, x_high))
         parts.append(f'<polyline points="{line}" fill="none" stroke="#555" stroke-width="2"{_DASHES[number % 3]}/>')
     longest = max([point.time_ns for point in data.points if point.kind != "stage"] or [1])
-    order = {"kernel": 0, "part": 1, "stage": 2}
+    order = {"kernel": 0, "component": 1, "stage": 2}
     for point in sorted(data.points, key=lambda point: order[point.kind]):
         size = 9.0 if point.kind == "stage" else 3 + 6 * (point.time_ns / longest) ** 0.5
         shape = _mark(
@@ -101,7 +101,7 @@ def roofline_svg(data: Roofline) -> str:
 
 def _legend(data: Roofline, y: int, left: int) -> list[str]:
     entries = [
-        (f'<line x1="0" x2="24" y1="-4" y2="-4" stroke="#555" stroke-width="2"{_DASHES[number % 3]}/>', f"{roof.name} limits")
+        (f'<line x1="0" x2="24" y1="-4" y2="-4" stroke="#555" stroke-width="2"{_DASHES[number % 3]}/>', f"{roof.name} peak")
         for number, roof in enumerate(data.roofs)
     ]
     for kind, stage in dict.fromkeys((point.kind, point.stage) for point in data.points):
@@ -120,7 +120,7 @@ def _legend(data: Roofline, y: int, left: int) -> list[str]:
 def _mark(kind: str, x: float, y: float, size: float, color: str) -> str:
     if kind == "kernel":
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}" fill="{color}" fill-opacity="0.5" stroke="{color}"/>'
-    if kind == "part":
+    if kind == "component":
         corners = [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)]
     else:
         corners = [

@@ -8,10 +8,10 @@ from llm_perf_opt.analysis.limits.binding import UNKNOWN
 from llm_perf_opt.analysis.sweep_rows import SweepRow, by_workload, front_line, swept_keys
 from llm_perf_opt.core.records import Distribution, Maybe, Missing
 from llm_perf_opt.report.charts import GREY, Figure, color_of, label, time_unit
-from llm_perf_opt.report.text import known_within, milliseconds, significant
+from llm_perf_opt.report.text import known, known_within, milliseconds, missing, present, significant, then, words
 
 _LONGEST_LABEL = 36
-"""Characters that have room in half of a narrow chart."""
+"""Characters that fit half of a narrow chart."""
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star")
 
 
@@ -23,7 +23,7 @@ class Quantity:
     key: str
     is_time: bool
     least: Callable[[SweepRow], Maybe[float]] | None
-    """The value at the floor."""
+    """The value at the roofline time."""
 
     def value(self, row: SweepRow) -> Maybe[float]:
         """The median."""
@@ -45,21 +45,21 @@ _QUANTITIES = (
 
 
 def _time_axis(rows: Sequence[SweepRow], key: str) -> tuple[float, str]:
-    return time_unit([value for row in rows if not isinstance(value := row.median(key), Missing)])
+    return time_unit(present(row.median(key) for row in rows))
 
 
 def bar_words(rows: Sequence[SweepRow]) -> str:
-    """What the error bars of the ranked points are."""
-    known = [value for row in rows if row.ranked for value in row.metrics.values() if not isinstance(value, Missing)]
-    few = [value for value in known if isinstance(value.ci_low, Missing)]
+    """Return what the error bars of the ranked points show."""
+    found = present(value for row in rows if row.ranked for value in row.metrics.values())
+    few = missing(("", value.ci_low) for value in found)
     if not few:
         return "95 % intervals"
     ranges = "the range of the repeats, which are too few for a 95 % interval"
-    return ranges if len(few) == len(known) else f"95 % intervals; of some points {ranges}"
+    return ranges if len(few) == len(found) else f"95 % intervals; of some points {ranges}"
 
 
 def tradeoff_chart(rows: Sequence[SweepRow], front: Sequence[SweepRow]) -> Maybe[Figure]:
-    """Every point with figures; the front as a line."""
+    """Return every point with figures; the front as a line."""
     placed = [(row, place) for row in rows if row.ranked and (place := _place(row)) is not None]
     if not placed:
         return _why_none(rows)
@@ -108,15 +108,14 @@ def _front_traces(front: Sequence[SweepRow], size: float) -> list[Figure]:
 
 
 def _short_label(row: SweepRow) -> str:
-    """Its values; where they are too long to stand beside a mark, its number in the table."""
+    """Return its values; where they are too long for a label, its number in the table."""
     return label(row.label) if len(row.label) <= _LONGEST_LABEL else f"# {row.number}"
 
 
 def _why_none(rows: Sequence[SweepRow]) -> Missing:
     """Why no point has a place: the reason of a complete one, such as a single new token, which needs no decode step."""
-    reasons = [row.median(key) for row in rows if row.status == "complete" for key in ("tpot", "decode_rate")]
-    why = next((reason.why for reason in reasons if isinstance(reason, Missing)), "")
-    return Missing(f"no point has a TPOT: {why}" if why else "no point has figures")
+    lost = missing((key, row.median(key)) for row in rows if row.status == "complete" for key in ("tpot", "decode_rate"))
+    return Missing(f"no point has a TPOT: {lost[0][1]}" if lost else "no point has figures")
 
 
 def _rate_axis(rates: Sequence[float]) -> Figure:
@@ -127,21 +126,20 @@ def _rate_axis(rates: Sequence[float]) -> Figure:
 
 
 def _place(row: SweepRow) -> tuple[float, float] | None:
-    latency, rate = row.median("tpot"), row.median("decode_rate")
-    return None if isinstance(latency, Missing) or isinstance(rate, Missing) else (latency, rate)
+    latency, rate = known(row.median("tpot"), None), known(row.median("decode_rate"), None)
+    return None if latency is None or rate is None else (latency, rate)
 
 
 def _bound_words(row: SweepRow) -> str:
-    return f"bound: {UNKNOWN}" if isinstance(row.decode_bound, Missing) else row.decode_bound
+    return known(row.decode_bound, f"bound: {UNKNOWN}")
 
 
 def _hover(row: SweepRow) -> str:
-    rate = row.median("decode_rate")
     tpot = row.metrics.get("tpot")
     within = f" ({known_within(tpot, 'ns')})" if isinstance(tpot, Distribution) else ""
-    lines = [f"<b>{label(row.label)}</b>", f"TPOT {milliseconds(row.median('tpot'))}{within}"]
-    lines.append("" if isinstance(rate, Missing) else f"{significant(rate)} decode tokens/s")
-    lines.append(f"TTFT {label(milliseconds(row.median('ttft')))}")
+    lines = [f"<b>{label(row.label)}</b>", f"TPOT {label(words(row.median('tpot'), milliseconds))}{within}"]
+    lines.append(known(then(row.median("decode_rate"), lambda rate: f"{significant(rate)} decode tokens/s"), ""))
+    lines.append(f"TTFT {label(words(row.median('ttft'), milliseconds))}")
     lines.append(label(_bound_words(row)))
     return "<br>".join(line for line in lines if line)
 
@@ -163,18 +161,16 @@ def _bars(rows: Sequence[SweepRow], key: str, size: float = 1.0) -> Figure:
 
 
 def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
-    """Latencies and throughput over the values of one parameter, a line for each setting of the others."""
+    """Return latencies and throughput over the values of one parameter, a line for each setting of the others."""
     others = [other for other in swept_keys(rows) if other != key]
     groups: dict[str, list[SweepRow]] = {}
     for row in rows:
-        if row.ranked and key in row.values and any(not isinstance(one.value(row), Missing) for one in _QUANTITIES):
-            words = ", ".join(f"{other.rsplit('.', 1)[-1]} {row.values.get(other, '')}" for other in others)
-            groups.setdefault(words, []).append(row)
+        if row.ranked and key in row.values and present(one.value(row) for one in _QUANTITIES):
+            setting = ", ".join(f"{other.rsplit('.', 1)[-1]} {row.values.get(other, '')}" for other in others)
+            groups.setdefault(setting, []).append(row)
     if not groups:
         return Missing("no point has figures")
-    shown = [
-        one for one in _QUANTITIES if any(not isinstance(one.value(row), Missing) for rows in groups.values() for row in rows)
-    ]
+    shown = [one for one in _QUANTITIES if present(one.value(row) for rows in groups.values() for row in rows)]
     as_numbers = all(number_of(row.values[key]) is not None for members in groups.values() for row in members)
     layout: Figure = {"height": 210 * len(shown) + 70, "legend": {"orientation": "h", "y": -0.12}, "hovermode": "closest"}
     traces: list[Figure] = []
@@ -185,10 +181,10 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
         domain = [low + 0.06 * height, low + 0.94 * height]
         size, title_of_axis = one.axis([row for members in groups.values() for row in members])
         layout[f"yaxis{axis}"] = {"title": {"text": title_of_axis}, "domain": domain, "rangemode": "tozero"}
-        for number, (words, members) in enumerate(groups.items()):
+        for number, (setting, members) in enumerate(groups.items()):
             ordered = sorted(members, key=lambda row: number_of(row.values[key]) or 0.0) if as_numbers else members
             common = {"yaxis": f"y{axis}", "xaxis": "x", "type": "scatter", "legendgroup": f"g{number}"}
-            title = label(words) or "measured"
+            title = label(setting) or "measured"
             traces.append({
                 **common, **_line(ordered, key, one, one.value, as_numbers, size), "mode": "lines+markers", "name": title,
                 "showlegend": place == 0, "line": {"color": color_of(number)},
@@ -197,7 +193,8 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
             })  # fmt: skip
             if one.least is not None:
                 traces.append({
-                    **common, **_line(ordered, key, one, one.least, as_numbers, size), "mode": "lines", "name": f"{title}: floor",
+                    **common, **_line(ordered, key, one, one.least, as_numbers, size), "mode": "lines",
+                    "name": f"{title}: roofline",
                     "showlegend": place == 1, "line": {"dash": "dash", "color": color_of(number)},
                 })  # fmt: skip
     last = "" if len(shown) == 1 else str(len(shown))
@@ -214,7 +211,7 @@ _MOST_TICKS = 12
 
 
 def _if_wide(values: Sequence[float]) -> Figure:
-    """A logarithmic axis where the least would lie flat on a linear one: batch 1 beside batch 64."""
+    """Return a logarithmic axis where values span too much for a linear one: batch 1 next to batch 64."""
     wide = bool(values) and min(values) > 0 and max(values) >= _WIDE * min(values)
     return {"type": "log", "dtick": 1} if wide else {}
 
@@ -236,7 +233,7 @@ def _line(
     size: float,
 ) -> Figure:
     shown = milliseconds if one.is_time else significant
-    points = [(row, found) for row in rows if not isinstance(found := value(row), Missing)]
+    points = [(row, found) for row in rows for found in present([value(row)])]
     return {
         "x": [number_of(row.values[key]) if as_numbers else label(row.values[key]) for row, _ in points],
         "y": [found / size for _, found in points],
@@ -246,7 +243,7 @@ def _line(
 
 
 def number_of(text: str) -> float | None:
-    """A swept value as a number, where it is one."""
+    """Return a swept value as a number, where it is one."""
     try:
         value = float(text)
     except ValueError:

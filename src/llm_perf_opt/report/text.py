@@ -1,149 +1,162 @@
-"""Numbers and tables as text. A missing value shows its reason; names are data and cannot become markup."""
+"""Numbers in words, the same in every report: significant digits, and units that scale to the value."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from llm_perf_opt.core.records import Distribution, Drift, Maybe, Missing
-from llm_perf_opt.core.terminal import one_line
-from llm_perf_opt.core.units import BYTE_RATE, FLOP_RATE, SHARE, duration, durations, scaled
+from llm_perf_opt.core.units import BYTE_RATE, BYTES, FLOP_RATE, FLOPS, SHARE, duration, durations, scaled
 from llm_perf_opt.core.units import significant as significant
 
-_ESCAPED = str.maketrans({char: f"\\{char}" for char in "\\`*[]<>|#~$!&"})
-_EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-def escape(name: str) -> str:
-    """A name from a trace, a model or a dataset as literal Markdown text on one line."""
-    return _EDGE_UNDERSCORE.sub(r"\\_", one_line(name).translate(_ESCAPED))
+# --- values that may be missing -------------------------------------------------------------------------------------------
 
 
-def reason(missing: Missing) -> str:
-    """Why a value is not there, as text: a reason may quote anything, a tool's whole output included."""
-    return escape(str(missing))
+def then(value: Maybe[T], use: Callable[[T], Maybe[R]]) -> Maybe[R]:
+    """Return what follows from a value; what is missing stays missing."""
+    return value if isinstance(value, Missing) else use(value)
+
+
+def words(value: Maybe[T], show: Callable[[T], str] = str) -> str:
+    """Return a value inside a sentence, or `n/a:` and the reason."""
+    return str(value) if isinstance(value, Missing) else show(value)
+
+
+def known(value: Maybe[T], default: R) -> T | R:
+    """Return the value, or the default where it is missing."""
+    return default if isinstance(value, Missing) else value
+
+
+def present(values: Iterable[Maybe[T]]) -> list[T]:
+    """Return the values that are there."""
+    return [value for value in values if not isinstance(value, Missing)]
+
+
+def missing(named: Iterable[tuple[str, Maybe[Any]]]) -> list[tuple[str, str]]:
+    """Return name and reason of each value that is missing."""
+    return [(name, value.why) for name, value in named if isinstance(value, Missing)]
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------------
 
 
 def count(number: int) -> str:
-    """A large count as people say it."""
+    """Return a large count as people say it: 8.03 B."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= 0.9995 * size:  # what rounds up to the next unit is said in it
+        if number >= 0.9995 * size:  # what rounds up to the next unit is shown in it
             return f"{number / size:.3g} {letter}"
     return str(number)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], align: str = "") -> str:
-    """A Markdown table; `align` holds l or r per column. A table without rows says so."""
-    marks = {"l": "---", "r": "---:"}
-    align = align or "l" * len(header)
-    body = rows or [["none", *[""] * (len(header) - 1)]]
-    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(marks[letter] for letter in align) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in body]
-    return "\n".join(lines) + "\n"
+def grouped(number: float) -> str:
+    """Return a whole number with its thousands apart."""
+    return f"{number:,.0f}"
 
 
-def milliseconds(ns: Maybe[float]) -> str:
-    """Nanoseconds in the unit that suits them."""
-    return reason(ns) if isinstance(ns, Missing) else duration(ns)
+def milliseconds(ns: float) -> str:
+    """Return nanoseconds in the unit that suits them."""
+    return duration(ns)
 
 
 def signed(ns: float) -> str:
-    """A difference of two times, with its sign."""
+    """Return a difference of two times, with its sign."""
     return f"{'+' if ns > 0 else ''}{duration(ns)}"
 
 
 def flops_per_s(rate: float) -> str:
-    """A rate of computing: 12.34 TFLOP/s, 62.10 MFLOP/s."""
+    """Return a compute rate: 12.34 TFLOP/s, 62.10 MFLOP/s."""
     return scaled(rate, FLOP_RATE)
 
 
 def bytes_per_s(rate: float) -> str:
-    """A rate of moving."""
+    """Return a bandwidth."""
     return scaled(rate, BYTE_RATE)
 
 
+def flops(amount: float) -> str:
+    """Return an amount of computing: 12.34 GFLOP."""
+    return scaled(amount, FLOPS)
+
+
+def moved_bytes(amount: float) -> str:
+    """Return an amount of memory traffic: 12.34 MB."""
+    return scaled(amount, BYTES)
+
+
 def fine_percent(share: float) -> str:
-    """A share with three significant digits, however small."""
+    """Return a share with three significant digits, however small."""
     return scaled(share, SHARE, 3)
 
 
-def gibibytes(count: Maybe[int]) -> str:
-    """Bytes shown as GiB, or MiB where that is clearer."""
-    if isinstance(count, Missing):
-        return reason(count)
+def times(factor: float) -> str:
+    """Return a factor: × 1.70."""
+    return f"× {significant(factor, 3)}"
+
+
+def gibibytes(count: int) -> str:
+    """Return bytes in GiB, or MiB where that is clearer."""
     return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def with_unit(value: Maybe[float], unit: str) -> str:
-    """A figure in its metric's unit."""
-    if isinstance(value, Missing):
-        return reason(value)
-    return milliseconds(value) if unit == "ns" else f"{significant(value)} {unit}"
+def seconds(value: float) -> str:
+    """Return seconds in the unit that suits them."""
+    return duration(value * 1e9, 3)
 
 
-def percent(share: Maybe[float], digits: int = 1) -> str:
-    """A share shown in percent."""
-    return reason(share) if isinstance(share, Missing) else f"{share * 100:.{digits}f} %"
+def with_unit(value: float, unit: str) -> str:
+    """Return a figure in its metric's unit."""
+    return duration(value) if unit == "ns" else f"{significant(value)} {unit}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Return a share in percent."""
+    return f"{share * 100:.{digits}f} %"
 
 
 def share_words(share: float) -> str:
-    """A share in percent where a small one must not look like none."""
+    """Return a share in percent, where a small one must not look like none."""
     return "under 0.1 %" if 0 < abs(share) < 0.0005 else percent(share)
 
 
-def interval(value: Distribution, unit: str) -> str:
-    """The 95 % interval of a median."""
-    if isinstance(value.ci_low, Missing):
-        return reason(value.ci_low)
-    if isinstance(value.ci_high, Missing):
-        return reason(value.ci_high)
-    if unit == "ns":
-        return durations(value.ci_low, value.ci_high, around_ns=value.median)
-    return f"{significant(value.ci_low)} – {significant(value.ci_high)}"
+# --- distributions ----------------------------------------------------------------------------------------------------------
+
+
+def ends(value: Distribution | Drift) -> Maybe[tuple[float, float]]:
+    """Return both ends of the 95 % interval."""
+    return then(value.ci_low, lambda low: then(value.ci_high, lambda high: (low, high)))
+
+
+def interval(value: Distribution, unit: str) -> Maybe[str]:
+    """Return the 95 % interval of a median."""
+    return then(ends(value), lambda found: _between(*found, value, unit))
+
+
+def _between(low: float, high: float, value: Distribution, unit: str) -> str:
+    return durations(low, high, around_ns=value.median) if unit == "ns" else f"{significant(low)} – {significant(high)}"
 
 
 def known_within(value: Distribution, unit: str) -> str:
-    """What a median is known within: its 95 % interval, or the range of the values where they are too few for one."""
-    if not isinstance(value.ci_low, Missing):
-        return f"95 %: {interval(value, unit)}, n = {value.n}"
-    if value.n == 1:
-        return "one value"
-    ends = value.minimum, value.maximum
-    words = durations(*ends, around_ns=value.median) if unit == "ns" else " – ".join(map(significant, ends))
-    return f"range of {value.n} values: {words}"
+    """Return what a median is known within: its 95 % interval, or the range of the values where they are too few for one."""
+    found = interval(value, unit)
+    if not isinstance(found, Missing):
+        return f"95 %: {found}, n = {value.n}"
+    return "one value" if value.n == 1 else f"range of {value.n} values: {_between(value.minimum, value.maximum, value, unit)}"
 
 
-def bounds(value: Distribution, unit: str) -> str:
-    """A cell for the interval of a median; of few values their range."""
-    return known_within(value, unit) if isinstance(value.ci_low, Missing) and value.n > 1 else interval(value, unit)
+def bounds(value: Distribution, unit: str) -> Maybe[str]:
+    """Return the interval of a median; of few values their range."""
+    found = interval(value, unit)
+    return known_within(value, unit) if isinstance(found, Missing) and value.n > 1 else found
 
 
 def growth(found: Drift) -> str:
-    """How a decode step's time grows with the context; a slope that may be none, or is below zero, is no figure."""
+    """Return how a decode step's time grows with the context. A slope that may be zero, or is negative, has no figure."""
     contexts = f"from context {found.first_context} to {found.last_context}"
-    if isinstance(found.ci_low, Missing) or isinstance(found.ci_high, Missing):
-        return f"not known {contexts}: {found.ci_low.why if isinstance(found.ci_low, Missing) else found.ci_high}"
-    if min(found.ci_low, found.ns_per_token) <= 0:
+    within = ends(found)
+    if isinstance(within, Missing):
+        return f"not known {contexts}: {within.why}"
+    if min(within[0], found.ns_per_token) <= 0:
         return f"no growth measurable {contexts}"
-    return (
-        f"{duration(found.ns_per_token)} per cached token (95 % interval {durations(found.ci_low, found.ci_high)}), "
-        f"{found.share:+.1%} {contexts}"
-    )
-
-
-def spread(value: Distribution, unit: str) -> str:
-    """The interquartile range."""
-    return with_unit(value.iqr, unit)
-
-
-def columns(header: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """A table for the terminal: aligned columns, two spaces apart; each cell stays on its line."""
-    head, *body = [[one_line(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[index]) for row in (head, *body)) for index in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        parts = [
-            cell.rjust(width) if letter == "r" else cell.ljust(width)
-            for cell, width, letter in zip(cells, widths, align, strict=True)
-        ]
-        return "  ".join(parts).rstrip()
-
-    return "\n".join([line(head), *[line(row) for row in body]])
+    return f"{duration(found.ns_per_token)} per cached token (95 % interval {durations(*within)}), {found.share:+.1%} {contexts}"

@@ -18,9 +18,22 @@ from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import byte_count
 from llm_perf_opt.core.warnings import RunWarning
 from llm_perf_opt.profiling.timelines import Timeline
-from llm_perf_opt.report.kernels import kernels_page, top_kernels_section
-from llm_perf_opt.report.regions import regions_page
-from llm_perf_opt.report.text import escape, reason, table
+from llm_perf_opt.report.document import (
+    Block,
+    Code,
+    Column,
+    Document,
+    Paragraph,
+    Section,
+    Table,
+    bullets,
+    cell,
+    numbers,
+    when_known,
+)
+from llm_perf_opt.report.kernel_tables import all_kernels, kernel_blocks
+from llm_perf_opt.report.markdown import render_markdown
+from llm_perf_opt.report.regions import regions_document
 from llm_perf_opt.traces.projection import project
 from llm_perf_opt.workflows.analyze_kernels import analyze_regions, roles_of, what_was_counted
 from llm_perf_opt.workflows.run_reader import LogEnd, RunReader
@@ -74,11 +87,12 @@ def _output(run: RunReader) -> Maybe[LogEnd]:
 
 def write_program_report(folder: RunFolder, found: ProgramAnalysis) -> None:
     """report.md, kernels.md, regions.md and regions.json."""
-    write_whole(folder.kernels_file, (kernels_page(found.kernels, selftest=found.selftest) + _notes(found)).encode())
+    kernels = all_kernels(found.kernels, selftest=found.selftest, notes=found.notes)
+    write_whole(folder.kernels_file, render_markdown(kernels).encode())
     if not isinstance(found.regions, Missing):
-        write_whole(folder.regions_file, regions_page(found.regions).encode())
+        write_whole(folder.regions_file, render_markdown(regions_document(found.regions)).encode())
         write_record(folder.regions_json_file, found.regions)
-    write_whole(folder.report_file, program_page(found).encode())
+    write_whole(folder.report_file, render_markdown(program_document(found)).encode())
 
 
 def report_program(run: RunReader) -> ProgramAnalysis:
@@ -88,39 +102,35 @@ def report_program(run: RunReader) -> ProgramAnalysis:
     return found
 
 
-def program_page(found: ProgramAnalysis) -> str:
-    """The report."""
-    rows = []
-    for entry in found.manifest.passes:
-        took = f"{entry.seconds:.2f} s" if entry.seconds is not None else f"n/a: {entry.status}"
-        rows.append([entry.name, entry.status, escape(entry.tool_version), took, escape(f"{entry.why} {entry.remedy}".strip())])
-    regions = found.regions
-    words = f"n/a: {escape(regions.why)}" if isinstance(regions, Missing) else "See regions.md."
-    return "\n".join(
-        [
-            f"# {escape(shlex.join(found.manifest.command))}\n",
-            *[f"**Warning:** {escape(warning.text)}\n" for warning in found.warnings],
-            table(["pass", "status", "tool", "took", "note"], rows, "lllrl"),
-            "The time of `program` is the program's own, start and end of its process included. Below a tool it takes longer.\n",
-            _output_section(found.output),
-            top_kernels_section(found.kernels) + _notes(found),
-            f"## NVTX regions\n\n{words}\n",
-        ]
-    )
+def program_document(found: ProgramAnalysis) -> Document:
+    """Return the report of a program: how it ran, its output, its kernels, its regions."""
+    notes: list[Block] = [bullets(found.notes)] if found.notes else []
+    sections = [
+        Section("warnings", "", [Paragraph(f"Warning: {warning.text}") for warning in found.warnings]),
+        Section("passes", "Passes", [_passes(found.manifest)]),
+        Section("output", "Output", when_known("Output:", found.output, _output_blocks)),
+        Section("kernel-list", "Kernels and counters", [*when_known("Kernels:", found.kernels, kernel_blocks), *notes]),
+        Section("regions", "NVTX regions", when_known("Regions:", found.regions, lambda _: [Paragraph("See regions.md.")])),
+    ]
+    return Document(shlex.join(found.manifest.command), "", "", sections)
 
 
-def _output_section(output: Maybe[LogEnd]) -> str:
-    if isinstance(output, Missing):
-        return f"## Output\n\n{reason(output)}\n"
+def _passes(manifest: Manifest) -> Table:
+    columns = [Column("pass"), Column("status"), Column("tool"), *numbers("took"), Column("note")]
+    table = Table("passes", "", columns)
+    for entry in manifest.passes:
+        took: Maybe[float] = Missing(f"the pass is {entry.status}") if entry.seconds is None else entry.seconds
+        note = f"{entry.why} {entry.remedy}".strip()
+        table.add(entry.name, entry.status, entry.tool_version, cell(took, lambda seconds: f"{seconds:.2f} s"), note)
+    table.foot = "The time of program is the program's own, start and end of its process included. Under a tool it takes longer."
+    return table
+
+
+def _output_blocks(output: LogEnd) -> list[Block]:
     words = f"What it printed is in {output.file} ({byte_count(output.bytes)})"
     if not output.lines:
-        return f"## Output\n\n{words}.\n"
-    text = "\n".join(output.lines).replace("```", "` ` `")
-    return f"## Output\n\n{words}; its end:\n\n```text\n{text}\n```\n"
-
-
-def _notes(found: ProgramAnalysis) -> str:
-    return "".join(f"\n- {escape(note)}" for note in found.notes) + "\n"
+        return [Paragraph(f"{words}.")]
+    return [Paragraph(f"{words}; its end:"), Code("\n".join(output.lines))]
 
 
 def _kernels(run: RunReader, report: Maybe[CounterReport]) -> Maybe[tuple[StageKernels, ...]]:

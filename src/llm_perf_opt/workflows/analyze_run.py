@@ -21,7 +21,6 @@ from llm_perf_opt.analysis.limits.hardware import (
 )
 from llm_perf_opt.analysis.measured_inputs import measured_inputs
 from llm_perf_opt.analysis.overhead import overheads
-from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stability import movement_warnings, run_stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarize_telemetry
@@ -36,11 +35,12 @@ from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 from llm_perf_opt.report.csv import operators_csv, telemetry_csv
-from llm_perf_opt.report.html import run_page, shown_of
-from llm_perf_opt.report.kernel_evidence import kernels_md
-from llm_perf_opt.report.markdown import operators_page, report, stakeholder_summary
-from llm_perf_opt.report.regions import regions_page
-from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
+from llm_perf_opt.report.html import render_html
+from llm_perf_opt.report.kernel_tables import kernels_document
+from llm_perf_opt.report.markdown import render_markdown
+from llm_perf_opt.report.regions import regions_document
+from llm_perf_opt.report.run_document import images_of, operators_document, run_document
+from llm_perf_opt.report.stakeholder import summary_document
 from llm_perf_opt.workflows.analyze_kernels import analyze_kernels, analyze_regions
 from llm_perf_opt.workflows.run_reader import Damaged, RunReader
 from llm_perf_opt.workflows.run_tables import write_run_tables
@@ -117,38 +117,35 @@ def write_reports(run: RunReader, analysis: RunAnalysis) -> None:
     """Every page and table that is made from the analysis; each appears whole."""
     folder = run.folder
     unwritten = write_run_tables(folder, analysis, run.telemetry)
+    if unwritten is not None:
+        analysis = _warned(analysis, [RunWarning(WarningId.TABLES_NOT_WRITTEN, unwritten.why)])
     found = analyze_regions(run, analysis.config)
-    warnings = [] if unwritten is None else [RunWarning(WarningId.TABLES_NOT_WRITTEN, unwritten.why)]
-    analysis = _warned(analysis, warnings)
+    for name, svg in images_of(analysis).items():
+        write_whole(folder.path / name, svg.encode())
+    report = run_document(analysis, run.telemetry, found)
     try:
-        write_pages(run, analysis, found)
+        write_whole(folder.page_file, render_html(report).encode())
     except ResourceError as error:  # a package that a capturing machine may lack: the Markdown pages need none
         words = f"No report.html: {error.fact} {error.remedy}"
         analysis = _warned(analysis, [RunWarning(WarningId.PAGE_NOT_WRITTEN, words)])
-    write_whole(folder.report_file, report(analysis).encode())
-    write_whole(folder.summary_file, stakeholder_summary(analysis).encode())
-    write_whole(folder.operators_file, operators_page(analysis).encode())
-    write_whole(folder.kernels_file, kernels_md(analysis.kernels).encode())
+        report = run_document(analysis, run.telemetry, found)
+    pages = {
+        folder.report_file: report,
+        folder.summary_file: summary_document(analysis),
+        folder.operators_file: operators_document(analysis),
+        folder.kernels_file: kernels_document(analysis.kernels),
+    }
+    for file, document in pages.items():
+        write_whole(file, render_markdown(document).encode())
     if not isinstance(analysis.trace, Missing):
         write_record(folder.findings_file, analysis.trace)
     if not isinstance(found, Missing):
-        write_whole(folder.regions_file, regions_page(found).encode())
+        write_whole(folder.regions_file, render_markdown(regions_document(found)).encode())
         write_record(folder.regions_json_file, found)
     if not isinstance(analysis.torch, Missing):
         write_whole(folder.ops_csv_file, operators_csv(analysis.torch.operators).encode())
     if not isinstance(run.telemetry, Missing) and not isinstance(analysis.telemetry, Missing):
         write_whole(folder.nvml_csv_file, telemetry_csv(run.telemetry).encode())
-
-
-def write_pages(run: RunReader, analysis: RunAnalysis, regions: Maybe[RegionReport]) -> None:
-    """report.html and the still images of its first charts."""
-    folder = run.folder
-    write_whole(folder.page_file, run_page(analysis, run.telemetry, regions).encode())
-    shown = shown_of(analysis)
-    if not isinstance(shown.budget, Missing):
-        write_whole(folder.waterfall_file, waterfalls_svg(shown.budget).encode())
-    if not isinstance(shown.roofline, Missing):
-        write_whole(folder.roofline_file, roofline_svg(shown.roofline).encode())
 
 
 def report_run(run: RunReader, limits: dict[str, float] | None = None) -> RunAnalysis:

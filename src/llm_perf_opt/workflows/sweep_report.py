@@ -8,7 +8,9 @@ from llm_perf_opt.analysis.sweep_rows import SweepEntry, sweep_rows
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
-from llm_perf_opt.report.sweep import SweepReport, sweep_markdown, sweep_page
+from llm_perf_opt.report.html import render_html
+from llm_perf_opt.report.markdown import render_markdown
+from llm_perf_opt.report.sweep import SweepReport, sweep_document
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.run_reader import RunReader
 from llm_perf_opt.workflows.sweep import hardware_of
@@ -21,8 +23,9 @@ def report_sweep(path: Path) -> tuple[SweepFolder, SweepReport]:
     sweep = folder.read()
     entries = [_entry(folder, point) for point in sweep.points]
     found = SweepReport("/".join(folder.path.parts[-3:]), sweep.created, sweep.command, sweep_rows(entries), str(folder.path))
-    write_whole(folder.page_file, sweep_page(found).encode())
-    write_whole(folder.report_file, sweep_markdown(found).encode())
+    document = sweep_document(found)
+    write_whole(folder.page_file, render_html(document).encode())
+    write_whole(folder.report_file, render_markdown(document).encode())
     return folder, found
 
 

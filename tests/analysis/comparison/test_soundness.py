@@ -15,8 +15,8 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError
 from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.warnings import RunWarning, WarningId
-from llm_perf_opt.report.compare import comparison_page, comparison_text
-from llm_perf_opt.report.compare_html import comparison_html
+from llm_perf_opt.report.compare_document import comparison_text
+from rendered import comparison_html, comparison_page
 
 TEN = tuple(in_a_row(10))
 
@@ -72,8 +72,10 @@ def test_no_verdict_rests_on_a_run_that_cannot_be_believed(doubtful: RunAnalysis
         assert {result.outcome for result in found.gates} == {"cannot tell"}
         effects = [*(row.effect for row in (*found.metrics, *found.stages)), *(row.effect for row in found.memory)]
         assert {effect.verdict for effect in effects if not isinstance(effect, Missing)} == {"not judged"}
-        for page in (comparison_text(found), comparison_page(found).removeprefix("# Comparison\n\n- ").replace("\\", "")):
-            assert page.startswith(f"No verdict: {said}")
+        assert comparison_text(found).startswith(f"No verdict: {said}")
+        markdown = comparison_page(found).replace("\\", "")
+        assert markdown.index(f"**No verdict: {said}") < markdown.index("## Verdict")
+        for page in (comparison_text(found), markdown):
             assert not any(word in page for word in ("new is faster", "new is slower", "not distinguishable ("))
             assert page.count(said.rpartition(": ")[2]) == 1, "once, at the top"
         html = comparison_html(found)

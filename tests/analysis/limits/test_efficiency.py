@@ -23,8 +23,8 @@ from llm_perf_opt.core.records import (
 )
 from llm_perf_opt.core.runtime_records import RuntimeFacts
 from llm_perf_opt.core.units import duration
-from llm_perf_opt.report.efficiency import efficiency_section
-from llm_perf_opt.report.run_tables import parts_table
+from llm_perf_opt.report.document import Table
+from llm_perf_opt.report.efficiency import components_table, limits_table, used_verdicts, verdict_items
 
 # One layer, no grouping: d = 8, two heads of 4, ff = 16, vocabulary 10, bf16.
 TINY = {
@@ -143,15 +143,23 @@ def test_logits_of_the_whole_prompt_cost_more() -> None:
     assert many - few == (PROMPT - 1) * 160
 
 
-def test_the_section_shows_what_was_found() -> None:
-    text = efficiency_section(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE))
-    decode = text.split("| decode |")[1]
-    assert f"| MFU (causal) | {DECODE_FLOPS / (1_000e-9 * 1e13) * 100:.3g} % | n/a (a) |" in decode
-    assert "| floor | " in decode
-    assert "- n/a (a): not here" in text
-    least = found(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE)).stages[1].against[0].floor
+def row_of(table: Table, *names: str) -> dict[str, str]:
+    """The row that begins with these cells, by its columns."""
+    cells = next(row for row in table.rows if tuple(cell.text for cell in row[: len(names)]) == names)
+    return {column.name: cell.text for column, cell in zip(table.columns, cells, strict=True)}
+
+
+def test_the_table_shows_what_was_found() -> None:
+    result = found(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE))
+    table = limits_table(result, ())
+    assert row_of(table, "decode", "datasheet peak")["MFU (causal)"] == f"{DECODE_FLOPS / (1_000e-9 * 1e13) * 100:.3g} %"
+    assert row_of(table, "decode", "measured peak")["MFU (causal)"] == "n/a"
+    assert "not here" in table.reasons
+    least = result.stages[1].against[0].floor
     assert not isinstance(least, Missing)
-    assert f"| floor | {duration(least.seconds * 1e9)} |" in decode
+    assert row_of(table, "decode", "datasheet peak")["roofline time"] == duration(least.seconds * 1e9)
+    assert row_of(components_table(result), "decode", "mlp")["time"] == "n/a", "without their times, what they compute"
+    assert row_of(components_table(result), "decode", "mlp")["FLOPs"] == "1.536 kFLOP"
 
 
 def test_parts_are_held_against_their_own_floor() -> None:
@@ -164,8 +172,9 @@ def test_parts_are_held_against_their_own_floor() -> None:
     assert parts["other"].time_ns == 32
     assert isinstance(parts["attention_core"].time_ns, Missing)
     assert decode.cost.part("mlp") is not None
-    table = efficiency_section(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE))
-    assert "| mlp | 768 ns | 85.3 % | 2.000 GFLOP/s |" in table.split("parts of decode")[1]
+    table = components_table(found(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE)))
+    mlp = row_of(table, "decode", "mlp")
+    assert (mlp["time"], mlp["share"], mlp["FLOP/s"]) == ("768 ns", "85.3 %", "2.000 GFLOP/s")
 
 
 def test_a_part_that_only_moves_what_stays_in_the_cache_has_no_floor() -> None:
@@ -176,9 +185,10 @@ def test_a_part_that_only_moves_what_stays_in_the_cache_has_no_floor() -> None:
     norms = next(part for part in held.stages[1].parts if part.name == "norms")
     assert norms.floor is not None
     assert norms.floor.seconds == 0
-    shown = next(row for row in parts_table(held).rows if (row[0].text, row[1].text) == ("decode", "norms"))
-    assert (shown[8].text, shown[10].text) == ("0 ms", "nothing")
-    assert "e-" not in efficiency_section(held).split("parts of decode")[1].split("\n\n")[0]
+    table = components_table(held)
+    shown = row_of(table, "decode", "norms")
+    assert (shown["roofline time"], shown["bound by"]) == ("0 ms", "nothing")
+    assert not any("e-" in cell.text for row in table.rows for cell in row)
 
 
 def test_whole_attention_alone_never_stops_a_report() -> None:
@@ -218,10 +228,9 @@ def test_on_a_gpu_nothing_is_said_of_what_nobody_looked_at() -> None:
 
 
 def test_every_word_on_the_page_is_explained_on_it() -> None:
-    text = efficiency_section(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE))
-    assert "**What binds decode is not known**" in text
-    assert "- not known: no limit is known to compare with, or nothing says whether the device worked or waited." in text
-    assert "kernel-bound:" not in text, "words that are not used are not explained"
+    result = found(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE))
+    assert "What binds decode is not known:" in [item.head for item in verdict_items(result).items]
+    assert [word for word, _ in used_verdicts(result)] == ["not known"], "words that are not used are not explained"
 
 
 def test_above_a_hundred_percent_stops_with_what_to_check() -> None:

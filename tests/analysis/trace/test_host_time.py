@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.trace.operators import host_table
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.analysis.trace_analysis import document_of
-from llm_perf_opt.report.trace_page import trace_text
+from llm_perf_opt.report.trace_document import trace_text
 from llm_perf_opt.traces.events import NO_NAME, Operators, Trace
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from trace_builders import PROCESS, THREAD, Builder

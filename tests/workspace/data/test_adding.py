@@ -46,7 +46,7 @@ def test_what_is_not_told_is_not_made_up(tmp_path: Path) -> None:
     folder, metadata = added(tmp_path, small_source(tmp_path / "source"))
     assert (metadata.version, metadata.license) == (None, None)
     assert metadata.source == str(tmp_path / "source")
-    assert "| license | not told |" in folder.readme_file.read_text()
+    assert "| license | not given |" in folder.readme_file.read_text()
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

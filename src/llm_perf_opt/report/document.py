@@ -1,0 +1,234 @@
+"""A report as data: sections of paragraphs, lists, cards, charts and tables.
+
+Built once from an analysis; html.py, markdown.py and terminal.py render it, so what one of them shows, all show. Text is plain:
+every renderer escapes for its own format.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from llm_perf_opt.core.records import Maybe, Missing
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value as it is read."""
+
+    text: str
+    order: float | None = None
+    """What a column of numbers is sorted by."""
+    whole: str = ""
+    """The whole of a shortened text."""
+    link: str = ""
+    """A file next to the page that the text leads to."""
+    note: str = ""
+    """The mark of the reason, where there is no value."""
+    below: str = ""
+    """Small print in a line of its own, such as the interval of a figure."""
+    is_name: bool = False
+    """A name from a trace: it may be long, and breaks anywhere."""
+    indent: int = 0
+    """Levels below the row it belongs to."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's heading; numbers are right-aligned."""
+
+    name: str
+    number: bool = False
+
+
+@dataclass
+class Table:
+    """Rows of cells. A large one (`tools`) can be sorted and filtered in HTML."""
+
+    id: str
+    caption: str
+    columns: Sequence[Column]
+    tools: bool = False
+    rows: list[list[Cell]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    foot: str = ""
+    """How to read it, and what was left out."""
+    block: ClassVar[str] = "table"
+
+    def add(self, *values: Cell | Missing | str) -> None:
+        """Append a row; a missing value becomes n/a with the mark of its reason."""
+        if len(values) != len(self.columns):
+            raise ValueError(f"{self.id}: {len(values)} cells for {len(self.columns)} columns")
+        self.rows.append([self._cell(value) for value in values])
+
+    def _cell(self, value: Cell | Missing | str) -> Cell:
+        if isinstance(value, str):
+            return Cell(value)
+        if isinstance(value, Cell):
+            return value
+        if value.why not in self.reasons:
+            self.reasons.append(value.why)
+        return Cell("n/a", note=mark(self.reasons.index(value.why)))
+
+    @property
+    def body(self) -> list[list[Cell]]:
+        """The rows; of a table without any, one that says so."""
+        return self.rows or [[Cell("none"), *[Cell("")] * (len(self.columns) - 1)]]
+
+    @property
+    def marked_reasons(self) -> list[tuple[str, str]]:
+        """Mark and reason of everything that is missing."""
+        return [(mark(index), why) for index, why in enumerate(self.reasons)]
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph; `kind` is a class of the style sheet, `heading` a heading inside a section."""
+
+    text: str
+    kind: str = ""
+    block: ClassVar[str] = "paragraph"
+
+
+class Item(NamedTuple):
+    """One entry of a list: it may begin with something to stress, and have details below it."""
+
+    head: str
+    text: str
+    details: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list, numbered where it is `ordered`."""
+
+    items: Sequence[Item]
+    kind: str = ""
+    ordered: bool = False
+    block: ClassVar[str] = "items"
+
+
+class Image(NamedTuple):
+    """A still image that is written next to the reports."""
+
+    title: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A Plotly figure with what it shows in words. `still` is its SVG, for where no script runs."""
+
+    id: str
+    caption: str
+    figure: dict[str, Any]
+    still: str = ""
+    notes: Sequence[str] = ()
+    half: bool = False
+    """Whether two fit next to each other where there is room."""
+    image: Image | None = None
+    """The file that shows it; several charts may share one."""
+    block: ClassVar[str] = "chart"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Something to type, or what a program printed."""
+
+    text: str
+    block: ClassVar[str] = "code"
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """What cannot be shown, and why."""
+
+    what: str
+    why: str
+    block: ClassVar[str] = "unavailable"
+
+
+class Card(NamedTuple):
+    """A figure of the first screen."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Figures next to each other."""
+
+    cards: Sequence[Card]
+    block: ClassVar[str] = "cards"
+
+
+Block = Paragraph | Items | Chart | Table | Code | Unavailable | Cards
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading; without a title they follow what is above them."""
+
+    id: str
+    title: str
+    blocks: Sequence[Block] = ()
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report."""
+
+    title: str
+    subtitle: str
+    notice: str
+    """What must be known before anything else, such as that the run is partial; empty where all is well."""
+    sections: Sequence[Section]
+
+    @property
+    def tables(self) -> list[Table]:
+        """Every table, in order."""
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Table)]
+
+
+# --- building -----------------------------------------------------------------------------------------------------------
+
+
+def cell(value: Maybe[T], show: Callable[[T], str] = str, mark: str = "") -> Cell | Missing:
+    """Return a value as a cell that sorts by its number. A missing value stays missing: its table marks the reason."""
+    if isinstance(value, Missing):
+        return value
+    return Cell(f"{show(value)}{mark}", float(value) if isinstance(value, int | float) else None)
+
+
+def name_cell(name: str, short: str | None = None) -> Cell:
+    """Return a name, shortened where `short` is given, with the whole kept."""
+    shown = (short if short is not None else name) or "(no name)"
+    return Cell(shown, whole=name if shown != name and name else "", is_name=True)
+
+
+def count_cell(number: int) -> Cell:
+    """Return a number of things."""
+    return Cell(f"{number:,}", number)
+
+
+def numbers(*names: str) -> list[Column]:
+    """Return columns of numbers."""
+    return [Column(name, number=True) for name in names]
+
+
+def bullets(texts: Iterable[str], kind: str = "") -> Items:
+    """Return a list of plain sentences."""
+    return Items([Item("", text) for text in texts], kind)
+
+
+def when_known(what: str, value: Maybe[T], build: Callable[[T], Sequence[Block]]) -> list[Block]:
+    """Return the blocks built from a value, or one that says why there are none."""
+    return [Unavailable(what, value.why)] if isinstance(value, Missing) else list(build(value))
+
+
+def mark(index: int) -> str:
+    """Return the mark of a reason: a, b, … z, then numbers."""
+    return chr(ord("a") + index) if index < 26 else str(index)

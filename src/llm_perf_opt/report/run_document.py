@@ -1,0 +1,345 @@
+"""The report of a run: for who decides first, for the engineer below. report.html and report.md are renderings of it."""
+
+import shlex
+from collections.abc import Callable, Sequence
+
+from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
+from llm_perf_opt.analysis.limits.binding import EVIDENCE
+from llm_perf_opt.analysis.limits.efficiency import Efficiency
+from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
+from llm_perf_opt.analysis.regions.records import RegionReport
+from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.telemetry import TelemetrySummary
+from llm_perf_opt.analysis.trace.document import OVERLAP, Finding, TraceAnalysis
+from llm_perf_opt.core.machine_records import Telemetry
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, TorchPass
+from llm_perf_opt.report.chart_data import Roofline, Waterfall, budget_of, roofline
+from llm_perf_opt.report.charts import Figure, icicle_chart, roofline_chart, steps_chart, telemetry_chart, waterfall_chart
+from llm_perf_opt.report.document import (
+    Block,
+    Card,
+    Cards,
+    Chart,
+    Code,
+    Document,
+    Image,
+    Item,
+    Items,
+    Paragraph,
+    Section,
+    Unavailable,
+    bullets,
+    when_known,
+)
+from llm_perf_opt.report.efficiency import components_table, limits_table, peaks_table, stage_facts, used_verdicts, verdict_items
+from llm_perf_opt.report.environment import what_ran
+from llm_perf_opt.report.findings import finding_blocks, findings_of, gist_items
+from llm_perf_opt.report.kernel_tables import MOST_ROWS, kernel_blocks, provenance
+from llm_perf_opt.report.run_tables import (
+    energy_table,
+    environment_table,
+    metrics_table,
+    operators_table,
+    other_figures_table,
+    passes_table,
+    stages_table,
+    substage_tables,
+    telemetry_table,
+)
+from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
+from llm_perf_opt.report.text import known, known_within, then, with_unit
+from llm_perf_opt.report.trace_tables import budget_table, device_tables, gpu_metric_tables, label_tables
+
+TOP_FINDINGS = 3
+WATERFALL = Image("Where the time goes", "waterfall.svg")
+ROOFLINE = Image("Roofline", "roofline.svg")
+_CARDS = ("ttft", "tpot", "e2e", "decode_rate")
+_MOST_NODES = 400
+_NO_ENV = "env.json was not written before the run ended, or is damaged"
+
+
+def run_document(analysis: RunAnalysis, samples: Maybe[Telemetry], regions: Maybe[RegionReport]) -> Document:
+    """Return the report of a run. `samples` are the sampler's readings, `regions` the ranges of the timeline."""
+    timings = analysis.timings
+    ran = f"This run has no timings: {timings.why}" if isinstance(timings, Missing) else what_ran(timings)
+    sections = [
+        _summary(analysis),
+        _findings(analysis),
+        _budget(analysis.trace),
+        _timings(analysis),
+        Section("limits", "Roofline", when_known("Roofline:", analysis.efficiency, lambda found: _limits(analysis, found))),
+        _kernels(analysis),
+        _operators(analysis),
+        _tree(analysis, regions),
+        _telemetry(analysis, samples),
+        _environment(analysis),
+        Section("assumptions", "Assumptions", _assumptions(analysis)),
+        _definitions(analysis),
+        _repeat(analysis),
+    ]
+    return Document(analysis.run, ran, notice_of(analysis), sections)
+
+
+def operators_document(analysis: RunAnalysis) -> Document:
+    """Return every operator of the torch pass."""
+    blocks = when_known("Operators:", analysis.torch, lambda torch: _torch_blocks(analysis, torch, None))
+    return Document("Operators", "", "", [Section("operators", "", blocks)])
+
+
+def images_of(analysis: RunAnalysis) -> dict[str, str]:
+    """Return the still images of a run's charts: name of the file → SVG."""
+    shown = {
+        WATERFALL.file: then(budget_of(analysis), waterfalls_svg),
+        ROOFLINE.file: then(roofline(analysis.efficiency, analysis.kernels), roofline_svg),
+    }
+    return {name: svg for name, svg in shown.items() if not isinstance(svg, Missing)}
+
+
+def notice_of(analysis: RunAnalysis) -> str:
+    """Return that a run is damaged or not complete, and what to do; nothing where all is well."""
+    if analysis.damaged:
+        return f"This run is damaged: {analysis.damaged.fact} {analysis.damaged.remedy}"
+    manifest = analysis.manifest
+    return "" if manifest.status == "complete" else f"This run is {manifest.status}: {manifest.why} {manifest.remedy}".strip()
+
+
+# --- the first screen -------------------------------------------------------------------------------------------------
+
+
+def _summary(analysis: RunAnalysis) -> Section:
+    cards = [_card(analysis, key) for key in _CARDS]
+    warnings = len(analysis.warnings)
+    blocks: list[Block] = [Cards([card for card in cards if card is not None])]
+    blocks += when_known("What bounds each stage:", analysis.efficiency, lambda found: [verdict_items(found)])
+    if warnings:
+        blocks.append(Paragraph(f"{warnings} warning{'s' if warnings > 1 else ''} below the charts.", "pointer"))
+    blocks += when_known("What to change first:", findings_of(analysis), lambda found: _gists(analysis, found))
+    blocks += when_known("Where the time goes:", budget_of(analysis), waterfall_charts)
+    blocks += [Paragraph(text, "foot") for text in known(then(analysis.efficiency, _meanings), [])]
+    if analysis.inputs:
+        blocks += [Paragraph("What was measured", "heading"), bullets([note.text for note in analysis.inputs], "inputs")]
+    blocks += warning_blocks(analysis)
+    return Section("summary", "Summary", blocks)
+
+
+def warning_blocks(analysis: RunAnalysis) -> list[Block]:
+    """Return the warnings under their heading, or that there are none."""
+    if analysis.warnings:
+        return [Paragraph("Warnings", "heading"), bullets([warning.text for warning in analysis.warnings], "warnings")]
+    if isinstance(analysis.timings, Missing):
+        return []
+    quiet = "The machine's load was not watched." if isinstance(analysis.telemetry, Missing) else "The machine was quiet."
+    return [Paragraph(f"No warnings: the spread target was reached. {quiet}")]
+
+
+def _card(analysis: RunAnalysis, key: str) -> Card | None:
+    metric = analysis.metric(key)
+    if metric is None:
+        return None
+    value = metric.value
+    if isinstance(value, Missing):
+        return Card(metric.label, "n/a", value.why)
+    return Card(metric.label, with_unit(value.median, metric.unit), known_within(value, metric.unit))
+
+
+def _meanings(found: Efficiency) -> list[str]:
+    """What the words of the verdicts mean, and what they rest on."""
+    return [" ".join([*[f"{word.capitalize()}: {meaning}" for word, meaning in used_verdicts(found)], EVIDENCE])]
+
+
+def waterfall_charts(waterfalls: Sequence[Waterfall]) -> list[Block]:
+    """Return a chart per stage."""
+    return [
+        Chart(
+            f"waterfall-{number}",
+            f"Where the time goes: {data.title}",
+            waterfall_chart(data),
+            waterfalls_svg([data]),
+            data.notes,
+            half=True,
+            image=WATERFALL,
+        )
+        for number, data in enumerate(waterfalls)
+    ]
+
+
+def _gists(analysis: RunAnalysis, found: Sequence[Finding]) -> list[Block]:
+    if not found:
+        return [Paragraph("What to change first: nothing that the evidence supports saves enough to be named.")]
+    more = len(found) - TOP_FINDINGS
+    rest = f" {more} more {'is' if more == 1 else 'are'} below, with the evidence of all." if more > 0 else ""
+    gists = gist_items(found[:TOP_FINDINGS], analysis.verified)
+    return [Paragraph("What to change first", "heading"), gists, Paragraph(f"{OVERLAP}{rest}", "foot")]
+
+
+def _findings(analysis: RunAnalysis) -> Section:
+    blocks = when_known("Findings:", findings_of(analysis), lambda found: finding_blocks(found, analysis.verified))
+    return Section("findings", "Findings", blocks)
+
+
+# --- below it ---------------------------------------------------------------------------------------------------------
+
+
+def _budget(trace: Maybe[TraceAnalysis]) -> Section:
+    return Section("budget", "Where the time goes", when_known("Budget:", trace, budget_blocks))
+
+
+def budget_blocks(trace: TraceAnalysis) -> list[Block]:
+    """Return the budget of each stage, with what is wrong with it."""
+    if not trace.budgets:
+        return [Unavailable("Budget:", trace.why or f"the trace shows no stage: {trace.stage_why}")]
+    stages = f"stages by {trace.stage_method}" + (f" ({trace.stage_why})" if trace.stage_why else "")
+    blocks: list[Block] = [
+        Paragraph(f"Rows sum to the wall time to the nanosecond. Times of kernels are from {trace.source}; {stages}.")
+    ]
+    for number, budget in enumerate(trace.budgets):
+        blocks += [bullets(budget.problems, "warnings")] if budget.problems else []
+        blocks.append(budget_table(number, budget))
+    return blocks
+
+
+def _timings(analysis: RunAnalysis) -> Section:
+    blocks = when_known("Timings:", analysis.timings, lambda timings: _timed(analysis, timings))
+    return Section("timings", "Stages and steps", blocks)
+
+
+def _timed(analysis: RunAnalysis, timings: CleanTimings) -> list[Block]:
+    none = analysis.damaged.fact if analysis.damaged else "no iteration was measured"
+    stages: list[Block] = [stages_table(analysis)] if analysis.stages else [Unavailable("Stages:", none)]
+    steps = when_known(
+        "Decode steps over the context:",
+        steps_chart(timings),
+        lambda chart: [Chart("steps", "Decode steps as the context grows, unprofiled", chart)],
+    )
+    traced: list[Block] = []
+    if not isinstance(analysis.trace, Missing):
+        traced = [*device_tables(analysis.trace.devices), *label_tables(analysis.trace.labels)]
+    tables = [metrics_table(analysis), *stages, *substage_tables(analysis.stages)]
+    return [*tables, *steps, *traced, other_figures_table(analysis, timings)]
+
+
+def _limits(analysis: RunAnalysis, found: Efficiency) -> list[Block]:
+    hfus = () if isinstance(analysis.kernels, Missing) else analysis.kernels.hfus
+    tables = [peaks_table(found), limits_table(found, hfus), components_table(found)]
+    charts = when_known("Roofline:", roofline(found, analysis.kernels), _roofline_charts)
+    notes = [bullets(found.notes, "foot")] if found.notes else []
+    return [*charts, stage_facts(found), *tables, *notes]
+
+
+def _roofline_charts(data: Roofline) -> list[Block]:
+    caption = "Roofline: what ran, under the datasheet peak and the measured peak of this machine; larger marks took longer"
+    return [Chart("roofline", caption, roofline_chart(data), roofline_svg(data), data.left_out, image=ROOFLINE)]
+
+
+def _kernels(analysis: RunAnalysis) -> Section:
+    def build(found: KernelEvidence) -> list[Block]:
+        sampled = () if isinstance(analysis.trace, Missing) else analysis.trace.gpu_metrics
+        sources = provenance(found)
+        notes = [bullets(sources, "foot")] if sources else []
+        return [*kernel_blocks(found.stages, found.hfus), *gpu_metric_tables(sampled), *notes]
+
+    return Section("kernel-list", "Kernels and counters", when_known("Kernels:", analysis.kernels, build))
+
+
+def _operators(analysis: RunAnalysis) -> Section:
+    blocks = when_known("Operators:", analysis.torch, lambda torch: _torch_blocks(analysis, torch, MOST_ROWS))
+    return Section("operator-list", "Operators", blocks)
+
+
+def _torch_blocks(analysis: RunAnalysis, torch: TorchPass, most: int | None) -> list[Block]:
+    timed = [stage for stage in analysis.stages if stage.name in ("prefill", "decode")]
+    factors = [text for stage in timed if (text := known(then(stage.inflation, _factor(stage.name)), ""))]
+    inflated = f"{', '.join(factors)} of the unprofiled" if factors else "inflation n/a: no unprofiled time to compare"
+    told = (
+        f"torch.profiler, preset {torch.preset}, prefill and {torch.decode_steps} decode steps: {len(torch.operators)} operators "
+        f"by self time. Its times say where time goes, not how much there is: {inflated}. "
+        f"The trace is raw/torch/{torch.trace_file}."
+    )
+    return [Paragraph(told), operators_table(torch, most)]
+
+
+def _factor(stage: str) -> Callable[[float], str]:
+    return lambda inflation: f"{stage} × {inflation:.2f}"
+
+
+def _tree(analysis: RunAnalysis, regions: Maybe[RegionReport]) -> Section:
+    nodes, what = _nodes(analysis, regions)
+    caption = f"Components of the model by {what}; a click opens a component"
+    blocks = when_known(
+        "Components of the model by time:",
+        then(nodes, lambda found: icicle_chart(found, what)),
+        lambda chart: [Chart("icicle", caption, chart)],
+    )
+    return Section("tree", "Model by time", blocks)
+
+
+Nodes = list[tuple[tuple[str, ...], int]]
+
+
+def _nodes(analysis: RunAnalysis, regions: Maybe[RegionReport]) -> tuple[Maybe[Nodes], str]:
+    """The components that the torch pass labeled; where there are none, the ranges of the timeline."""
+    torch = analysis.torch
+    parts = then(torch, lambda found: found.parts)
+    if not isinstance(parts, Missing) and not isinstance(torch, Missing):
+        totals: dict[str, int] = {}
+        for part in parts:
+            totals[part.stage] = totals.get(part.stage, 0) + part.time_ns
+        nodes: Nodes = [((stage,), ns) for stage, ns in totals.items()]
+        nodes += [((part.stage, part.part), part.time_ns) for part in parts]
+        clock = "host time" if isinstance(torch.activity, Missing) else "kernel time"
+        return nodes, f"{clock} under torch.profiler (prefill and {torch.decode_steps} decode steps)"
+    ranges = known(then(regions, lambda report: report.groups), ())
+    if ranges and any(region.kernel_ns for region in ranges[0].regions):
+        found = sorted(((region.path, region.kernel_ns) for region in ranges[0].regions), key=lambda node: len(node[0]))
+        return found[:_MOST_NODES], "kernel time in the ranges of the timeline"
+    return then(parts, lambda _: Missing("nothing was labeled")), ""
+
+
+def _telemetry(analysis: RunAnalysis, samples: Maybe[Telemetry]) -> Section:
+    def build(summary: TelemetrySummary) -> list[Block]:
+        drawn = then(samples, lambda readings: then(analysis.timings, lambda timings: telemetry_chart(readings, timings)))
+        note = [Paragraph(summary.note, "foot")] if summary.note else []
+        charts = when_known("Readings over time:", drawn, _readings_charts)
+        return [*note, *charts, telemetry_table(summary), energy_table(summary)]
+
+    return Section("telemetry", "Power, clocks and load", when_known("Readings:", analysis.telemetry, build))
+
+
+def _readings_charts(drawn: tuple[Figure, str]) -> list[Block]:
+    figure, note = drawn
+    caption = "Readings over time; blue: the measured repeats, orange: their prefill"
+    return [Chart("readings-chart", caption, figure, notes=[note] if note else [])]
+
+
+def _environment(analysis: RunAnalysis) -> Section:
+    machine: Block = environment_table(analysis) if analysis.env else Unavailable("Environment:", _NO_ENV)
+    return Section("environment", "Environment and passes", [machine, passes_table(analysis)])
+
+
+def _assumptions(analysis: RunAnalysis) -> list[Block]:
+    return [bullets(analysis.assumptions) if analysis.assumptions else Unavailable("Assumptions:", "nothing was measured")]
+
+
+_TERMS = (
+    ("Share", "of a stage: its time over the time of all repeats; of a kernel: its time over the kernel time of its stage."),
+    (
+        "Rates of a kernel",
+        "counted FLOPs and DRAM bytes over its time in the timeline; of a component: the cost model's over its time.",
+    ),
+    ("n/a", "a value that is not available; its mark leads to the reason below the table."),
+)
+
+
+def _definitions(analysis: RunAnalysis) -> Section:
+    items = [Item(f"{metric.label}:", metric.definition) for metric in analysis.metrics]
+    items += [Item(f"{metric.label} = {metric.formula}.", metric.definition) for metric in EFFICIENCY_METRICS]
+    items += [Item(f"{name}:", text) for name, text in _TERMS]
+    return Section("definitions", "Definitions", [Items(items)])
+
+
+def _repeat(analysis: RunAnalysis) -> Section:
+    blocks: list[Block] = [Paragraph("The run:"), Code(shlex.join(analysis.manifest.command))]
+    blocks += [Paragraph("Regenerate the reports from the run's folder:"), Code("llm-perf report RUN")]
+    passes = [Item(f"{entry.name}:", shlex.join(entry.argv)) for entry in analysis.manifest.passes if entry.argv]
+    blocks += [Paragraph("What each pass started:"), Items(passes, "commands")] if passes else []
+    return Section("repeat", "To repeat", blocks)

@@ -1,0 +1,206 @@
+"""The report of a trace: health, stages, budget, idle causes, kernels, modules, operators, findings."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.kernels.names import short_name
+from llm_perf_opt.analysis.trace.document import HostOperatorLine, HostTable, OwnerLine, ProblemLine, StageLine, TraceAnalysis
+from llm_perf_opt.core.records import Missing
+from llm_perf_opt.report.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Item,
+    Items,
+    Paragraph,
+    Section,
+    Table,
+    Unavailable,
+    bullets,
+    cell,
+    count_cell,
+    name_cell,
+    numbers,
+)
+from llm_perf_opt.report.findings import finding_blocks
+from llm_perf_opt.report.terminal import render_text
+from llm_perf_opt.report.text import grouped, milliseconds, percent
+from llm_perf_opt.report.trace_tables import budget_table, device_tables, gpu_metric_tables, label_tables
+
+TOP = 15
+_NAME = 52
+_OWNERS = 8
+"""Modules and operators to list at most: the report is about kernels; --json has them all."""
+_LISTED_STAGES = ("prefill", "decode", "mixed_step", "step")
+"""Those whose operators are listed: a step's are those of its decode, and `profile` is the whole."""
+_NO_OPERATORS = Missing("no operator was recorded in it")
+_NO_WORK = Missing("the trace holds no device work")
+
+
+def trace_text(found: TraceAnalysis, top: int = TOP) -> str:
+    """Return the report for the terminal."""
+    return render_text(trace_document(found, top))
+
+
+def trace_document(found: TraceAnalysis, top: int = TOP) -> Document:
+    """Return the report; `top` rows of each long table."""
+    traced = f"{found.profiler} trace{', ' + found.device if found.device else ''}"
+    health = "complete" if found.complete else "INCOMPLETE"
+    subtitle = f"{traced}, {health}{'' if found.problems else ', no problems'}."
+    notice = "" if found.complete else f"No number of it can be believed: {found.why}"
+    sections = [_part("health", [Items([_problem(one) for one in found.problems])] if found.problems else [])]
+    if found.complete:
+        sections += [
+            _part("gpu", [_gpu(found), *device_tables(found.devices)]),
+            _part("stages", [_stages(found), *label_tables(found.labels, top), *_host_operators(found.host, top)]),
+            *[_part(f"budget-{number}", _budget(found, number)) for number in range(len(found.budgets))],
+            _part("idle", _idle(found)),
+            _part("kernels", _kernels(found, top)),
+            _part("owners", [*_owners("modules", found.modules, top), *_owners("operators", found.operators, top)]),
+            _part("borrowed", _borrowed(found, top)),
+            _part("metrics", gpu_metric_tables(found.gpu_metrics, top)),
+            Section("findings", "What to change first", _findings(found)),
+        ]
+    return Document(found.source, subtitle, notice, sections)
+
+
+def _part(name: str, blocks: Sequence[Block]) -> Section:
+    """A section whose tables are heading enough."""
+    return Section(name, "", blocks)
+
+
+def _problem(problem: ProblemLine) -> Item:
+    remedy = f" → {problem.remedy}" if problem.remedy else ""
+    return Item("fatal:" if problem.fatal else "note:", f"{problem.what}{remedy}")
+
+
+def _gpu(found: TraceAnalysis) -> Block:
+    gpu = found.gpu
+    if not gpu.span_ns or gpu.busy_ns is None or gpu.idle_ns is None or gpu.kernel_ns is None:
+        return Unavailable("GPU:", found.why or "its work has no length")
+    several = len(found.devices) > 1
+    which = f" on {len(found.devices)} devices" if several else ""
+    busy = "at least one busy for" if several else "busy"
+    return Paragraph(
+        f"GPU: {gpu.kernels:,} kernels{which}, {milliseconds(gpu.kernel_ns)} of kernel time; {busy} {milliseconds(gpu.busy_ns)} "
+        f"({percent(gpu.busy_ns / gpu.span_ns)}), idle {milliseconds(gpu.idle_ns)} of a span of {milliseconds(gpu.span_ns)}"
+    )
+
+
+def _stages(found: TraceAnalysis) -> Block:
+    if not found.stages:
+        return Unavailable("Stages:", found.stage_why)
+    covered = "" if found.stage_coverage is None else f", {percent(found.stage_coverage)} of the device time"
+    caption = f"Stages, by {found.stage_method} ({found.stage_why}{covered})"
+    if all(one.gpu_busy_ns is None for one in found.stages):
+        return _host_stages(caption, found.stages, found.host)
+    names = ("count", "wall, profiled", "GPU busy", "GPU idle", "GPU span", "kernels", "launches")
+    table = Table("stages", caption, [Column("stage"), *numbers(*names)])
+    for one in found.stages:
+        spent = [_time(ns) for ns in (one.wall_ns, one.gpu_busy_ns, one.idle_ns, one.span_ns)]
+        table.add(one.name, count_cell(one.count), *spent, _count(one.kernels), _count(one.launches))
+    return table
+
+
+def _host_stages(caption: str, stages: Sequence[StageLine], host: HostTable | None) -> Table:
+    """Stages of a trace without device work: wall time, and where operators are recorded, how much of it they were open."""
+    inside = {} if host is None else {one.name: one for one in host.stages}
+    columns = [Column("stage"), *numbers("count", "wall, profiled", *(("in operators", "outside them") if host else ()))]
+    table = Table("stages", caption, columns)
+    for one in stages:
+        found = inside.get(one.name)
+        spent = [_time(found.operator_ns), _time(found.outside_ns)] if found else [_NO_OPERATORS] * 2
+        table.add(one.name, count_cell(one.count), _time(one.wall_ns), *(spent if host else []))
+    return table
+
+
+def _host_operators(host: HostTable | None, top: int) -> list[Block]:
+    """Operators by host time, for the whole trace and for each stage that adds to it."""
+    if host is None or not host.operators:
+        return []
+    found = [("the whole trace", host.operators)]
+    found += [(one.name, one.operators) for one in host.stages if one.name in _LISTED_STAGES and one.operators]
+    return [_host_table(number, where, lines, min(top, _OWNERS)) for number, (where, lines) in enumerate(found)]
+
+
+def _host_table(number: int, where: str, lines: Sequence[HostOperatorLine], most: int) -> Table:
+    shown = lines[:most]
+    caption = f"Operators by host time of their own, {where}: the first {len(shown)} of {len(lines)} (under the profiler)"
+    columns = [Column("operator"), *numbers("calls", "own", "with inner", "share")]
+    table = Table(f"host-operators-{number}", caption, columns)
+    for row in shown:
+        table.add(name_cell(row.name), count_cell(row.calls), _time(row.self_ns), _time(row.total_ns), cell(row.share, percent))
+    return table
+
+
+def _budget(found: TraceAnalysis, number: int) -> list[Block]:
+    budget = found.budgets[number]
+    problems: list[Block] = [bullets([f"PROBLEM: {text}" for text in budget.problems])] if budget.problems else []
+    return [budget_table(number, budget), *problems]
+
+
+def _idle(found: TraceAnalysis) -> list[Block]:
+    whole = sum(line.ns for line in found.idle)
+    if not whole:
+        return []
+    caption = "Why the device was idle (as recorded, under the profiler)"
+    table = Table("idle", caption, [Column("cause"), *numbers("time", "share")])
+    for line in sorted(found.idle, key=lambda one: -one.ns):
+        table.add(line.cause, _time(line.ns), cell(line.ns / whole, percent))
+    return [table]
+
+
+def _kernels(found: TraceAnalysis, top: int) -> list[Block]:
+    if not found.kernels:
+        return []
+    shown = found.kernels[:top]
+    unknown = f"; {percent(found.unknown_share)} of the time is of no known class" if found.unknown_share else ""
+    caption = f"Kernels: the longest {len(shown)} of {len(found.kernels)}{unknown}"
+    table = Table("kernels", caption, [Column("kernel"), Column("class"), *numbers("calls", "total", "mean", "share")])
+    for row in shown:
+        spent = (_time(row.total_ns), cell(row.mean_ns, milliseconds), cell(row.share, percent))
+        table.add(name_cell(row.name, short_name(row.name, _NAME)), row.kind, count_cell(row.calls), *spent)
+    return [table]
+
+
+def _owners(what: str, rows: Sequence[OwnerLine], top: int) -> list[Block]:
+    """Modules or operators by the device time that is their own."""
+    if not rows:
+        return []
+    shown, owned = rows[: min(top, _OWNERS)], sum(row.share for row in rows)
+    caption = (
+        f"{what.capitalize()} by device time of their own: the first {len(shown)} of {len(rows)}; "
+        f"{percent(owned)} of the device time has one"
+    )
+    table = Table(what, caption, [Column(what), *numbers("calls", "launched", "own", "with inner", "share")])
+    for row in shown:
+        counts = (count_cell(row.calls), count_cell(row.kernels))
+        table.add(name_cell(row.name), *counts, _time(row.self_ns), _time(row.total_ns), cell(row.share, percent))
+    return [table]
+
+
+def _borrowed(found: TraceAnalysis, top: int) -> list[Block]:
+    """Modules by another trace, with how much each way of finding them covers."""
+    borrowed = found.borrowed
+    if borrowed is None:
+        return []
+    shares = ", ".join(f"{rule} {percent(share)}" for rule, share in borrowed.coverage.items() if share)
+    caption = f"Modules by the eager trace {borrowed.source}; of the kernel time, by rule: {shares}"
+    table = Table("borrowed", caption, [Column("module"), *numbers("kernels", "own", "share")])
+    for row in borrowed.rows[: min(top, _OWNERS)]:
+        table.add(name_cell(row.name), count_cell(row.kernels), _time(row.self_ns), cell(row.share, percent))
+    return [table]
+
+
+def _findings(found: TraceAnalysis) -> list[Block]:
+    if not found.findings and found.gpu.kernels is None:
+        return [Unavailable("Findings:", f"{found.why}, and the rules are about a GPU's work")]
+    return finding_blocks(found.findings)
+
+
+def _time(ns: int | None) -> Cell | Missing:
+    return _NO_WORK if ns is None else cell(ns, milliseconds)
+
+
+def _count(number: int | None) -> Cell | Missing:
+    return _NO_WORK if number is None else cell(number, grouped)
