@@ -1,4 +1,4 @@
-"""What a run came to, as `run` and `report` end with it."""
+"""The result of a run, as `run`, `report` and `exec` print it."""
 
 import sys
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, Any]:
-    """What `--json` ends with."""
+    """Return the data that `--json` prints."""
     if analysis is None:
         return {"run": str(folder.path), "status": "failed", "stages": {}}
     return {
@@ -33,12 +33,12 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
 
 
 def _stage_key(stage: "StageTiming") -> str:
-    """The stage's name; a sub-stage's with its parent's before it, since it may run in several."""
+    """Return the stage's name; for a sub-stage with its parent in front, since it may run in several."""
     return stage.name if stage.name in STAGE_NAMES else f"{stage.parent}/{stage.name}"
 
 
 def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
-    """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
+    """Print the figures, the warnings and the report's path; `images` are the PNG files, or why there are none."""
     from llm_perf_opt.core.records import Distribution, Missing
     from llm_perf_opt.report.text import known_within, with_unit
     from llm_perf_opt.report.what_ran import what_ran
@@ -65,7 +65,7 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
 
 
 def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
-    """What a user's own program came to, as `exec` and `report` end with it."""
+    """Print the result of `llm-perf exec`."""
     from llm_perf_opt.core.records import Missing
     from llm_perf_opt.workflows.analyze_program import program_page
 
@@ -80,7 +80,7 @@ def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) 
 
 
 def _print_page(markdown: str) -> None:
-    """A page as it is read: laid out on a terminal, as Markdown for another program."""
+    """Print a page: formatted on a terminal, as Markdown otherwise."""
     if not sys.stdout.isatty():
         print(markdown)
         return
