@@ -56,9 +56,9 @@ def test_a_circle_of_links_ends_with_its_name(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ResourceError, match=r"gone is a link to .*nowhere, which is not there"):
+    with pytest.raises(ResourceError, match=r"gone is a link to .*nowhere, which does not exist"):
         files_below(tmp_path)
-    with pytest.raises(ResourceError, match="which is not there"):
+    with pytest.raises(ResourceError, match="which does not exist"):
         files_below(tmp_path / "gone")
     (tmp_path / "gone").unlink()
     os.mkfifo(tmp_path / "pipe")

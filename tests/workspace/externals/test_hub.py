@@ -131,7 +131,7 @@ def test_without_network_it_is_one_line(project: Places, monkeypatch: pytest.Mon
     listing(project, entry("n", "hub", "Owner/Name", FIRST))
     (done,) = verbs.snapshot(project)
     assert done.error is not None
-    assert "cannot be taken from the Hub" in done.error.fact
+    assert "cannot be downloaded from the Hub" in done.error.fact
     assert "\n" not in done.error.fact
     assert git(project.root, "status", "--porcelain") == "?? third_party/"
     assert verbs.status(project)[0].state == "missing"

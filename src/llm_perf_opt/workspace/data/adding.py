@@ -21,7 +21,7 @@ from llm_perf_opt.workspace.data.preparing import Phases, silent
 from llm_perf_opt.workspace.data.record_streams import check_text_field, count_records
 
 _KEPT_OUT_OF_GIT = "*/source-data\n*/source-data/**\n*/*/data/\n.*.part/\n"
-_OPTION_HEAD = "# Made by `llm-perf dataset add`. dataset.variant=NAME chooses a variant; without one the source is read.\n"
+_OPTION_HEAD = "# Written by `llm-perf dataset add`. dataset.variant=NAME selects a variant; without one, the source is read.\n"
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ def add_dataset(
     """Link `source` as the dataset `name`; `readme` writes its page from the metadata and the source's first level."""
     folder = tree.new_dataset(name)
     if name in packaged_options("dataset"):
-        raise ConfigError(f"dataset={name} is an option of the package.", "Choose another name.")
+        raise ConfigError(f"dataset={name} is a packaged option.", "Choose another name.")
     option, content = option_file(conf, name), _option(folder, conf, said)
     if not (option.is_file() and option.read_text(errors="replace") == content):  # our own, of an add that was killed
-        refuse_existing(option, "Nothing is overwritten: choose another name, or remove that file first.")
+        refuse_existing(option, "Choose another name, or remove that file first.")
     files = files_below(there(source, "Give the folder or the file of the data."))
     _refuse_itself(tree, source)
     records = data_files(files, source, said.format)
     if records[0].format == "tokens":
-        raise ConfigError(f"{source} holds token ids, not texts.", "Add the texts they were made from.")
+        raise ConfigError(f"{source} contains token ids, not texts.", "Add the texts instead.")
     check_text_field(records, said.text_field)
     metadata = _describe(name, source, said, files, records, phases)
     try:
@@ -86,7 +86,7 @@ def _option(folder: DatasetFolder, conf: Path, said: Description) -> str:
 
 def _refuse_itself(tree: DatasetTree, source: Path) -> None:
     if tree.root.resolve().is_relative_to(source.resolve()):
-        raise ConfigError(f"{source} contains {tree.root} itself.", "Give the folder of this dataset alone.")
+        raise ConfigError(f"{source} contains {tree.root} itself.", "Give a folder with only this dataset.")
 
 
 def _describe(
@@ -98,7 +98,7 @@ def _describe(
     for file in records:
         splits[file.split] = splits.get(file.split, 0) + count_records(file, advance)
     if not sum(splits.values()):
-        raise ResourceError(f"{source} holds no records: every file is empty.", "Give the folder with the data.")
+        raise ResourceError(f"{source} has no records: every file is empty.", "Give the folder with the data.")
     return DatasetMetadata(
         schema=SCHEMA,
         name=name,

@@ -81,13 +81,15 @@ def columns(seen: Seen, where: str) -> dict[str, str]:
     """Name and type of each column, or a ConfigError where the records cannot be columns."""
     fields = seen.fields or {}
     if not fields:
-        raise ConfigError(f"{where} holds no record with a field.", "A table needs at least one.")
+        raise ConfigError(f"{where} has no record with a field.", "A table needs at least one column.")
     if len(fields) > _MOST_FIELDS:
         raise ConfigError(f"The records of {where} have more than {_MOST_FIELDS} fields.", "Keep it as JSONL.")
     if "" in fields:
-        raise ConfigError(f"{where} has a field without a name.", "A column needs one: rename it, or keep it as JSONL.")
+        raise ConfigError(f"{where} has a field without a name.", "Columns need names: rename it, or keep the data as JSONL.")
     for one, other in _alike(fields):
-        raise ConfigError(f"{where} has the fields {one!r} and {other!r}, one column to a database.", "Rename one of them.")
+        raise ConfigError(
+            f"{where} has the fields {one!r} and {other!r}, which Parquet cannot tell apart.", "Rename one of them."
+        )
     return {name: field.column_type() for name, field in fields.items()}
 
 
@@ -157,7 +159,7 @@ def write_converted(
 def _targets(files: Sequence[DataFile], to: Format) -> dict[str, str]:
     if all(file.name.lower().endswith(f".{to}") for file in files):
         raise ConfigError(
-            f"The data are {to} already.", f"Convert to one of: {', '.join(kind for kind in TARGETS if kind != to)}."
+            f"The data are already {to}.", f"Convert to one of: {', '.join(kind for kind in TARGETS if kind != to)}."
         )
     targets: dict[str, str] = {}
     for file in files:
@@ -218,11 +220,11 @@ def _to_txt(file: DataFile, target: Path, asked: Conversion, bad: BadRecords, ad
                     text = _one_line(text)
                 elif "\n" in text or "\r" in text:
                     raise ConfigError(
-                        f"{file.name}: record {count + 1} has several lines, and in a .txt a line is a record.",
-                        "Join them with a space by --join-lines, or convert to jsonl or parquet.",
+                        f"{file.name}: record {count + 1} has several lines, but in a .txt each line is a record.",
+                        "Use --join-lines to join them with a space, or convert to jsonl or parquet.",
                     )
                 if not text.strip():
-                    bad.note(f"{file.name}, record {count + 1}", "an empty text, which a .txt cannot hold")
+                    bad.note(f"{file.name}, record {count + 1}", "an empty text, which a .txt cannot represent")
                     continue
                 out.write(text.encode() + b"\n")
                 count += 1
@@ -267,4 +269,6 @@ def _lines_for_database(file: DataFile, spill: Path, seen: Seen, bad: BadRecords
 
 def _check_count(file: DataFile, found: int, expected: int) -> None:
     if found != expected:
-        raise ParseError(f"{file.name}: {expected} records were read, and {found} came out.", "Please report this with the file.")
+        raise ParseError(
+            f"{file.name}: {expected} records were read, but {found} were written.", "Please report this with the file."
+        )

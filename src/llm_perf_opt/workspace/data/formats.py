@@ -23,7 +23,7 @@ SUFFIXES: dict[str, Format] = {
     ".arrow": "arrow",
     TOKENS_SUFFIX: "tokens",
 }
-READ = ".jsonl, .jsonl.gz, .parquet, .txt, .txt.gz, or a folder saved by Hugging Face datasets (save_to_disk)"
+READ = ".jsonl, .jsonl.gz, .ndjson, .parquet, .txt, .txt.gz, or a folder saved by Hugging Face datasets (save_to_disk)"
 WHOLE = "all"
 """The split of a file whose name tells none."""
 _SPLIT = re.compile(r"(?:^|[/._-])(train|validation|valid|val|dev|test)(?=$|[/._-]|\d)", re.IGNORECASE)
@@ -94,12 +94,12 @@ def _chosen(found: set[Format], where: Path, wanted: str | None) -> Format:
         for kind in found:
             if kind == wanted:
                 return kind
-        raise ConfigError(f"{where} has no {wanted} file.", f"It has: {', '.join(sorted(found)) or 'none that is read'}.")
+        raise ConfigError(f"{where} has no {wanted} file.", f"It has: {', '.join(sorted(found)) or 'no supported file'}.")
     rest = found - {"txt"} if found != {"txt"} else found
     if not rest:
-        raise ResourceError(f"{where} holds no file of records.", f"These are read: {READ}.")
+        raise ResourceError(f"{where} has no data files.", f"Supported: {READ}.")
     if len(rest) > 1:
-        raise ConfigError(f"{where} holds several formats: {', '.join(sorted(rest))}.", "Say which one: --format NAME.")
+        raise ConfigError(f"{where} contains several formats: {', '.join(sorted(rest))}.", "Select one: --format NAME.")
     return next(iter(rest))
 
 
@@ -120,7 +120,8 @@ def _listed_by_state(files: Mapping[str, Path], names: Sequence[str], where: Pat
             state = json.loads(read_bytes(files[state_name]))
             if state.get("_indices_data_files") or state.get("_indices_files"):
                 raise ResourceError(
-                    f"{where}/{state_name}: the dataset is a selection of rows.", "Save it again after flatten_indices()."
+                    f"{where}/{state_name}: the dataset is a selection of rows of another.",
+                    "Save it again after flatten_indices().",
                 )
             data = [str(entry["filename"]) for entry in state["_data_files"]]
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -129,5 +130,5 @@ def _listed_by_state(files: Mapping[str, Path], names: Sequence[str], where: Pat
         listed += [(folder / entry).as_posix() for entry in data]
     for name in listed:
         if name not in names:
-            raise ResourceError(f"{where}: {name} is listed but not there.", "Save the dataset again.")
+            raise ResourceError(f"{where}: {name} is listed but does not exist.", "Save the dataset again.")
     return listed

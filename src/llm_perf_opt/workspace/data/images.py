@@ -29,8 +29,8 @@ def with_pictures(prompts: Prompts, picture: Picture, longest: int, seed: int) -
     least = picture.tokens + 2
     if longest < least:
         raise ConfigError(
-            f"A picture takes {picture.tokens} tokens of this model's prompt, and runtime.prompt_tokens={longest}.",
-            f"Set runtime.prompt_tokens={least} or more: a token before the picture and one after it.",
+            f"An image takes {picture.tokens} tokens of this model's prompt, but runtime.prompt_tokens={longest}.",
+            f"Set runtime.prompt_tokens={least} or more: one token before the image and one after it.",
         )
     placeholder = 0 if picture.token_id else 1
     room = longest - picture.tokens

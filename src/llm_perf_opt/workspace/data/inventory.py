@@ -32,16 +32,16 @@ def ignore(_: int) -> None:
 def files_below(folder: Path) -> dict[str, Path]:
     """Every file under `folder`, or `folder` itself when it is one, by its name; sorted."""
     if dangling(folder):
-        raise ResourceError(f"{folder} is a link to {folder.readlink()}, which is not there.", "Give a path that is there.")
+        raise ResourceError(f"{folder} is a link to {folder.readlink()}, which does not exist.", "Give an existing path.")
     try:
         check_ordinary(folder)
         if folder.is_file():
             named = _named_as_data(folder)
             return {named.name: named}
         if not folder.is_dir():
-            raise ResourceError(f"{folder}: no such file or folder.", "Give a path that is there, with files in it.")
+            raise ResourceError(f"{folder}: no such file or folder.", "Give an existing file, or a folder with files in it.")
     except OSError as error:  # a name that is too long, a folder that may not be looked into
-        raise ResourceError(f"{folder} cannot be looked at: {error.strerror or error}.", "Give a path that is there.") from error
+        raise ResourceError(f"{folder} cannot be accessed: {error.strerror or error}.", "Give an accessible path.") from error
     return dict(sorted(_walk(folder, folder, (_identity(folder),))))
 
 
@@ -92,11 +92,11 @@ def _walk(top: Path, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterat
     for entry in entries:
         path = Path(entry.path)
         if dangling(path):
-            raise ResourceError(f"{path} is a link to {path.readlink()}, which is not there.", "Remove or mend it.")
+            raise ResourceError(f"{path} is a link to {path.readlink()}, which does not exist.", "Remove or fix it.")
         if entry.is_dir():
             identity = _identity(path)
             if identity in above:
-                raise ResourceError(f"{path} is a link to a folder it lies in: it has no end.", "Remove it.")
+                raise ResourceError(f"{path} is a link to a folder that contains it, which never ends.", "Remove it.")
             yield from _walk(top, path, (*above, identity))
         else:
             check_ordinary(path)

@@ -29,19 +29,19 @@ SAMPLES = "samples"
 PART_SUFFIX = ".part"
 
 _READ_AS_VALUES = re.compile(r"null|true|false|nan|inf|[0-9][0-9_]*([.][0-9_]*)?(e-?[0-9_]+)?", re.IGNORECASE)
-"""What `dataset=NAME` on the command line would read as a number or a nothing instead of a name."""
+"""Names that `dataset=NAME` on the command line would read as a number or null."""
 
 
 def checked_name(name: str, what: str) -> str:
-    """`name`, or a ConfigError: it becomes a folder and a word on the command line, so it may be nothing else."""
+    """Return `name` if it is safe as a folder and on the command line, or raise a ConfigError."""
     if not FOLDER_NAME.fullmatch(name) or name.endswith(PART_SUFFIX):
         raise ConfigError(
             f"{name!r} cannot name a {what}.",
-            "Use at most 100 letters, digits, '.', '_' and '-', beginning with a letter or digit: no paths, no hidden names.",
+            "Use at most 100 letters, digits, '.', '_' and '-', starting with a letter or digit.",
         )
     if _READ_AS_VALUES.fullmatch(name):
         raise ConfigError(
-            f"{name!r} cannot name a {what}: on the command line it reads as a value, not a name.", "Add a letter, as in v1."
+            f"{name!r} cannot name a {what}: on the command line it would be read as a value.", "Add a letter, such as v1."
         )
     return name
 
@@ -122,9 +122,9 @@ class DatasetFolder:
         """The place of a variant that is not there yet."""
         checked_name(name, "variant")
         if name in TAKEN:
-            raise ConfigError(f"{name!r} cannot name a variant: the dataset's own {name} lies there.", "Choose another name.")
+            raise ConfigError(f"{name!r} cannot name a variant: the dataset uses this name itself.", "Choose another name.")
         folder = VariantFolder(self.path / name)
-        refuse_existing(folder.path, "Nothing is overwritten: choose another name, or remove that folder first.")
+        refuse_existing(folder.path, "Choose another name, or remove that folder first.")
         return folder
 
     def unfinished(self) -> tuple[Path, ...]:
@@ -163,7 +163,7 @@ class DatasetTree:
         check_ordinary(folder.metadata_file)
         if not folder.metadata_file.is_file():
             known = [entry.name for entry in self.datasets()]
-            have = f"Known in {self.root}: {', '.join(known)}." if known else f"{self.root} holds none yet."
+            have = f"Known in {self.root}: {', '.join(known)}." if known else f"{self.root} has none yet."
             raise ConfigError(
                 f"There is no dataset {name!r}.{nearest(name, known)}",
                 f"{have} Add it with `llm-perf dataset add {name} --source PATH`.",
@@ -173,18 +173,18 @@ class DatasetTree:
     def new_dataset(self, name: str) -> DatasetFolder:
         """The place of a dataset that is not there yet."""
         folder = DatasetFolder(self.root / checked_name(name, "dataset"))
-        refuse_existing(folder.path, "Nothing is overwritten: choose another name, or remove that folder first.")
+        refuse_existing(folder.path, "Choose another name, or remove that folder first.")
         return folder
 
 
 def given_root(root: Path, usual: Path, option: str = "--root") -> Path:
-    """A tree to look at. The usual one may not be there yet; another that is not there is a slip of the pen, and says so."""
+    """Return the root of a tree. The default one may be absent; raise if another one does not exist."""
     try:
         there = root.is_dir()
     except OSError:  # a name that is too long, a folder that may not be looked into
         there = False
     if root != usual and not there:
-        raise ConfigError(f"{option} {root}: no such folder.", f"Leave it out for {usual}/ of the current folder.")
+        raise ConfigError(f"{option} {root}: no such folder.", f"Omit it to use {usual}/ in the current directory.")
     return root
 
 
@@ -201,7 +201,7 @@ def is_part(path: Path) -> bool:
 def refuse_existing(path: Path, remedy: str) -> None:
     """A ConfigError where something lies already, a dangling link included."""
     if path.exists() or path.is_symlink():
-        raise ConfigError(f"{path} is there already.", remedy)
+        raise ConfigError(f"{path} already exists.", remedy)
 
 
 def dangling(path: Path) -> bool:
@@ -215,6 +215,6 @@ def dangling(path: Path) -> bool:
 def dangling_error(path: Path) -> LlmPerfError:
     """What a link to nothing means to the user."""
     return ResourceError(
-        f"{path} is a link to {path.readlink()}, which is not there.",
-        "Mount or restore the target, or remove the link and make it anew.",
+        f"{path} is a link to {path.readlink()}, which does not exist.",
+        "Mount or restore the target, or remove the link and create it again.",
     )

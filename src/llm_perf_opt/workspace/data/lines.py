@@ -31,12 +31,12 @@ class BadRecords:
     count: int = 0
     first: list[str] = field(default_factory=list)
     field_option: str = FIELD_OPTION
-    how_to_skip: str = "--skip-bad leaves such records out and counts them."
+    how_to_skip: str = "Use --skip-bad to leave out such records."
 
     @classmethod
     def of_a_run(cls) -> "BadRecords":
         """A run feeds what is there: a record it cannot read ends it, and remedies name what a run takes."""
-        how = "`llm-perf dataset prepare … --skip-bad` makes a variant without such records."
+        how = "Use `llm-perf dataset prepare … --skip-bad` to make a variant without such records."
         return cls(skip=False, field_option=RUN_FIELD_OPTION, how_to_skip=how)
 
     def note(self, where: str, why: str, remedy: str = "") -> None:
@@ -57,7 +57,7 @@ def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes 
         with open_ordinary(path) as raw:
             yield from _numbered(_chunks(raw, path, advance))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ParseError(f"{path} is damaged: {error}.", "Obtain it again.") from error
+        raise ParseError(f"{path} is damaged: {error}.", "Download or copy it again.") from error
     except OSError as error:
         raise ResourceError(f"{path} cannot be read: {error.strerror or error}.", "Check its permissions.") from error
 

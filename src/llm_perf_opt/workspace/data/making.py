@@ -29,7 +29,7 @@ def made_whole(final: Path) -> Iterator[Path]:
     try:
         yield part
         _settle(part)
-        refuse_existing(final, "It appeared meanwhile; nothing is overwritten.")
+        refuse_existing(final, "It appeared in the meantime and is not overwritten.")
         (part / _LOCK).unlink()
         part.rename(final)
     except BaseException as error:
@@ -46,22 +46,23 @@ def write_error(error: OSError, path: Path) -> LlmPerfError:
     where = error.filename or path
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
-            f"No space left on the disk while writing {where}.", "Nothing half-made is left. Free some space and run it again."
+            f"No space left on the disk while writing {where}.",
+            "Nothing unfinished was left behind. Free some space and try again.",
         )
-    return ResourceError(f"{where} cannot be used: {error.strerror or error}.", "Check that it exists and its permissions.")
+    return ResourceError(f"{where} cannot be used: {error.strerror or error}.", "Check its path and permissions.")
 
 
 def _locked(part: Path, final: Path) -> int:
     """A fresh `part` folder with a lock in it that ends with this process."""
     if part.is_symlink():
-        raise ResourceError(f"{part} is a link; it is not followed.", "Remove it.")
+        raise ResourceError(f"{part} is a link, which is not followed.", "Remove it.")
     part.mkdir(exist_ok=True)
     lock = os.open(part / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
-        raise ResourceError(f"{final} is being made by another process.", "Wait for it to end.") from error
+        raise ResourceError(f"{final} is being created by another process.", "Wait for it to finish.") from error
     for left in part.iterdir():  # of a process that was killed
         if left.name != _LOCK:
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()

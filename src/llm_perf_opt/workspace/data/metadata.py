@@ -99,7 +99,7 @@ def read_metadata(path: Path, kind: type[M]) -> M:
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "Restore it, or remove the folder and add the dataset again.") from error
     except (yaml.YAMLError, msgspec.MsgspecError, OSError, ValueError, RecursionError) as error:
-        raise ParseError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}", "Mend it, or make it anew.") from error
+        raise ParseError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}", "Fix it, or create it again.") from error
     if found.schema > SCHEMA:
         raise ParseError(f"{path} was written by a newer version (schema {found.schema}).", "Upgrade llm-perf-opt.")
     return found

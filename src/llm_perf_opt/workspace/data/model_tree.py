@@ -78,7 +78,7 @@ def _checked(path: Path, described: dict[str, _Described], stored: int) -> dict[
 
 
 def _damaged(path: Path, why: str) -> ParseError:
-    return ParseError(f"{path.name} is damaged: {why}.", "Obtain it again.")
+    return ParseError(f"{path.name} is damaged: {why}.", "Download or copy it again.")
 
 
 _CONFIG = "config.json"
@@ -147,8 +147,8 @@ def model_folder(path: str) -> Path:
     folder = Path(path).expanduser()
     if dangling(folder):
         raise ConfigError(
-            f"model.path={path} is a link to {folder.readlink()}, which is not there.",
-            "Mount or restore the target, or remove the link and make it anew: `llm-perf model link NAME DIR`.",
+            f"model.path={path} is a link to {folder.readlink()}, which does not exist.",
+            "Mount or restore the target, or remove the link and create it again: `llm-perf model link NAME DIR`.",
         )
     try:
         if not folder.is_dir():
@@ -161,7 +161,7 @@ def model_folder(path: str) -> Path:
         if not (folder / _CONFIG).is_file():
             raise ConfigError(f"model.path={path} has no {_CONFIG}.{_models_inside(folder)}", _GIVE_A_FOLDER)
     except (OSError, ValueError) as error:  # a name too long, a part that may not be looked into, a zero byte
-        raise ConfigError(f"model.path={path!r} cannot be looked at: {words_of(error)}.", _GIVE_A_FOLDER) from error
+        raise ConfigError(f"model.path={path!r} cannot be accessed: {words_of(error)}.", _GIVE_A_FOLDER) from error
     return folder
 
 
@@ -214,8 +214,8 @@ def check_model(place: Path) -> ModelCheck:
     """Configuration, shards, dtypes, sizes and tokenizer, from the files' heads alone."""
     target = str(place.readlink()) if place.is_symlink() else str(place)
     if dangling(place):
-        why = Missing("the link leads nowhere")
-        problem = f"a dangling link: {target} is not there"
+        why = Missing("the link is dangling")
+        problem = f"a dangling link: {target} does not exist"
         return ModelCheck(place.name, target, [problem], [], why, {}, 0, why, why, why)
     problems: list[str] = []
     notes: list[str] = []
@@ -239,7 +239,7 @@ def check_model(place: Path) -> ModelCheck:
         files,
         partly or (sum(dtypes.values()) if tensors else Missing("no weights could be read")),
         partly or _parameters(config, tensors),
-        tokenizer or Missing("there is none"),
+        tokenizer or Missing("none found"),
     )
 
 
@@ -248,7 +248,7 @@ def _config(place: Path, problems: list[str]) -> dict[str, Any] | None:
     try:
         return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
     except FileNotFoundError:
-        nowhere = f"a dangling link: {path.readlink()} is not there" if dangling(path) else "missing"
+        nowhere = f"a dangling link: {path.readlink()} does not exist" if dangling(path) else "missing"
         problems.append(f"{_CONFIG} is {nowhere}")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         problems.append(f"{_CONFIG} is not a JSON object ({error})")
@@ -264,7 +264,7 @@ def _model_type(config: dict[str, Any] | None, problems: list[str]) -> Maybe[str
     if isinstance(found, str):
         return found
     problems.append(f"{_CONFIG} has no model_type")
-    return Missing(f"{_CONFIG} does not tell")
+    return Missing(f"{_CONFIG} does not say")
 
 
 def _parameters(config: dict[str, Any] | None, tensors: dict[str, StoredTensor]) -> Maybe[int]:

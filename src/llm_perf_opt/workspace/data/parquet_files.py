@@ -231,21 +231,21 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except duckdb.OutOfMemoryException as error:
         raise ResourceError(
-            f"{path} has records too long to be held {_ROWS_HELD} at a time: {_first_line(error)}",
-            "Keep it as JSONL, or work where more memory is free.",
+            f"{path} has records too long to process {_ROWS_HELD} at a time: {_first_line(error)}",
+            "Keep it as JSONL, or use a machine with more free memory.",
         ) from error
     except duckdb.IOException as error:
         if "No space left" in str(error):
             raise OSError(28, "No space left on device") from error
-        raise ParseError(f"{path} cannot be read: {_first_line(error)}", "The file is damaged or cut short.") from error
+        raise ParseError(f"{path} cannot be read: {_first_line(error)}", "The file is damaged or truncated.") from error
     except duckdb.Error as error:
         if "duplicate key" in str(error):
             raise ParseError(
-                f"{path} cannot be made Parquet: {_first_line(error)}",
-                "Give each field once: JSON allows it twice, a row does not. --skip-bad does not help.",
+                f"{path} cannot be converted to Parquet: {_first_line(error)}",
+                "A field may appear only once per record in Parquet. --skip-bad does not help.",
             ) from error
         raise ParseError(
-            f"{path} cannot be read: {_first_line(error)}", "The file is damaged, or holds what is not read."
+            f"{path} cannot be read: {_first_line(error)}", "The file is damaged or has unsupported contents."
         ) from error
 
 

@@ -78,9 +78,7 @@ def prepare(folder: DatasetFolder, asked: Preparation, phases: Phases = silent) 
         kind, splits = _write(parent, made.data, asked, tokenizer, bad, advance)
         if not sum(splits.values()):
             why = f"; {bad.first[0]}" if bad.first else ""
-            raise ResourceError(
-                f"Nothing is left to make a variant of: {bad.count} records were left out{why}.", "Mend the data."
-            )
+            raise ResourceError(f"No records are left for a variant: {bad.count} were left out{why}.", "Fix the data.")
         metadata = _describe(folder.name, made, asked, parent, tokenizer, bad, (kind, splits), phases)
         write_metadata(made.metadata_file, metadata)
     return metadata
@@ -96,17 +94,15 @@ def _check_request(asked: Preparation) -> None:
             "Give one of: --num-samples N (a subset), --tokenizer bytes|DIR (token ids), --to FORMAT (another format).",
         )
     if asked.num_samples is not None and asked.num_samples < 1:
-        raise ConfigError(f"--num-samples {asked.num_samples}: there is nothing to take.", "Give 1 or more.")
+        raise ConfigError(f"--num-samples {asked.num_samples}: must be 1 or more.", "Give the number of records.")
     if asked.seed is not None and asked.num_samples is None:
-        raise ConfigError(
-            f"--seed {asked.seed} has no effect without --num-samples: nothing is drawn, every record is taken.", "Leave it out."
-        )
+        raise ConfigError(f"--seed {asked.seed} has no effect without --num-samples.", "Omit it.")
     if not 0 <= (asked.seed or 0) < 2**63:
         raise ConfigError(f"--seed {asked.seed} is out of range.", "Give a number from 0 to 2⁶³ - 1.")
     if asked.to is not None and asked.to not in TARGETS:
         raise ConfigError(f"--to {asked.to} is not known.{nearest(asked.to, TARGETS)}", f"Known: {', '.join(TARGETS)}.")
     if asked.join_lines and asked.to != "txt":
-        raise ConfigError("--join-lines has no effect without --to txt.", "Leave it out.")
+        raise ConfigError("--join-lines has no effect without --to txt.", "Omit it.")
 
 
 def _verified_parent(folder: DatasetFolder, asked: Preparation, phases: Phases) -> _Parent:
@@ -124,12 +120,12 @@ def _verified_parent(folder: DatasetFolder, asked: Preparation, phases: Phases) 
     found = content_sha256(inventory(files, phases(f"verifying {asked.parent}", total_bytes(files))))
     if found != metadata.content_sha256:
         raise ResourceError(
-            f"{where} is not what it was when its metadata were written.",
-            f"`llm-perf dataset check {folder.name}` names what changed. Add it anew under another name, or restore the data.",
+            f"{where} has changed since its metadata were written.",
+            f"`llm-perf dataset check {folder.name}` lists what changed. Restore the data, or add it under another name.",
         )
     records = only_split(data_files(files, where, metadata.format), asked.split)
     if metadata.format == "tokens":
-        raise ConfigError(f"{asked.parent} holds token ids, and these are not transformed further.", "Start from texts.")
+        raise ConfigError(f"{asked.parent} contains token ids, which cannot be transformed further.", "Start from texts.")
     reads_texts = asked.tokenizer is not None or asked.to == "txt"
     if asked.text_field is not None and not reads_texts:  # the metadata will name it all the same, so it must be there
         check_text_field(records, asked.text_field)

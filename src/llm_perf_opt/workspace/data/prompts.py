@@ -175,7 +175,7 @@ def check_first_text(dataset: DatasetConfig) -> None:
 
 def _no_text(dataset: DatasetConfig, entry: Entry | None) -> ResourceError:
     holder = dataset.path or (entry.label if entry else dataset.name)
-    return ResourceError(f"{holder} holds no text.", "Check dataset.path and dataset.text_field.")
+    return ResourceError(f"{holder} contains no text.", "Check dataset.path and dataset.text_field.")
 
 
 def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tokenize: Tokenize | None) -> Iterator[list[int]]:
@@ -183,7 +183,7 @@ def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tok
         for ids in entry.sequences():
             if ids and max(ids) >= vocabulary:
                 raise ConfigError(
-                    f"{entry.label} holds the id {max(ids)}, and the model has {vocabulary}.",
+                    f"{entry.label} contains the id {max(ids)}, but the model's vocabulary has {vocabulary} ids.",
                     f"It was made with the tokenizer {entry.tokenizer}; prepare a variant with the model's own.",
                 )
             yield ids
@@ -223,7 +223,7 @@ def _is_file(path: Path) -> bool:
 def _file_texts(path: Path, field: str) -> Iterator[str]:
     if path.suffix not in (".jsonl", ".txt"):
         raise ConfigError(
-            f"dataset.path={path}: '{path.suffix}' is not read.", "Give a .jsonl or a .txt file (one prompt per line)."
+            f"dataset.path={path}: '{path.suffix}' is not supported.", "Give a .jsonl or a .txt file (one prompt per line)."
         )
     with path.open(encoding="utf-8-sig") as lines:
         if path.suffix == ".txt":
@@ -259,7 +259,7 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
             text.encode()
         except UnicodeEncodeError as error:
             raise ResourceError(
-                f"{where}, line {number}: the text is no Unicode ({error.reason} at character {error.start}).",
-                "Remove the half of a surrogate pair.",
+                f"{where}, line {number}: the text is not valid Unicode ({error.reason} at character {error.start}).",
+                "Remove the unpaired surrogate.",
             ) from error
         yield text

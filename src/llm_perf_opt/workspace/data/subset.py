@@ -173,7 +173,7 @@ def _append_parquet_rows(file: DataFile, rows: list[int], spill: Path, kept: Bin
         count += len(block)
     if count != len(rows):
         raise ParseError(
-            f"{file.name}: {len(rows)} rows were asked for, and {count} came out.", "Please report this with the file."
+            f"{file.name}: {len(rows)} rows were requested, but {count} were read.", "Please report this with the file."
         )
     spill.unlink()
 
@@ -190,8 +190,8 @@ def _append_arrow_rows(file: DataFile, rows: list[int], kept: BinaryIO) -> None:
 
 def _check_enough(found: int, asked: int) -> None:
     if not found:
-        raise ResourceError("There is no record to take: every one was left out, or there is none.", "Mend the data.")
+        raise ResourceError("There are no records to sample from.", "Fix the data.")
     if found < asked:
         raise ResourceError(
-            f"{asked} samples are asked for, and there are {found} records.", f"Use --num-samples {found} or less."
+            f"{asked} samples were requested, but there are {found} records.", f"Use --num-samples {found} or less."
         )

@@ -116,7 +116,7 @@ def _write_split(
                 flat, lengths = tokenizer.encode(batch)
                 if len(flat) and int(flat.max()) > np.iinfo(kind).max:
                     raise ParseError(
-                        f"The tokenizer gave the id {flat.max()}, and its vocabulary ends at {tokenizer.vocabulary - 1}.",
+                        f"The tokenizer produced the id {flat.max()}, but its vocabulary ends at {tokenizer.vocabulary - 1}.",
                         "A token that its template adds is not in its vocabulary: put it there, and save the tokenizer again.",
                     )
                 ids.write(flat.astype(kind).data)
@@ -151,11 +151,11 @@ def _starts(index_file: Path) -> "NDArray[np.uint64]":
 
     size = index_file.stat().st_size
     if not size or size % 8:
-        raise ParseError(f"{index_file} is cut short: {size} bytes are no list of 8-byte numbers.", "Prepare the variant again.")
+        raise ParseError(f"{index_file} is truncated: {size} bytes is not a multiple of 8.", "Prepare the variant again.")
     starts = np.memmap(index_file, "<u8", "r")
     if int(starts[0]) or bool((starts[1:] < starts[:-1]).any()):
         raise ParseError(
-            f"{index_file} does not tell where texts begin: it starts at {starts[0]} or goes back.", "Prepare the variant again."
+            f"{index_file} is not a valid index: it starts at {starts[0]} or decreases.", "Prepare the variant again."
         )
     return starts
 

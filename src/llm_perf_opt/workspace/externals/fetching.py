@@ -44,7 +44,7 @@ def _fetch_everything(git: Git, entry: External) -> None:
     except GitError as error:
         raise unreachable(entry, error) from error
     if git.try_text("cat-file", "-e", f"{entry.commit}^{{commit}}") is None:
-        raise ConfigError(f"{entry.name}: {entry.source} has no commit {entry.commit}.", "Pin a commit that is there.")
+        raise ConfigError(f"{entry.name}: {entry.source} has no commit {entry.commit}.", "Pin an existing commit.")
 
 
 def check_out(git: Git, entry: External) -> None:
@@ -58,7 +58,7 @@ def check_out(git: Git, entry: External) -> None:
     head = git.text("rev-parse", "HEAD")
     if head != entry.commit:
         raise ResourceError(
-            f"{entry.name}: checked out {head}, not the pinned {entry.commit}.", "This is a defect of git's setup here."
+            f"{entry.name}: checked out {head}, not the pinned {entry.commit}.", "Check the configuration of git on this machine."
         )
 
 
@@ -67,9 +67,9 @@ def unreachable(entry: External, error: GitError) -> ResourceError:
     why = "it took too long" if error.said == "timed out" else reason(error.said)
     if "not allowed" in why and "transport" in why:
         return ResourceError(
-            f"{entry.name}: {entry.source} is not fetched: {why}.", "GIT_ALLOW_PROTOCOL or git's configuration forbids it."
+            f"{entry.name}: {entry.source} was not fetched: {why}.", "GIT_ALLOW_PROTOCOL or git's configuration forbids it."
         )
     return ResourceError(
         f"{entry.name}: {entry.source} cannot be fetched: {why}.",
-        "Check the address, the network and your access; nothing was changed.",
+        "Check the URL, the network and your access. Nothing was changed.",
     )

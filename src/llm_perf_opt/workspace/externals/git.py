@@ -99,9 +99,11 @@ class Git:
         """The same, as it came."""
         done = self._run(words, timeout_s, stdin)
         if done.timed_out:
-            raise GitError(f"git {words[0]} took longer than {timeout_s:.0f} s and was ended.", "Try again.", "timed out")
+            raise GitError(f"git {words[0]} took longer than {timeout_s:.0f} s and was stopped.", "Try again.", "timed out")
         if done.exit_code != 0:
-            raise GitError(f"git {words[0]} failed in {self.folder}: {reason(done.errors)}.", "See what git says.", done.errors)
+            raise GitError(
+                f"git {words[0]} failed in {self.folder}: {reason(done.errors)}.", "See the message of git.", done.errors
+            )
         return done.output
 
     def try_text(self, *words: str) -> str | None:

@@ -76,7 +76,7 @@ class _Staged:
 def guard(places: Places, *, everything: bool = False) -> list[Problem]:
     """What is wrong with what is staged; nothing is looked at when nothing is staged there, unless `everything` is asked for."""
     if not places.in_git:
-        raise ConfigError(f"{places.root} is not the top of a git repository.", "The guard looks at what is staged in one.")
+        raise ConfigError(f"{places.root} is not the top of a git repository.", "The guard checks what is staged there.")
     index = os.environ.get("GIT_INDEX_FILE")  # a hook of `git commit -a` or `git commit FILE` is given an index of its own
     git = places.git.with_index(Path(index).absolute()) if index else places.git
     if not everything and not _touched(git):
@@ -100,7 +100,7 @@ def install(places: Places, python: str) -> Path:
     if configured:
         raise ConfigError(f"core.hooksPath is {configured}.", "Call `llm-perf externals guard` from the pre-commit hook there.")
     if hook.exists() or hook.is_symlink():
-        raise ConfigError(f"{hook} is there already.", "Add `llm-perf externals guard` to it.")
+        raise ConfigError(f"{hook} already exists.", "Add `llm-perf externals guard` to it.")
     write_whole(hook, _HOOK.format(python=shlex.quote(python)).encode())
     hook.chmod(hook.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     return hook
@@ -144,14 +144,15 @@ def _unreviewed(path: str, staged: _Staged, listing: dict[str, External], locked
         _, name, *rest = path.split("/")
         known = locked[name].licenses.get("/".join(rest)) if name in listing and name in locked else None
         if known is None:
-            return Problem(shown, f"no license that `llm-perf externals init` copied, according to {LOCK} as staged")
+            return Problem(shown, f"not a license that `llm-perf externals init` copied, according to the staged {LOCK}")
         return None if known == staged.blob else Problem(shown, "was edited; licenses are copied by `llm-perf externals init`")
     entry = owner(path, listing.values())
     if entry is None:
         return Problem(shown, f"not listed in {THIRD_PARTY}/{LISTING}; list its repository and pin there")
     if entry.way not in TRACKED_WAYS:
         return Problem(
-            shown, f"belongs to one machine (way {entry.way}); `git rm --cached` it, and keep it in {THIRD_PARTY}/.gitignore"
+            shown,
+            f"is local to one machine (way {entry.way}); run `git rm --cached` on it, and keep it in {THIRD_PARTY}/.gitignore",
         )
     return None
 
@@ -164,11 +165,11 @@ def _entry_problems(git: Git, entry: External, staged: dict[str, _Staged], locke
         return []
     if not mine:
         gone = locked is not None and entry.way != "hub"  # a snapshot may be kept out of git
-        return [Problem(shown, f"was removed; take {entry.name} out of {LISTING} too and run init")] if gone else []
+        return [Problem(shown, f"was removed; remove {entry.name} from {LISTING} too, and run init")] if gone else []
     if entry.way == "submodule":
         return _submodule_problems(git, entry, mine)
     if locked is None:
-        return [Problem(shown, f"{LOCK} as staged does not have it; run `llm-perf externals init` and stage that file")]
+        return [Problem(shown, f"is not in the staged {LOCK}; run `llm-perf externals init` and stage that file")]
     if locked.commit != entry.commit:
         return [Problem(shown, _other_pin(entry, f"made from {locked.commit}"))]
     if entry.way == "subtree":
@@ -181,7 +182,7 @@ def _submodule_problems(git: Git, entry: External, mine: dict[str, _Staged]) -> 
     shown = f"{THIRD_PARTY}/{entry.into}"
     link = mine.get(entry.into)
     if link is None or link.mode != GITLINK:
-        return [Problem(shown, "should be a submodule, and plain files are staged")]
+        return [Problem(shown, "should be a submodule, but plain files are staged")]
     if link.blob != entry.commit:
         return [Problem(shown, _other_pin(entry, f"{link.blob} is staged"))]
     url = git.try_text("config", "--blob", ":.gitmodules", "--get", f"submodule.{shown}.url")

@@ -127,7 +127,7 @@ def _wanted(entry: External) -> list[_Remote]:
         check_inner_path(f"{entry.name}: a file on the Hub", file.path)
     if not wanted:
         raise ConfigError(
-            f"{entry.name}: {entry.source} has no source files at {entry.commit}.", "Weights are never taken; check repo."
+            f"{entry.name}: {entry.source} has no source files at {entry.commit}.", "Check repo; weights are never downloaded."
         )
     return wanted
 
@@ -137,14 +137,14 @@ def _download(entry: External, remote: _Remote, taken: Path) -> None:
         _hub().hf_hub_download(entry.source, remote.path, revision=entry.commit, local_dir=str(taken))
         path = taken / remote.path
         if not path.resolve().is_relative_to(taken.resolve()) or path.is_symlink():
-            raise ResourceError(f"{entry.name}: {remote.path} did not stay in its folder.", "Do not use this repository.")
+            raise ResourceError(f"{entry.name}: {remote.path} was written outside its folder.", "Do not use this repository.")
         content = path.read_bytes()
     except _failures() as error:
         raise _unreachable(entry, error) from error
     good = hashlib.sha256(content).hexdigest() == remote.sha256 if remote.sha256 else blob_id(content) == remote.blob
     if not good:
         raise ResourceError(
-            f"{entry.name}: {remote.path} is not what the Hub lists for {entry.commit}.", "Try again; nothing was changed."
+            f"{entry.name}: {remote.path} does not match the Hub's list for {entry.commit}.", "Try again. Nothing was changed."
         )
 
 
@@ -158,6 +158,6 @@ def _unreachable(entry: External, error: Exception) -> ResourceError:
     }
     why = facts.get(kind, " ".join(str(error).split())[:200].rstrip(".") or kind)
     return ResourceError(
-        f"{entry.name}: {entry.source} cannot be taken from the Hub: {why}.",
+        f"{entry.name}: {entry.source} cannot be downloaded from the Hub: {why}.",
         "Check the name, the commit, the network and your login; nothing was changed.",
     )

@@ -22,7 +22,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
         empty = is_empty_or_missing(folder)
         return Standing("missing") if empty else Standing("foreign", "a folder or file that is no link")
     if not folder.exists():
-        return Standing("dangling", f"leads to {folder.readlink()}, which is not there")
+        return Standing("dangling", f"leads to {folder.readlink()}, which does not exist")
     if not target.exists() or not folder.samefile(target):
         return Standing("foreign", f"leads to {folder.readlink()}, not to {entry.source}")
     return checkout_standing(folder, entry, only_below=True)
@@ -32,10 +32,10 @@ def make(places: Places, entry: External) -> Locked:
     """Check what is to be pointed to, then make the link."""
     folder, target = places.make_room(entry), target_of(places, entry)
     if not target.is_dir():
-        raise ResourceError(f"{entry.name}: {target} is not a folder.", "Put the checkout there, or change path.")
+        raise ResourceError(f"{entry.name}: {target} is not a folder.", "Put a checkout there, or change path.")
     if target.resolve().is_relative_to(places.third_party.resolve()) or places.root.resolve().is_relative_to(target.resolve()):
         raise ConfigError(
-            f"{entry.name}: {target} holds {folder}, or lies beside it.", "Link a checkout outside of third_party/."
+            f"{entry.name}: {target} contains {folder}, or is inside third_party/.", "Link a checkout outside third_party/."
         )
     found = checkout_standing(target, entry, only_below=True)
     if found.differs:

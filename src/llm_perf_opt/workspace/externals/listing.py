@@ -99,7 +99,9 @@ def _parsed(text: str, where: str) -> Any:
     import yaml
 
     if len(text) > LARGEST_LISTING:
-        raise ConfigError(f"{where} is larger than {LARGEST_LISTING / 1e6:.0f} MB.", "List repositories in it, nothing else.")
+        raise ConfigError(
+            f"{where} is larger than {LARGEST_LISTING / 1e6:.0f} MB.", "It should contain only a list of repositories."
+        )
 
     class Loader(yaml.SafeLoader):
         """Refuses a key written twice, of which YAML would keep the last in silence."""
@@ -108,9 +110,7 @@ def _parsed(text: str, where: str) -> Any:
             seen = set()
             for key, _ in node.value:
                 if key.value in seen:
-                    raise ConfigError(
-                        f"{where}: {key.value!r:.60} is written twice (line {key.start_mark.line + 1}).", "Keep one."
-                    )
+                    raise ConfigError(f"{where}: {key.value!r:.60} appears twice (line {key.start_mark.line + 1}).", "Keep one.")
                 if isinstance(key.value, str):
                     seen.add(key.value)
             return dict(super().construct_mapping(node, deep))
@@ -118,9 +118,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"{where} is not YAML: {' '.join(str(error).split())[:300]}.", "Mend the file at the line named."
-        ) from error
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())[:300]}.", "Fix the file at this line.") from error
 
 
 def _read_entry(where: str, name: str, body: Any) -> External:
@@ -137,7 +135,7 @@ def _read_entry(where: str, name: str, body: Any) -> External:
     source = _CHECKS[source_key](f"{where}: {source_key}", body.get(source_key))
     into = check_inner_path(f"{where}: into", body.get("into", f"hf/{source}" if way == "hub" else f"github/{name}"))
     if into.split("/")[0].lower() in RESERVED or into.startswith("."):
-        raise ConfigError(f"{where}: into is {into!r}, a name that is taken.", "Choose another folder, such as github/NAME.")
+        raise ConfigError(f"{where}: into is {into!r}, which is reserved.", "Choose another folder, such as github/NAME.")
     return External(
         name=name,
         way=way,
@@ -188,7 +186,7 @@ def _no_overlap(where: str, one: External, other: External) -> None:
         raise ConfigError(f"{where}: {one.name} and {other.name} differ only in case.", "Rename one of them.")
     if first == second or first in second.parents or second in first.parents:
         raise ConfigError(
-            f"{where}: {one.name} ({one.into}) and {other.name} ({other.into}) lie in each other.", "Change one's into."
+            f"{where}: {one.name} ({one.into}) and {other.name} ({other.into}) are nested in each other.", "Change `into` of one."
         )
 
 

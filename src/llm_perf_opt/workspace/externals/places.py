@@ -85,10 +85,10 @@ class Places:
             return read_text(self.listing_file)
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.listing_file} is not there.", "`llm-perf externals init --template` writes one to fill in."
+                f"{self.listing_file} does not exist.", "`llm-perf externals init --template` writes one to fill in."
             ) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self.listing_file} cannot be read: {words_of(error)}.", "Mend the file.") from error
+            raise ConfigError(f"{self.listing_file} cannot be read: {words_of(error)}.", "Fix the file.") from error
 
     def listing(self) -> dict[str, External]:
         """The entries of externals.yaml."""
@@ -116,9 +116,9 @@ class Places:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ResourceError(f"{folder.parent} cannot be made: {error.strerror}.", "Check what lies there.") from error
+            raise ResourceError(f"{folder.parent} cannot be created: {error.strerror}.", "Check what is at this path.") from error
         if not folder.parent.resolve().is_relative_to(self.third_party.resolve()):
-            raise ConfigError(f"{folder.parent} leads out of {THIRD_PARTY}/.", "Remove the link on the way.")
+            raise ConfigError(f"{folder.parent} leads out of {THIRD_PARTY}/.", "Remove the link in this path.")
         return folder
 
     def drop_empty_room(self, entry: External) -> None:
@@ -139,7 +139,7 @@ class Places:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ResourceError(
-                    f"Another `llm-perf externals` is at work in {self.third_party}.", "Wait until it ends."
+                    f"Another `llm-perf externals` is running in {self.third_party}.", "Wait until it has finished."
                 ) from error
             for left in self.third_party.glob(f"{_MAKING}*"):
                 shutil.rmtree(left)

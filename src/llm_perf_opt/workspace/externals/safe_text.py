@@ -22,7 +22,7 @@ def check_commit(where: str, value: object) -> str:
         raise ConfigError(f"{where} is read as a number.", "Put the commit in quotes.")
     shown = "missing" if value is None else f"{value!r:.60}"
     raise ConfigError(
-        f"{where} is {shown}, not a commit.", "Give all 40 hexadecimal digits, in lower case: a branch or tag moves."
+        f"{where} is {shown}, not a commit.", "Give all 40 hexadecimal digits, in lower case; branches and tags can move."
     )
 
 
@@ -31,7 +31,7 @@ def check_name(where: str, value: object) -> str:
     if isinstance(value, str) and NAME.fullmatch(value) and not value.endswith((".", ".lock", ".git")):
         return value
     raise ConfigError(
-        f"{where}: {value!r:.60} is no name.", "Use letters, digits, '.', '_' and '-', beginning with a letter or digit."
+        f"{where}: {value!r:.60} is not a valid name.", "Use letters, digits, '.', '_' and '-', beginning with a letter or digit."
     )
 
 
@@ -42,10 +42,10 @@ def check_inner_path(where: str, value: object) -> str:
     _no_odd_characters(where, value)
     parts = PurePosixPath(value).parts
     if value.startswith(("/", "~")) or ".." in parts or not parts:
-        raise ConfigError(f"{where}: {value!r} leaves its folder.", "Write a path below it, without '..' and not from the root.")
+        raise ConfigError(f"{where}: {value!r} leaves its folder.", "Write a relative path without '..'.")
     if any(part.lower() == ".git" or part.startswith("-") for part in parts) or set(value) & _GLOB:
         raise ConfigError(
-            f"{where}: {value!r} is not accepted.", "Write plain folder names: no pattern, no '.git', no leading '-'."
+            f"{where}: {value!r} is not allowed.", "Write plain folder names: no pattern, no '.git', no leading '-'."
         )
     return "/".join(parts)
 
@@ -53,17 +53,15 @@ def check_inner_path(where: str, value: object) -> str:
 def check_address(where: str, value: object) -> str:
     """Where git may fetch from: https, ssh, file or a local path; nothing that git would take for an option or a program."""
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where} is missing.", "Give an https://, ssh:// or file:// address, or an absolute path.")
+        raise ConfigError(f"{where} is missing.", "Give an https://, ssh:// or file:// URL, or an absolute path.")
     _no_odd_characters(where, value)
     if any(char.isspace() for char in value):
-        raise ConfigError(f"{where}: {value!r} holds a space.", "Write %20 for a space in an address.")
+        raise ConfigError(f"{where}: {value!r} contains a space.", "Write %20 for a space in a URL.")
     if value.startswith("/") or _SSH_SHORT.fullmatch(value):
         return value
     parts = urlsplit(value)
     if parts.scheme not in ("https", "ssh", "file") or "::" in value.split("/", 1)[0]:
-        raise ConfigError(
-            f"{where}: {value!r} is not an address that is accepted.", "Use https://, ssh:// or file://, or an absolute path."
-        )
+        raise ConfigError(f"{where}: {value!r} is not an accepted URL.", "Use https://, ssh:// or file://, or an absolute path.")
     if parts.scheme == "file":
         if parts.netloc or not parts.path.startswith("/"):
             raise ConfigError(f"{where}: {value!r} names no local folder.", "Write file:///absolute/path.")
@@ -71,7 +69,7 @@ def check_address(where: str, value: object) -> str:
     user, _, host = parts.netloc.rpartition("@")
     if ":" in user or (user and parts.scheme == "https"):
         raise ConfigError(
-            f"{where} holds a user name or password.", "Leave it out: git asks your credential helper, and the file is shared."
+            f"{where} holds a user name or password.", "Remove it: the file is shared, and git uses your credential helper."
         )
     if user.startswith("-") or not _HOST.fullmatch(host.rsplit(":", 1)[0] if not host.endswith("]") else host):
         raise ConfigError(f"{where}: {value!r} names no host.", "Write https://HOST/PATH.")
@@ -102,8 +100,6 @@ def schemes_for(address: str) -> str:
 
 def _no_odd_characters(where: str, value: str) -> None:
     if not value.isprintable():
-        raise ConfigError(
-            f"{where}: {value!r:.60} holds a character that cannot be shown.", "Write it anew, in plain characters."
-        )
+        raise ConfigError(f"{where}: {value!r:.60} contains a character that cannot be shown.", "Use plain characters.")
     if value.startswith("-"):
-        raise ConfigError(f"{where}: {value!r:.60} begins with '-'.", "A program would take it for an option.")
+        raise ConfigError(f"{where}: {value!r:.60} begins with '-'.", "Programs would read it as an option.")

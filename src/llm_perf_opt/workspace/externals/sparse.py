@@ -51,7 +51,7 @@ def move(places: Places, entry: External) -> Locked:
         what = f"holds {', '.join(own)}" if own else f"is at {head}, which was not put there by `llm-perf externals`"
         raise ResourceError(
             f"{entry.name}: the clone in {places.shown(entry)} {what}, and would be replaced.",
-            f"Keep what you need of it elsewhere, then delete {places.shown(entry)} and run `llm-perf externals init`.",
+            f"Save what you need elsewhere, then delete {places.shown(entry)} and run `llm-perf externals init`.",
         )
     return make(places, entry)
 
@@ -59,7 +59,8 @@ def move(places: Places, entry: External) -> Locked:
 def _must_be_folder(git: Git, entry: External, path: str) -> None:
     kind = git.try_text("cat-file", "-t", f"{entry.commit}:{path}")
     if kind != "tree":
-        fault = "is not there" if kind is None else "is a file"
+        fault = "does not exist" if kind is None else "is a file"
         raise ConfigError(
-            f"{entry.name}: {path} {fault} in commit {entry.commit}.", "paths takes folders; files at the top always come."
+            f"{entry.name}: {path} {fault} in commit {entry.commit}.",
+            "paths takes folders; files at the top level are always included.",
         )

@@ -41,7 +41,7 @@ def make(places: Places, entry: External) -> Locked:
             _put(places, entry, tree, beside)
     found = staged_tree(places, entry)
     if found != tree:
-        raise ResourceError(f"{entry.name}: staged {found}, but the pinned commit holds {tree}.", "See `git status`.")
+        raise ResourceError(f"{entry.name}: staged {found}, but the pinned commit has {tree}.", "See `git status`.")
     return Locked(entry.commit, tree=tree)
 
 
@@ -83,5 +83,5 @@ def _put(places: Places, entry: External, tree: str, beside: Path) -> None:
     except GitError as error:
         raise ResourceError(
             f"{entry.name}: {shown} cannot be staged: {reason(error.said)}.",
-            "Finish a merge that is under way, and move away what lies there untracked or edited.",
+            "Finish any merge in progress, and move untracked or edited files away from there.",
         ) from error

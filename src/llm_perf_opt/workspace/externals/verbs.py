@@ -61,7 +61,7 @@ class Row:
 def write_template(places: Places) -> Path:
     """Begin externals.yaml; one that is there is never overwritten."""
     if places.listing_file.exists():
-        raise ConfigError(f"{places.listing_file} is there already.", "Edit it; without --template, init makes what it lists.")
+        raise ConfigError(f"{places.listing_file} already exists.", "Edit it; without --template, init fetches what it lists.")
     write_whole(places.listing_file, template().encode())
     return places.listing_file
 
@@ -102,7 +102,7 @@ def snapshot(
         listed = [entry for entry in chosen(places.listing(), names) if entry.way == "hub" or names]
         for entry in listed:
             if entry.way != "hub":
-                raise ConfigError(f"{entry.name} is no Hub snapshot but a {entry.way}.", "`llm-perf externals init` makes it.")
+                raise ConfigError(f"{entry.name} is a {entry.way}, not a Hub snapshot.", "Use `llm-perf externals init`.")
         with places.alone():
             return [_attempt(places, entry, _update_one, tell) for entry in listed]
     if len(names) != 1:
@@ -136,7 +136,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
     """How one entry stands."""
     if entry.way in ("submodule", "subtree") and not places.in_git:
         raise ConfigError(
-            f"{entry.name}: way {entry.way} needs a git repository, and {places.root} is not the top of one.",
+            f"{entry.name}: way {entry.way} needs a git repository, but {places.root} is not the top of one.",
             "Run `git init` there, or use way: sparse.",
         )
     return cast(Standing, _ROOMS[entry.way].standing(places, entry, locked))
@@ -229,7 +229,7 @@ def _make(places: Places, entry: External, how: Literal["make", "move"], before:
     _note_licenses(places, entry, locked, anew=True)
     found = standing(places, entry, places.locked()[entry.name])
     if found.differs:
-        raise ResourceError(f"{entry.name}: made, but {found.state}: {found.detail}.", "See `llm-perf externals status`.")
+        raise ResourceError(f"{entry.name}: fetched, but {found.state}: {found.detail}.", "See `llm-perf externals status`.")
     note = "staged; `git add third_party`, then commit" if entry.way in ("submodule", "subtree") else ""
     if how == "make":
         return "made", note
@@ -269,10 +269,10 @@ def _in_the_way(places: Places, entry: External, found: Standing) -> LlmPerfErro
 
 def _restore_hint(entry: External, shown: str) -> str:
     if entry.way == "subtree":
-        return f"Put it back: `{command('.', 'restore', '--staged', '--worktree', shown)}`; reference code is read-only."
+        return f"Restore it: `{command('.', 'restore', '--staged', '--worktree', shown)}`; reference code is read-only."
     if entry.way == "hub":
         return f"Delete {shown} and run `llm-perf externals snapshot {entry.name}`; reference code is read-only."
-    return f"Take the edits elsewhere: `{command(shown, 'stash', '--include-untracked')}`; reference code is read-only."
+    return f"Save your edits elsewhere: `{command(shown, 'stash', '--include-untracked')}`; reference code is read-only."
 
 
 def _snapshot_entry(places: Places, asked: str, commit: str) -> tuple[External, str]:
