@@ -101,7 +101,7 @@ def test_an_entry_point_is_an_option_of_the_group(brought: Path) -> None:
 
 def test_a_name_cannot_be_taken_twice(brought: Path) -> None:
     bring(brought, "vllm", "theirs:open")
-    with pytest.raises(ConfigError, match="'vllm' is provided by both echo-runner and llm-perf-opt itself"):
+    with pytest.raises(ConfigError, match="'vllm' is brought by echo-runner and by llm-perf-opt itself"):
         known_runtimes()
 
 

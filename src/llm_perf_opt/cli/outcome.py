@@ -38,7 +38,7 @@ def _stage_key(stage: "StageTiming") -> str:
 
 
 def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
-    """Print the figures, the warnings and the report's path; `images` are the PNG files, or why there are none."""
+    """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
     from llm_perf_opt.core.records import Distribution, Missing
     from llm_perf_opt.report.text import known_within, with_unit
     from llm_perf_opt.report.what_ran import what_ran

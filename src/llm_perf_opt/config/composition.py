@@ -112,7 +112,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
-    """Return a checked `RunConfig` from the nested values of a run's config.yaml."""
+    """A checked `RunConfig` from plain nested values, as config.yaml of a run holds them."""
     return check(_build(RunConfig, values, ""))
 
 

@@ -1,4 +1,4 @@
-"""The registry of runtimes: built-in ones and entry points of other packages. Imports none of them."""
+"""The runtimes there are: the package's own, and those other packages bring by an entry point. None of them is imported."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,28 +9,28 @@ from importlib.util import find_spec
 from llm_perf_opt.core.errors import ConfigError, ResourceError, nearest
 
 GROUP = "llm_perf_opt.runners"
-"""Entry points in this group name a function that opens a runner."""
+"""Entry points of this group name a function that opens a runner."""
 OWN_OPTION = "engine"
-"""The option of the group `runtime` that runtimes of other packages are based on."""
+"""The option of the group `runtime` that a runtime of another package starts from."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime."""
+    """One runtime."""
 
     name: str
     target: str
     """`module:function` that opens it."""
     needs: str = ""
-    """The package it requires, by import name."""
+    """The package it cannot run without, as it is imported."""
     install: str = ""
-    """The command that installs it."""
+    """How to get that."""
     brought_by: str = ""
-    """The distribution that provides the entry point; empty for built-in runtimes."""
+    """The distribution whose entry point it is; empty for those of this package."""
 
     @property
     def installed(self) -> bool:
-        """Whether the package it requires is installed."""
+        """Whether what it needs is here."""
         return not self.needs or find_spec(self.needs) is not None
 
 
@@ -48,7 +48,7 @@ _PACKAGED = (
 
 @cache
 def known_runtimes() -> tuple[Runtime, ...]:
-    """Return the built-in runtimes, then those of other packages by name. A name may be used only once."""
+    """The package's own first, then those of other packages by name; a name that is taken cannot be taken again."""
     found = {runtime.name: runtime for runtime in _PACKAGED}
     for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
         brought_by = entry.dist.name if entry.dist else "an installed package"
@@ -56,7 +56,7 @@ def known_runtimes() -> tuple[Runtime, ...]:
         if known is not None and known.target != entry.value:
             taken = known.brought_by or "llm-perf-opt itself"
             raise ConfigError(
-                f"The runtime '{entry.name}' is provided by both {brought_by} and {taken}.",
+                f"The runtime '{entry.name}' is brought by {brought_by} and by {taken}.",
                 f"Rename one, or uninstall {brought_by}.",
             )
         found[entry.name] = Runtime(entry.name, entry.value, brought_by=brought_by)
@@ -64,24 +64,24 @@ def known_runtimes() -> tuple[Runtime, ...]:
 
 
 def runtime_named(name: str) -> Runtime:
-    """Return the installed runtime of this name, or raise with the known ones and what to install."""
+    """The runtime of this name, installed; else an error that lists what is there and what to install."""
     known = known_runtimes()
     found = next((runtime for runtime in known if runtime.name == name), None)
     if found is None:
         raise ConfigError(
             f"runtime.type={name} is not known.{nearest(name, [runtime.name for runtime in known])}",
-            f"Known: {listed(known)}. To add your own, use an entry point in the group {GROUP}; see docs/runtimes.md.",
+            f"Known: {listed(known)}. One of your own is brought by an entry point of the group {GROUP}; see docs/runtimes.md.",
         )
     if not found.installed:
         raise ResourceError(
-            f"runtime={name} needs the package {found.needs}, which is not installed in this environment.",
-            f"Run {found.install}, preferably in its own environment, and run llm-perf from there. Available: {listed(known)}.",
+            f"runtime={name} needs the package {found.needs}, which is not installed beside this program.",
+            f"{found.install}, best in an environment of its own; then run llm-perf from there. Here: {listed(known)}.",
         )
     return found
 
 
 def listed(known: Iterable[Runtime]) -> str:
-    """Return the names as one line, with install commands for missing ones."""
+    """Names in a line; with those that are not installed, how to get them."""
     return ", ".join(
         runtime.name if runtime.installed else f"{runtime.name} (not installed: {runtime.install})" for runtime in known
     )

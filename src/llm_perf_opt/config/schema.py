@@ -39,7 +39,7 @@ def canonical_dtype(name: str) -> str:
 
 PYTORCH = "pytorch"
 ENGINES = ("vllm", "tensorrtllm")
-"""Packaged runtimes with an engine of their own."""
+"""Packaged runtimes that run the model by themselves."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class RuntimeConfig:
     """How the model is run and repeated."""
 
     type: str
-    """pytorch, vllm, tensorrtllm, or a runtime from an installed package."""
+    """pytorch, vllm, tensorrtllm, or one that an installed package brings."""
     batch_size: int
     prompt_tokens: int
     """Synthetic prompts have exactly this length; texts are cut to at most this."""
@@ -207,7 +207,7 @@ class ProfilingConfig:
     pass_timeout_s: float
     """A pass that takes longer is ended, and the run is partial."""
     max_trace_gb: float
-    """Maximum disk space of nsys or ncu while recording, in GB of 10⁹ bytes; beyond it the pass is stopped."""
+    """The most disk space, in GB of 10⁹ bytes, that nsys or ncu may take while it records; then its pass is stopped."""
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def _check_runtime_effect(config: RunConfig) -> None:
         if runtime.engine:
             raise ConfigError(
                 f"runtime.engine.{next(iter(runtime.engine))} has no effect on runtime=pytorch, which has no engine.",
-                "Choose another runtime, or omit it.",
+                "Choose another runtime, or drop it.",
             )
         return
     for name, neutral in (("attn_implementation", "auto"), ("cache", "dynamic"), ("compile", "none")):
@@ -375,7 +375,7 @@ def _check_runtime(config: RunConfig) -> None:
         )
     runtime, profiling = config.runtime, config.profiling
     if not (profiling.clean or profiling.torch.enable or profiling.nsys.enable or profiling.ncu.enable):
-        raise ConfigError("The profiling group enables no pass.", "Set profiling.clean=true, or choose profiling=minimal.")
+        raise ConfigError("profiling asks for no pass at all.", "Set profiling.clean=true, or choose profiling=minimal.")
     if profiling.ncu.enable and not (profiling.nsys.enable or profiling.torch.enable):
         raise ConfigError(
             "profiling.ncu selects its kernels from a timeline, but no pass records one.",
