@@ -414,13 +414,13 @@ def test_a_figure_that_cannot_be_ends_with_what_to_check_and_keeps_the_rest(tmp_
     limits = ("hardware.peak_tflops=0.000001", "hardware.bandwidth_gbs=0.000001")
     done = llm_perf("run", "--json", "profiling=none", *SMALL, *limits, cwd=tmp_path)
     assert done.returncode == 6
-    assert "against the datasheet limit" in done.stderr
+    assert "against the datasheet peak" in done.stderr
     assert "hardware.peak_tflops" in done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["status"] == "complete"
     text = (Path(outcome["run"]) / "report.md").read_text()
     assert "Time to first token" in text
-    assert "MFU of prefill against the datasheet limit" in text.split("## Environment")[0], "it stands on the first page"
+    assert "MFU of prefill against the datasheet peak" in text.split("## Environment")[0], "it stands on the first page"
     assert llm_perf("report", outcome["run"], cwd=tmp_path).returncode == 6
     assert llm_perf("report", outcome["run"], "--peak-tflops=1000", cwd=tmp_path).returncode == 2
     mended = llm_perf("report", outcome["run"], "--peak-tflops=1000", "--bandwidth-gbs=5000", cwd=tmp_path)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from llm_perf_opt.analysis.limits.binding import UNKNOWN, VERDICTS
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_named, hardware_of_device
 from llm_perf_opt.core.errors import ImplausibleError
@@ -204,7 +205,7 @@ def test_on_a_gpu_nothing_is_said_of_what_nobody_looked_at() -> None:
     result = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE))
     assert {stage.verdict for stage in result.stages} == {"not known"}
     assert result.stages[1].binds == "What binds decode is not known"
-    assert "not here; the device was not sampled (profiling.torch.enable=true tells)" in result.stages[1].because
+    assert "not here; the device was not sampled (use profiling.torch.enable=true)" in result.stages[1].because
     busy = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE, 1.0))
     assert {stage.verdict for stage in busy.stages} == {"kernel-bound"}
     short = found(efficiency(timings(1_000_000, 10_000_000), NOT_HERE, given(1e12, 1e11), NOT_HERE, 1.0))
@@ -220,15 +221,15 @@ def test_on_a_gpu_nothing_is_said_of_what_nobody_looked_at() -> None:
 def test_every_word_on_the_page_is_explained_on_it() -> None:
     text = efficiency_section(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE))
     assert "**What binds decode is not known**" in text
-    assert "- not known: no limit is known to compare with, or nothing says whether the device worked or waited." in text
+    assert f"- {UNKNOWN}: {dict(VERDICTS)[UNKNOWN]}" in text
     assert "kernel-bound:" not in text, "words that are not used are not explained"
 
 
 def test_above_a_hundred_percent_stops_with_what_to_check() -> None:
-    with pytest.raises(ImplausibleError, match=r"MFU of prefill against the datasheet limit is .*%") as caught:
+    with pytest.raises(ImplausibleError, match=r"MFU of prefill against the datasheet peak is .*%") as caught:
         efficiency(timings(1, 1), NOT_HERE, given(1e9, 1e15), NOT_HERE)
     assert "hardware.peak_tflops" in caught.value.remedy
-    with pytest.raises(ImplausibleError, match="MBU of prefill against the measured limit"):
+    with pytest.raises(ImplausibleError, match="MBU of prefill against the measured peak"):
         efficiency(timings(1_000, 1_000), NOT_HERE, NOT_HERE, ceilings(1e15, 1e9))
 
 
