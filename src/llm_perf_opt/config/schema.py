@@ -136,7 +136,7 @@ class TorchConfig:
 
 @dataclass(frozen=True)
 class NvmlConfig:
-    """The telemetry sampler during the unprofiled pass."""
+    """The telemetry sampler next to the unprofiled pass."""
 
     enable: bool
     interval_s: float
@@ -175,7 +175,7 @@ class MetricsConfig:
     add: tuple[str, ...]
     remove: tuple[str, ...]
     sections: tuple[str, ...] = ()
-    """Additional sections of Nsight Compute; `ncu --list-sections` lists them."""
+    """Sections of Nsight Compute in addition to those of the sets: `ncu --list-sections` names them."""
 
 
 @dataclass(frozen=True)
