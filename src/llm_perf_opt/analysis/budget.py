@@ -37,7 +37,7 @@ class BudgetKey(str, Enum):
 
 
 _LABELS = {
-    BudgetKey.FLOOR: "roofline time: the minimum work at the best known peaks",
+    BudgetKey.FLOOR: "roofline time: the least work at the best known peaks",
     BudgetKey.EXTRA_WORK: "extra bytes and FLOPs, at the same peaks",
     BudgetKey.BELOW_ROOF: "kernels above roofline",
     BudgetKey.EXPOSED: "exposed copies and communication",
