@@ -1,4 +1,4 @@
-"""Adding a dataset to the tree: link, metadata, README and Hydra option appear together or not at all."""
+"""Add a dataset: link, metadata, README and Hydra option are created together or not at all."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,11 +26,11 @@ _OPTION_HEAD = "# Written by `llm-perf dataset add`. dataset.variant=NAME select
 
 @dataclass(frozen=True)
 class Description:
-    """What the user says about a dataset; None: not said."""
+    """The user's description of a dataset; None: not given."""
 
     version: str | None = None
     origin: str | None = None
-    """Where it was obtained, as an address."""
+    """The URL it came from."""
     license: str | None = None
     notes: str | None = None
     text_field: str = "text"
@@ -78,7 +78,7 @@ def add_dataset(
 
 
 def _option(folder: DatasetFolder, conf: Path, said: Description) -> str:
-    """The option's YAML; `${` in a path is a path, not a reference."""
+    """Return the option's YAML; `${` in a path is escaped."""
     values = {"name": folder.name, "kind": "prompts", "path": None, "text_field": said.text_field, "seed": 0}
     values |= {"root": root_for_option(conf, folder.path), "variant": None}
     return _OPTION_HEAD + yaml.safe_dump(values, sort_keys=False, allow_unicode=True).replace("${", "\\${")
@@ -118,7 +118,7 @@ def _describe(
 
 
 def _lasting(source: Path, files: dict[str, Path]) -> Path:
-    """The path that the dataset is linked to: a folder's real one, a file's under the name that tells its format."""
+    """Return the path to link to: the real path of a folder; for a file, the name that shows its format."""
     return next(iter(files.values())) if source.is_file() else source.resolve()
 
 

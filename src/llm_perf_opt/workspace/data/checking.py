@@ -23,7 +23,7 @@ _NAMED = 20
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as recorded."""
+    """A difference from the metadata."""
 
     dataset: str
     part: str
@@ -33,22 +33,22 @@ class Difference:
 
 @dataclass(frozen=True)
 class Listed:
-    """One dataset, as `list` shows it."""
+    """A dataset, as `list` shows it."""
 
     name: str
     format: str | None
     records: int | None
     bytes: int | None
-    """These three: none where the metadata cannot be read."""
+    """These three: None if the metadata cannot be read."""
     source: str
     state: str
-    """ok, or why it cannot be used. Contents are not looked at: that is what `check` does."""
+    """ok, or why it cannot be used. Contents are not checked; `check` does that."""
     variants: dict[str, str]
-    """Name → what it is."""
+    """Name → description."""
 
 
 def listed(folder: DatasetFolder) -> Listed:
-    """A dataset and its variants as their metadata describe them."""
+    """Return a dataset and its variants as described in their metadata."""
     where = str(folder.source.readlink()) if folder.source.is_symlink() else str(folder.source)
     try:
         metadata = read_metadata(folder.metadata_file, DatasetMetadata)
@@ -66,12 +66,12 @@ def listed(folder: DatasetFolder) -> Listed:
 
 
 def check_dataset(folder: DatasetFolder, conf: Path, quick: bool = False, phases: Phases = silent) -> list[Difference]:
-    """Every difference; `quick` compares names and sizes, without reading the data."""
+    """Return every difference; `quick` compares names and sizes without reading the data."""
     return [Difference(folder.name, part, what) for part, what in _differences(folder, conf, quick, phases)]
 
 
 def unfinished(tree: DatasetTree) -> list[Difference]:
-    """What a killed `add` left behind, and datasets whose metadata are gone."""
+    """Return what a killed `add` left behind, and datasets without metadata."""
     if not tree.root.is_dir():
         return []
     left = sorted(entry for entry in tree.root.iterdir() if entry.name.startswith(".") and is_part(entry))
@@ -121,7 +121,7 @@ def _unfinished(entry: Path) -> str:
 
 
 def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
-    """The Hydra option may be edited freely, but it must be there and name this folder."""
+    """Yield the problems of the Hydra option, which must exist and name this folder."""
     path = option_file(conf, folder.name)
     try:
         values = yaml.safe_load(read_bytes(path))
@@ -139,7 +139,7 @@ def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
 def _part(
     where: Path, metadata: DatasetMetadata | VariantMetadata, label: str, quick: bool, phases: Phases
 ) -> Iterator[tuple[str, str]]:
-    """The source or a variant: its metadata in themselves, its files against them, and then its records."""
+    """Yield the problems of the source or a variant: its metadata, its files, then its records."""
     wrong = list(_metadata_problems(metadata))
     drifted = list(_content(where, metadata.files, label, quick, phases))
     if not (quick or wrong or drifted):  # else the count says nothing new
@@ -162,7 +162,7 @@ def _content(where: Path, recorded: Mapping[str, FileEntry], label: str, quick: 
 
 
 def _metadata_problems(metadata: DatasetMetadata | VariantMetadata) -> Iterator[str]:
-    """Where metadata contradict themselves: somebody edited them, and what refers to them no longer holds."""
+    """Yield the contradictions inside the metadata, which somebody must have edited."""
     entries, size = metadata.files, metadata.size
     if content_sha256(entries) != metadata.content_sha256:
         yield "content_sha256 in its metadata does not match the files listed there"
@@ -177,7 +177,7 @@ def _metadata_problems(metadata: DatasetMetadata | VariantMetadata) -> Iterator[
 
 
 def _record_problems(where: Path, metadata: DatasetMetadata | VariantMetadata, label: str, phases: Phases) -> Iterator[str]:
-    """Where other records are there than the metadata say, in data that are as recorded."""
+    """Yield the splits whose number of records differs from the metadata although the files match."""
     try:
         files = data_files(files_below(where), where, metadata.format)
         advance = phases(f"counting records of {label}", sum(file.bytes for file in files))

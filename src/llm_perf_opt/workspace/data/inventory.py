@@ -1,4 +1,4 @@
-"""What lies in a folder: every file with its size and hash. Links are followed; one that leads nowhere or round is named."""
+"""List every file of a folder with size and hash. Links are followed; dangling and circular ones are errors."""
 
 import hashlib
 import os
@@ -12,25 +12,25 @@ from llm_perf_opt.workspace.data.formats import suffix_of
 from llm_perf_opt.workspace.data.layout import dangling
 
 Advance = Callable[[int], None]
-"""Told how many bytes of the input have been dealt with since the last time."""
+"""Called with the number of bytes processed since the last call."""
 
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file."""
+    """A file."""
 
     bytes: int
     sha256: str
 
 
 def ignore(_: int) -> None:
-    """Nobody wants to know."""
+    """Ignore progress."""
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """Every file under `folder`, or `folder` itself when it is one, by its name; sorted."""
+    """Return every file under `folder`, or `folder` itself if it is a file, by name; sorted."""
     if dangling(folder):
         raise ResourceError(f"{folder} is a link to {folder.readlink()}, which does not exist.", "Give an existing path.")
     try:
@@ -46,19 +46,19 @@ def files_below(folder: Path) -> dict[str, Path]:
 
 
 def _named_as_data(file: Path) -> Path:
-    """A file under the first name, on the way its links lead, that tells a format: a cache's own name for a file is a hash."""
+    """Return the file under the first name along its links that shows a format; names in a cache are hashes."""
     while file.is_symlink() and not suffix_of(file.name):
         file = file.parent / file.readlink()
     return file.parent.resolve() / file.name
 
 
 def inventory(files: Mapping[str, Path], advance: Advance = ignore) -> dict[str, FileEntry]:
-    """Size and hash of every file."""
+    """Return size and hash of every file."""
     return {name: file_entry(path, advance) for name, path in files.items()}
 
 
 def file_entry(path: Path, advance: Advance = ignore) -> FileEntry:
-    """Size and hash of one file, read in chunks."""
+    """Return size and hash of a file, read in chunks."""
     digest, size = hashlib.sha256(), 0
     try:
         with open_ordinary(path) as file:
@@ -72,7 +72,7 @@ def file_entry(path: Path, advance: Advance = ignore) -> FileEntry:
 
 
 def content_sha256(entries: Mapping[str, FileEntry]) -> str:
-    """One hash over names, sizes and contents: equal for equal folders."""
+    """Return one hash over names, sizes and contents: equal for equal folders."""
     digest = hashlib.sha256()
     for name, entry in sorted(entries.items()):
         digest.update(f"{len(name.encode())}:{name}\0{entry.bytes}\0{entry.sha256}\n".encode())
@@ -80,7 +80,7 @@ def content_sha256(entries: Mapping[str, FileEntry]) -> str:
 
 
 def total_bytes(paths: Mapping[str, Path]) -> int:
-    """Bytes of all files together."""
+    """Return the total size of all files."""
     return sum(path.stat().st_size for path in paths.values())
 
 

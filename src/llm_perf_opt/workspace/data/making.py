@@ -1,4 +1,4 @@
-"""Making a folder whole or not at all: it is filled beside its place and renamed at the end."""
+"""Create a folder completely or not at all: it is filled under a temporary name and renamed at the end."""
 
 import errno
 import fcntl
@@ -16,9 +16,9 @@ _LOCK = ".lock"
 
 @contextmanager
 def made_whole(final: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `final` when the block ends well and vanishes when it does not.
+    """Yield a folder to fill; it becomes `final` if the block succeeds and is removed otherwise.
 
-    A folder that a killed process left is cleared; one that another process is filling is refused.
+    A folder left by a killed process is cleared; one that another process is filling is an error.
     """
     part = final.with_name(f".{final.name}{PART_SUFFIX}")
     try:
@@ -42,7 +42,7 @@ def made_whole(final: Path) -> Iterator[Path]:
 
 
 def write_error(error: OSError, path: Path) -> LlmPerfError:
-    """What a failed read or write below `path` means to the user."""
+    """Return the error for a failed read or write under `path`."""
     where = error.filename or path
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
@@ -53,7 +53,7 @@ def write_error(error: OSError, path: Path) -> LlmPerfError:
 
 
 def _locked(part: Path, final: Path) -> int:
-    """A fresh `part` folder with a lock in it that ends with this process."""
+    """Create an empty `part` folder with a lock that ends with this process."""
     if part.is_symlink():
         raise ResourceError(f"{part} is a link, which is not followed.", "Remove it.")
     part.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def _locked(part: Path, final: Path) -> int:
 
 
 def _settle(folder: Path) -> None:
-    """Every file safely on the disk before the name appears."""
+    """Flush every file to disk before the folder is renamed."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             with path.open("rb") as file, suppress(OSError):  # a file system without fsync still has the bytes

@@ -1,4 +1,4 @@
-"""Making a variant of a dataset: the source is read, never written, and the variant appears whole or not at all."""
+"""Derive a variant of a dataset: the source is never modified, and the variant is created completely or not at all."""
 
 import shutil
 from collections.abc import Callable
@@ -29,24 +29,24 @@ from llm_perf_opt.workspace.data.subset import write_subset
 from llm_perf_opt.workspace.data.tokenizing import Tokenizer, load_tokenizer, write_tokenized
 
 Phases = Callable[[str, int], Advance]
-"""Asked at the beginning of each phase with its name and its bytes; what it returns is told how they go by."""
+"""Called at the start of each phase with its name and bytes; returns a function that receives the progress."""
 
 
 def silent(_: str, __: int) -> Advance:
-    """Nobody watches."""
+    """Report no progress."""
     return ignore
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is asked for: exactly one of `num_samples`, `tokenizer` and `to`."""
+    """The request: exactly one of `num_samples`, `tokenizer` and `to`."""
 
     variant: str
     parent: str = SOURCE
     split: str | None = None
     num_samples: int | None = None
     seed: int | None = None
-    """Of a subset; none: 0."""
+    """Of a subset; None: 0."""
     tokenizer: str | None = None
     to: str | None = None
     text_field: str | None = None
@@ -56,7 +56,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class _Parent:
-    """What is read."""
+    """The parent data."""
 
     files: dict[str, Path]
     records: tuple[DataFile, ...]
@@ -106,7 +106,7 @@ def _check_request(asked: Preparation) -> None:
 
 
 def _verified_parent(folder: DatasetFolder, asked: Preparation, phases: Phases) -> _Parent:
-    """The parent as its metadata describe it: reading changed data and writing the old hash beside the result would be a lie."""
+    """Return the parent, or raise if it differs from its metadata: the recorded hash must be that of the data."""
     metadata: DatasetMetadata | VariantMetadata
     if asked.parent == SOURCE:
         where = folder.source
@@ -148,7 +148,7 @@ def _write(
 
 
 def _arguments(asked: Preparation, parent: _Parent, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """What decides the bytes, and nothing else."""
+    """Return the arguments that determine the bytes."""
     found: dict[str, Any] = {"split": asked.split, "skip_bad": asked.skip_bad}
     if asked.num_samples is not None:
         return {"num_samples": asked.num_samples, "seed": asked.seed or 0, **found}

@@ -1,6 +1,6 @@
-"""The guard before a commit: under third_party/ only what is listed, and only as its pin has it.
+"""The pre-commit guard: third_party/ may contain only listed entries, exactly as pinned.
 
-It reads the index, since that is what will be committed, and needs no network.
+It reads the index, which is what will be committed, and needs no network.
 """
 
 import os
@@ -19,11 +19,11 @@ from llm_perf_opt.workspace.externals.places import IGNORE, LICENSES, LISTING, L
 from llm_perf_opt.workspace.externals.submodule import GITLINK
 
 CONTROL_FILES = frozenset({LISTING, LOCK, IGNORE, "README.md"})
-"""Files at the top of third_party/ that belong to nobody's code."""
+"""Files at the top of third_party/ that belong to no entry."""
 
 
 def owner(path: str, entries: Iterable[External]) -> External | None:
-    """The entry in whose folder a path below third_party/ lies."""
+    """Return the entry whose folder contains a path under third_party/."""
     asked = PurePosixPath(path)
     for entry in entries:
         into = PurePosixPath(entry.into)
@@ -33,7 +33,7 @@ def owner(path: str, entries: Iterable[External]) -> External | None:
 
 
 def strays(places: Places, entries: Iterable[External]) -> list[str]:
-    """Paths that belong to no entry: the topmost folder of each, not every file in it."""
+    """Return the paths that belong to no entry: the topmost folder of each, not every file."""
     listed = list(entries)
     leading = {parent.as_posix() for entry in listed for parent in PurePosixPath(entry.into).parents}
     names = {entry.name for entry in listed}
@@ -74,7 +74,7 @@ class _Staged:
 
 
 def guard(places: Places, *, everything: bool = False) -> list[Problem]:
-    """What is wrong with what is staged; nothing is looked at when nothing is staged there, unless `everything` is asked for."""
+    """Return the problems of what is staged. If nothing is staged under third_party/, check only with `everything`."""
     if not places.in_git:
         raise ConfigError(f"{places.root} is not the top of a git repository.", "The guard checks what is staged there.")
     index = os.environ.get("GIT_INDEX_FILE")  # a hook of `git commit -a` or `git commit FILE` is given an index of its own
@@ -91,7 +91,7 @@ def guard(places: Places, *, everything: bool = False) -> list[Problem]:
 
 
 def install(places: Places, python: str) -> Path:
-    """Make the guard the repository's pre-commit hook; a hook that is there is left alone."""
+    """Install the guard as the repository's pre-commit hook; an existing hook is not changed."""
     if not places.in_git:
         raise ConfigError(f"{places.root} is not the top of a git repository.", "Run it in one.")
     hooks = Path(Git(places.root).text("rev-parse", "--path-format=absolute", "--git-common-dir")) / "hooks"
@@ -113,7 +113,7 @@ def _touched(git: Git) -> bool:
 
 
 def _staged(git: Git) -> dict[str, _Staged]:
-    """Everything in the index below third_party/, by path below it; of a conflict, the last side."""
+    """Return the index entries under third_party/ by relative path; for a conflict, the last side."""
     found = {}
     for line in git.text("ls-files", "--stage", "-z", "--", THIRD_PARTY).split("\0"):
         if line:
@@ -158,7 +158,7 @@ def _unreviewed(path: str, staged: _Staged, listing: dict[str, External], locked
 
 
 def _entry_problems(git: Git, entry: External, staged: dict[str, _Staged], locked: Locked | None) -> list[Problem]:
-    """Whether a tracked entry is what its pin holds."""
+    """Check whether a tracked entry matches its pin."""
     shown = f"{THIRD_PARTY}/{entry.into}"
     mine = {path: one for path, one in staged.items() if owner(path, [entry])}
     if entry.way not in TRACKED_WAYS:
@@ -199,7 +199,7 @@ def _other_pin(entry: External, found: str) -> str:
 
 
 def _subtree_edits(git: Git, shown: str) -> list[Problem]:
-    """The files whose change is being committed; the folder itself when the edit was committed earlier."""
+    """Return the files whose change is staged; the folder itself if the edit was committed earlier."""
     why = "differs from the pinned commit; reference code is read-only: `git restore --staged --worktree` it"
     if git.text("diff-files", "--name-only", "-z", "--", f"{THIRD_PARTY}/{LOCK}", f"{THIRD_PARTY}/{LISTING}"):
         # `update` commits the code and leaves list and lock to be added: to restore the code would undo it.

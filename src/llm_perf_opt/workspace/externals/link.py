@@ -1,4 +1,4 @@
-"""A link to a checkout that is already on this machine. What it points to is only looked at."""
+"""A link to a checkout on this machine, which is never changed."""
 
 import os
 from pathlib import Path
@@ -11,12 +11,12 @@ from llm_perf_opt.workspace.externals.places import Places
 
 
 def target_of(places: Places, entry: External) -> Path:
-    """What the link must lead to: from the root, from the home folder, or relative to the project."""
+    """Return the target of the link: absolute, in the home folder, or relative to the project."""
     return places.root / Path(entry.source).expanduser()
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
-    """Where the link leads, and the commit there against the pin."""
+    """Return the state of the link: its target, and the commit there compared with the pin."""
     folder, target = places.folder(entry), target_of(places, entry)
     if not folder.is_symlink():
         empty = is_empty_or_missing(folder)
@@ -29,7 +29,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
 
 
 def make(places: Places, entry: External) -> Locked:
-    """Check what is to be pointed to, then make the link."""
+    """Check the target, then create the link."""
     folder, target = places.make_room(entry), target_of(places, entry)
     if not target.is_dir():
         raise ResourceError(f"{entry.name}: {target} is not a folder.", "Put a checkout there, or change path.")
@@ -56,4 +56,4 @@ def make(places: Places, entry: External) -> Locked:
 
 
 move = make
-"""The checkout is somebody's own: it is moved there, and here only verified."""
+"""Verify the checkout; only its owner moves it."""

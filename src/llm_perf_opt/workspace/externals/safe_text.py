@@ -1,4 +1,4 @@
-"""Which names, paths and addresses are accepted. They reach git, the file system and the terminal, so the rules are narrow."""
+"""Checks of names, paths and URLs. They reach git, the file system and the terminal, so the rules are strict."""
 
 import re
 from pathlib import PurePosixPath
@@ -15,7 +15,7 @@ _GLOB = set("*?[]!\\")
 
 
 def check_commit(where: str, value: object) -> str:
-    """A full commit id; a branch, a tag or a shortened id may mean something else tomorrow."""
+    """Return a full commit id; branches, tags and abbreviated ids can change their meaning."""
     if isinstance(value, str) and COMMIT.fullmatch(value):
         return value
     if isinstance(value, int | float):
@@ -27,7 +27,7 @@ def check_commit(where: str, value: object) -> str:
 
 
 def check_name(where: str, value: object) -> str:
-    """A name that is one plain word."""
+    """Return a name that is one plain word."""
     if isinstance(value, str) and NAME.fullmatch(value) and not value.endswith((".", ".lock", ".git")):
         return value
     raise ConfigError(
@@ -36,7 +36,7 @@ def check_name(where: str, value: object) -> str:
 
 
 def check_inner_path(where: str, value: object) -> str:
-    """A path that stays inside its folder: relative, without `..`, hidden git folders or patterns."""
+    """Return a path that stays in its folder: relative, without `..`, git folders or patterns."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{where} holds {value!r:.60}, which is not a path.", "Write a path with forward slashes.")
     _no_odd_characters(where, value)
@@ -51,7 +51,7 @@ def check_inner_path(where: str, value: object) -> str:
 
 
 def check_address(where: str, value: object) -> str:
-    """Where git may fetch from: https, ssh, file or a local path; nothing that git would take for an option or a program."""
+    """Return a URL for git: https, ssh, file or a local path; nothing that git would read as an option or a program."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{where} is missing.", "Give an https://, ssh:// or file:// URL, or an absolute path.")
     _no_odd_characters(where, value)
@@ -77,7 +77,7 @@ def check_address(where: str, value: object) -> str:
 
 
 def check_link_target(where: str, value: object) -> str:
-    """What a link points to: an absolute path, one from the home folder, or one relative to the project."""
+    """Return the target of a link: absolute, in the home folder, or relative to the project."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{where} is missing.", "Give the folder that the link points to.")
     _no_odd_characters(where, value)
@@ -85,7 +85,7 @@ def check_link_target(where: str, value: object) -> str:
 
 
 def check_repository(where: str, value: object) -> str:
-    """OWNER/NAME on the Hub."""
+    """Return a name OWNER/NAME on the Hub."""
     if isinstance(value, str) and REPOSITORY.fullmatch(value) and ".." not in value and "--" not in value:
         return value
     raise ConfigError(
@@ -94,7 +94,7 @@ def check_repository(where: str, value: object) -> str:
 
 
 def schemes_for(address: str) -> str:
-    """The transports that git may use for this address; insteadOf may turn https into ssh, never into a local file."""
+    """Return the protocols that git may use for this URL; insteadOf may turn https into ssh, never into a local file."""
     return "file" if address.startswith(("/", "file:")) else "https:ssh"
 
 

@@ -9,7 +9,7 @@ from llm_perf_opt.workspace.externals.places import Places
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
-    """The clone against the pin, and its folders against those asked for."""
+    """Compare the clone with the pin, and its folders with the requested ones."""
     folder = places.folder(entry)
     if is_empty_or_missing(folder):
         return Standing("missing")
@@ -25,7 +25,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
 
 
 def make(places: Places, entry: External) -> Locked:
-    """Clone beside with the folders asked for, then put it in place of what was there, in one rename each."""
+    """Clone the requested folders to a temporary folder, then rename it into place."""
     folder = places.make_room(entry)
     with places.staging() as beside:
         clone = beside / "clone"
@@ -43,7 +43,7 @@ def make(places: Places, entry: External) -> Locked:
 
 
 def move(places: Places, entry: External) -> Locked:
-    """A new clone in place of the old one, which stays whole until then; one that holds somebody's work is left alone."""
+    """Replace the clone, which stays until the new one is complete; one with the user's work is not touched."""
     git, locked = Git(places.folder(entry)), places.locked().get(entry.name)
     own = git.text("for-each-ref", "--format=%(refname)", "refs/heads", "refs/stash").split()
     head = git.text("rev-parse", "HEAD")
