@@ -80,7 +80,7 @@ def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) 
 
 
 def _print_page(markdown: str) -> None:
-    """Print a page: formatted on a terminal, as Markdown otherwise."""
+    """A page as it is read: laid out on a terminal, as Markdown for another program."""
     if not sys.stdout.isatty():
         print(markdown)
         return

@@ -51,7 +51,7 @@ def report(
         if limits:
             raise ConfigError("The report of `llm-perf exec` uses no peaks.", "Omit --peak-tflops and --bandwidth-gbs.")
         if open_page:
-            raise ConfigError("The report of `llm-perf exec` is Markdown, so there is no page to open.", "Omit --open.")
+            raise ConfigError("The report of a user's own program is Markdown, not a page.", "Leave --open out.")
         print_program(opened, report_program(opened), as_json)
         return
     folder, analysis = reanalyze(run_folder, limits)

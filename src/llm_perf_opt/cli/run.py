@@ -142,7 +142,7 @@ def _print_points(planned: "Planned") -> None:
 
 
 def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | None":
-    """Write the reports, also of a run that ended early; a report that fails must not hide why the run failed."""
+    """The reports, also of a run that ended early; a report that fails must not hide why the run did."""
     from llm_perf_opt.workflows.analyze_run import analyze, write_reports
 
     try:
