@@ -6,7 +6,7 @@ import pytest
 
 from llm_perf_opt.analysis.limits.binding import UNKNOWN, VERDICTS
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
-from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_named, hardware_of_device
+from llm_perf_opt.analysis.limits.hardware import Hardware, given_hardware, hardware_named, hardware_of_device, shared_words
 from llm_perf_opt.core.errors import ImplausibleError
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
 from llm_perf_opt.core.records import (
@@ -283,15 +283,15 @@ def test_a_model_on_two_devices_is_held_against_the_limits_of_both() -> None:
             assert known(after.times_floor) == pytest.approx(known(before.times_floor) * 2)
             assert known(after.roof.ridge_flops_per_byte) == pytest.approx(known(before.roof.ridge_flops_per_byte))
             assert after.roof.source.startswith("2 devices together, each:")
-    assert any("spread over 2 devices" in note for note in two.notes)
-    assert not any("spread over" in note for note in one.notes)
+    assert shared_words(2) in two.notes
+    assert not any("devices" in note for note in one.notes)
 
 
 def test_kernels_on_more_devices_than_the_limits_are_of_give_no_figure() -> None:
     activity = tuple(StageActivity(stage, 5, 5, 100, devices=2) for stage in ("prefill", "decode"))
     torch = replace(torch_pass(100, 100), activity=activity)
     result = efficiency(timings(1_000, 500), torch, given(1e13, 1e12), NOT_HERE)
-    assert result == Missing("the stage's kernels ran on 2 devices, and the limits are those of one")
+    assert result == Missing("the stage's kernels ran on 2 devices, but the peaks are those of one")
     assert isinstance(efficiency(spread_over(2), torch, given(1e13, 1e12), NOT_HERE), Efficiency)
 
 

@@ -386,7 +386,7 @@ def test_several_lines_in_a_text_are_joined_only_when_asked(tmp_path: Path) -> N
 
 def test_a_conversion_to_the_same_format_or_the_same_name_is_refused(tmp_path: Path) -> None:
     folder, _ = added(tmp_path, write_jsonl(tmp_path / "s" / "a.jsonl", RECORDS).parent)
-    with pytest.raises(ConfigError, match="jsonl already"):
+    with pytest.raises(ConfigError, match="already jsonl"):
         made(folder, to="jsonl")
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))

@@ -460,7 +460,7 @@ def test_a_link_on_the_way_does_not_lead_out(project: Places, upstream: Upstream
 
 def test_only_one_at_a_time(project: Places, upstream: Upstream) -> None:
     listing(project, entry("x", "sparse", upstream.url, upstream.first))
-    with project.alone(), pytest.raises(ResourceError, match="at work"):
+    with project.alone(), pytest.raises(ResourceError, match="is running in"):
         verbs.init(project)
 
 
