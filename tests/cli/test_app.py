@@ -166,7 +166,7 @@ def test_prefill_alone(tmp_path: Path) -> None:
         (["runtime.batch_size=many"], 2, "expected an integer"),
         (["runtime.num_new_tokens=0"], 2, "runtime.num_new_tokens=0 is out of range"),
         (["--config-dir", "nowhere"], 2, "no such folder"),
-        (["experiment=../../x"], 2, "experiment="),
+        (["experiment=../../x"], 2, "cannot be used as a folder name"),
         (["model=hf", "model.path=missing"], 2, "no such folder"),
         (["dataset=sample_prompts", "dataset.path=gone.jsonl"], 2, "no such file"),
         (["dataset=sample_prompts", "dataset.text_field=tex"], 2, "no text in the field 'tex'"),

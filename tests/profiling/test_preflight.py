@@ -36,7 +36,7 @@ def test_what_can_be_met_is_let_through(tmp_path: Path) -> None:
     [
         ({"path": "gone.jsonl"}, ConfigError, "no such file"),
         ({"path": "."}, ConfigError, "no such file"),
-        ({"path": "empty.txt"}, ResourceError, "empty.txt holds no text"),
+        ({"path": "empty.txt"}, ResourceError, "empty.txt contains no text"),
         ({"root": "datasets/mine", "variant": "nope"}, ConfigError, "mine has no variant 'nope'"),
         ({"root": "datasets/mine", "text_field": "txt"}, ConfigError, "Did you mean 'text'?"),
         ({"root": "datasets/mien"}, ConfigError, "There is no dataset 'mien'. Did you mean 'mine'?"),
