@@ -1,9 +1,9 @@
-"""Write the shipped list of counter names anew, from an installed Nsight Compute.
+"""Regenerate the packaged counter names from an installed Nsight Compute.
 
 python scripts/counter_names.py gh100 gb100
 
-A chip that was not known before also needs its roles (counters/roles.py) and its products (counters/catalogue.py), and a
-newer tool the constant LISTED_BY; the tests say what is missing.
+A new chip also needs its roles (counters/roles.py) and its products (counters/catalog.py); a newer tool needs the constant
+LISTED_BY. The tests show what is missing.
 """
 
 import gzip

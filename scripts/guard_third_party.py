@@ -1,4 +1,4 @@
-"""Refuse to commit edits and unlisted additions under third_party/: the same as `llm-perf externals guard`.
+"""Check staged changes under third_party/: the same as `llm-perf externals guard`.
 
 python scripts/guard_third_party.py
 """

@@ -1,4 +1,4 @@
-"""Make a variant of a dataset: the same as `llm-perf dataset prepare`.
+"""Derive a variant of a dataset: the same as `llm-perf dataset prepare`.
 
 python scripts/prepare_dataset.py --dataset openwebtext --variant subset-1k --num-samples 1000
 """
@@ -9,7 +9,7 @@ from llm_perf_opt.cli.app import main
 
 
 def _arguments(words: list[str]) -> list[str]:
-    """`--dataset NAME` is the verb's own argument by another way of writing it."""
+    """Return the arguments of the verb, with `--dataset NAME` as its first argument."""
     found: list[str] = []
     rest = iter(words)
     for word in rest:

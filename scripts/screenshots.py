@@ -1,9 +1,9 @@
-"""Pictures of a run's page, of a sweep's, and of any other page, for docs/.
+"""Take screenshots of the pages of runs and sweeps, or of any other page, for docs/.
 
     python scripts/screenshots.py [RUN] [--sweep SWEEP] [--page compare-h200.html] [--out docs/images]
 
-Of a run, the first screen and the roofline at 1280 and 800 pixels, light and dark; of another page its upper part, as a picture
-of the same name. Needs a Chromium on PATH.
+For a run: the first screen and the roofline at 1280 and 800 pixels, light and dark. For another page: its upper part, under the
+same name. Needs Chromium on PATH.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Take the source files of a Hugging Face repository into third_party/hf/, pinned: the same as `llm-perf externals snapshot`.
+"""Download the source files of a Hugging Face repository to third_party/hf/, pinned: the same as `llm-perf externals snapshot`.
 
 python scripts/snapshot_hf.py Qwen/Qwen2.5-7B --commit COMMIT
 """

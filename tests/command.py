@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from llm_perf_opt.cli import shared
-from llm_perf_opt.cli.app import main
+from llm_perf_opt.cli.app import BUG, main
 from llm_perf_opt.profiling import passes
 from llm_perf_opt.profiling.vendor.child_output import LineReader
 from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished, child_environment, run_child
@@ -51,7 +51,7 @@ def llm_perf_process(
 
 def clean_end(done: "subprocess.CompletedProcess[str]", codes: Sequence[int] = (0, 2, 3, 4, 5, 6)) -> bool:
     """Whether it ended well or with an error of its own, and not with one of Python's."""
-    return done.returncode in codes and "defect of llm-perf" not in done.stderr and "Traceback" not in done.stderr
+    return done.returncode in codes and BUG not in done.stderr and "Traceback" not in done.stderr
 
 
 @contextmanager

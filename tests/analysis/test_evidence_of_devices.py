@@ -73,4 +73,4 @@ def test_the_floor_is_shared_by_the_devices_and_missing_where_the_run_does_not_k
     assert floor_of(spread_over(2), 1) == shared  # the trace of one worker: it has its share to do
     unknown = floor_of(spread_over(1), 2)
     assert isinstance(unknown, Missing)
-    assert "ran on 2 devices, and the limits are those of one" in unknown.why
+    assert "ran on 2 devices, but the peaks are those of one" in unknown.why

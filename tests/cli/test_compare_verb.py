@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from builders import clean_timings, iteration, manifest
 from command import llm_perf
-from llm_perf_opt.cli.app import app
+from llm_perf_opt.cli.app import BUG, app
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
@@ -179,7 +179,7 @@ def test_a_damaged_run_is_never_a_regression(project: Path, path: str, change: C
         assert done.returncode == 5, done.stdout + done.stderr
         assert "error: " in done.stderr
         assert Path(path).name in done.stderr
-        assert "defect" not in done.stderr
+        assert BUG not in done.stderr
 
 
 def test_a_run_without_the_times_its_manifest_promises_is_damaged(project: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_baseline_whose_run_is_gone_says_so(project: Path) -> None:
     done = llm_perf("compare", "gone", "runs/change/1", cwd=project)
     assert done.returncode == 2
     assert "no run there any more" in done.stderr
-    assert "gone: no run lies there" in llm_perf("baseline", "list", cwd=project).stdout
+    assert "(gone: " in llm_perf("baseline", "list", cwd=project).stdout
     assert llm_perf("baseline", "set", "../x", "runs/main/1", cwd=project).returncode == 2
     assert llm_perf("baseline", "remove", "gone", cwd=project).returncode == 0
 

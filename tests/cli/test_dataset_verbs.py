@@ -58,7 +58,7 @@ def test_from_add_to_a_run(project: Path) -> None:
         (["run", "dataset=mine", "dataset.variant=../x", "--dry-run"], 2, "cannot name a variant"),
         (["run", "dataset=synthetic", "dataset.variant=x", "--dry-run"], 2, "which has no variants"),
         (["run", "dataset=mine", "dataset.path=x.txt", "--dry-run"], 2, "contradict each other"),
-        (["dataset", "add", "mine", "--source", "../source"], 2, "there already"),
+        (["dataset", "add", "mine", "--source", "../source"], 2, "already exists"),
         (["dataset", "add", "../x", "--source", "../source"], 2, "cannot name a dataset"),
         (["dataset", "add", "x", "--source", "../nowhere"], 2, "No such file"),
         (["dataset", "prepare", "mine", "--variant", "/abs", "--num-samples", "1"], 2, "cannot name a variant"),
@@ -103,7 +103,7 @@ def test_ids_the_model_does_not_have_are_refused(project: Path) -> None:
     words = ["run", "-q", "dataset=mine", "dataset.variant=b", "model.architecture.vocab_size=64", *SMALL]
     done = llm_perf(*words, cwd=project)
     assert done.returncode == 2, done.stderr
-    assert "and the model has 64" in done.stderr
+    assert "but the model's vocabulary has 64" in done.stderr
 
 
 def test_drift_ends_with_code_1_and_its_name(project: Path) -> None:
@@ -217,11 +217,11 @@ def test_a_dangling_model_is_named_and_ends_with_code_1(tmp_path: Path) -> None:
     (tmp_path / "weights").rename(tmp_path / "moved")
     done = llm_perf("model", "check", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"a dangling link: {tmp_path / 'weights'} is not there" in done.stdout
+    assert f"a dangling link: {tmp_path / 'weights'} does not exist" in done.stdout
     assert "dangling" in llm_perf("model", "list", cwd=tmp_path).stdout
     done = llm_perf("run", "-q", "model=hf", "model.path=models/m", *SMALL, cwd=tmp_path)
     assert done.returncode == 2
-    assert f"model.path=models/m is a link to {tmp_path / 'weights'}, which is not there" in done.stderr
+    assert f"model.path=models/m is a link to {tmp_path / 'weights'}, which does not exist" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -94,7 +94,7 @@ def test_the_template_is_not_written_over_a_list(tmp_path: Path) -> None:
     assert "nothing is listed" in externals(tmp_path, "init").stdout
     again = externals(tmp_path, "init", "--template")
     assert again.returncode == 2
-    assert "there already" in again.stderr
+    assert "already exists" in again.stderr
 
 
 def test_hostile_requests_are_refused(tmp_path: Path) -> None:

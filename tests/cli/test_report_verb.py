@@ -232,7 +232,7 @@ def test_a_point_that_cannot_be_ends_the_report_of_its_sweep_as_of_itself(tmp_pa
 
 def test_limits_are_not_of_a_sweep(tmp_path: Path) -> None:
     folder = a_sweep(tmp_path / "sweep")
-    with pytest.raises(ConfigError, match="of one run's device"):
+    with pytest.raises(ConfigError, match="do not apply to a sweep"):
         CliRunner().invoke(
             app,
             ["report", str(folder.path), "--peak-tflops=1", "--bandwidth-gbs=1"],

@@ -278,11 +278,11 @@ def test_an_unknown_runtime_is_answered_with_what_there_is_and_what_to_install(m
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("runtime.batch_size=four", "a whole number"),
+        ("runtime.batch_size=four", "an integer"),
         ("model.trust_remote_code=1", "true or false"),
-        ("experiment=[a]", "a text"),
+        ("experiment=[a]", "text"),
         ("model.substages=null", "a mapping"),
-        ("model.substages.vision=3", "a text"),
+        ("model.substages.vision=3", "text"),
     ],
 )
 def test_a_wrong_type_is_answered_with_what_was_expected(override: str, expected: str) -> None:

@@ -36,7 +36,7 @@ def test_what_can_be_met_is_let_through(tmp_path: Path) -> None:
     [
         ({"path": "gone.jsonl"}, ConfigError, "no such file"),
         ({"path": "."}, ConfigError, "no such file"),
-        ({"path": "empty.txt"}, ResourceError, "empty.txt holds no text"),
+        ({"path": "empty.txt"}, ResourceError, "empty.txt contains no text"),
         ({"root": "datasets/mine", "variant": "nope"}, ConfigError, "mine has no variant 'nope'"),
         ({"root": "datasets/mine", "text_field": "txt"}, ConfigError, "Did you mean 'text'?"),
         ({"root": "datasets/mien"}, ConfigError, "There is no dataset 'mien'. Did you mean 'mine'?"),
@@ -59,7 +59,7 @@ def test_data_that_are_not_there(
 def test_a_source_that_went_away_is_named(tmp_path: Path) -> None:
     folder, _ = added(tmp_path, small_source(tmp_path / "source"))
     (tmp_path / "source").rename(tmp_path / "moved")
-    with pytest.raises(ResourceError, match=r"is a link to .*source, which is not there"):
+    with pytest.raises(ResourceError, match=r"is a link to .*source, which does not exist"):
         refuse_early([asking(root=str(folder.path))])
 
 
@@ -67,11 +67,11 @@ def test_a_source_that_went_away_is_named(tmp_path: Path) -> None:
     ("path", "said"),
     [
         ("models/qwn", "no such folder. Did you mean 'qwen'? In models there are: empty, qwen."),
-        ("models/gone", "models/gone is a link to nowhere, which is not there"),
+        ("models/gone", "models/gone is a link to nowhere, which does not exist"),
         ("models/empty", "models/empty has no config.json"),
         ("models", "models has no config.json. In models there are: qwen."),
         ("models/qwen/config.json", "is a file, not a folder"),
-        ("x" * 5000, "cannot be looked at"),
+        ("x" * 5000, "cannot be accessed"),
         ("a/b/c", "no such folder"),
     ],
 )

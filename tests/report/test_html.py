@@ -54,7 +54,7 @@ def test_every_metric_shown_is_defined() -> None:
     definitions = visible(source[source.index('<section id="definitions"') :])
     for metric in analysis.metrics:
         assert metric.label in definitions
-    for word in ("MFU", "HFU", "MBU", "Floor", "Ridge"):
+    for word in ("MFU", "HFU", "MBU", "Roofline time", "Ridge"):
         assert word in definitions
 
 

@@ -73,5 +73,5 @@ def test_the_sub_stages_are_timed_in_prefill_alone(tmp_path: Path) -> None:
 
 
 def test_a_prompt_without_room_for_the_picture_is_refused() -> None:
-    with pytest.raises(ConfigError, match="A picture takes 64 tokens"):
+    with pytest.raises(ConfigError, match="An image takes 64 tokens"):
         open_session(compose([*WORDS, "runtime.prompt_tokens=40"]).config)

@@ -37,9 +37,9 @@ class BudgetKey(str, Enum):
 
 
 _LABELS = {
-    BudgetKey.FLOOR: "floor: the least work at the best known limits",
-    BudgetKey.EXTRA_WORK: "extra bytes and FLOPs, at the same limits",
-    BudgetKey.BELOW_ROOF: "kernels below their roof",
+    BudgetKey.FLOOR: "roofline time: the least work at the best known peaks",
+    BudgetKey.EXTRA_WORK: "extra bytes and FLOPs, at the same peaks",
+    BudgetKey.BELOW_ROOF: "kernels above roofline",
     BudgetKey.EXPOSED: "exposed copies and communication",
     BudgetKey.LAUNCH: "launch gaps",
     BudgetKey.SYNC: "sync",
@@ -151,16 +151,18 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
             BudgetProblem(
                 "busy_over_wall",
                 f"the device was busy for {duration(facts.busy_ns)} of the trace, but the stage takes {duration(facts.wall_ns)} "
-                "unprofiled: kernels ran slower below the profiler, or the two passes did not do the same",
+                "unprofiled: kernels ran slower under the profiler, or the two passes did different work",
             )
         )
     else:
         for key, ns in _idle_rows(facts, idle_ns).items():
             amounts[key] = amounts.get(key, 0) + ns
     if facts.unprofiled:
-        notes.append("Causes of idle time have the trace's proportions; their sum is the unprofiled time less the kernels'.")
+        notes.append(
+            "Causes of idle time are in the proportions of the trace; their sum is the unprofiled time minus the kernel time."
+        )
     else:
-        notes.append("There is no unprofiled pass: gaps are those below the profiler, longer than without it.")
+        notes.append("There is no unprofiled pass: gaps are those under the profiler, which are longer than without it.")
     rows = tuple(
         BudgetRow(key, amounts[key], amounts[key] / facts.wall_ns if facts.wall_ns else 0.0)
         for key in BudgetKey
@@ -174,12 +176,12 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
 def _kernel_rows(facts: BudgetFacts, problems: list[BudgetProblem], notes: list[str]) -> dict[BudgetKey, int]:
     """Floor, extra work, and what kernels take beyond both."""
     if isinstance(facts.floor_ns, Missing):
-        notes.append(f"The kernels' whole time stands in one row: floor n/a: {facts.floor_ns.why}.")
+        notes.append(f"All kernel time is in one row, because the roofline time is n/a: {facts.floor_ns.why}.")
         return {BudgetKey.BELOW_ROOF: facts.compute_ns}
     found = {BudgetKey.FLOOR: facts.floor_ns}
     extra = 0
     if isinstance(facts.counted_ns, Missing):
-        notes.append(f"Extra bytes and FLOPs are within 'kernels below their roof': {facts.counted_ns.why}.")
+        notes.append(f"Extra bytes and FLOPs are included in 'kernels above roofline': {facts.counted_ns.why}.")
     else:
         extra = max(facts.counted_ns - facts.floor_ns, 0)
         found[BudgetKey.EXTRA_WORK] = extra
@@ -194,7 +196,7 @@ def _kernel_rows(facts: BudgetFacts, problems: list[BudgetProblem], notes: list[
             BudgetProblem(
                 "kernels_under_floor",
                 f"kernels took {duration(facts.compute_ns)}, less than the {duration(facts.floor_ns + extra)} that their work "
-                "needs at the known limits: the limits, the cost model or the trace is of something else",
+                "needs at the known peaks: the peaks, the cost model or the trace do not belong together",
             )
         )
     return found

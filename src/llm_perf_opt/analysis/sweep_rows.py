@@ -247,14 +247,14 @@ def _floor_ns(decode: Maybe[StageEfficiency], steps: Maybe[int]) -> Maybe[float]
     for entry in reversed(decode.against):
         if not isinstance(entry.floor, Missing) and steps:
             return entry.floor.seconds * 1e9 / steps
-    return Missing("no limit is known to compare with")
+    return Missing("no peak is known to compare with")
 
 
 def _times_floor(decode: Maybe[StageEfficiency]) -> Maybe[float]:
     if isinstance(decode, Missing):
         return decode
     known = [entry.times_floor for entry in reversed(decode.against) if not isinstance(entry.times_floor, Missing)]
-    return known[0] if known else Missing("no limit is known to compare with")
+    return known[0] if known else Missing("no peak is known to compare with")
 
 
 def _bound(stage: Maybe[StageEfficiency]) -> Maybe[str]:

@@ -1,4 +1,4 @@
-"""What to change first in a run, and whether it holds."""
+"""List what to change first in a run, and try it."""
 
 import sys
 from pathlib import Path
@@ -14,17 +14,20 @@ from llm_perf_opt.cli.watching import ended_in_order
 def advise(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", autocompletion=complete_run)],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Try the findings that are plain configuration, one at a time, on this machine.")
+        bool, typer.Option("--verify", help="Try the findings that are configuration changes, one at a time, on this machine.")
     ] = False,
     top: Annotated[int, typer.Option(min=1, help="How many findings to try.")] = 3,
     remeasure: Annotated[
-        bool, typer.Option("--remeasure", help="Measure the run's own configuration again, too, to compare with.")
+        bool, typer.Option("--remeasure", help="With --verify: measure the run's own configuration again first.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List what to change first with what each change would save; with --verify, try it and print predicted against measured."""
+    """List what to change first, and what each change would save.
+
+    With --verify, try the changes and print predicted and measured time.
+    """
     note_debug(debug)
     from llm_perf_opt.cli.progress import progress_for
     from llm_perf_opt.core.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Where a trace's time went, why, and what to change first."""
+"""Account for the time of a run or a trace."""
 
 import sys
 from pathlib import Path
@@ -20,16 +20,21 @@ def analyze(
             autocompletion=complete_run,
         ),
     ],
-    top: Annotated[int, typer.Option(min=1, help="Kernels to list in the terminal.")] = 15,
+    top: Annotated[int, typer.Option(min=1, help="Number of kernels to list in the terminal.")] = 15,
     modules_from: Annotated[
         Path | None,
-        typer.Option(metavar="RUN|TRACE", help="An eager trace of the same model: its modules for kernels of CUDA graphs."),
+        typer.Option(
+            metavar="RUN|TRACE", help="Take the modules of CUDA graph kernels from this eager run or trace of the same model."
+        ),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the trace itself; keep nothing of it.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Parse the trace again, and cache nothing.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Account for a trace: health, stages, budget, idle causes, kernels, operators, and findings with what each would save."""
+    """Show where the time of a run or a trace goes.
+
+    Prints health, stages, budget, idle causes, kernels, operators, and findings with their savings.
+    """
     note_debug(debug)
     from llm_perf_opt.core.run_folder import there
     from llm_perf_opt.workflows.analyze_trace import analyze_source, with_borrowed_modules

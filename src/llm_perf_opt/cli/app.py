@@ -30,10 +30,13 @@ from llm_perf_opt.cli.shared import WithCompletion, WithOverrides, debugging
 from llm_perf_opt.core.errors import LlmPerfError, file_error
 from llm_perf_opt.core.terminal import indented, safe_streams
 
+BUG = "This is a bug in llm-perf"
+"""How the remedy of an unexpected error begins."""
+
 app = typer.Typer(
     name="llm-perf",
     cls=WithCompletion,
-    help="Profile an LLM's inference: where every millisecond goes, how far it is from the limit, what to change first.",
+    help="Profile LLM inference: where every millisecond goes, how far it is from the roofline, what to change first.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -53,7 +56,7 @@ def _common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options of every verb."""
+    """Take the options that stand before the verb."""
 
 
 _VERBS = (
@@ -80,7 +83,7 @@ app.add_typer(model.app)
 
 
 def main() -> None:
-    """Run a verb; every error of ours ends here, as one message and an exit code. All that is printed is safe to show."""
+    """Run a verb. Every error ends here, as one message and an exit code. All output is safe to show in a terminal."""
     with safe_streams():
         _main()
 
@@ -93,14 +96,14 @@ def _main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read us has gone: nothing to say, nobody to say it to
+        sys.stderr.close()  # the reader has gone
         sys.exit(1)
     except OSError as error:
         said = file_error(error)
         _end(error, said.fact, said.remedy, said.exit_code)
     except Exception as defect:  # noqa: BLE001 - the last place; --debug shows all of it
         fact = f"{type(defect).__name__}: {' '.join(str(defect).split())[:300]}"
-        _end(defect, fact, "This is a defect of llm-perf, or a file somebody edited; --debug shows the traceback.", 1)
+        _end(defect, fact, f"{BUG}, or a file was edited by hand; --debug shows the traceback.", 1)
 
 
 def _end(error: Exception, fact: str, remedy: str, exit_code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Names for runs that others are held against."""
+"""Name runs as baselines."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_js
 app = typer.Typer(
     name="baseline",
     cls=WholeHelp,
-    help="Names for runs: `compare NAME NEW` holds a run against them.",
+    help="Name runs as baselines, to compare with: `llm-perf compare NAME NEW`.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -29,7 +29,7 @@ def set_baseline(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Give runs a name; an earlier meaning of it is replaced."""
+    """Name runs as a baseline; an existing baseline of that name is replaced."""
     note_debug(debug)
     from llm_perf_opt.workflows.baselines import Baselines
     from llm_perf_opt.workflows.compare import check_baseline
@@ -45,7 +45,7 @@ def set_baseline(
 
 @app.command("list")
 def list_baselines(runs_dir: RunsDir = RUNS_DIR, as_json: Json = False, debug: Debug = False) -> None:
-    """Every name and the runs behind it; one whose run is gone says so."""
+    """List the baselines and their runs, and whether each run still exists."""
     note_debug(debug)
     from llm_perf_opt.workflows.baselines import Baselines, is_run
     from llm_perf_opt.workspace.data.layout import given_root
@@ -60,7 +60,7 @@ def list_baselines(runs_dir: RunsDir = RUNS_DIR, as_json: Json = False, debug: D
         print_json(rows)
         return
     for row in rows:
-        print(f"{row['name']}  {row['run']}{'' if row['there'] else '  (gone: no run lies there any more)'}")
+        print(f"{row['name']}  {row['run']}{'' if row['there'] else '  (gone: there is no run at this path)'}")
     if not rows:
         print(f"No baseline is set in {kept.file}. `llm-perf baseline set NAME RUN` sets one.")
 
@@ -69,7 +69,7 @@ def list_baselines(runs_dir: RunsDir = RUNS_DIR, as_json: Json = False, debug: D
 def remove_baseline(
     name: Annotated[str, typer.Argument(metavar="NAME")], runs_dir: RunsDir = RUNS_DIR, debug: Debug = False
 ) -> None:
-    """Forget a name; the runs stay."""
+    """Remove a baseline; its runs stay."""
     note_debug(debug)
     from llm_perf_opt.workflows.baselines import Baselines
     from llm_perf_opt.workspace.data.layout import given_root

@@ -1,4 +1,4 @@
-"""Measure what this machine can do at best."""
+"""Measure the peaks of this machine."""
 
 import sys
 from typing import Annotated
@@ -10,14 +10,17 @@ from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json
 
 def ceilings(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    device_index: Annotated[int, typer.Option(min=0, help="Which GPU, counted as the driver counts.")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads on the CPU; by default the framework's choice.")] = None,
-    budget_s: Annotated[float | None, typer.Option(min=0.05, max=600, help="Seconds to measure; by default about nine.")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew even where a kept result is there.")] = False,
+    device_index: Annotated[int, typer.Option(min=0, help="Which GPU, in the driver's order.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default torch decides.")] = None,
+    budget_s: Annotated[float | None, typer.Option(min=0.05, max=600, help="Seconds to measure; about nine by default.")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again even if a cached result exists.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure what this machine can do at best, in seconds; the result is kept per device, driver and torch version."""
+    """Measure this machine's peak FLOP/s, bandwidth and launch rate, in seconds.
+
+    The result is cached per device, driver and torch version.
+    """
     note_debug(debug)
     from datetime import datetime, timezone
 

@@ -1,4 +1,4 @@
-"""Hold two runs, or several repeats of each, against each other."""
+"""Compare two runs, or several repeats of each."""
 
 import sys
 from pathlib import Path
@@ -14,35 +14,32 @@ if TYPE_CHECKING:
     from llm_perf_opt.analysis.comparison.compare import Comparison
 
 RUNS_DIR = Path("runs")
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that holds runs and baselines.json.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder with the runs and baselines.json.")]
 
 
 def compare(
     base: Annotated[
         str | None,
-        typer.Argument(
-            metavar="BASE",
-            help="A run, a baseline's name, a pattern, or several with commas between.",
-            autocompletion=complete_side,
-        ),
+        typer.Argument(metavar="BASE", help="Runs, baselines or patterns, separated by commas.", autocompletion=complete_side),
     ] = None,
-    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Likewise.", autocompletion=complete_side)] = None,
-    more_base: Annotated[list[str] | None, typer.Option("--base", help="A run of the base side; may be repeated.")] = None,
-    more_new: Annotated[list[str] | None, typer.Option("--new", help="A run of the new side; may be repeated.")] = None,
+    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Same as BASE.", autocompletion=complete_side)] = None,
+    more_base: Annotated[list[str] | None, typer.Option("--base", help="A run of the base side. May be repeated.")] = None,
+    more_new: Annotated[list[str] | None, typer.Option("--new", help="A run of the new side. May be repeated.")] = None,
     gate: Annotated[
         list[str] | None,
-        typer.Option(metavar="METRIC=TOLERANCE", help="Fail on a worsening that is surely beyond it: tpot=3%. May be repeated."),
+        typer.Option(metavar="METRIC=TOLERANCE", help="Exit with 1 if it is worse by more than this: tpot=3%. May be repeated."),
     ] = None,
     experiment: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="The setting whose difference is meant. May be repeated.")
+        list[str] | None, typer.Option(metavar="KEY", help="A setting that differs on purpose. May be repeated.")
     ] = None,
     allow: Annotated[
-        list[str] | None, typer.Option(metavar="KIND", help="Compare although hardware, model or workload differ.")
+        list[str] | None,
+        typer.Option(metavar="KIND", help="Compare although this differs: hardware, model or workload. May be repeated."),
     ] = None,
     smallest: Annotated[
         float,
         typer.Option(
-            min=0, max=100, metavar="PERCENT", help="The smallest change worth a verdict; gates have their own tolerance."
+            min=0, max=100, metavar="PERCENT", help="The smallest change that gets a verdict; gates have their own tolerance."
         ),
     ] = 1.0,
     process_spread: Annotated[
@@ -51,29 +48,29 @@ def compare(
             min=0,
             max=100,
             metavar="PERCENT",
-            help="Deviation of times between processes where too few runs show it; assumed: 1 on an accelerator, 20 on a quiet "
-            "CPU, nothing on one that others use.",
+            help="Standard deviation of times between processes, used if there are too few runs to measure it. Default: 1 on an "
+            "accelerator, 20 on a quiet CPU; on a busy CPU nothing is assumed.",
         ),
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The whole page as Markdown on standard output.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page to this file (.html, .md or .json).")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the whole page as Markdown.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file: .html, .md or .json.")] = None,
     runs_dir: RunsDir = RUNS_DIR,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What changed from BASE to NEW, and whether it is real.
+    """Show what changed from BASE to NEW, and whether the change is real.
 
-    A change is called faster or slower when its 98 % interval excludes zero. Give three runs a side: one rests on
-    an assumption of how much processes differ, two measure it only roughly (on a quiet CPU they rest on it too), and
-    on a CPU that others use fewer than three get no verdict. Make them in turn. If the machine changed its speed
-    during the runs and that explains the difference, there is no verdict.
+    A change is faster or slower if its 98 % interval excludes zero. Use three runs per side, and alternate the sides.
+    With one run, the spread between processes is assumed; with two it is measured only roughly (on a quiet CPU it is
+    still assumed). On a busy CPU, fewer than three get no verdict. There is also none if the machine changed its speed
+    during the runs and that explains the difference.
 
-    Exit code with --gate: 0 every gate passes, 1 a regression, 2 cannot tell (too uncertain) or refused. Without: 0.
-    A damaged run: 5.
+    Exit codes with --gate: 0 every gate passes, 1 a regression, 2 cannot tell, or the runs are not comparable.
+    Without --gate: 0. If a run is damaged: 5.
     """
     note_debug(debug)
     if as_json and markdown:
-        raise ConfigError("--json and --markdown both want standard output.", "Give one, or write a file with --out.")
+        raise ConfigError("--json and --markdown both write to standard output.", "Use one of them, or write a file with --out.")
     kind = _kind(out)
     sides = _words(base, more_base), _words(new, more_new)
     from llm_perf_opt.analysis.comparison.effects import Judgement
@@ -127,5 +124,5 @@ def _kind(out: Path | None) -> str:
     if out is None:
         return ""
     if out.suffix not in (".html", ".md", ".json"):
-        raise ConfigError(f"--out {out}: the ending says what is written.", "Use a name that ends in .html, .md or .json.")
+        raise ConfigError(f"--out {out}: the ending selects the format.", "Use a name that ends in .html, .md or .json.")
     return out.suffix

@@ -1,4 +1,4 @@
-"""What the Tab key offers: overrides of `run` and `cost`, runs, hardware. Nothing heavy is loaded for it."""
+"""Tab completion: overrides of `run` and `cost`, runs, hardware. Loads nothing heavy."""
 
 import os
 import typing
@@ -13,43 +13,43 @@ _RUN_FILES = ("*/*/*/run.json", "*/sweeps/*/sweep.json", "*/sweeps/*/*/run.json"
 
 
 def complete_override(incomplete: str) -> list[str]:
-    """GROUP=OPTION and KEY=VALUE, a level at a time; a single key comes with values, lest a shell set a space behind it."""
+    """Complete GROUP=OPTION and KEY=VALUE, one level at a time. A single key comes with values: the shell adds no space."""
     before, typed = _whole_word(incomplete)
     return _plain(found.removeprefix(before) for found in _overrides(typed))
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Folders of runs and sweeps; where none begins so, the shell offers files."""
+    """Complete the folders of runs and sweeps; if none matches, the shell offers files."""
     found = {str(file.parent) for pattern in _RUN_FILES for file in RUNS.glob(pattern)}
     return _plain(sorted((path for path in found if path.startswith(incomplete)), reverse=True))
 
 
 def complete_side(incomplete: str) -> list[str]:
-    """A side of a comparison: a baseline's name, or a run."""
+    """Complete a side of a comparison: a baseline or a run."""
     from llm_perf_opt.core.errors import LlmPerfError
     from llm_perf_opt.workflows.baselines import Baselines
 
     try:
         names = sorted(Baselines(RUNS).read())
-    except LlmPerfError:  # a damaged file; the verb itself says so
+    except LlmPerfError:  # a damaged file; the verb reports it
         names = []
     return [*_plain(name for name in names if name.startswith(incomplete)), *complete_run(incomplete)]
 
 
 def complete_hardware(incomplete: str) -> list[str]:
-    """Products with a datasheet."""
+    """Complete the devices with a datasheet."""
     from llm_perf_opt.analysis.limits.hardware import HARDWARE
 
     return [name for name in HARDWARE if name.startswith(incomplete)]
 
 
 def _plain(candidates: Iterable[str]) -> list[str]:
-    """Without those that a shell would split, or a terminal obey: they are lines of its input."""
+    """Drop candidates that contain line breaks or control characters."""
     return [word for word in candidates if word == one_line(word)]
 
 
 def _whole_word(incomplete: str) -> tuple[str, str]:
-    """What stands before the part that the shell replaces, and the whole word: bash takes `model=ti` for three words."""
+    """Return the text before what the shell replaces, and the whole word: bash splits `model=ti` into three words."""
     words = os.environ.get("COMP_WORDS", "").split("\n")
     at = os.environ.get("COMP_CWORD", "")
     current = int(at) if at.isdigit() else 0
@@ -63,11 +63,11 @@ def _whole_word(incomplete: str) -> tuple[str, str]:
 def _overrides(typed: str) -> list[str]:
     key, equals, _ = typed.partition("=")
     if equals and key.endswith(".path"):
-        return []  # a file: the shell knows them
+        return []  # a file: the shell completes it
     if equals:
         return [found for found in _assigned(key) if found.startswith(typed)]
     found = sorted(set(_next_level(_keys(), typed)))
-    while len(found) == 1:  # a shell would take it for finished
+    while len(found) == 1:  # the shell would treat it as complete
         if found[0].endswith("="):
             return list(_assigned(found[0][:-1]))
         found = sorted(set(_next_level(_keys(), found[0])))
@@ -75,14 +75,14 @@ def _overrides(typed: str) -> list[str]:
 
 
 def _keys() -> list[str]:
-    """Every group and key as it is typed."""
+    """Return every group and key as typed."""
     from llm_perf_opt.config.choices import GROUPS, all_keys
 
     return [f"{name}=" for name in (*GROUPS[1:], *all_keys(), "hydra.run.dir")]
 
 
 def _next_level(keys: Iterable[str], typed: str) -> Iterator[str]:
-    """The keys that begin so, each as far as its next dot."""
+    """Yield the keys with this prefix, each up to its next dot."""
     for key in keys:
         if key.startswith(typed):
             rest, dot, _ = key[len(typed) :].partition(".")
@@ -95,14 +95,14 @@ def _assigned(key: str) -> Iterator[str]:
 
     try:
         options = group_options()
-    except LlmPerfError:  # two packages that bring one runtime; the verb itself says so
+    except LlmPerfError:  # two packages with the same runtime; the verb reports it
         options = {}
     values = options[key] if key in options else _values(key)
     yield from (f"{key}={value}" for value in values)
 
 
 def _values(key: str) -> tuple[str, ...]:
-    """The words a key takes; of a number or a text, none and its default."""
+    """Return the values a key takes; for a number or text, none and its default."""
     from llm_perf_opt.config.choices import all_keys, default_of
 
     kind = all_keys().get(key)

@@ -1,4 +1,4 @@
-"""What a model must compute and move."""
+"""Compute the FLOPs, bytes and roofline time of a model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,30 +12,29 @@ from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json
 def cost(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="model=NAME, and model.architecture.FIELD=VALUE.", autocompletion=complete_override
-        ),
+        typer.Argument(metavar="KEY=VALUE", help="model=NAME, model.architecture.FIELD=VALUE.", autocompletion=complete_override),
     ] = None,
-    model_config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json, in place of model=.")] = None,
-    batch: Annotated[str, typer.Option(help="Sequences; with --hardware several, as in 1,8,64.")] = "1",
-    prompt: Annotated[str, typer.Option(help="Prompt tokens of the prefill.")] = "2048",
-    context: Annotated[str, typer.Option(help="Cached tokens of the decode step; with --hardware several.")] = "2048",
+    model_config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json, instead of model=.")] = None,
+    batch: Annotated[str, typer.Option(help="Sequences; with --hardware a list: 1,8,64.")] = "1",
+    prompt: Annotated[str, typer.Option(help="Prompt tokens in prefill.")] = "2048",
+    context: Annotated[str, typer.Option(help="Cached tokens in the decode step; with --hardware a list.")] = "2048",
     dtype: Annotated[
-        str, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4, fp4; with --hardware several.")
+        str, typer.Option(help="Dtype of the weights: bf16, fp16, fp32, fp8, int8, int4, fp4; with --hardware a list.")
     ] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="Of the cache.")] = "bf16",
-    mla: Annotated[str | None, typer.Option(help="How latent attention runs: expand_once, reexpand, absorb.")] = None,
+    kv_dtype: Annotated[str, typer.Option(help="Dtype of the KV cache.")] = "bf16",
+    mla: Annotated[str | None, typer.Option(help="Implementation of latent attention: expand_once, reexpand, absorb.")] = None,
     hardware: Annotated[
-        str | None, typer.Option(help="Floors on this product: h100_sxm, h200, rtx_4090 …", autocompletion=complete_hardware)
+        str | None,
+        typer.Option(help="Show roofline times on this device: h100_sxm, h200, rtx_4090 …", autocompletion=complete_hardware),
     ] = None,
     decoder_only: Annotated[
-        bool, typer.Option("--decoder-only", help="Of a model that takes pictures or sound too: its text decoder alone.")
+        bool, typer.Option("--decoder-only", help="For a model with image or audio input: count its text decoder only.")
     ] = False,
-    config_dir: Annotated[Path | None, typer.Option(help="A folder with options of your own.")] = None,
+    config_dir: Annotated[Path | None, typer.Option(help="A folder with your own options.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What a model must compute and move, part by part: no GPU, no weights."""
+    """Compute the FLOPs and bytes of a model per component; with --hardware, its roofline time. Needs no GPU and no weights."""
     note_debug(debug)
     from llm_perf_opt.report.cost import cost_document, what_if_document
     from llm_perf_opt.report.terminal import render_text

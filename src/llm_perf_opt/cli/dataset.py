@@ -1,4 +1,4 @@
-"""Datasets and their variants."""
+"""Add datasets, derive variants, check both."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="dataset",
     cls=WholeHelp,
-    help="Add datasets, make variants of them, find what drifted.",
+    help="Add datasets, derive variants from them, and check whether they changed.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Root = Annotated[Path, typer.Option(help="The folder of datasets.")]
-Conf = Annotated[Path, typer.Option(help="The project's options, where dataset=NAME is looked up.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Root = Annotated[Path, typer.Option(help="The folder with the datasets.")]
+Conf = Annotated[Path, typer.Option(help="The folder with the project's options, where dataset=NAME is looked up.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")]
 
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Chosen later as dataset=NAME.")],
-    source: Annotated[Path, typer.Option(help="The data: a folder or a file. It is linked, never written.")],
-    version: Annotated[str | None, typer.Option(help="Of the data.")] = None,
-    origin: Annotated[str | None, typer.Option(help="Where they were obtained, as an address.")] = None,
-    license_name: Annotated[str | None, typer.Option("--license", help="As its owner names it.")] = None,
-    notes: Annotated[str | None, typer.Option(help="Anything worth keeping beside them.")] = None,
-    text_field: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
+    name: Annotated[str, typer.Argument(help="Select it later with dataset=NAME.")],
+    source: Annotated[Path, typer.Option(help="The data: a folder or a file. It is linked and never modified.")],
+    version: Annotated[str | None, typer.Option(help="Version of the data.")] = None,
+    origin: Annotated[str | None, typer.Option(help="URL the data came from.")] = None,
+    license_name: Annotated[str | None, typer.Option("--license", help="License of the data.")] = None,
+    notes: Annotated[str | None, typer.Option(help="Free text for the metadata.")] = None,
+    text_field: Annotated[str, typer.Option(help="The field or column with the text.")] = "text",
     data_format: Annotated[
-        str | None, typer.Option("--format", help="Which files hold the records, where several formats lie there.")
+        str | None, typer.Option("--format", help="Which files hold the records, if the folder contains several formats.")
     ] = None,
     root: Root = DATASETS_ROOT,
     conf: Conf = PROJECT_CONF,
@@ -44,7 +44,7 @@ def add(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Add a dataset: a link to the data, their metadata with hashes, a README, and the option dataset=NAME."""
+    """Add a dataset: a link to the data, metadata with hashes, a README, and the option dataset=NAME."""
     note_debug(debug)
     from llm_perf_opt.cli.watching import watched
     from llm_perf_opt.core.units import byte_count
@@ -73,7 +73,7 @@ def list_datasets(root: Root = DATASETS_ROOT, as_json: Json = False, debug: Debu
         print_json([asdict(entry) for entry in found])
         return
     if not found:
-        print(f"{root} holds no dataset. Add one with `llm-perf dataset add NAME --source PATH`.")
+        print(f"{root} has no dataset. Add one with `llm-perf dataset add NAME --source PATH`.")
     for entry in found:
         size = "" if entry.bytes is None else f"  {entry.records} records, {byte_count(entry.bytes)}, {entry.format}"
         print(f"{entry.name}{size}  → {entry.source}{'' if entry.state == 'ok' else f'  ({entry.state})'}")
@@ -83,15 +83,15 @@ def list_datasets(root: Root = DATASETS_ROOT, as_json: Json = False, debug: Debu
 
 @app.command()
 def check(
-    name: Annotated[str | None, typer.Argument(help="One dataset; by default all.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Compare names and sizes; do not read the data.")] = False,
+    name: Annotated[str | None, typer.Argument(help="A dataset; all by default.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Compare names and sizes only; do not read the data.")] = False,
     root: Root = DATASETS_ROOT,
     conf: Conf = PROJECT_CONF,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find what drifted: a source or a variant that is not what it was, a dangling link. Exit code 1 when something did."""
+    """Check for changes: a source or a variant that differs from its metadata, a dangling link. Exits with 1 if there is one."""
     note_debug(debug)
     from llm_perf_opt.cli.watching import watched
     from llm_perf_opt.workspace.data.checking import check_dataset, unfinished
@@ -115,23 +115,27 @@ def check(
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help="A dataset that was added.")],
-    variant: Annotated[str, typer.Option(help="Chosen later as dataset.variant=NAME.")],
-    parent: Annotated[str, typer.Option("--from", help="Another variant to start from.")] = SOURCE,
-    split: Annotated[str | None, typer.Option(help="Only this split: train, validation, test.")] = None,
-    num_samples: Annotated[int | None, typer.Option(help="A subset of so many records.")] = None,
-    seed: Annotated[int | None, typer.Option(help="With --num-samples: which subset; by default 0.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Token ids: `bytes`, or a folder with a tokenizer.json.")] = None,
-    to: Annotated[str | None, typer.Option(help="Another format: jsonl, parquet or txt.")] = None,
-    text_field: Annotated[str | None, typer.Option(help="The field that holds the text; by default the dataset's.")] = None,
-    join_lines: Annotated[bool, typer.Option("--join-lines", help="With --to txt: join a text's lines by a space.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out records that cannot be read, and count them.")] = False,
+    name: Annotated[str, typer.Argument(help="A dataset that was added before.")],
+    variant: Annotated[str, typer.Option(help="Name of the variant; select it later with dataset.variant=NAME.")],
+    parent: Annotated[str, typer.Option("--from", help="Start from another variant.")] = SOURCE,
+    split: Annotated[str | None, typer.Option(help="Use only this split: train, validation, test.")] = None,
+    num_samples: Annotated[int | None, typer.Option(help="Make a subset with this many records.")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --num-samples: seed of the sample; 0 by default.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Make token ids with `bytes`, or with a folder that has a tokenizer.json.")
+    ] = None,
+    to: Annotated[str | None, typer.Option(help="Convert to jsonl, parquet or txt.")] = None,
+    text_field: Annotated[str | None, typer.Option(help="The field with the text; the dataset's by default.")] = None,
+    join_lines: Annotated[
+        bool, typer.Option("--join-lines", help="With --to txt: join the lines of a text with a space.")
+    ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out unreadable records, and count them.")] = False,
     root: Root = DATASETS_ROOT,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make a variant: a subset, token ids, or another format. The same arguments give the same bytes."""
+    """Derive a variant: a subset, token ids, or another format. The same arguments give the same bytes."""
     note_debug(debug)
     from llm_perf_opt.cli.watching import watched
     from llm_perf_opt.core.units import byte_count

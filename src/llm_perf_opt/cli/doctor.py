@@ -1,10 +1,10 @@
-"""What this machine has and lacks."""
+"""Check what this machine has."""
 
 from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json
 
 
 def doctor(as_json: Json = False, debug: Debug = False) -> None:
-    """What is here, what is missing, what that costs, how to get it."""
+    """Show what is installed, what is missing, what you lose without it, and how to get it."""
     note_debug(debug)
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""Look at any program as closely as at our own."""
+"""Profile any program with the Nsight tools."""
 
 import re
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from llm_perf_opt.cli.watching import ended_in_order
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _LAUNCHER = re.compile(r"torchrun|accelerate|deepspeed|mpirun|uv|env|bash|sh|time|nohup|nsys|ncu")
-"""Programs that run another one, which a run is better named after."""
+"""Programs that run another one; the run is named after that one."""
 _LAUNCH_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner")
-"""What `python -m` runs to the same end."""
+"""Modules that do the same with `python -m`."""
 _SCRIPTS = (".py", ".pyz", ".sh")
 _LONGEST_NAME = 100
 
@@ -23,45 +23,41 @@ _LONGEST_NAME = 100
 def exec_program(
     program: Annotated[
         list[str],
-        typer.Argument(metavar="PROGRAM", help="The program and its arguments, after two dashes: exec -- python serve.py."),
+        typer.Argument(metavar="PROGRAM", help="The program and its arguments after two dashes: exec -- python serve.py."),
     ],
-    metrics: Annotated[
-        str, typer.Option(help="Sets of counters and traces, comma-separated: see `llm-perf metrics list`.")
-    ] = "roofline",
-    add: Annotated[list[str] | None, typer.Option(help="A further counter; may be repeated.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="A counter less; may be repeated.")] = None,
-    section: Annotated[
-        list[str] | None, typer.Option(help="A section of Nsight Compute beside those of the sets; may be repeated.")
-    ] = None,
+    metrics: Annotated[str, typer.Option(help="Metric sets, separated by commas: see `llm-perf metrics list`.")] = "roofline",
+    add: Annotated[list[str] | None, typer.Option(help="Add a counter. May be repeated.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Remove a counter. May be repeated.")] = None,
+    section: Annotated[list[str] | None, typer.Option(help="Add a section of Nsight Compute. May be repeated.")] = None,
     range_: Annotated[
-        str, typer.Option("--range", metavar="NAME@DOMAIN", help="Record only this NVTX range; otherwise the whole program.")
+        str, typer.Option("--range", metavar="NAME@DOMAIN", help="Record only this NVTX range; the whole program by default.")
     ] = "",
     passes: Annotated[
         str | None,
-        typer.Option(help="Which passes: program (alone, for its time), nsys, ncu. By default those this machine has tools for."),
+        typer.Option(help="Passes: program (unprofiled, for its time), nsys, ncu. By default all whose tool is installed."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="At least so many kernels are counted …")] = 10,
-    coverage: Annotated[float, typer.Option(min=0.01, max=1, help="… and enough for this share of the kernel time.")] = 0.8,
-    budget_s: Annotated[float, typer.Option(min=0.1, help="The most seconds spent replaying kernels.")] = 180.0,
-    timeout_s: Annotated[float, typer.Option(min=1, max=1_000_000, help="The most seconds a pass may take.")] = 3600.0,
-    max_trace_gb: Annotated[float, typer.Option(min=0.01, help="The most disk space a tool may take.")] = 2.0,
-    device_index: Annotated[int, typer.Option(min=0, help="Which GPU's counters.")] = 0,
-    regions: Annotated[list[str] | None, typer.Option(help="NVTX regions to report: `step*` or `regex:…`; repeatable.")] = None,
-    without_regions: Annotated[list[str] | None, typer.Option(help="Regions to leave out; leaving out wins.")] = None,
-    kernels: Annotated[list[str] | None, typer.Option(help="Kernels counted into the regions' report; repeatable.")] = None,
-    without_kernels: Annotated[list[str] | None, typer.Option(help="Kernels to leave out of it; leaving out wins.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Count at least this many kernels …")] = 10,
+    coverage: Annotated[float, typer.Option(min=0.01, max=1, help="… and enough to cover this share of the kernel time.")] = 0.8,
+    budget_s: Annotated[float, typer.Option(min=0.1, help="Maximum seconds for replaying kernels.")] = 180.0,
+    timeout_s: Annotated[float, typer.Option(min=1, max=1_000_000, help="Maximum seconds per pass.")] = 3600.0,
+    max_trace_gb: Annotated[float, typer.Option(min=0.01, help="Maximum disk space of a tool, in GB.")] = 2.0,
+    device_index: Annotated[int, typer.Option(min=0, help="The GPU whose counters are read.")] = 0,
+    regions: Annotated[list[str] | None, typer.Option(help="NVTX regions to report, `step*` or `regex:…`; repeatable.")] = None,
+    without_regions: Annotated[list[str] | None, typer.Option(help="Regions to exclude; exclusion wins. Repeatable.")] = None,
+    kernels: Annotated[list[str] | None, typer.Option(help="Kernels to include in the regions report; repeatable.")] = None,
+    without_kernels: Annotated[list[str] | None, typer.Option(help="Kernels to exclude; exclusion wins. Repeatable.")] = None,
     aggregate: Annotated[bool, typer.Option("--aggregate", help="Regions of all processes and devices in one table.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; by default runs/exec/NAME/TIME, after the script or program.")
+        Path | None, typer.Option(help="Run folder; by default runs/exec/NAME/TIME, named after the script or program.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run any program alone, below Nsight Systems, and its longest kernels below Nsight Compute: once per pass.
+    """Profile any program: unprofiled, under Nsight Systems, and its longest kernels under Nsight Compute.
 
-    What the program prints is kept in raw/program/log.txt of the run. A tool that is not here is left out, unless --passes
-    names it.
+    The program runs once per pass. Its output is kept in raw/program/log.txt of the run. A tool that is not installed is
+    skipped unless --passes names it.
     """
     note_debug(debug)
     from datetime import datetime
@@ -99,7 +95,7 @@ def exec_program(
 
 
 def run_name(argv: Sequence[str]) -> str:
-    """What a run is called: the script or module behind an interpreter or launcher, else the program."""
+    """Return the name of a run: the script or module behind an interpreter or launcher, or the program."""
     named = _named(argv)
     return "".join(char if char.isalnum() or char in "._-" else "_" for char in named).lstrip("._-")[:_LONGEST_NAME] or "program"
 
@@ -114,7 +110,7 @@ def _named(argv: Sequence[str]) -> str:
 
 
 def _behind_python(words: Sequence[str]) -> str:
-    """The module or script of an interpreter; empty where its program is a text, or typed."""
+    """Return the module or script of an interpreter; empty for `-c` or standard input."""
     for at, word in enumerate(words):
         if word.startswith("-m"):
             module, rest = (word[2:], words[at + 1 :]) if word != "-m" else ("".join(words[at + 1 : at + 2]), words[at + 2 :])
@@ -127,7 +123,7 @@ def _behind_python(words: Sequence[str]) -> str:
 
 
 def _behind_launcher(words: Sequence[str], *, shell: bool = False) -> str:
-    """The first script, module or interpreter: which of a launcher's options take a word is not known."""
+    """Return the first script, module or interpreter: which options of a launcher take a value is not known."""
     for at, word in enumerate(words):
         if word == "-c" and shell:
             return ""

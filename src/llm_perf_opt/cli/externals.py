@@ -1,4 +1,4 @@
-"""Reference code under third_party/: made, moved, verified and guarded."""
+"""Fetch, update, verify and guard the reference code under third_party/."""
 
 import sys
 from pathlib import Path
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="externals",
     cls=WholeHelp,
-    help="Reference code under third_party/, listed in third_party/externals.yaml and pinned to commits.",
+    help="Manage reference code under third_party/, listed in third_party/externals.yaml and pinned to commits.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Entries of externals.yaml; otherwise all.")]
-Root = Annotated[Path | None, typer.Option(help="The project's folder; otherwise the git repository around this one.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Entries of externals.yaml; all by default.")]
+Root = Annotated[Path | None, typer.Option(help="The project's folder; by default the git repository of the current directory.")]
 
 
 @app.command()
 def init(
     names: Names = None,
-    template: Annotated[bool, typer.Option("--template", help="Write an externals.yaml to fill in, and end.")] = False,
+    template: Annotated[bool, typer.Option("--template", help="Write an externals.yaml to fill in, and exit.")] = False,
     root: Root = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make what is listed and missing, at its pinned commit, and verify it."""
+    """Fetch missing entries at their pinned commits, and verify them."""
     note_debug(debug)
     from llm_perf_opt.workspace.externals import verbs
     from llm_perf_opt.workspace.externals.places import Places
@@ -49,13 +49,13 @@ def init(
 def update(
     names: Names = None,
     to: Annotated[
-        str | None, typer.Option(metavar="COMMIT", help="The new pin of one entry; externals.yaml is rewritten.")
+        str | None, typer.Option(metavar="COMMIT", help="The new commit of one entry; it is written to externals.yaml.")
     ] = None,
     root: Root = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Move entries to the pins in externals.yaml, or one entry to a new pin. Edited ones are refused."""
+    """Move entries to their pins in externals.yaml, or one entry to a new commit. Edited entries are rejected."""
     note_debug(debug)
     from llm_perf_opt.workspace.externals import verbs
     from llm_perf_opt.workspace.externals.places import Places
@@ -66,14 +66,16 @@ def update(
 @app.command()
 def snapshot(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Hub entries of externals.yaml, otherwise all; or OWNER/NAME.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Hub entries of externals.yaml (all by default), or OWNER/NAME.")
     ] = None,
-    commit: Annotated[str | None, typer.Option(help="Pin OWNER/NAME to this commit, and list it where it is not.")] = None,
+    commit: Annotated[
+        str | None, typer.Option(help="Pin OWNER/NAME to this commit, and add it to externals.yaml if needed.")
+    ] = None,
     root: Root = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Take the source files of Hugging Face repositories: code, configuration, tokenizer, license; never weights."""
+    """Download the source files of Hugging Face repositories: code, configuration, tokenizer and license, never weights."""
     note_debug(debug)
     from llm_perf_opt.workspace.externals import verbs
     from llm_perf_opt.workspace.externals.places import Places
@@ -83,7 +85,7 @@ def snapshot(
 
 @app.command()
 def status(names: Names = None, root: Root = None, as_json: Json = False, debug: Debug = False) -> None:
-    """How each entry stands against its pin. Exit code 1 when something differs; warnings do not count."""
+    """Show the state of each entry against its pin. Exits with 1 if something differs; warnings do not count."""
     note_debug(debug)
     from llm_perf_opt.workspace.externals import verbs
     from llm_perf_opt.workspace.externals.places import Places
@@ -100,14 +102,16 @@ def status(names: Names = None, root: Root = None, as_json: Json = False, debug:
 @app.command()
 def guard(
     everything: Annotated[
-        bool, typer.Option("--all", help="Look even where nothing under third_party/ is staged, as in CI.")
+        bool, typer.Option("--all", help="Check even if nothing under third_party/ is staged, as in CI.")
     ] = False,
-    install: Annotated[bool, typer.Option("--install", help="Make this the repository's pre-commit hook, and end.")] = False,
+    install: Annotated[
+        bool, typer.Option("--install", help="Install this as the repository's pre-commit hook, and exit.")
+    ] = False,
     root: Root = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Refuse to commit edits under third_party/, and additions that externals.yaml does not list. Exit code 1 then."""
+    """Check that nothing staged edits third_party/ or adds files that externals.yaml does not list. Exits with 1 if it does."""
     note_debug(debug)
     from llm_perf_opt.workspace.externals import guard as room
     from llm_perf_opt.workspace.externals.places import Places
@@ -131,7 +135,7 @@ def _tell(line: str) -> None:
 
 
 def _finish(done: "list[Done]", as_json: bool) -> None:
-    """Show what was done; end with the exit code of the first failure."""
+    """Print the results, and exit with the code of the first failure."""
     if as_json:
         print_json({"externals": [_as_json(one) for one in done]})
     for one in done:

@@ -1,4 +1,4 @@
-"""Hardware counters by name and by set, before anything is profiled."""
+"""Look up hardware counters and metric sets."""
 
 import sys
 from typing import Annotated, Any
@@ -11,18 +11,20 @@ from llm_perf_opt.core.records import Missing
 app = typer.Typer(
     name="metrics",
     cls=WholeHelp,
-    help="Hardware counters: the named sets, what a set means on a chip, and whether a name exists there.",
+    help="Look up hardware counters: the named sets, the counters of a set on a chip, and whether a name exists.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Chip = Annotated[str | None, typer.Option(help="ga100, ad102, gh100, gb100 or gb202; otherwise that of this machine's GPU.")]
-Installed = Annotated[bool, typer.Option("--installed", help="Ask the ncu of this machine too: an older one lacks some names.")]
+Chip = Annotated[str | None, typer.Option(help="ga100, ad102, gh100, gb100 or gb202; by default that of this machine's GPU.")]
+Installed = Annotated[
+    bool, typer.Option("--installed", help="Also check with the installed ncu; older versions lack some names.")
+]
 
 
 @app.command("list")
 def list_sets(as_json: Json = False, debug: Debug = False) -> None:
-    """The named sets, and the chips whose counters are known."""
+    """List the named sets, and the chips whose counters are known."""
     note_debug(debug)
     from llm_perf_opt.counters.catalog import LISTED_BY, base_names, chips
     from llm_perf_opt.counters.set_file import shipped_sets
@@ -42,16 +44,16 @@ def list_sets(as_json: Json = False, debug: Debug = False) -> None:
 
 @app.command()
 def show(
-    sets: Annotated[list[str], typer.Argument(metavar="SET", help="Names of sets, merged in this order after base.")],
+    sets: Annotated[list[str], typer.Argument(metavar="SET", help="Sets, merged in this order after base.")],
     chip: Chip = None,
-    add: Annotated[list[str] | None, typer.Option(help="One more counter; may be given several times.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="A counter to leave out; may be given several times.")] = None,
-    section: Annotated[list[str] | None, typer.Option(help="A section of Nsight Compute; may be given several times.")] = None,
+    add: Annotated[list[str] | None, typer.Option(help="Add a counter. May be repeated.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Remove a counter. May be repeated.")] = None,
+    section: Annotated[list[str] | None, typer.Option(help="Add a section of Nsight Compute. May be repeated.")] = None,
     installed: Installed = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What sets mean on a chip: every counter and who asked for it, sections, trace modules, and what the chip lacks."""
+    """Show what sets collect on a chip: every counter with its set, sections, trace modules, and what the chip does not have."""
     note_debug(debug)
     from llm_perf_opt.counters.manifest import resolve
     from llm_perf_opt.report.manifest import resolved_text
@@ -75,13 +77,13 @@ def show(
 
 @app.command()
 def check(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Counters, with their suffix.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Counters with their suffix.")],
     chip: Chip = None,
     installed: Installed = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Whether a chip has these counters; old names are translated. Exit code 2 when one is unknown."""
+    """Check whether a chip has these counters; old names are translated. Exits with 2 if one is unknown."""
     note_debug(debug)
     where = _chip(chip)
     known = _known(where) if installed else None
@@ -126,15 +128,15 @@ def _chip(asked: str | None) -> str:
     from llm_perf_opt.runners.measure.gpu import gpu_name
 
     if asked is not None:
-        base_names(asked)  # an unknown chip is refused here, with the known ones
+        base_names(asked)  # rejects an unknown chip and lists the known ones
         return asked
     device = gpu_name()
     chip = device if isinstance(device, Missing) else chip_of_device(device)
     if isinstance(chip, Missing):
-        told = f"no GPU to go by ({chip.why})" if isinstance(device, Missing) else f"{device}: {chip.why}"
-        print(f"chip {DEFAULT_CHIP}: {told}; --chip chooses another", file=sys.stderr)
+        why = f"no GPU found ({chip.why})" if isinstance(device, Missing) else f"{device}: {chip.why}"
+        print(f"chip {DEFAULT_CHIP}: {why}; --chip selects another", file=sys.stderr)
         return DEFAULT_CHIP
-    print(f"chip {chip}: that of {device}", file=sys.stderr)
+    print(f"chip {chip}: {device}", file=sys.stderr)
     return chip
 
 
@@ -145,15 +147,17 @@ def _known(chip: str) -> frozenset[str]:
 
     ncu = find_tool("ncu")
     if ncu is None:
-        raise ResourceError("--installed asks Nsight Compute, and no ncu was found.", "See `llm-perf doctor`, or leave it out.")
+        raise ResourceError(
+            "--installed needs Nsight Compute, and no ncu was found.", "See `llm-perf doctor`, or omit --installed."
+        )
     names = names_known_to(ncu, chip)
     if isinstance(names, Missing):
-        raise ResourceError(f"{names.why}.", "Update Nsight Compute, or leave --installed out.")
+        raise ResourceError(f"{names.why}.", "Update Nsight Compute, or omit --installed.")
     return names
 
 
 def _sections(installed: bool) -> tuple[str, ...] | None:
-    """Those of this machine's ncu, where it is asked."""
+    """Return the sections of the installed ncu, if `installed`."""
     from llm_perf_opt.profiling.requested_metrics import sections_of
     from llm_perf_opt.profiling.vendor.probe import find_tool
 

@@ -1,4 +1,4 @@
-"""Links to models outside the project."""
+"""Link to models outside the project."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +11,17 @@ from llm_perf_opt.workspace.data.layout import MODELS_ROOT, given_root
 app = typer.Typer(
     name="model",
     cls=WholeHelp,
-    help="Link models and check what lies behind the links.",
+    help="Link model folders, and check them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Root = Annotated[Path, typer.Option(help="The folder of links.")]
+Root = Annotated[Path, typer.Option(help="The folder with the links.")]
 
 
 @app.command()
 def link(
-    name: Annotated[str, typer.Argument(help="Chosen later as model=hf model.path=models/NAME.")],
+    name: Annotated[str, typer.Argument(help="Select it later with model=hf model.path=models/NAME.")],
     target: Annotated[Path, typer.Argument(metavar="DIR", help="A local Hugging Face folder.")],
     root: Root = MODELS_ROOT,
     as_json: Json = False,
@@ -55,19 +55,19 @@ def list_models(root: Root = MODELS_ROOT, as_json: Json = False, debug: Debug = 
         print_json(links)
         return
     if not links:
-        print(f"{root} holds no model. Link one with `llm-perf model link NAME DIR`.")
+        print(f"{root} has no model. Link one with `llm-perf model link NAME DIR`.")
     for entry in links:
-        print(f"{entry['name']}  → {entry['target']}{'  (dangling: it is not there)' if entry['dangling'] else ''}")
+        print(f"{entry['name']}  → {entry['target']}{'  (dangling: the target does not exist)' if entry['dangling'] else ''}")
 
 
 @app.command()
 def check(
-    name: Annotated[str | None, typer.Argument(help="One model; by default all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A model; all by default.")] = None,
     root: Root = MODELS_ROOT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check configuration, shards, dtypes, sizes and tokenizer, from the files' heads. Exit code 1 when something is wrong."""
+    """Check configuration, shards, dtypes, sizes and tokenizer without reading weights. Exits with 1 if something is wrong."""
     note_debug(debug)
     from llm_perf_opt.report.models import model_lines
     from llm_perf_opt.workspace.data.model_tree import check_model, linked_models, model_named

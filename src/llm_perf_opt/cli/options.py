@@ -9,11 +9,11 @@ from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json
 
 
 def options(
-    config_dir: Annotated[Path | None, typer.Option(help="A folder with options of your own.")] = None,
+    config_dir: Annotated[Path | None, typer.Option(help="A folder with your own options.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the configuration groups and what each offers."""
+    """List the configuration groups and their options."""
     note_debug(debug)
     from llm_perf_opt.config.choices import group_options
 

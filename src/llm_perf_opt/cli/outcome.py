@@ -1,4 +1,4 @@
-"""What a run came to, as `run` and `report` end with it."""
+"""The result of a run, as `run`, `report` and `exec` print it."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, Any]:
-    """What `--json` ends with."""
+    """Return the data that `--json` prints."""
     if analysis is None:
         return {"run": str(folder.path), "status": "failed", "stages": {}}
     return {
@@ -33,7 +33,7 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
 
 
 def _stage_key(stage: "StageTiming") -> str:
-    """The stage's name; a sub-stage's with its parent's before it, since it may run in several."""
+    """Return the stage's name; for a sub-stage with its parent in front, since it may run in several."""
     return stage.name if stage.name in STAGE_NAMES else f"{stage.parent}/{stage.name}"
 
 
@@ -67,7 +67,7 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
 
 
 def print_program(folder: "RunFolder", found: "ProgramAnalysis", as_json: bool) -> None:
-    """What a user's own program came to, as `exec` and `report` end with it."""
+    """Print the result of `llm-perf exec`."""
     from llm_perf_opt.core.records import Missing
     from llm_perf_opt.report.markdown import render_markdown
     from llm_perf_opt.report.terminal import render_text

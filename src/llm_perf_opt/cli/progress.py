@@ -1,4 +1,4 @@
-"""Shows a capture as it goes: bars on a terminal, plain lines elsewhere, nothing when quiet. Always on standard error."""
+"""Progress of a capture on standard error: bars on a terminal, plain lines elsewhere, nothing with --quiet."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ from llm_perf_opt.report.text import milliseconds
 
 
 class QuietProgress:
-    """Says nothing."""
+    """Shows nothing."""
 
     def pass_started(self, name: str, label: str) -> None:
         """Ignored."""
@@ -33,14 +33,14 @@ class QuietProgress:
 
 
 PLAIN_EVERY_S = 10.0
-"""Without a terminal, a line at most this often while a phase goes on."""
+"""Without a terminal, print a line at most this often during a phase."""
 DRAW_EVERY_S = 1.0
 """A redraw of three bars takes the parent 2.6 ms of processor time (rich 15, one core of an aarch64 server), 0.3 % of a core at
-this rate. Between redraws it sleeps on the child's pipe: a parent that polls slows what is measured beside it."""
+this rate. Between redraws it sleeps on the child's pipe: a parent that polls slows the measured process."""
 
 
 class PlainProgress(QuietProgress):
-    """A line when something begins, changes phase or ends, and now and then in between."""
+    """A line when a pass starts, changes phase or ends, and occasionally in between."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class PlainProgress(QuietProgress):
         self._phase = ""
 
     def pass_message(self, name: str, message: dict[str, Any]) -> None:
-        """Announce a new phase, and where a long one stands."""
+        """Announce a new phase, and the progress of a long one."""
         phase = _phase(message)
         due = self._clock() - self._said_at > PLAIN_EVERY_S
         if phase and phase != self._phase:
@@ -66,7 +66,7 @@ class PlainProgress(QuietProgress):
             self._say(f"{name}: {self._phase or 'starting'} ({self._clock() - self._begun:.0f} s)")
 
     def pass_ended(self, entry: PassRecord) -> None:
-        """Tell how it went."""
+        """Announce the result."""
         took = f" in {entry.seconds:.1f} s" if entry.seconds is not None else ""
         self._say(f"{entry.name}: {entry.status}{took}{': ' + entry.why if entry.why else ''}")
 
@@ -76,7 +76,7 @@ class PlainProgress(QuietProgress):
 
 
 class BarProgress(QuietProgress):
-    """A bar per pass with the latest iteration's time; it moves once a second, also while the child says nothing."""
+    """A bar per pass with the latest iteration's time, redrawn once a second even if the child is silent."""
 
     def __init__(self, terminal: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
@@ -106,7 +106,7 @@ class BarProgress(QuietProgress):
         self._progress.stop()
 
     def pass_started(self, name: str, label: str) -> None:
-        """A new bar."""
+        """Add a bar."""
         self._tasks[name] = self._progress.add_task(_plain(label), total=None, pass_name=_plain(name))
         self._draw()
 
@@ -125,7 +125,7 @@ class BarProgress(QuietProgress):
             self._draw()
 
     def pass_ended(self, entry: PassRecord) -> None:
-        """Fill the bar, or say why not."""
+        """Fill the bar, or show why the pass failed."""
         task = self._tasks.get(entry.name)
         if task is None:
             return
@@ -141,14 +141,14 @@ class BarProgress(QuietProgress):
 
 
 def progress_for(quiet: bool) -> QuietProgress:
-    """The display that fits: a terminal gets bars."""
+    """Return the display for this output: bars on a terminal, lines elsewhere."""
     if quiet:
         return QuietProgress()
     return BarProgress() if sys.stderr.isatty() else PlainProgress()
 
 
 def _plain(text: str) -> str:
-    """A text that is neither markup to the display nor a command to the terminal."""
+    """Return the text without markup for the display or commands for the terminal."""
     from rich.markup import escape
 
     return escape(one_line(text))

@@ -1,4 +1,4 @@
-"""Make the reports of a run, or of a sweep, anew."""
+"""Regenerate the reports of a run or a sweep."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,19 +13,22 @@ from llm_perf_opt.core.errors import ConfigError
 
 def report(
     run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run or of a sweep.", autocompletion=complete_run)
+        Path, typer.Argument(metavar="RUN", help="The folder of a run or a sweep.", autocompletion=complete_run)
     ],
     peak_tflops: Annotated[
-        float | None, typer.Option(help="Dense peak of the run's dtype, in place of the run's own.", min=1e-9)
+        float | None,
+        typer.Option(help="Dense peak of the run's dtype, instead of the recorded one; with --bandwidth-gbs.", min=1e-9),
     ] = None,
-    bandwidth_gbs: Annotated[float | None, typer.Option(help="Memory bandwidth, likewise.", min=1e-9)] = None,
-    open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    bandwidth_gbs: Annotated[
+        float | None, typer.Option(help="Memory bandwidth in GB/s, instead of the recorded one; with --peak-tflops.", min=1e-9)
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make the reports of a run anew, on any machine: report.html, report.md, stakeholder_summary.md.
+    """Regenerate the reports of a run, on any machine: report.html, report.md, stakeholder_summary.md.
 
-    Of a sweep: sweep.html and sweep.md, every point in one table.
+    For a sweep: sweep.html and sweep.md, with every point in one table.
     """
     note_debug(debug)
     from llm_perf_opt.workflows.analyze_program import report_program
@@ -33,7 +36,7 @@ def report(
     from llm_perf_opt.workflows.sweep_folder import is_sweep
 
     if (peak_tflops is None) != (bandwidth_gbs is None):
-        raise ConfigError("--peak-tflops and --bandwidth-gbs describe a device together.", "Give both.")
+        raise ConfigError("--peak-tflops and --bandwidth-gbs must be given together.", "Give both, or neither.")
     if is_sweep(run_folder):
         _sweep(run_folder, peak_tflops is not None, open_page, as_json)
         return
@@ -47,9 +50,7 @@ def report(
     folder = run.folder
     if run.manifest.kind == "exec":
         if limits:
-            raise ConfigError(
-                "The report of a user's own program knows no limits.", "Leave --peak-tflops and --bandwidth-gbs out."
-            )
+            raise ConfigError("The report of `llm-perf exec` uses no peaks.", "Omit --peak-tflops and --bandwidth-gbs.")
         if open_page:
             raise ConfigError("The report of a user's own program is Markdown, not a page.", "Leave --open out.")
         print_program(folder, report_program(run), as_json)
@@ -69,7 +70,9 @@ def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> Non
     from llm_perf_opt.workflows.sweep_report import report_sweep, shortcoming
 
     if with_limits:
-        raise ConfigError("--peak-tflops and --bandwidth-gbs are of one run's device.", "Give them with the report of each run.")
+        raise ConfigError(
+            "--peak-tflops and --bandwidth-gbs do not apply to a sweep.", "Use them with `llm-perf report` on each run."
+        )
     folder, found = report_sweep(path)
     if as_json:
         print_json({"sweep": str(folder.path), "page": str(folder.page_file), "points": found.rows})
@@ -89,4 +92,4 @@ def _show(page: Path) -> None:
     import webbrowser
 
     if not webbrowser.open(page.resolve().as_uri()):
-        print(f"no browser could be opened; the page is {page}", file=sys.stderr)
+        print(f"could not open a browser; the page is {page}", file=sys.stderr)

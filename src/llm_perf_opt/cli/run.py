@@ -1,4 +1,4 @@
-"""Profile a model, or the same over several values."""
+"""Profile a model, or a sweep."""
 
 import sys
 from pathlib import Path
@@ -25,29 +25,27 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="GROUP=OPTION or KEY=VALUE, as in model=qwen2_5_1_5b runtime.batch_size=4.",
+            help="GROUP=OPTION or KEY=VALUE: model=qwen2_5_1_5b runtime.batch_size=4.",
             autocompletion=complete_override,
         ),
     ] = None,
     config_dir: Annotated[
-        Path | None, typer.Option(help="A folder with options of your own: model/mine.yaml, runtime/mine.yaml …")
+        Path | None, typer.Option(help="A folder with your own options: model/mine.yaml, runtime/mine.yaml …")
     ] = None,
     multirun: Annotated[
-        bool, typer.Option("--multirun", "-m", help="Several values per key, a run each: runtime.batch_size=1,4,16.")
+        bool, typer.Option("--multirun", "-m", help="Run a sweep, one run per value: runtime.batch_size=1,4,16.")
     ] = False,
     resume: Annotated[
-        Path | None, typer.Option(metavar="SWEEP", help="Go on with a sweep: run what is not complete in this folder.")
+        Path | None, typer.Option(metavar="SWEEP", help="Resume a sweep: run the points of this folder that are not complete.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the resolved configuration and the passes; run nothing.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved configuration and the passes, and exit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Profile a model and write a run folder with its report.
 
-    Groups: model, dataset, runtime, hardware, profiling. `llm-perf options` lists what each offers.
+    Groups: model, dataset, runtime, hardware, profiling. `llm-perf options` lists their options.
     """
     note_debug(debug)
     with ended_in_order():
@@ -62,7 +60,7 @@ def _one(overrides: list[str], config_dir: Path | None, *, dry_run: bool, quiet:
     from llm_perf_opt.profiling.preflight import refuse_early
 
     composed = compose(overrides, config_dir)
-    refuse_early([composed.config])  # before what captures is loaded: an answer that is known is given at once
+    refuse_early([composed.config])  # before the capture code is loaded: reject what is already known to be wrong
     if dry_run:
         _print_plan(composed, as_json)
         return
@@ -91,7 +89,10 @@ def _sweep(
     from llm_perf_opt.workflows.sweep_folder import SweepFolder
 
     if resume and (overrides or dry_run or config_dir):
-        raise ConfigError("--resume goes on with a sweep as it was asked for.", "Give it alone.")
+        raise ConfigError(
+            "--resume uses the settings of the sweep; it takes no overrides or other options.",
+            "Use `llm-perf run --resume SWEEP` alone.",
+        )
     if resume:
         folder = SweepFolder.open(resume)
     else:
@@ -117,7 +118,7 @@ def _sweep(
     try:
         _, found = report_sweep(folder.path)
         error = error or shortcoming(found)
-    except LlmPerfError:  # a page that fails must not hide why points did
+    except LlmPerfError:  # a page that fails must not hide why points failed
         if error is None:
             raise
     if as_json:

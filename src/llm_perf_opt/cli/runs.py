@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that holds runs, at any depth.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder with the runs, at any depth.")] = Path("runs"),
     model: Annotated[str | None, typer.Option(help="Only runs of this model.")] = None,
     experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment.")] = None,
-    status: Annotated[str | None, typer.Option(help="complete, partial, failed or damaged.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="The most rows; 0: all.")] = 20,
+    status: Annotated[str | None, typer.Option(help="Only runs with this status: complete, partial, failed or damaged.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of rows; 0 for all.")] = 20,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List runs and sweeps, newest first; a damaged one is a row with its reason."""
+    """List runs and sweeps, newest first. A damaged run is listed with the reason."""
     note_debug(debug)
     import sys
 
@@ -52,7 +52,7 @@ def runs(
     if rows:
         print(columns(header, rows, "llllrrll"))
     if cut:
-        print("A reason that ends in … is whole with --json, and in the run's own report.", file=sys.stderr)
+        print("A reason that ends in … is shown in full with --json and in the run's report.", file=sys.stderr)
     if len(found.rows) < found.matching:
         print(f"{len(found.rows)} of {found.matching} shown; --limit 0 shows all.", file=sys.stderr)
     elif not found.rows:
@@ -60,7 +60,7 @@ def runs(
 
 
 _LONGEST_WHY = 100
-"""Characters of a reason in the list; a tool's own words can run over many lines."""
+"""Characters of a reason in the list; a tool's message can be many lines long."""
 
 
 def _line(text: str) -> str:

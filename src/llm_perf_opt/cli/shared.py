@@ -1,4 +1,4 @@
-"""What every verb shares: its common options, and how data is printed."""
+"""Options and helpers that the verbs share."""
 
 import sys
 from typing import Annotated, Any
@@ -10,14 +10,14 @@ from llm_perf_opt.config.choices import GROUPS, HARDWARE_HINT, keys_like
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, did_you_mean, nearest
 from llm_perf_opt.core.terminal import json_text
 
-Json = Annotated[bool, typer.Option("--json", help="Data on standard output as JSON; everything else on standard error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on standard output, everything else on standard error.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 _debug = False
 
 
 class WholeHelp(TyperGroup):
-    """A group of verbs whose help shows each verb's first sentence whole: wrapped, not cut off with three dots."""
+    """A group of verbs whose help wraps each verb's first sentence instead of truncating it."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of verbs."""
@@ -29,15 +29,15 @@ class WholeHelp(TyperGroup):
 
 
 class WithCompletion(WholeHelp):
-    """The command itself: its options for the Tab key also take a shell by name, as in `--show-completion zsh`."""
+    """The command itself: its completion options also accept a shell by name, as in `--show-completion zsh`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Answer those options; the rest as ever."""
+        """Handle the completion options, then parse the rest."""
         option, _, given = args[0].partition("=") if args else ("", "", "")
         if option in _COMPLETIONS and not ctx.resilient_parsing:
             if " " in (ctx.info_name or ""):
                 raise ConfigError(
-                    f"{option} is of the command llm-perf: a shell completes nothing behind '{ctx.info_name}'.",
+                    f"{option} works only for the command llm-perf: shells cannot complete '{ctx.info_name}'.",
                     f"Run llm-perf {option}.",
                 )
             words = [given] if given else args[1:]
@@ -51,19 +51,19 @@ SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
 
 def _answer_completion(ctx: Any, option: str, shell: str) -> None:
-    """Ends the program."""
+    """Print or install the completion script, and exit."""
     from typer.completion import install_callback, show_callback
 
     if shell not in SHELLS:
-        raise ConfigError(f"{option} {shell}: this shell is not known.{nearest(shell, SHELLS)}", f"Known: {', '.join(SHELLS)}.")
+        raise ConfigError(f"{option} {shell}: unknown shell.{nearest(shell, SHELLS)}", f"Known: {', '.join(SHELLS)}.")
     (show_callback if option == _COMPLETIONS[0] else install_callback)(ctx, ctx.command.params[0], shell)
 
 
 class WithOverrides(TyperCommand):
-    """A verb that takes KEY=VALUE: a setting given as an option (`--model tiny`) is answered with how it is written."""
+    """A verb that takes KEY=VALUE: a setting given as an option (`--model tiny`) is rejected with the correct form."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse options that are settings; the rest as ever."""
+        """Reject options that are settings, then parse the rest."""
         known = {name for parameter in self.params for name in parameter.opts}
         words = args[: args.index("--")] if "--" in args else args
         for word in () if ctx.resilient_parsing else words:
@@ -83,27 +83,27 @@ def _refuse_setting(option: str, name: str) -> None:
 
 
 def note_debug(debug: bool) -> None:
-    """Remember that tracebacks are wanted."""
+    """Record whether to show tracebacks."""
     global _debug
     _debug = _debug or debug
 
 
 def debugging() -> bool:
-    """Whether tracebacks are wanted."""
+    """Return whether to show tracebacks."""
     return _debug
 
 
 def print_json(value: Any) -> None:
-    """Data for another program."""
+    """Print a value as JSON."""
     sys.stdout.write(json_text(value, sys.stdout.encoding) + "\n")
 
 
 def command_line() -> list[str]:
-    """What the user typed."""
+    """Return the command line as typed."""
     return ["llm-perf", *sys.argv[1:]]
 
 
 def raise_if(error: LlmPerfError | None) -> None:
-    """End the verb with this error, if there is one."""
+    """Raise the error, if there is one."""
     if error is not None:
         raise error

@@ -1,4 +1,4 @@
-"""Ask the tables of a run or a trace."""
+"""Query the tables of a run or a trace."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHOWN_ROWS = 50
 _WIDEST_CELL = 72
 _AS_TOLD = ("missing_shapes", "no_device_work")
-"""Problems of a trace that a run was made to have: on the CPU, with a preset that records no shapes."""
+"""Problems that follow from a run's own settings: it ran on the CPU, or its preset records no shapes."""
 
 
 def sql(
@@ -29,21 +29,24 @@ def sql(
             metavar="RUN|TRACE", help="A run folder, a torch trace or an nsys SQLite export.", autocompletion=complete_run
         ),
     ],
-    query: Annotated[str | None, typer.Argument(metavar="SQL", help="One SELECT; without it the tables are listed.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Rows as CSV.")] = False,
+    query: Annotated[str | None, typer.Argument(metavar="SQL", help="A SELECT statement; without it, list the tables.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print rows as CSV.")] = False,
     limit: Annotated[
-        int | None, typer.Option(help=f"Rows at most; 0 for all. Default: {SHOWN_ROWS} in the terminal, all as data.", min=0)
+        int | None,
+        typer.Option(
+            help=f"Maximum number of rows; 0 for all. Default: {SHOWN_ROWS} in the terminal, all with --json and --csv.", min=0
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Ask the tables of a run or a trace with SQL: reading only, no files, no network."""
+    """Query the tables of a run or a trace with SQL. Queries are read-only, without access to files or the network."""
     note_debug(debug)
     from llm_perf_opt.core.records import Missing
     from llm_perf_opt.workflows.queries import Queries
 
     if as_json and as_csv:
-        raise ConfigError("--json and --csv ask for two formats.", "Give one.")
+        raise ConfigError("--json and --csv select two formats.", "Use one of them.")
     queries = Queries(source)
     for problem in _to_tell(queries.opened, of_a_run=source.is_dir()):
         print("warning:", indented(problem.what), file=sys.stderr)
@@ -56,11 +59,11 @@ def sql(
     answer = queries.ask(query, shown)
     _show(answer, as_json, as_csv)
     if answer.more:
-        print(f"note: the first {shown} rows; --limit 0 gives all", file=sys.stderr)
+        print(f"note: the first {shown} rows; --limit 0 shows all", file=sys.stderr)
 
 
 def _to_tell(opened: "CachedTrace", *, of_a_run: bool) -> "list[TraceProblem]":
-    """What makes numbers wrong, each time; remarks once, when the trace is parsed, and none on what a run was told to record."""
+    """Return the problems to print: fatal ones each time, others once, on parsing, unless a run's settings cause them."""
     remarks = [one for one in opened.trace.problems if not (of_a_run and one.id in _AS_TOLD)] if opened.parsed else []
     return [one for one in opened.trace.problems if one.fatal or one in remarks]
 
@@ -101,7 +104,7 @@ def _is_number_column(rows: list[list[Any]], index: int) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has: numbers, text, lists; what it lacks as text."""
+    """Return a value that JSON can hold; other types become text."""
     from decimal import Decimal
 
     if isinstance(value, Decimal):
@@ -118,7 +121,7 @@ def _plain(value: Any) -> Any:
 
 
 def _cell(value: Any) -> str:
-    """A cell of the terminal's table: one line, cut where it is very long."""
+    """Return a cell of the terminal's table: one line, cut if it is very long."""
     from llm_perf_opt.report.text import significant
 
     if value is None:

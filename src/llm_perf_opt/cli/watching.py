@@ -1,4 +1,4 @@
-"""How far a long reading of data is, and how it ends when the user stops it."""
+"""Progress of long reads, and an orderly end on signals."""
 
 import os
 import select
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class LastingFile:
-    """A file whose loss ends nothing, once it `may_break`: what cannot be written is not shown."""
+    """A file that, once it `may_break`, ignores failed writes."""
 
     def __init__(self, file: TextIO, *, may_break: bool = False) -> None:
         self._file = file
         self.may_break = may_break
 
     def write(self, text: str) -> int:
-        """Written where it can be."""
+        """Write the text if possible."""
         try:
             return self._file.write(text)
         except OSError:
@@ -35,7 +35,7 @@ class LastingFile:
             return len(text)
 
     def flush(self) -> None:
-        """Likewise."""
+        """Flush if possible."""
         try:
             self._file.flush()
         except OSError:
@@ -43,7 +43,7 @@ class LastingFile:
                 raise
 
     def close_if_gone(self) -> None:
-        """Let what is written to it from now on, and what it still holds, go nowhere if nobody can read it."""
+        """Redirect the file to /dev/null if nobody can read it any more, including what it still buffers."""
         with suppress(OSError, ValueError):  # no real file, or closed: then there is nothing to do
             descriptor = self._file.fileno()
             if _is_gone(descriptor):
@@ -56,7 +56,7 @@ class LastingFile:
 
 
 def _is_gone(descriptor: int) -> bool:
-    """Whether it is a terminal that was hung up, which answers no question any more, or a pipe that nobody reads."""
+    """Return whether it is a terminal that was closed, or a pipe without a reader."""
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISCHR(kind):
         return not os.isatty(descriptor)
@@ -73,7 +73,7 @@ _WHY: dict[type[BaseException], str] = {KeyboardInterrupt: "it was interrupted"}
 
 @contextmanager
 def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Shows the phases of a long reading. Ctrl-C and SIGTERM end it alike: what was being made is removed first."""
+    """Show the phases of a long read. On Ctrl-C and SIGTERM, unfinished output is removed first."""
     from llm_perf_opt.cli.progress import progress_for
 
     begun = time.monotonic()
@@ -89,7 +89,7 @@ def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int],
                     raise
                 progress.pass_ended(PassRecord(name, "complete", seconds=time.monotonic() - begun))
         except KeyboardInterrupt as error:
-            raise Interrupted("Interrupted.", "Nothing half-made is left.") from error
+            raise Interrupted("Interrupted.", "Nothing unfinished was left behind.") from error
 
 
 _ENDS: dict[int, tuple[type[Interrupted], str]] = {
@@ -100,11 +100,10 @@ _ENDS: dict[int, tuple[type[Interrupted], str]] = {
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """SIGTERM, as a scheduler sends it, and SIGHUP, as a closed terminal does, end the work inside as Ctrl-C does.
+    """Handle SIGTERM (schedulers) and SIGHUP (a closed terminal) like Ctrl-C: keep and report what was captured.
 
-    What there is is kept and reported; only the exit code differs, and nobody reads what is printed to a terminal that is gone.
-    The first signal counts: a second one must not break into the clearing up that the first began. Where SIGHUP is ignored, as
-    below nohup, it stays so.
+    Only the exit code differs. After the first signal, further ones are ignored, so that they cannot interrupt the cleanup. If
+    SIGHUP is ignored, as under nohup, it stays ignored.
     """
     told: list[int] = []
     output = [LastingFile(sys.stdout), LastingFile(sys.stderr)]
@@ -116,7 +115,7 @@ def ended_in_order() -> Iterator[None]:
                 file.may_break = True
         if not told:
             told.append(number)
-            raise KeyboardInterrupt(_ENDS[number][1])  # run.json and the pages say it, too
+            raise KeyboardInterrupt(_ENDS[number][1])  # recorded in run.json and the pages
 
     heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM]
     previous = {number: signal.signal(number, stop) for number in heard}
@@ -139,7 +138,7 @@ def ended_in_order() -> Iterator[None]:
 
 
 class _Phase:
-    """One phase of known length."""
+    """A phase of known length."""
 
     def __init__(self, progress: "QuietProgress", name: str, phase: str, total: int) -> None:
         self._progress, self._name, self._phase, self._total = progress, name, phase, total
@@ -148,7 +147,7 @@ class _Phase:
         self.advance(0)
 
     def advance(self, count: int) -> None:
-        """So many bytes more."""
+        """Advance by this many bytes."""
         self._done += count
         if time.monotonic() - self._told_at < _TELL_EVERY_S and self._done < self._total:
             return

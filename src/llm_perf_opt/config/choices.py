@@ -1,4 +1,4 @@
-"""What can be chosen: groups, their options, keys; and what a wrong word was meant to be. Loads nothing heavy."""
+"""Groups, options and keys, and suggestions for wrong words. Loads nothing heavy."""
 
 import dataclasses
 import os
@@ -16,21 +16,21 @@ CONF_MODULE = "llm_perf_opt.config.conf"
 GROUPS = ("hydra", "model", "dataset", "runtime", "hardware", "profiling")
 HIDDEN_OPTIONS = {("model", "random"), ("profiling", "base"), ("runtime", OWN_OPTION)}
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""OWNER/NAME, as the Hugging Face Hub calls models."""
+"""OWNER/NAME, as on the Hugging Face Hub."""
 _DEFAULTS = {"model": "random", "dataset": "synthetic", "runtime": "pytorch", "hardware": "auto", "profiling": "base"}
-"""The files that say what a group's keys are where nothing is chosen."""
+"""The files with the default values of each group."""
 MEANT = {("hardware", "cuda"): "single_gpu", ("hardware", "gpu"): "single_gpu"}
-"""What an option is called elsewhere."""
+"""Other names of options."""
 _KEYS_MEANT = {"gpu": "hardware.device_index"}
-"""What a key is called elsewhere."""
+"""Other names of keys."""
 HARDWARE_HINT = (
-    "hardware says where to run: auto, cpu or single_gpu, with hardware.device_index=N for another GPU. "
-    "Products such as h100_sxm belong to `llm-perf cost --hardware`."
+    "hardware selects where to run: auto, cpu or single_gpu, with hardware.device_index=N for another GPU. "
+    "Product names such as h100_sxm are for `llm-perf cost --hardware`."
 )
 
 
 def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
-    """Every group with the options a user may choose."""
+    """Return every group with the options that a user can select."""
     brought = tuple(runtime.name for runtime in known_runtimes() if runtime.brought_by)
     return {
         group: tuple(option for option in options if (group, option) not in HIDDEN_OPTIONS)
@@ -41,14 +41,14 @@ def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
 
 
 def packaged_options(group: str) -> frozenset[str]:
-    """The options of a group that come with the package."""
+    """Return the packaged options of a group."""
     from importlib.resources import files
 
     return frozenset(item.name[:-5] for item in files(CONF_MODULE).joinpath(group).iterdir() if item.name.endswith(".yaml"))
 
 
 def searched_folders(config_dir: Path | None) -> list[Path]:
-    """Where options of one's own may lie: the folder given, then the project's own."""
+    """Return the folders with user options: the given one, then the project's."""
     found = [config_dir] if config_dir is not None else []
     if PROJECT_CONF.is_dir() and not (config_dir is not None and config_dir.resolve() == PROJECT_CONF.resolve()):
         found.append(PROJECT_CONF)
@@ -56,11 +56,11 @@ def searched_folders(config_dir: Path | None) -> list[Path]:
 
 
 def all_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
-    """Every group with its options, those that only others start from among them."""
+    """Return every group with all of its options, including hidden base options."""
     if config_dir is not None and not os.path.isdir(config_dir):  # noqa: PTH112 - False where the name is too long, too
         raise ConfigError(
             f"--config-dir {config_dir}: no such folder.",
-            "It should hold folders named like the groups: model/, runtime/ …",
+            "It should contain a folder per group: model/, runtime/ …",
         )
     found: dict[str, tuple[str, ...]] = {}
     for group in GROUPS:
@@ -70,8 +70,8 @@ def all_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
             # ./conf may belong to another program: its options of our names are ours. A folder given by name is meant for us.
             for name in sorted(own & packaged) if folder is config_dir else ():
                 raise ConfigError(
-                    f"{folder / group / name}.yaml has the name of an option of the package.",
-                    "Rename it; the packaged one would be taken in its place.",
+                    f"{folder / group / name}.yaml has the name of a packaged option.",
+                    "Rename it; the packaged option would be used instead.",
                 )
             names |= own
         found[group] = tuple(sorted(names))
@@ -82,7 +82,7 @@ def all_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
 
 
 def assignments(word: str, options: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """What a word without `=` may stand for: an option with its group, or a key that wants a value."""
+    """Return what a word without `=` may mean: an option with its group, or a key that needs a value."""
     if "=" in word:
         return []
     shown = [(group, name) for group, names in options.items() for name in names if (group, name) not in HIDDEN_OPTIONS]
@@ -94,20 +94,20 @@ def assignments(word: str, options: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 
 def model_remedy(name: str) -> str:
-    """What to type for a name on the Hugging Face Hub, from which nothing is downloaded, or for a folder."""
+    """Return what to type for a Hub name, since nothing is downloaded, or for a folder."""
     if not HUB_NAME.fullmatch(name) or Path(name).is_dir():
-        return f"A model in a folder is model=hf model.path={name}."
+        return f"For a model in a folder, use model=hf model.path={name}."
     architectures = sorted(packaged_options("model") - {"hf", *(option for _, option in HIDDEN_OPTIONS)})
     close = close_names(name.rpartition("/")[2], architectures)
     shape = f"model={close[0]}" if close else f"model=NAME, one of {', '.join(architectures)}"
     return (
-        f"Nothing is downloaded: fetch it (hf download {name} --local-dir DIR) and pass model=hf model.path=DIR; "
-        f"or measure an architecture with random weights: {shape}."
+        f"Nothing is downloaded automatically: run `hf download {name} --local-dir DIR` and pass model=hf model.path=DIR, "
+        f"or use random weights: {shape}."
     )
 
 
 def keys_like(key: str, *, exactly: bool = False) -> list[str]:
-    """Keys whose last part is the last part of `key`, but for how it is written; or, not `exactly`, like it."""
+    """Return the keys whose last part equals that of `key` except for spelling, or, unless `exactly`, resembles it."""
     if key in _KEYS_MEANT:
         return [_KEYS_MEANT[key]]
     last = key.rpartition(".")[2]
@@ -119,7 +119,7 @@ def keys_like(key: str, *, exactly: bool = False) -> list[str]:
 
 
 def all_keys(kind: Any = RunConfig, prefix: str = "") -> dict[str, Any]:
-    """Every key that takes a value, with its type; a free mapping is one."""
+    """Return every key that takes a value, with its type; a free mapping counts as one key."""
     found: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(kind).items():
         found |= all_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else {f"{prefix}{name}": hint}
@@ -127,7 +127,7 @@ def all_keys(kind: Any = RunConfig, prefix: str = "") -> dict[str, Any]:
 
 
 def default_of(key: str) -> str | None:
-    """What a key is where nothing is chosen, as it is typed; None where that follows from other settings."""
+    """Return the default of a key as typed; None if it depends on other settings."""
     from importlib.resources import files
 
     import yaml

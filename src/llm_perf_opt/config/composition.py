@@ -35,15 +35,15 @@ from llm_perf_opt.core.errors import ConfigError, close_names, did_you_mean, nea
 from llm_perf_opt.core.user_files import check_folder
 
 _LET_THROUGH = (OSError, ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError)
-"""What Hydra raises, besides its own errors, over a file that is no sound YAML or has no sound defaults list."""
+"""Errors, other than its own, that Hydra raises for invalid YAML or an invalid defaults list."""
 MOST_POINTS = 1000
-"""Runs in one sweep."""
+"""Maximum number of runs in one sweep."""
 _SEE_HELP = "See `llm-perf run --help` for the groups and their options."
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A resolved configuration and the folder its run asks for."""
+    """A resolved configuration and the run folder it requests."""
 
     config: RunConfig
     run_dir: Path
@@ -98,14 +98,16 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
                 choices.append([text])
                 continue
             if not override.is_discrete_sweep():
-                raise ConfigError(f"'{text}' names an interval, not values.", "Write them out, or use range(first,last,step).")
+                raise ConfigError(
+                    f"'{text}' is an interval, not a list of values.", "List the values, or use range(first,last,step)."
+                )
             key = override.get_key_element()
             values = [f"{key}={value}" for value in itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)]
         except (HydraException, ValueError, RecursionError) as error:
             raise ConfigError(f"'{text}' is not an override: {_first_sentence(error)}", _SEE_HELP) from error
         points *= len(values)
         if points > MOST_POINTS:
-            raise ConfigError(f"'{text}' makes this sweep more than {MOST_POINTS} runs.", "Sweep fewer values at a time.")
+            raise ConfigError(f"With '{text}' this sweep has more than {MOST_POINTS} runs.", "Sweep fewer values at a time.")
         choices.append(values)
     return [list(point) for point in itertools.product(*choices)]
 
@@ -116,7 +118,7 @@ def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
 
 
 def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
-    """The checked configuration of a run with some of its values replaced; a ConfigError where that means nothing."""
+    """Return a run's configuration with some values replaced, or raise a ConfigError if it is invalid."""
     changed = _copied(values)
     for text in overrides:
         key, separator, value = text.partition("=")
@@ -125,7 +127,9 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> RunCo
         for part in path:
             place = place.get(part) if isinstance(place, dict) else None
         if not separator or not isinstance(place, dict) or last not in place:
-            raise ConfigError(f"'{text}' sets nothing that the run's configuration has.", "It was made by another version.")
+            raise ConfigError(
+                f"'{text}' is not a setting of the run's configuration.", "The run was made by another version of llm-perf."
+            )
         place[last] = yaml.safe_load(value)
     return config_from_mapping(changed)
 
@@ -135,25 +139,25 @@ def _copied(values: Any) -> Any:
 
 
 def config_to_yaml(config: RunConfig) -> str:
-    """The resolved configuration as YAML that `config_from_mapping` reads back."""
+    """Return the resolved configuration as YAML that `config_from_mapping` can read."""
     values = dataclasses.asdict(config)
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return yaml.safe_dump(values, sort_keys=False) if "\x85" in text else text  # unescaped, it is read back as a space
 
 
 def option_root(conf: Path, root: str) -> Path:
-    """The folder that an option's file in `conf` means by `root`: a relative one starts beside `conf`, wherever one stands."""
+    """Return the folder that `root` in an option file of `conf` means: relative paths start at the parent of `conf`."""
     return Path(root) if conf == PROJECT_CONF else _absolute(conf).parent / root
 
 
 def root_for_option(conf: Path, folder: Path) -> str:
-    """What an option's file in `conf` is to say for `folder`: relative where both lie in one project, which can then be moved."""
+    """Return `folder` as an option file in `conf` names it: relative if both are in one project, so that it can be moved."""
     project, place = _absolute(conf).parent, _absolute(folder)
     return str(place.relative_to(project)) if place.is_relative_to(project) else str(place)
 
 
 def _absolute(path: Path) -> Path:
-    """Where its name says it is; links are not followed, as a project whose folders are links is still one project."""
+    """Return the absolute path without following links."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow them
 
 
@@ -171,12 +175,12 @@ def _refuse_shadowed(group: str, option: str) -> None:
     own = PROJECT_CONF / group / f"{option}.yaml"
     if option in packaged_options(group) and own.is_file():
         raise ConfigError(
-            f"{group}={option} is in {own} and in the package.", "Rename the file; the packaged one would be taken in its place."
+            f"{group}={option} is in {own} and in the package.", "Rename the file; the packaged option would be used instead."
         )
 
 
 def _brought_runtimes(overrides: Sequence[str], packaged: Sequence[str]) -> list[str]:
-    """`runtime=NAME` of a runtime that another package brings, as the option it starts from with its type."""
+    """Replace `runtime=NAME` of another package's runtime by the option it is based on and its type."""
     brought = [runtime.name for runtime in known_runtimes() if runtime.brought_by and runtime.name not in packaged]
     found: list[str] = []
     for text in overrides:
@@ -186,7 +190,7 @@ def _brought_runtimes(overrides: Sequence[str], packaged: Sequence[str]) -> list
 
 
 def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
-    """The override as Hydra takes it, or a ConfigError that names the fact, the choices and the nearest name."""
+    """Return the override for Hydra, or raise a ConfigError with the choices and the nearest name."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -196,13 +200,13 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
         why = _first_sentence(error) if "=" in text else f"it has no '='.{did_you_mean(assignments(text, options))}"
         raise ConfigError(
             f"'{text}' is not an override: {why}",
-            "Write KEY=VALUE, as in runtime.batch_size=4; quote a value with spaces or special characters: 'key=\"a b\"'.",
+            "Write KEY=VALUE, such as runtime.batch_size=4; quote a value with spaces or special characters: 'key=\"a b\"'.",
         ) from error
     key = override.key_or_group.split("@")[0]
     if override.is_sweep_override():
         raise ConfigError(
-            f"'{text}' names several values, and one run takes one.",
-            f"Add -m to run one after the other; write a list as {key}=[a,b], or quote a value that holds a comma.",
+            f"'{text}' has several values, but a run takes one.",
+            f"Add -m to run a sweep; write a list as {key}=[a,b], or quote a value that contains a comma.",
         )
     if key in options:
         choice = override.value()
@@ -212,19 +216,19 @@ def _checked_override(text: str, options: Mapping[str, tuple[str, ...]]) -> str:
         return text
     if key.split(".")[0] == "hydra":
         if key != "hydra.run.dir":
-            raise ConfigError(f"{key} has no meaning here.", "Of Hydra's own settings only hydra.run.dir is used.")
+            raise ConfigError(f"{key} is not supported.", "The only Hydra setting is hydra.run.dir.")
         return text
     open_mapping = _check_key(key, text.partition("=")[2])
     return f"++{text.lstrip('+')}" if open_mapping and not override.is_delete() else text
 
 
 def _refuse_hub_name(model: Any) -> None:
-    """A name on the Hub given to a model that reads no folder: whoever typed it expects a download."""
+    """Reject a Hub name as the path of a model with random weights: the user expects a download."""
     if not isinstance(model, Mapping) or model.get("source") != "random":
         return
     path = str(model.get("path"))
     if HUB_NAME.fullmatch(path) and not Path(path).is_dir():
-        raise ConfigError(f"model.path={model['path']} is a name on the Hub, not a folder.", model_remedy(model["path"]))
+        raise ConfigError(f"model.path={model['path']} looks like a Hub name, not a folder.", model_remedy(model["path"]))
 
 
 def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
@@ -236,7 +240,7 @@ def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigEr
         known = ", ".join([listed(runtimes), *(name for name in shown if name not in names)])
         shown += [name for name in names if name not in shown]
     if group == "model" and "/" in choice:
-        return ConfigError(f"model={choice} is not known: a model is chosen by the name of an option.", model_remedy(choice))
+        return ConfigError(f"model={choice} is not known: select a model by the name of an option.", model_remedy(choice))
     return ConfigError(
         f"{group}={choice} is not known.{nearest(MEANT.get((group, choice), choice), shown)}",
         f"Known: {known}. Looked in the package's own conf/{group}, in --config-dir and in ./{PROJECT_CONF}."
@@ -245,13 +249,13 @@ def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigEr
 
 
 def _check_key(key: str, value: str) -> bool:
-    """Walk `key` through the dataclasses; True when it lies inside a free mapping such as model.substages."""
+    """Walk `key` through the dataclasses; return True if it is inside a free mapping such as model.substages."""
     kind: Any = RunConfig
     seen = ""
     for part in key.split("."):
         hints = typing.get_type_hints(kind)
         if part not in hints:
-            where = f"in {seen}" if seen else "at the top"
+            where = f"in {seen}" if seen else "at the top level"
             known = list(hints)
             elsewhere = keys_like(key, exactly=bool(close_names(part, known)))
             here = any(found.rpartition(".")[0] == seen for found in elsewhere)
@@ -269,13 +273,13 @@ def _check_key(key: str, value: str) -> bool:
                 raise ConfigError(f"There is no key '{key}': {seen} is a single value.", f"Write {seen}=VALUE.")
             return False
     raise ConfigError(
-        f"'{key}' is a group of values, not one value.",
+        f"'{key}' is a group of settings, not a single value.",
         f"Set one of: {', '.join(f'{key}.{name}' for name in typing.get_type_hints(kind))}.",
     )
 
 
 def _quoted(text: str) -> str:
-    """As Hydra's grammar quotes: a backslash is itself, except in front of a quotation mark."""
+    """Quote for Hydra's grammar: a backslash is literal, except before a quotation mark."""
     return '"' + re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text) + '"'
 
 
@@ -286,12 +290,12 @@ def _run_dir(composed: DictConfig) -> Path:
         raise ConfigError(f"hydra.run.dir: {_first_sentence(error)}", "Give a folder that does not exist yet.") from error
     path = Path(text)
     if path.name in ("", "..") or "\0" in text:
-        raise ConfigError(f"hydra.run.dir={text!r} cannot name the folder of a run.", "Give a folder that does not exist yet.")
+        raise ConfigError(f"hydra.run.dir={text!r} cannot be used as a run folder.", "Give a folder that does not exist yet.")
     return path
 
 
 def _first_sentence(error: BaseException) -> str:
-    """The fact in an error of Hydra, OmegaConf or YAML: its first line, with the file or the cause where it has one."""
+    """Return the first line of an error of Hydra, OmegaConf or YAML, with the file or the cause if it has one."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}."
     if isinstance(error, OSError) and error.strerror and error.filename:
@@ -312,12 +316,12 @@ def _register_resolvers() -> None:
 
 
 def _at_most(usual: int, limit: Any) -> int:
-    """A default that follows another setting down; that the other one is a sound number is checked elsewhere."""
+    """Return the smaller of a default and another setting, which is checked elsewhere."""
     return min(usual, limit) if isinstance(limit, int) else usual
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
-    """Everything but Hydra's own node, interpolations resolved."""
+    """Return everything except Hydra's own node, with interpolations resolved."""
     values: dict[str, Any] = {}
     for key in typing.cast("list[str]", [key for key in composed if key != "hydra"]):
         if OmegaConf.is_dict(composed[key]):
@@ -336,7 +340,7 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`, or a ConfigError naming the key, what was expected and what came."""
+    """Return `value` as `kind`, or raise a ConfigError with the key, the expected type and the value."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _build_dataclass(typing.cast("type[Any]", kind), value, where)
@@ -355,11 +359,11 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         return value
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where}={value!r}: expected a mapping, as in {{name: value}}.")
+            raise ConfigError(f"{where}={value!r}: expected a mapping, such as {{name: value}}.")
         return {str(key): _build(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where}={value!r}: expected a list, as in [a,b].")
+            raise ConfigError(f"{where}={value!r}: expected a list, such as [a,b].")
         return tuple(_build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     return value if kind is Any else _scalar(kind, value, where)
 
@@ -371,7 +375,7 @@ def _scalar(kind: type, value: Any, where: str) -> Any:
         except OverflowError:
             raise ConfigError(f"{where}={str(value)[:20]}… is out of range: it has {len(str(value))} digits.") from None
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        expected = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
+        expected = {int: "an integer", float: "a number", str: "text", bool: "true or false"}[kind]
         raise ConfigError(f"{where}={value!r}: expected {expected}.")
     return value
 

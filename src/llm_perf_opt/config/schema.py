@@ -33,7 +33,7 @@ NsysCapture = Literal["nvtx", "cudaProfilerApi"]
 
 
 def canonical_dtype(name: str) -> str:
-    """`bf16` for `bfloat16`, `torch.bfloat16` or `BF16`; a name that is not known comes back in lower case."""
+    """Return `bf16` for `bfloat16`, `torch.bfloat16` or `BF16`; an unknown name is returned in lower case."""
     word = name.strip().lower().removeprefix("torch.")
     return _DTYPE_SPELLINGS.get(word, word)
 
@@ -43,21 +43,21 @@ PYTORCH = "pytorch"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What is run."""
+    """The model."""
 
     name: str
-    """Names the run's folder."""
+    """Part of the run folder's path."""
     source: Literal["random", "pretrained"]
-    """Weights made in memory from `architecture`, or read from `path`."""
+    """Whether weights are created from `architecture` or read from `path`."""
     path: str | None
     """A local Hugging Face folder."""
     dtype: Dtype
-    """auto: bf16 where the device has it natively, else fp32. Given in any usual spelling, kept in this one."""
+    """auto: bf16 if the device supports it natively, else fp32. Other spellings are accepted and normalized."""
     seed: int
     trust_remote_code: bool
-    """Lets Python code inside `path` run. Off unless asked."""
+    """Whether Python code from `path` may run."""
     substages: dict[str, str]
-    """Name → path of a submodule whose forward is timed as a stage of its own."""
+    """Name → path of a submodule whose forward is timed as its own stage."""
     architecture: dict[str, Any]
     """Fields of a Hugging Face configuration, `model_type` among them."""
 
@@ -69,19 +69,19 @@ class DatasetConfig:
     name: str
     kind: Literal["synthetic", "prompts"]
     path: str | None
-    """A .jsonl or .txt file; none: the prompts that ship with the package."""
+    """A .jsonl or .txt file; None: the prompts shipped with the package."""
     text_field: str
     """The field of a .jsonl record that holds the text."""
     seed: int
     root: str | None = None
-    """A folder made by `llm-perf dataset add`; its texts are taken unless `path` names a file."""
+    """A folder made by `llm-perf dataset add`; its texts are used unless `path` names a file."""
     variant: str | None = None
-    """Which variant of `root`; none: its source-data."""
+    """A variant of `root`; None: its source-data."""
 
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """How it is run, and how long it is repeated."""
+    """How the model is run and repeated."""
 
     type: str
     """The name of a runtime: `llm-perf options` lists those that are known."""
@@ -89,37 +89,37 @@ class RuntimeConfig:
     prompt_tokens: int
     """Synthetic prompts have exactly this length; texts are cut to at most this."""
     num_new_tokens: int
-    """Per sequence. The first comes from prefill, each other from one decode step."""
+    """Per sequence. Prefill produces the first, each decode step one more."""
     attn_implementation: str
     """auto, eager, sdpa, flash_attention_2, … as transformers names them."""
     cache: CacheKind
     compile: CompileMode
     """torch.compile of the decode step; prefill stays eager."""
     max_warmup: int
-    """The most iterations spent waiting for the times to settle."""
+    """Maximum number of warm-up iterations."""
     min_repeats: int
-    """10, or max_repeats where that is less and this is not given."""
+    """Default: 10, or max_repeats if that is less."""
     max_repeats: int
     ci_target: float
-    """Repeat until half the 95 % interval of the median is within this share of the median."""
+    """Repeat until half the 95 % interval of the median is within this fraction of the median."""
     time_limit_s: float
-    """No further repeat is begun after repeating for this long."""
+    """Start no further repeat after repeating for this long."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the engine, passed through as they are; none for pytorch, which has no engine."""
+    """Engine arguments, passed through unchanged; empty for pytorch, which has no engine."""
 
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """Which device."""
+    """The device."""
 
     device: Literal["auto", "cpu", "cuda"]
     device_index: int
     cpu_threads: int | None
-    """Threads of the framework on the host; none: its own choice."""
+    """CPU threads of torch; None: torch decides."""
     peak_tflops: float | None
-    """Dense peak of the run's dtype, for a device the hardware table does not know. Goes with bandwidth_gbs."""
+    """Dense peak of the run's dtype, for a device that the hardware table does not list. Requires bandwidth_gbs."""
     bandwidth_gbs: float | None
-    """Memory bandwidth in GB/s, likewise."""
+    """Memory bandwidth in GB/s. Requires peak_tflops."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class TorchConfig:
 
     enable: bool
     preset: TorchPreset
-    """minimal: operators and kernels · default: shapes, modules, memory too · max: and Python stacks."""
+    """minimal: operators and kernels · default: adds shapes, modules, memory · max: adds Python stacks."""
     decode_steps: int | None
-    """The most decode steps profiled: a trace of hundreds says no more than one of a few. None: all."""
+    """Maximum number of decode steps to profile: a few show as much as hundreds. None: all."""
 
 
 @dataclass(frozen=True)
@@ -147,22 +147,22 @@ class NsysConfig:
 
     enable: bool
     capture: NsysCapture
-    """What opens and closes the capture: the NVTX range of the measured iteration, or cudaProfilerStart and Stop."""
+    """What starts and stops the capture: the NVTX range of the measured iteration, or cudaProfilerStart and Stop."""
     decode_steps: int | None
-    """The most decode steps captured; none: all."""
+    """Maximum number of decode steps to capture; None: all."""
 
 
 @dataclass(frozen=True)
 class NcuConfig:
-    """The Nsight Compute passes: hardware counters of the kernels that carry each stage's time."""
+    """The Nsight Compute passes: hardware counters of the longest kernels of each stage."""
 
     enable: bool
     top: int
-    """At least this many kernels of each stage …"""
+    """Count at least this many kernels per stage …"""
     coverage: float
-    """… and as many as it takes to carry this share of the stage's kernel time."""
+    """… and as many as cover this share of the stage's kernel time."""
     budget_s: float
-    """The most seconds spent replaying kernels, over all stages; loading the model is not counted."""
+    """Maximum seconds for replaying kernels, over all stages; loading the model is excluded."""
 
 
 @dataclass(frozen=True)
@@ -179,24 +179,24 @@ class MetricsConfig:
 
 @dataclass(frozen=True)
 class RegionsConfig:
-    """The report of NVTX regions. Patterns are shell-like (`decode*`), or `regex:…`; excluding wins."""
+    """The report of NVTX regions. Patterns are shell-style (`decode*`) or `regex:…`; exclusion wins."""
 
     include: tuple[str, ...]
     exclude: tuple[str, ...]
     kernels_include: tuple[str, ...]
     kernels_exclude: tuple[str, ...]
     aggregate: bool
-    """One table over all processes and devices, not one for each."""
+    """One table over all processes and devices instead of one for each."""
 
 
 @dataclass(frozen=True)
 class ProfilingConfig:
-    """Which passes a run is made of."""
+    """The passes of a run."""
 
     ceilings: bool
-    """Measure what the device can do at best, once; kept for later runs on the same device, driver and torch."""
+    """Measure the device's peaks once; cached for later runs with the same device, driver and torch."""
     clean: bool
-    """The unprofiled pass. Without it a run has no times, only what the tools left."""
+    """The unprofiled pass. Without it a run has no times of its own."""
     torch: TorchConfig
     nvml: NvmlConfig
     nsys: NsysConfig
@@ -204,7 +204,7 @@ class ProfilingConfig:
     metrics: MetricsConfig
     regions: RegionsConfig
     pass_timeout_s: float
-    """A pass that takes longer is ended and the run is partial."""
+    """A pass that takes longer is ended, and the run is partial."""
     max_trace_gb: float
     """The most disk space, in GB of 10⁹ bytes, that nsys or ncu may take while it records; then its pass is stopped."""
     passes: dict[str, Any] = field(default_factory=dict)
@@ -224,9 +224,9 @@ class RunConfig:
 
 
 PROJECT_CONF = Path("conf")
-"""Options of the project one stands in; `llm-perf dataset add` writes there."""
+"""Options of the project in the current directory; `llm-perf dataset add` writes there."""
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""What may become a folder: no path, nothing hidden, nothing a shell or a page would take for more than a name."""
+"""A safe folder name: no path, not hidden, nothing that a shell or a page would interpret."""
 _RANGES: dict[str, tuple[float, float]] = {
     "model.seed": (0, 2**63 - 1),
     "dataset.seed": (0, 2**63 - 1),
@@ -254,13 +254,13 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def check(config: RunConfig) -> RunConfig:
-    """Refuse what no run can mean: values out of range, names that are no folder names, contradictions."""
+    """Return the configuration, or raise for values out of range, unsafe names and contradictions."""
     _check_ranges(config)
     for key, name in (("experiment", config.experiment), ("model.name", config.model.name)):
         if not FOLDER_NAME.fullmatch(name):
             raise ConfigError(
-                f"{key}={name!r} cannot name a folder of the run.",
-                f"Use letters, digits, '.', '_' and '-', beginning with a letter or digit: pass {key}=NAME.",
+                f"{key}={name!r} cannot be used as a folder name.",
+                f"Use letters, digits, '.', '_' and '-', starting with a letter or digit: {key}=NAME.",
             )
     _check_model(config.model)
     _check_effect(config)
@@ -286,28 +286,28 @@ def _check_ranges(config: RunConfig) -> None:
 
 
 def _number(value: float) -> str:
-    """Whole ones in full, with commas; others as short as they are."""
+    """Return integers in full, with commas; others in their shortest form."""
     return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def _range_hint(key: str) -> str:
     if key == "runtime.num_new_tokens":
-        return "The first new token comes from prefill, so 1 measures prefill alone and 2 is the least that has a decode step."
+        return "Prefill produces the first token: 1 measures prefill only, 2 or more include decode steps."
     return ""
 
 
 def _check_effect(config: RunConfig) -> None:
-    """A setting that would change nothing is refused: whoever typed it believes that it does."""
+    """Reject settings that would have no effect."""
     model, dataset = config.model, config.dataset
     if model.source == "random" and model.path:
         raise ConfigError(
             f"model.path={model.path} has no effect on model={model.name}, which has random weights.",
-            "Add model=hf; model.path is then a local folder, and nothing is downloaded.",
+            "Add model=hf to read a local folder. Nothing is downloaded.",
         )
     if model.source == "pretrained" and model.architecture:
         raise ConfigError(
             f"model.architecture.{next(iter(model.architecture))} has no effect on a model read from a folder.",
-            "Its own config.json says what it is.",
+            "The folder's config.json defines the architecture.",
         )
     if dataset.kind == "synthetic" and dataset.path:
         raise ConfigError(f"dataset.path={dataset.path} has no effect on dataset=synthetic.", "Add dataset=sample_prompts.")
@@ -330,7 +330,7 @@ def _check_dataset(dataset: DatasetConfig) -> None:
 
 
 def _check_runtime_effect(config: RunConfig) -> None:
-    """The same for what only one kind of runtime heeds."""
+    """Reject settings that only another kind of runtime uses."""
     runtime = config.runtime
     traits = traits_of(runtime.type)
     if not traits.engine:
@@ -344,12 +344,12 @@ def _check_runtime_effect(config: RunConfig) -> None:
         if getattr(runtime, name) != neutral:
             raise ConfigError(
                 f"runtime.{name}={getattr(runtime, name)} has no effect on runtime.type={runtime.type}.",
-                "An engine has arguments of its own: runtime.engine.NAME=VALUE.",
+                "An engine has its own arguments: runtime.engine.NAME=VALUE.",
             )
     if config.model.substages and traits.steppable is False:
         raise ConfigError(
-            f"model.substages brackets submodules of a model that this program steps; {runtime.type} runs it out of reach.",
-            "Use runtime=pytorch, or drop the sub-stages.",
+            f"model.substages needs a runtime that llm-perf steps itself; {runtime.type} runs the model on its own.",
+            "Use runtime=pytorch, or omit model.substages.",
         )
 
 
@@ -359,21 +359,21 @@ def _check_model(model: ModelConfig) -> None:
     if model.source == "random" and "model_type" not in model.architecture:
         raise ConfigError(
             f"model {model.name!r} has no architecture.model_type.",
-            "A model made from random weights needs the fields of a Hugging Face configuration.",
+            "A model with random weights needs the fields of a Hugging Face configuration.",
         )
     for name in model.substages:
         if not FOLDER_NAME.fullmatch(name) or name in STAGE_NAMES:
             raise ConfigError(
                 f"model.substages: {name!r} cannot name a sub-stage.",
-                f"Use letters, digits, '.', '_' and '-'; the names {', '.join(STAGE_NAMES)} are taken.",
+                f"Use letters, digits, '.', '_' and '-'; the names {', '.join(STAGE_NAMES)} are reserved.",
             )
 
 
 def _check_runtime(config: RunConfig) -> None:
     if (config.hardware.peak_tflops is None) != (config.hardware.bandwidth_gbs is None):
         raise ConfigError(
-            "hardware.peak_tflops and hardware.bandwidth_gbs describe a device together; one of them is missing.",
-            "Give both, as its datasheet has them: the dense peak of the run's dtype and the memory bandwidth.",
+            "hardware.peak_tflops and hardware.bandwidth_gbs must be set together; one of them is missing.",
+            "Set both from the datasheet: the dense peak of the run's dtype and the memory bandwidth.",
         )
     runtime, profiling = config.runtime, config.profiling
     others = any(isinstance(one, dict) and one.get("enable") for one in profiling.passes.values())
@@ -381,17 +381,17 @@ def _check_runtime(config: RunConfig) -> None:
         raise ConfigError("profiling asks for no pass at all.", "Set profiling.clean=true, or choose profiling=minimal.")
     if profiling.ncu.enable and not (profiling.nsys.enable or profiling.torch.enable):
         raise ConfigError(
-            "profiling.ncu chooses its kernels from a timeline, and no pass records one.",
+            "profiling.ncu selects its kernels from a timeline, but no pass records one.",
             "Add profiling.nsys.enable=true or profiling.torch.enable=true.",
         )
     if runtime.compile in ("reduce-overhead", "max-autotune") and runtime.cache == "dynamic":
         raise ConfigError(
-            f"runtime.compile={runtime.compile} replays CUDA graphs, which need tensors that stay in place; "
-            "runtime.cache=dynamic grows them at every step.",
+            f"runtime.compile={runtime.compile} uses CUDA graphs, which need tensors at fixed addresses; "
+            "runtime.cache=dynamic reallocates them at every step.",
             "Add runtime.cache=static, or use runtime.compile=default.",
         )
     if runtime.compile != "none" and config.model.substages:
         raise ConfigError(
-            "model.substages brackets the forward of a submodule, which torch.compile fuses away.",
-            "Use runtime.compile=none, or drop the sub-stages.",
+            "model.substages times the forward of submodules, which torch.compile fuses away.",
+            "Use runtime.compile=none, or omit model.substages.",
         )

@@ -97,6 +97,6 @@ def _note(chip: str) -> str:
     if chip == _MEASURED_ON:
         return "One count of a tensor counter is one FLOP: a 4096³ bf16 GEMM was measured to read 2·4096³ exactly."
     return (
-        f"One count of a tensor counter is taken for one FLOP, as the tool describes it; measured on {_MEASURED_ON} only. "
+        f"One count of a tensor counter is assumed to be one FLOP, as the tool describes it; measured on {_MEASURED_ON} only. "
         "A GEMM of known size must confirm it on this chip."
     )

@@ -23,31 +23,31 @@ def metrics_page() -> str:
         [
             "# Metrics",
             "",
-            "Made from the code: `python -m llm_perf_opt.report.definitions > docs/metrics.md`. Do not edit.",
+            "Generated: `python -m llm_perf_opt.report.definitions > docs/metrics.md`. Do not edit.",
             "",
             "## Latency and throughput",
             "",
-            "From the unprofiled pass: one value per repeat, then its distribution over the repeats. A throughput is its "
-            "formula at the median of its time, and at the ends of that time's interval.",
+            "From the unprofiled pass: one value per repeat, then its distribution over the repeats. A throughput and its "
+            "interval are computed from the median of its time and the ends of that time's interval.",
             "",
             table(["key", "metric", "unit", "definition"], latency),
-            f"The interval is the {CONFIDENCE:.0%} interval of the median, from order statistics. A percentile is given where "
+            f"The interval is the {CONFIDENCE:.0%} interval of the median, from order statistics. A percentile is shown if "
             f"at least {LEAST_BEYOND} values are expected beyond it, by {PERCENTILE_METHOD}.",
             "",
-            "## Distance from the limit",
+            "## Distance from the roofline",
             "",
             table(["metric", "unit", "formula", "definition"], limits),
-            "What binds a stage is said in one of these words:",
+            "The verdict on a stage is one of these:",
             "",
             *[f"- {word}: {meaning}" for word, meaning in VERDICTS],
             "",
-            f"{EVIDENCE} Utilisation above 100 % of a datasheet limit, or above {MEASURED_MARGIN:.0%} of a measured one, stops "
-            "the report with what to check.",
+            f"{EVIDENCE} A utilization above 100 % of a datasheet peak, or above {MEASURED_MARGIN:.0%} of a measured one, is an "
+            "error that says what to check.",
             "",
             "## Hardware",
             "",
-            "Dense peaks in TFLOP/s, summed in fp32 (int8: in int32). A device that is not listed has no datasheet figures: its "
-            "measured limits are used, or `hardware.peak_tflops=` and `hardware.bandwidth_gbs=`.",
+            "Dense peaks in TFLOP/s, accumulated in fp32 (int8: in int32). A device that is not listed has no datasheet peaks: "
+            "its measured peaks are used, or `hardware.peak_tflops=` and `hardware.bandwidth_gbs=`.",
             "",
             _hardware(),
         ]

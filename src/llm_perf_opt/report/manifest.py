@@ -1,4 +1,4 @@
-"""Metric sets as text, and docs/metrics-manifest.md.
+"""Metric sets as text; the page docs/metrics-manifest.md.
 
 python -m llm_perf_opt.report.manifest > docs/metrics-manifest.md
 """
@@ -16,7 +16,7 @@ from llm_perf_opt.report.markdown import table
 
 
 def resolved_text(found: ResolvedMetrics) -> str:
-    """A resolved request for the terminal."""
+    """Return a resolved request as text for the terminal."""
     lines = [f"{' + '.join(found.sets)} on {found.chip}", "", f"Nsight Compute, {len(found.metrics)} counters:"]
     width = max((len(metric.name) for metric in found.metrics), default=0)
     for metric in found.metrics:
@@ -35,32 +35,33 @@ def resolved_text(found: ResolvedMetrics) -> str:
 
 
 def manifest_page() -> str:
-    """Every set with its counters, the counters by meaning, the old names."""
+    """Return the page: every set with its counters, the counters by meaning, the old names."""
     return "\n".join(
         [
             "# Metric sets",
             "",
-            "Made from the code: `python -m llm_perf_opt.report.manifest > docs/metrics-manifest.md`. Do not edit.",
+            "Generated: `python -m llm_perf_opt.report.manifest > docs/metrics-manifest.md`. Do not edit.",
             "",
-            "A set names what the profilers record. `base` is part of every request; then come the sets in the order asked for,",
-            "then counters added by name, then counters removed. A counter asked for twice keeps its first place and knows both",
-            "sources. Every name is checked against the chip before any process starts: an unknown one is refused with the",
-            "nearest that exist, an old one is translated, and what a set asks for in vain is listed with the reason.",
+            "A set names what the profilers record. Every request starts with `base`, then the requested sets in their order,",
+            "then counters added by name; counters to remove come last. A counter requested twice is recorded once, with both",
+            "sources.",
+            "Names are checked against the chip before any process starts: an unknown name is rejected with the nearest existing",
+            "ones, an old name is translated, and what a set requests but the chip does not have is listed with the reason.",
             "",
             "On the command line: `llm-perf metrics list`, `llm-perf metrics show roofline --chip gh100`,",
             "`llm-perf metrics check NAME...`.",
             "",
             "## Chips",
             "",
-            f"The names are those of {LISTED_BY}. An older tool lacks some: `--installed` asks the one on this machine.",
+            f"The names are those of {LISTED_BY}. Older versions lack some: `--installed` checks the one on this machine.",
             "",
             table(["chip", "products", "counters"], _chip_rows(), "llr"),
-            "Suffixes follow from what a name stands for:",
+            "The suffixes depend on the kind of name:",
             "",
             table(["name", "suffixes"], [[kind.value, _suffixes(kind)] for kind in Kind]),
             "## Sets",
             "",
-            f"What each names itself, as it resolves on {DEFAULT_CHIP}; what `base` records comes with every one of them.",
+            f"The contents of each set, as resolved on {DEFAULT_CHIP}. Every set also includes `base`.",
             "",
             *(_set_text(one) for one in shipped_sets().values()),
             "## Counters by meaning",
@@ -68,7 +69,7 @@ def manifest_page() -> str:
             _role_text(),
             "## Old names",
             "",
-            f"What they become on {DEFAULT_CHIP}. The old figure is the sum of factor × counter.",
+            f"Their replacements on {DEFAULT_CHIP}. The old value is the sum of factor × counter.",
             "",
             table(["old name", "counters", "note"], [_old_row(name) for name in old_names()]),
         ]
@@ -100,7 +101,7 @@ def _set_text(one: MetricSet) -> str:
         ["sections", ", ".join(f"`{section}`" for section in found.sections)],
         ["Nsight Systems", "; ".join([f"`{','.join(one.trace)}`", *sampled] if one.trace else sampled)],
         ["torch.profiler", f"`{one.torch}`" if one.torch else ""],
-        ["not to be had", ", ".join(_lacking(one.name))],
+        ["not available", ", ".join(_lacking(one.name))],
     ]
     rows = [fact for fact in facts if fact[1]]
     notes = "".join(f"- {note}\n" for note in found.notes)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from llm_perf_opt.analysis.limits.binding import (
     BUSY_ENOUGH,
     COMPUTE,
+    HOW_TO_KNOW,
     KERNELS,
     LAUNCH,
     MEMORY,
@@ -57,11 +58,11 @@ def test_on_a_gpu_what_its_kernels_did_decides(times: float, share: Maybe[Kernel
     found, because = verdict(nearest(times), share, on_cpu=False)
     assert found == word
     if word == UNKNOWN:
-        assert "profiling.torch.enable=true tells" in because
+        assert HOW_TO_KNOW in because
         assert (NO_TORCH.why in because) == isinstance(share, Missing)
     elif not isinstance(share, Missing):
         assert share.words in because
-        assert ("the sampler's readings" in because) == (not isinstance(share.sampled, Missing))
+        assert ("telemetry" in because) == (not isinstance(share.sampled, Missing))
 
 
 def test_on_a_cpu_the_floor_decides() -> None:
@@ -69,11 +70,11 @@ def test_on_a_cpu_the_floor_decides() -> None:
     for times in (4, 6):
         far, because = verdict(nearest(times), NO_TORCH, on_cpu=True)
         assert far == NEITHER
-        assert f"{times}.0 times its floor" in because
+        assert f"{times}.0 × its roofline time" in because
 
 
 def test_without_limits_only_an_idle_device_is_told() -> None:
-    none = Missing("no limit is known to compare with")
+    none = Missing("no peak is known to compare with")
     assert verdict(none, NO_TORCH, on_cpu=False) == (UNKNOWN, none.why)
     assert verdict(none, KernelShare(0.9, 0.9), on_cpu=False)[0] == UNKNOWN
     assert verdict(none, KernelShare(0.2, 0.2), on_cpu=False)[0] == LAUNCH
@@ -162,4 +163,4 @@ def test_a_share_does_not_round_to_the_other_side_of_what_decides(share: float, 
     ("times", "said"), [(2.04, "2.04"), (1.96, "1.96"), (2.0, "2.0"), (2.0004, "just over 2.0"), (3.46, "3.5")]
 )
 def test_times_its_floor_do_not_round_to_the_other_side_either(times: float, said: str) -> None:
-    assert nearest(times).words.startswith(f"it takes {said} times its floor")
+    assert nearest(times).words.startswith(f"it takes {said} × its roofline time")

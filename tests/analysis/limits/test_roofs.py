@@ -19,9 +19,9 @@ def test_a_measured_ceiling_is_its_median() -> None:
 
 
 def test_a_missing_ceiling_keeps_its_reason() -> None:
-    assert peak_flops(CEILINGS, "fp8") == Missing("no measured ceiling of fp8 matrix products: compute capability 8.0 has none")
+    assert peak_flops(CEILINGS, "fp8") == Missing("no measured peak of fp8 matrix products: compute capability 8.0 has none")
 
 
 def test_what_was_never_measured_is_named() -> None:
-    assert peak_flops(CEILINGS, "int8") == Missing("the ceilings of NVIDIA H200 do not have int8 matrix products")
-    assert launch_interval_ns(CEILINGS) == Missing("the ceilings of NVIDIA H200 do not have the launch interval")
+    assert peak_flops(CEILINGS, "int8") == Missing("the measured peaks of NVIDIA H200 do not include int8 matrix products")
+    assert launch_interval_ns(CEILINGS) == Missing("the measured peaks of NVIDIA H200 do not include the launch interval")

@@ -53,15 +53,15 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     source = small_source(tmp_path / "source")
     added(tmp_path, source)
     before = everything_below(tmp_path)
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         added(tmp_path, source)
     own = tmp_path / "conf" / "dataset" / "other.yaml"
     own.write_text("mine: true\n")
-    with pytest.raises(ConfigError, match=r"other\.yaml is there already"):
+    with pytest.raises(ConfigError, match=r"other\.yaml already exists"):
         added(tmp_path, source, "other")
     own.unlink()
     (tmp_path / "datasets" / "third").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         added(tmp_path, source, "third")
     (tmp_path / "datasets" / "third").unlink()
     assert everything_below(tmp_path) == before
@@ -69,7 +69,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["synthetic", "sample_prompts"])
 def test_a_packaged_options_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="an option of the package"):
+    with pytest.raises(ConfigError, match="is a packaged option"):
         added(tmp_path, small_source(tmp_path / "source"), name)
 
 
@@ -122,14 +122,14 @@ def test_the_text_field_is_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "error", "said"),
     [
-        ({}, ResourceError, "holds no file of records"),
-        ({"a.csv": "x"}, ResourceError, "holds no file of records"),
-        ({"a.jsonl": ""}, ResourceError, "holds no records"),
-        ({"a.jsonl": "\n \n"}, ResourceError, "holds no records"),
+        ({}, ResourceError, "has no data files"),
+        ({"a.csv": "x"}, ResourceError, "has no data files"),
+        ({"a.jsonl": ""}, ResourceError, "has no records"),
+        ({"a.jsonl": "\n \n"}, ResourceError, "has no records"),
         ({"a.jsonl": '{"text": "a"}', "b.parquet": ""}, ConfigError, "several formats: jsonl, parquet"),
         ({"data.arrow": "x"}, ResourceError, r"no state\.json"),
         ({"data.arrow": "x", "state.json": "{}"}, Exception, "does not list"),
-        ({"state.json": '{"_data_files": [{"filename": "../x.arrow"}]}', "a.arrow": ""}, ResourceError, "not there"),
+        ({"state.json": '{"_data_files": [{"filename": "../x.arrow"}]}', "a.arrow": ""}, ResourceError, "does not exist"),
         ({"a.bin": "x"}, ConfigError, "token ids"),
     ],
     ids=str,

@@ -65,26 +65,26 @@ def dangle(folder: DatasetFolder) -> None:
 
 DRIFTS: dict[str, tuple[Callable[[DatasetFolder], object], str, str]] = {
     "the source grew": (rewrite("source-data/train.jsonl", b"x"), "source-data", "train.jsonl has "),
-    "a byte of a variant": (flip, "sub", "samples.jsonl has other contents of the same size"),
+    "a byte of a variant": (flip, "sub", "samples.jsonl has the same size but different contents"),
     "a variant's index": (rewrite("tok/data/all.idx", b"x"), "tok", "all.idx has "),
     "a hash in the metadata": (
         reword("sub/metadata.yaml", "\ncontent_sha256: ", "\ncontent_sha256: x"),
         "sub",
-        "content_sha256 is not",
+        "content_sha256 in its metadata does not match",
     ),
-    "a number of records": (reword("metadata.yaml", "records: 50", "records: 51"), "source-data", "say 51 records, and list 50"),
+    "a number of records": (reword("metadata.yaml", "records: 50", "records: 51"), "source-data", "give 51 records but list 50"),
     "records of a split": (
         lambda folder: [
             reword("metadata.yaml", before, after)(folder)
             for before, after in (("train: 45", "train: 46"), ("records: 50", "records: 51"))
         ],
         "source-data",
-        "say 46 records in the split train, and there are 45",
+        "say 46 records in the split train, but there are 45",
     ),
     "records of a tokenized one": (
         lambda folder: [reword("tok/metadata.yaml", f"{name}: 5", f"{name}: 6")(folder) for name in ("all", "records")],
         "tok",
-        "say 6 records in the split all, and there are 5",
+        "say 6 records in the split all, but there are 5",
     ),
     "a dangling link": (dangle, "source-data", "a dangling link: "),
     "no link": (lambda folder: folder.source.unlink(), "source-data", "is missing"),
@@ -93,7 +93,7 @@ DRIFTS: dict[str, tuple[Callable[[DatasetFolder], object], str, str]] = {
     "no data": (lambda folder: shutil.rmtree(folder.path / "sub" / "data"), "sub", "no such file or folder"),
     "metadata of a variant": (rewrite("sub/metadata.yaml", b"{"), "sub", "metadata.yaml cannot be read"),
     "metadata": (rewrite("metadata.yaml", b"\n- x"), "mine", "metadata.yaml cannot be read"),
-    "a parent that is gone": (lambda folder: shutil.rmtree(folder.path / "sub"), "tok", "its parent sub is not there"),
+    "a parent that is gone": (lambda folder: shutil.rmtree(folder.path / "sub"), "tok", "its parent sub no longer exists"),
     "an unfinished variant": (lambda folder: (folder.path / ".x.part").mkdir(), ".x.part", "unfinished"),
     "no option": (lambda folder: (folder.path.parent.parent / "conf/dataset/mine.yaml").unlink(), "mine", "is missing: dataset="),
 }
@@ -118,7 +118,7 @@ def test_a_variant_of_an_older_source_is_told(folder: DatasetFolder, tmp_path: P
     rewrite("source-data/train.jsonl", b'{"text": "new"}\n')(folder)
     other, _ = added(tmp_path, tmp_path / "source", "other")
     folder.metadata_file.write_text(other.metadata_file.read_text().replace("name: other", "name: mine"))
-    assert found(folder) == [("sub", "it was made from another state of source-data")]
+    assert found(folder) == [("sub", "it was made from a different version of source-data")]
 
 
 def test_many_changed_files_are_counted(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_many_changed_files_are_counted(tmp_path: Path) -> None:
         (source / f"note{number}").unlink()
     differences = found(folder)
     assert len(differences) == 21
-    assert differences[-1] == ("source-data", "… and 10 files more differ")
+    assert differences[-1] == ("source-data", "… and 10 more files differ")
 
 
 def test_what_a_killed_add_left_is_named(tmp_path: Path) -> None:

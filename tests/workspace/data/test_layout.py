@@ -26,7 +26,7 @@ def test_what_is_no_plain_name_is_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["1", "1000", "1e5", "1_000", "null", "TRUE", "nan", "Inf", "1.5", "1e-5", "1.5E-07"])
 def test_a_name_the_command_line_would_take_for_a_value_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="reads as a value"):
+    with pytest.raises(ConfigError, match="would be read as a value"):
         checked_name(name, "variant")
 
 
@@ -58,5 +58,5 @@ def test_what_is_not_there_is_answered_with_what_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["source-data", "metadata.yaml", "README.md", "data"])
 def test_the_datasets_own_files_are_no_variants(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the dataset's own"):
+    with pytest.raises(ConfigError, match="the dataset uses this name"):
         DatasetTree(tmp_path).new_dataset("a").new_variant(name)

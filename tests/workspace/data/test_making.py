@@ -35,7 +35,7 @@ def test_a_full_disk_is_called_that(tmp_path: Path) -> None:
 
 
 def test_what_appeared_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there already"), made_whole(tmp_path / "v") as part:  # noqa: PT012
+    with pytest.raises(ConfigError, match="already exists"), made_whole(tmp_path / "v") as part:  # noqa: PT012
         (part / "a").write_text("mine")
         (tmp_path / "v").mkdir()
         (tmp_path / "v" / "a").write_text("theirs")
@@ -53,7 +53,7 @@ def test_another_process_at_work_is_refused_and_a_dead_one_cleared(tmp_path: Pat
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "here\n"
-        with pytest.raises(ResourceError, match="being made by another process"), made_whole(tmp_path / "v"):
+        with pytest.raises(ResourceError, match="being created by another process"), made_whole(tmp_path / "v"):
             pass
         assert (tmp_path / ".v.part" / "left" / "x").exists(), "the other's work is untouched"
     finally:

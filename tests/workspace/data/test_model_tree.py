@@ -114,10 +114,10 @@ def test_an_index_that_lists_nothing_is_named(model: Path) -> None:
 def test_a_configuration_that_is_a_link_to_nothing_is_called_that(model: Path, tmp_path: Path) -> None:
     (model / "config.json").unlink()
     (model / "config.json").symlink_to(tmp_path / "blob")
-    assert f"config.json is a dangling link: {tmp_path / 'blob'} is not there" in problems(model)
-    with pytest.raises(ResourceError, match=r"config\.json is a link to .*blob, which is not there"):
+    assert f"config.json is a dangling link: {tmp_path / 'blob'} does not exist" in problems(model)
+    with pytest.raises(ResourceError, match=r"config\.json is a link to .*blob, which does not exist"):
         link_model(tmp_path / "models", "m", model)
-    with pytest.raises(ResourceError, match=r"config\.json is a link to .*blob, which is not there"):
+    with pytest.raises(ResourceError, match=r"config\.json is a link to .*blob, which does not exist"):
         model_folder(str(model))
 
 
@@ -200,7 +200,7 @@ def test_a_link_is_made_once_and_found(model: Path, tmp_path: Path) -> None:
     root = tmp_path / "models"
     place = link_model(root, "mine", model)
     assert place.readlink() == model
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         link_model(root, "mine", model)
     assert linked_models(root) == [place]
     assert model_named(root, "mine") == place
@@ -212,7 +212,7 @@ def test_a_dangling_link_is_named_as_such(model: Path, tmp_path: Path) -> None:
     root = tmp_path / "models"
     place = link_model(root, "mine", model)
     model.rename(tmp_path / "moved")
-    assert check_model(place).problems == [f"a dangling link: {model} is not there"]
+    assert check_model(place).problems == [f"a dangling link: {model} does not exist"]
     assert linked_models(root) == [place]
     (root / "loop").symlink_to(root / "loop")
     assert "dangling" in check_model(root / "loop").problems[0]

@@ -177,7 +177,7 @@ def test_another_kind_of_file_is_refused_with_the_kinds_that_are_read(tmp_path: 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
 def test_a_file_without_text_is_said_so(tmp_path: Path, content: str, suffix: str) -> None:
     (tmp_path / f"p{suffix}").write_text(content)
-    with pytest.raises(ResourceError, match=f"p{suffix} holds no text"):
+    with pytest.raises(ResourceError, match=f"p{suffix} contains no text"):
         text_prompts(dataset(tmp_path / f"p{suffix}"), 1, 10, 100, None)
 
 

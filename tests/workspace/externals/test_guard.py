@@ -125,7 +125,7 @@ def test_a_pin_changed_by_hand_is_refused(project: Places, upstream: Upstream) -
 def test_what_belongs_to_one_machine_is_refused(project: Places) -> None:
     project.ignore_file.write_text("")
     git(project.root, "add", "--force", "third_party/github/sparse")
-    assert "belongs to one machine" in {problem.path: problem.why for problem in guard(project)}["third_party/github/sparse"]
+    assert "is local to one machine" in {problem.path: problem.why for problem in guard(project)}["third_party/github/sparse"]
 
 
 def test_a_removal_by_hand_is_refused(project: Places) -> None:
@@ -166,7 +166,7 @@ def test_the_first_commit_of_a_repository(tmp_path: Path, upstream: Upstream) ->
 def test_the_hook_stops_a_real_commit(how: tuple[str, ...], project: Places) -> None:
     """`git commit -a` and `git commit FILE` give a hook another index than the repository's own."""
     hook = install(project, sys.executable)
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         install(project, sys.executable)
     assert os.access(hook, os.X_OK)
     (project.third_party / "github/subtree/LICENSE").write_text("mine\n")

@@ -104,7 +104,7 @@ def test_a_file_that_is_not_what_was_listed_is_refused(project: Places, hub: Hub
     listing(project, entry("n", "hub", "Owner/Name", FIRST))
     (done,) = verbs.init(project)
     assert isinstance(done.error, ResourceError)
-    assert "modeling.py is not what the Hub lists" in done.error.fact
+    assert "modeling.py does not match the Hub's list" in done.error.fact
     assert verbs.status(project)[0].state == "missing"
 
 
@@ -131,7 +131,7 @@ def test_without_network_it_is_one_line(project: Places, monkeypatch: pytest.Mon
     listing(project, entry("n", "hub", "Owner/Name", FIRST))
     (done,) = verbs.snapshot(project)
     assert done.error is not None
-    assert "cannot be taken from the Hub" in done.error.fact
+    assert "cannot be downloaded from the Hub" in done.error.fact
     assert "\n" not in done.error.fact
     assert git(project.root, "status", "--porcelain") == "?? third_party/"
     assert verbs.status(project)[0].state == "missing"
@@ -149,7 +149,7 @@ def test_a_commit_or_repository_that_is_not_there(project: Places, hub: Hub) -> 
 def test_snapshot_takes_hub_entries_only(project: Places, hub: Hub) -> None:
     listing(project, entry("n", "hub", "Owner/Name", FIRST) + entry("s", "sparse", "/nowhere", FIRST))
     assert [done.name for done in verbs.snapshot(project)] == ["n"]
-    with pytest.raises(Exception, match="is no Hub snapshot but a sparse"):
+    with pytest.raises(Exception, match="is a sparse, not a Hub snapshot"):
         verbs.snapshot(project, ["s"])
 
 

@@ -107,7 +107,7 @@ def test_hostile_paths_are_refused(key: str, path: str) -> None:
 
 @pytest.mark.parametrize("into", ["licenses", "licenses/x", "Licenses/x", "externals.yaml", ".gitignore", ".making-1"])
 def test_taken_folders_are_refused(into: str) -> None:
-    assert "taken" in refused(GOOD + f"  into: {into}\n")
+    assert "reserved" in refused(GOOD + f"  into: {into}\n")
 
 
 @pytest.mark.parametrize("name", ["../x", "-x", "a/b", ".x", "x.lock", "'a b'", "1", "null", '"a\\tb"', "x.", "é"])
@@ -126,10 +126,10 @@ def test_hostile_names_are_refused(name: str) -> None:
         (GOOD.replace("submodule", "sparse"), "needs paths"),
         (GOOD + "  licenses: LICENSE\n", "not a list"),
         (GOOD + "  submodules: maybe\n", "true or false"),
-        (GOOD + GOOD, "written twice"),
-        (GOOD + "  way: subtree\n", "written twice (line 5)"),
-        (GOOD + GOOD.replace("x:\n", "y:\n", 1) + "  into: github/x/deep\n", "lie in each other"),
-        (GOOD + GOOD.replace("x:\n", "y:\n", 1) + "  into: github/X\n", "lie in each other"),
+        (GOOD + GOOD, "appears twice"),
+        (GOOD + "  way: subtree\n", "appears twice (line 5)"),
+        (GOOD + GOOD.replace("x:\n", "y:\n", 1) + "  into: github/x/deep\n", "are nested in each other"),
+        (GOOD + GOOD.replace("x:\n", "y:\n", 1) + "  into: github/X\n", "are nested in each other"),
         (GOOD + GOOD.replace("x:\n", "X:\n", 1), "differ only in case"),
         ("- x\n", "not a mapping"),
         ("x: 1\n", "not a mapping"),

@@ -322,7 +322,7 @@ def test_other_folders_are_noticed_and_fetched(project: Places, upstream: Upstre
     assert not (folder / "src/one").exists()
 
 
-@pytest.mark.parametrize(("path", "said"), [("src/none", "is not there"), ("src/one/a.py", "is a file")])
+@pytest.mark.parametrize(("path", "said"), [("src/none", "does not exist"), ("src/one/a.py", "is a file")])
 def test_paths_are_folders_that_are_there(path: str, said: str, project: Places, upstream: Upstream) -> None:
     listing(project, entry("x", "sparse", upstream.url, upstream.first).replace("src/one", path))
     assert said in error_of(verbs.init(project)).fact
@@ -460,7 +460,7 @@ def test_a_link_on_the_way_does_not_lead_out(project: Places, upstream: Upstream
 
 def test_only_one_at_a_time(project: Places, upstream: Upstream) -> None:
     listing(project, entry("x", "sparse", upstream.url, upstream.first))
-    with project.alone(), pytest.raises(ResourceError, match="at work"):
+    with project.alone(), pytest.raises(ResourceError, match="is running in"):
         verbs.init(project)
 
 

@@ -241,11 +241,11 @@ def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Roofl
         found = amount / (seconds * limit)
         if what and found > (1.0 if roof.name == "datasheet" else MEASURED_MARGIN):
             raise ImplausibleError(
-                f"{what} of {stage.value} against the {roof.name} limit is {found:.1%}: "
+                f"{what} of {stage.value} against the {roof.name} peak is {found:.1%}: "
                 f"{amount:.4g} in {seconds:.4g} s at {limit:.4g}/s.",
-                "Check that the device is the one meant (hardware.peak_tflops, hardware.bandwidth_gbs), the dtype that ran, "
-                "and, for a measured limit, that the machine was quiet (llm-perf ceilings --refresh, then run again). "
-                "`llm-perf report RUN --peak-tflops=… --bandwidth-gbs=…` makes the report with other limits.",
+                "Check that the device (hardware.peak_tflops, hardware.bandwidth_gbs) and the dtype are right and, for a "
+                "measured peak, that the machine was quiet (llm-perf ceilings --refresh, then rerun). "
+                "`llm-perf report RUN --peak-tflops=… --bandwidth-gbs=…` regenerates the report with other peaks.",
             )
         return found
 
@@ -285,7 +285,7 @@ def _part_times(stage: Stage, torch: Maybe[TorchPass]) -> Maybe[dict[str, int]]:
 
 
 def _time_of(part: str, times: Maybe[dict[str, int]]) -> Maybe[int]:
-    return times if isinstance(times, Missing) else times.get(part, Missing("no work was seen in this part"))
+    return times if isinstance(times, Missing) else times.get(part, Missing("no work was seen in this component"))
 
 
 def _part(part: FloorPart, time_ns: Maybe[int], roof: Roof) -> PartEfficiency:
@@ -298,7 +298,7 @@ def _part(part: FloorPart, time_ns: Maybe[int], roof: Roof) -> PartEfficiency:
             return limit
         found = amount / (seconds * limit)
         return (
-            found if found <= MEASURED_MARGIN else Missing("above 100 %: its data lies in a cache, or not all its work was seen")
+            found if found <= MEASURED_MARGIN else Missing("above 100 %: its data is in a cache, or not all of its work was seen")
         )
 
     return PartEfficiency(
@@ -307,7 +307,7 @@ def _part(part: FloorPart, time_ns: Maybe[int], roof: Roof) -> PartEfficiency:
         floor=part,
         mfu=share(part.flops, roof.peak_flops_per_s),
         mbu=share(part.bytes, roof.bandwidth_bytes_per_s),
-        times_floor=seconds / part.seconds if part.seconds else Missing("it has no floor"),
+        times_floor=seconds / part.seconds if part.seconds else Missing("it has no roofline time"),
     )
 
 
@@ -360,4 +360,4 @@ def _nearest(against: tuple[RooflineComparison, ...]) -> Maybe[Nearest]:
     for entry in reversed(against):
         if not isinstance(entry.floor, Missing) and not isinstance(entry.times_floor, Missing):
             return Nearest(round(entry.times_floor, 9), entry.floor, entry.roof.name)  # twice is twice, not a last digit more
-    return Missing("no limit is known to compare with")
+    return Missing("no peak is known to compare with")

@@ -1,11 +1,11 @@
-"""What the figures of `efficiency` are, in words: each with its formula and its denominator."""
+"""Definitions of the figures of `efficiency`, each with its formula."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class EfficiencyMetric:
-    """One figure's definition."""
+    """The definition of one figure."""
 
     key: str
     label: str
@@ -16,48 +16,49 @@ class EfficiencyMetric:
 
 EFFICIENCY_METRICS = (
     EfficiencyMetric(
-        "flops", "Model FLOPs", "FLOP", "Σ parts (matrix products, a multiply-add counts 2)",
-        "What the model's equations need, attention causal, logits for the last token in prefill. Not what kernels execute.",
+        "flops", "Model FLOPs", "FLOP", "Σ components (matrix products, a multiply-add counts 2)",
+        "What the model requires: causal attention, logits for the last token in prefill. Kernels may execute more.",
     ),
     EfficiencyMetric(
-        "bytes", "Least bytes", "byte", "weights used once + cache read + cache written + gathered embedding rows + logits",
-        "What must cross the memory interface at least. Experts of a mixture: the expected number of different ones.",
+        "bytes", "Minimum bytes", "byte", "weights used once + cache read + cache written + gathered embedding rows + logits",
+        "What must cross the memory interface. For a mixture of experts, the expected number of distinct experts.",
     ),
     EfficiencyMetric(
         "mfu", "MFU (causal)", "%", "model FLOPs / (unprofiled time × peak FLOP/s of the run's dtype)",
-        "Model FLOPs utilization, attention counted causal: a token meets only those before it.",
+        "Model FLOPs utilization with causal attention: a token attends only to earlier tokens.",
     ),
     EfficiencyMetric(
-        "mfu_full_attention", "MFU (whole attention)", "%", "model FLOPs with whole attention / (unprofiled time × peak FLOP/s)",
-        "The same with attention counted whole, as half the field does. For comparison with published figures only.",
+        "mfu_full_attention", "MFU (whole attention)", "%",
+        "model FLOPs with the full attention matrix / (unprofiled time × peak FLOP/s)",
+        "The same with the full attention matrix, as half the literature counts it. Only for comparison with published figures.",
     ),
     EfficiencyMetric(
         "hfu", "HFU", "%", "executed FLOPs / (unprofiled time × peak FLOP/s)",
-        "Hardware FLOPs utilization, from counters: FLOPs of the tensor cores, and of single and double precision beside them. "
-        "Packed half precision beside them is left out, for its instructions also move constants. n/a where none were read.",
+        "Hardware FLOPs utilization from counters: FLOPs of the tensor cores, plus single and double precision outside them. "
+        "Packed half precision is excluded, because its instructions also move constants. n/a without counters.",
     ),
     EfficiencyMetric(
-        "mbu", "MBU", "%", "least bytes / (unprofiled time × memory bandwidth)",
+        "mbu", "MBU", "%", "minimum bytes / (unprofiled time × memory bandwidth)",
         "Memory bandwidth utilization. n/a for a model that fits in the last-level cache.",
     ),
     EfficiencyMetric(
-        "intensity", "Arithmetic intensity", "FLOP/byte", "model FLOPs / least bytes",
-        "Below the ridge a stage is bound by memory, above it by computing.",
+        "intensity", "Arithmetic intensity", "FLOP/byte", "model FLOPs / minimum bytes",
+        "Below the ridge, memory bounds a stage; above it, compute does.",
     ),
     EfficiencyMetric(
         "ridge", "Ridge", "FLOP/byte", "peak FLOP/s / memory bandwidth",
-        "The intensity at which computing and moving take equally long.",
+        "The intensity at which compute and memory take equally long.",
     ),
     EfficiencyMetric(
-        "floor", "Floor", "ms", "Σ parts max(FLOPs / peak, bytes / bandwidth)",
-        "The least time the stage can take on these limits. Parts run one after the other, so it is no less than the larger sum.",
+        "floor", "Roofline time", "ms", "Σ components max(FLOPs / peak, bytes / bandwidth)",
+        "The least time the stage can take at these peaks. Components run one after the other, so their times add up.",
     ),
     EfficiencyMetric(
-        "times_floor", "Times off the floor", "×", "unprofiled time / floor",
+        "times_floor", "× roofline", "×", "unprofiled time / roofline time",
         "How much faster the stage could be at most.",
     ),
     EfficiencyMetric(
         "busy", "Kernels' share of the time", "%", "Σ kernel durations (torch pass) / unprofiled time of as many steps",
-        "How long the device works while the stage lasts. Under 50 % a GPU stage is called launch-bound.",
+        "How long the device is busy during the stage. Below 50 %, a GPU stage is launch-bound.",
     ),
 )  # fmt: skip

@@ -25,7 +25,7 @@ def other_devices(seen: int, limits: int) -> Missing | None:
     if seen == limits:
         return None
     of = "one" if limits == 1 else f"{limits} together"
-    return Missing(f"the stage's kernels ran on {seen} {'device' if seen == 1 else 'devices'}, and the limits are those of {of}")
+    return Missing(f"the stage's kernels ran on {seen} {'device' if seen == 1 else 'devices'}, but the peaks are those of {of}")
 
 
 def more_devices(seen: int, limits: int) -> Missing | None:
@@ -36,8 +36,8 @@ def more_devices(seen: int, limits: int) -> Missing | None:
 def shared_words(devices: int) -> str:
     """What is assumed where several devices share the work."""
     return (
-        f"The model is spread over {devices} devices, taken for alike: limits are those of all {devices} together, and the "
-        "floor is that of the whole divided among them, as tensor parallelism does at best, without what they tell each other."
+        f"The model runs on {devices} devices, assumed to be identical: peaks are those of all {devices} together, and the "
+        "roofline time is that of the whole model divided among them, as in ideal tensor parallelism without communication."
     )
 
 

@@ -1,4 +1,4 @@
-"""The limits that a stage is held against, and the least time that they leave it."""
+"""The peaks that a stage is compared with, and its roofline time."""
 
 from dataclasses import dataclass, replace
 
@@ -32,9 +32,9 @@ def graph_interval_ns(ceilings: Ceilings) -> Maybe[float]:
 def _median(ceilings: Ceilings, key: str, what: str) -> Maybe[float]:
     row = ceilings.row(key)
     if row is None:
-        return Missing(f"the ceilings of {ceilings.device_name} do not have {what}")
+        return Missing(f"the measured peaks of {ceilings.device_name} do not include {what}")
     if isinstance(row.value, Missing):
-        return Missing(f"no measured ceiling of {what}: {row.value.why}")
+        return Missing(f"no measured peak of {what}: {row.value.why}")
     return row.value.median
 
 
@@ -115,7 +115,7 @@ def best_floor(cost: StageCost, roofs: tuple[Roof, ...]) -> Maybe[tuple[Roof, Fl
         least = least_time(cost, roof)
         if not isinstance(least, Missing):
             return roof, least
-    return Missing("no limit is known to compare with")
+    return Missing("no peak is known to compare with")
 
 
 def least_time(cost: StageCost, roof: Roof) -> Maybe[Floor]:

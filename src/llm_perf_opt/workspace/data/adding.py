@@ -1,4 +1,4 @@
-"""Adding a dataset to the tree: link, metadata, README and Hydra option appear together or not at all."""
+"""Add a dataset: link, metadata, README and Hydra option are created together or not at all."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,16 +21,16 @@ from llm_perf_opt.workspace.data.preparing import Phases, silent
 from llm_perf_opt.workspace.data.record_streams import check_text_field, count_records
 
 _KEPT_OUT_OF_GIT = "*/source-data\n*/source-data/**\n*/*/data/\n.*.part/\n"
-_OPTION_HEAD = "# Made by `llm-perf dataset add`. dataset.variant=NAME chooses a variant; without one the source is read.\n"
+_OPTION_HEAD = "# Written by `llm-perf dataset add`. dataset.variant=NAME selects a variant; without one, the source is read.\n"
 
 
 @dataclass(frozen=True)
 class Description:
-    """What the user says about a dataset; None: not said."""
+    """The user's description of a dataset; None: not given."""
 
     version: str | None = None
     origin: str | None = None
-    """Where it was obtained, as an address."""
+    """The URL it came from."""
     license: str | None = None
     notes: str | None = None
     text_field: str = "text"
@@ -49,15 +49,15 @@ def add_dataset(
     """Link `source` as the dataset `name`; `readme` writes its page from the metadata and the source's first level."""
     folder = tree.new_dataset(name)
     if name in packaged_options("dataset"):
-        raise ConfigError(f"dataset={name} is an option of the package.", "Choose another name.")
+        raise ConfigError(f"dataset={name} is a packaged option.", "Choose another name.")
     option, content = option_file(conf, name), _option(folder, conf, said)
     if not (option.is_file() and option.read_text(errors="replace") == content):  # our own, of an add that was killed
-        refuse_existing(option, "Nothing is overwritten: choose another name, or remove that file first.")
+        refuse_existing(option, "Choose another name, or remove that file first.")
     files = files_below(there(source, "Give the folder or the file of the data."))
     _refuse_itself(tree, source)
     records = data_files(files, source, said.format)
     if records[0].format == "tokens":
-        raise ConfigError(f"{source} holds token ids, not texts.", "Add the texts they were made from.")
+        raise ConfigError(f"{source} contains token ids, not texts.", "Add the texts instead.")
     check_text_field(records, said.text_field)
     metadata = _describe(name, source, said, files, records, phases)
     try:
@@ -78,7 +78,7 @@ def add_dataset(
 
 
 def _option(folder: DatasetFolder, conf: Path, said: Description) -> str:
-    """The option's YAML; `${` in a path is a path, not a reference."""
+    """Return the option's YAML; `${` in a path is escaped."""
     values = {"name": folder.name, "kind": "prompts", "path": None, "text_field": said.text_field, "seed": 0}
     values |= {"root": root_for_option(conf, folder.path), "variant": None}
     return _OPTION_HEAD + yaml.safe_dump(values, sort_keys=False, allow_unicode=True).replace("${", "\\${")
@@ -86,7 +86,7 @@ def _option(folder: DatasetFolder, conf: Path, said: Description) -> str:
 
 def _refuse_itself(tree: DatasetTree, source: Path) -> None:
     if tree.root.resolve().is_relative_to(source.resolve()):
-        raise ConfigError(f"{source} contains {tree.root} itself.", "Give the folder of this dataset alone.")
+        raise ConfigError(f"{source} contains {tree.root} itself.", "Give a folder with only this dataset.")
 
 
 def _describe(
@@ -98,7 +98,7 @@ def _describe(
     for file in records:
         splits[file.split] = splits.get(file.split, 0) + count_records(file, advance)
     if not sum(splits.values()):
-        raise ResourceError(f"{source} holds no records: every file is empty.", "Give the folder with the data.")
+        raise ResourceError(f"{source} has no records: every file is empty.", "Give the folder with the data.")
     return DatasetMetadata(
         schema=SCHEMA,
         name=name,
@@ -118,7 +118,7 @@ def _describe(
 
 
 def _lasting(source: Path, files: dict[str, Path]) -> Path:
-    """The path that the dataset is linked to: a folder's real one, a file's under the name that tells its format."""
+    """Return the path to link to: the real path of a folder; for a file, the name that shows its format."""
     return next(iter(files.values())) if source.is_file() else source.resolve()
 
 

@@ -1,4 +1,4 @@
-"""Arrow files of folders that Hugging Face datasets saved, batch by batch."""
+"""Read Arrow files saved by Hugging Face datasets, batch by batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,19 +13,19 @@ _ROWS_AT_ONCE = 1024
 
 
 def count_rows(path: Path) -> int:
-    """Rows of all batches."""
+    """Return the number of rows."""
     return sum(batch.num_rows for batch in _batches(path, lambda _: None))
 
 
 def objects(path: Path, advance: Advance) -> Iterator[list[dict[str, Any]]]:
-    """Blocks of rows as objects."""
+    """Yield blocks of rows as objects."""
     for batch in _batches(path, advance):
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             yield batch.slice(start, _ROWS_AT_ONCE).to_pylist()
 
 
 def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
-    """Blocks of one column."""
+    """Yield blocks of one column."""
     for batch in _batches(path, advance):
         if name not in batch.schema.names:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What has drifted in the datasets/ tree since it was made: every difference named, nothing mended."""
+"""Compare the datasets/ tree with its metadata: list every difference, change nothing."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from llm_perf_opt.workspace.data.record_streams import count_records
 from llm_perf_opt.workspace.data.tokenizing import count_sequences
 
 _NAMED = 20
-"""So many differing files are named; the rest are counted."""
+"""Maximum number of differing files to name; the rest are counted."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as recorded."""
+    """A difference from the metadata."""
 
     dataset: str
     part: str
@@ -33,28 +33,28 @@ class Difference:
 
 @dataclass(frozen=True)
 class Listed:
-    """One dataset, as `list` shows it."""
+    """A dataset, as `list` shows it."""
 
     name: str
     format: str | None
     records: int | None
     bytes: int | None
-    """These three: none where the metadata cannot be read."""
+    """These three: None if the metadata cannot be read."""
     source: str
     state: str
-    """ok, or why it cannot be used. Contents are not looked at: that is what `check` does."""
+    """ok, or why it cannot be used. Contents are not checked; `check` does that."""
     variants: dict[str, str]
-    """Name → what it is."""
+    """Name → description."""
 
 
 def listed(folder: DatasetFolder) -> Listed:
-    """A dataset and its variants as their metadata describe them."""
+    """Return a dataset and its variants as described in their metadata."""
     where = str(folder.source.readlink()) if folder.source.is_symlink() else str(folder.source)
     try:
         metadata = read_metadata(folder.metadata_file, DatasetMetadata)
     except ParseError as error:  # one that is damaged does not hide the others
         return Listed(folder.name, None, None, None, where, f"unreadable: {error.fact}", {})
-    state = "ok" if folder.source.exists() else f"dangling: {where} is not there"
+    state = "ok" if folder.source.exists() else f"dangling: {where} does not exist"
     variants = {}
     for variant in folder.variants():
         try:
@@ -66,12 +66,12 @@ def listed(folder: DatasetFolder) -> Listed:
 
 
 def check_dataset(folder: DatasetFolder, conf: Path, quick: bool = False, phases: Phases = silent) -> list[Difference]:
-    """Every difference; `quick` compares names and sizes, without reading the data."""
+    """Return every difference; `quick` compares names and sizes without reading the data."""
     return [Difference(folder.name, part, what) for part, what in _differences(folder, conf, quick, phases)]
 
 
 def unfinished(tree: DatasetTree) -> list[Difference]:
-    """What a killed `add` left behind, and datasets whose metadata are gone."""
+    """Return what a killed `add` left behind, and datasets without metadata."""
     if not tree.root.is_dir():
         return []
     left = sorted(entry for entry in tree.root.iterdir() if entry.name.startswith(".") and is_part(entry))
@@ -91,7 +91,7 @@ def _differences(folder: DatasetFolder, conf: Path, quick: bool, phases: Phases)
     for bare in folder.without_metadata():
         yield bare.name, _bare(bare.metadata_file)
     if dangling(folder.source):
-        yield SOURCE, f"a dangling link: {folder.source.readlink()} is not there"
+        yield SOURCE, f"a dangling link: {folder.source.readlink()} does not exist"
     elif not folder.source.exists():
         yield SOURCE, f"{folder.source} is missing"
     else:
@@ -107,26 +107,26 @@ def _differences(folder: DatasetFolder, conf: Path, quick: bool, phases: Phases)
     for name, found in variants.items():
         yield from _part(folder.variant(name).data, found, name, quick, phases)
         if found.parent not in hashes:
-            yield name, f"its parent {found.parent} is not there any more"
+            yield name, f"its parent {found.parent} no longer exists"
         elif hashes[found.parent] != found.parent_sha256:
-            yield name, f"it was made from another state of {found.parent}"
+            yield name, f"it was made from a different version of {found.parent}"
 
 
 def _bare(metadata_file: Path) -> str:
-    return f"{metadata_file} is missing, and the data are there: restore it, or remove the folder and make it again"
+    return f"{metadata_file} is missing, but the data exist: restore it, or remove the folder and create it again"
 
 
 def _unfinished(entry: Path) -> str:
-    return f"{entry} is unfinished: it is being made, or its maker was killed (the next attempt clears it)"
+    return f"{entry} is unfinished: it is being created, or the command was killed (the next attempt removes it)"
 
 
 def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
-    """The Hydra option may be edited freely, but it must be there and name this folder."""
+    """Yield the problems of the Hydra option, which must exist and name this folder."""
     path = option_file(conf, folder.name)
     try:
         values = yaml.safe_load(read_bytes(path))
     except FileNotFoundError:
-        yield f"{path} is missing: dataset={folder.name} cannot be chosen"
+        yield f"{path} is missing: dataset={folder.name} cannot be selected"
         return
     except (yaml.YAMLError, OSError, ValueError, RecursionError):
         yield f"{path} cannot be read as YAML"
@@ -139,7 +139,7 @@ def _option_differences(folder: DatasetFolder, conf: Path) -> Iterator[str]:
 def _part(
     where: Path, metadata: DatasetMetadata | VariantMetadata, label: str, quick: bool, phases: Phases
 ) -> Iterator[tuple[str, str]]:
-    """The source or a variant: its metadata in themselves, its files against them, and then its records."""
+    """Yield the problems of the source or a variant: its metadata, its files, then its records."""
     wrong = list(_metadata_problems(metadata))
     drifted = list(_content(where, metadata.files, label, quick, phases))
     if not (quick or wrong or drifted):  # else the count says nothing new
@@ -158,14 +158,14 @@ def _content(where: Path, recorded: Mapping[str, FileEntry], label: str, quick: 
     differing = [what for what in found if what] + [f"{name} is missing" for name in recorded if name not in files]
     yield from differing[:_NAMED]
     if len(differing) > _NAMED:
-        yield f"… and {len(differing) - _NAMED} files more differ"
+        yield f"… and {len(differing) - _NAMED} more files differ"
 
 
 def _metadata_problems(metadata: DatasetMetadata | VariantMetadata) -> Iterator[str]:
-    """Where metadata contradict themselves: somebody edited them, and what refers to them no longer holds."""
+    """Yield the contradictions inside the metadata, which somebody must have edited."""
     entries, size = metadata.files, metadata.size
     if content_sha256(entries) != metadata.content_sha256:
-        yield "its metadata's content_sha256 is not that of the files they list"
+        yield "content_sha256 in its metadata does not match the files listed there"
     recorded = Size(len(entries), sum(entry.bytes for entry in entries.values()), sum(metadata.splits.values()))
     for what, said, listed_there in (
         ("files", size.files, recorded.files),
@@ -173,11 +173,11 @@ def _metadata_problems(metadata: DatasetMetadata | VariantMetadata) -> Iterator[
         ("records", size.records, recorded.records),
     ):
         if said != listed_there:
-            yield f"its metadata say {said} {what}, and list {listed_there}"
+            yield f"its metadata give {said} {what} but list {listed_there}"
 
 
 def _record_problems(where: Path, metadata: DatasetMetadata | VariantMetadata, label: str, phases: Phases) -> Iterator[str]:
-    """Where other records are there than the metadata say, in data that are as recorded."""
+    """Yield the splits whose number of records differs from the metadata although the files match."""
     try:
         files = data_files(files_below(where), where, metadata.format)
         advance = phases(f"counting records of {label}", sum(file.bytes for file in files))
@@ -189,7 +189,7 @@ def _record_problems(where: Path, metadata: DatasetMetadata | VariantMetadata, l
         return
     for split, count in counts.items():
         if count != (said := metadata.splits.get(split, 0)):
-            yield f"its metadata say {said} records in the split {split}, and there are {count}"
+            yield f"its metadata say {said} records in the split {split}, but there are {count}"
 
 
 def _records(file: DataFile, advance: Advance) -> int:
@@ -204,7 +204,7 @@ def _differing(name: str, path: Path, recorded: FileEntry | None, quick: bool, a
         return f"{name} is new"
     size = path.stat().st_size
     if size != recorded.bytes:
-        return f"{name} has {size} bytes, recorded were {recorded.bytes}"
+        return f"{name} has {size} bytes instead of the recorded {recorded.bytes}"
     if not quick and file_entry(path, advance).sha256 != recorded.sha256:
-        return f"{name} has other contents of the same size"
+        return f"{name} has the same size but different contents"
     return ""

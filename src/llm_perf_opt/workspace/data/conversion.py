@@ -1,4 +1,4 @@
-"""The transform `converted`: the same records in another format, file by file, so that splits stay what they are."""
+"""The transform `converted`: the same records in another format, file by file, so that splits are kept."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ from llm_perf_opt.workspace.data.record_streams import checked_lines, objects, t
 
 _EXACT_IN_DOUBLE = 2**53
 _MOST_FIELDS = 200
-"""An object with more names than this is a dictionary, not a record: its names are data."""
+"""An object with more fields than this is a dictionary, not a record: its keys are data."""
 
 
 class Seen:
-    """What kinds of values one place of the records holds."""
+    """The kinds of values seen at one place of the records."""
 
     def __init__(self) -> None:
         self.scalars: set[str] = set()
@@ -31,7 +31,7 @@ class Seen:
         self.fields: dict[str, Seen] | None = None
 
     def note(self, value: Any) -> None:
-        """One more value."""
+        """Record a value."""
         kind = type(value)
         if kind is str:
             self.scalars.add("VARCHAR")
@@ -45,7 +45,7 @@ class Seen:
             self.scalars.add(_scalar(value))
 
     def note_object(self, record: dict[str, Any]) -> None:
-        """One more object."""
+        """Record an object."""
         if self.fields is None:
             self.fields = {}
         if len(self.fields) > _MOST_FIELDS:
@@ -57,7 +57,7 @@ class Seen:
             field.note(value)
 
     def column_type(self) -> str:
-        """The DuckDB type."""
+        """Return the DuckDB type."""
         whole = (self.item is not None) + (self.fields is not None) + bool(self.scalars)
         if whole == 0:
             return "VARCHAR"  # nothing but null
@@ -78,16 +78,18 @@ class Seen:
 
 
 def columns(seen: Seen, where: str) -> dict[str, str]:
-    """Name and type of each column, or a ConfigError where the records cannot be columns."""
+    """Return name and type of each column, or raise a ConfigError if the records cannot form columns."""
     fields = seen.fields or {}
     if not fields:
-        raise ConfigError(f"{where} holds no record with a field.", "A table needs at least one.")
+        raise ConfigError(f"{where} has no record with a field.", "A table needs at least one column.")
     if len(fields) > _MOST_FIELDS:
         raise ConfigError(f"The records of {where} have more than {_MOST_FIELDS} fields.", "Keep it as JSONL.")
     if "" in fields:
-        raise ConfigError(f"{where} has a field without a name.", "A column needs one: rename it, or keep it as JSONL.")
+        raise ConfigError(f"{where} has a field without a name.", "Columns need names: rename it, or keep the data as JSONL.")
     for one, other in _alike(fields):
-        raise ConfigError(f"{where} has the fields {one!r} and {other!r}, one column to a database.", "Rename one of them.")
+        raise ConfigError(
+            f"{where} has the fields {one!r} and {other!r}, which Parquet cannot tell apart.", "Rename one of them."
+        )
     return {name: field.column_type() for name, field in fields.items()}
 
 
@@ -126,18 +128,18 @@ _LINE_END = re.compile(r"\r?\n")
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is asked for."""
+    """The requested conversion."""
 
     to: Format
     text_field: str
     join_lines: bool
-    """A text of several lines becomes one; without it such a text is refused where a line is a record."""
+    """Whether to join a text of several lines; otherwise such a text is an error if each line is a record."""
 
 
 def write_converted(
     files: Sequence[DataFile], out: Path, asked: Conversion, bad: BadRecords, advance: Advance
 ) -> tuple[Format, dict[str, int]]:
-    """Each file under its own name in the other format."""
+    """Write each file under its own name in the other format."""
     targets = _targets(files, asked.to)
     for target in targets.values():
         (out / target).parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +159,7 @@ def write_converted(
 def _targets(files: Sequence[DataFile], to: Format) -> dict[str, str]:
     if all(file.name.lower().endswith(f".{to}") for file in files):
         raise ConfigError(
-            f"The data are {to} already.", f"Convert to one of: {', '.join(kind for kind in TARGETS if kind != to)}."
+            f"The data are already {to}.", f"Convert to one of: {', '.join(kind for kind in TARGETS if kind != to)}."
         )
     targets: dict[str, str] = {}
     for file in files:
@@ -184,7 +186,7 @@ def _to_jsonl(file: DataFile, target: Path, asked: Conversion, bad: BadRecords, 
 
 
 def _keep_good_lines(made: DataFile) -> None:
-    """Leave out of a file the lines that were found bad, and counted, before."""
+    """Remove the lines that were found bad, and counted, before."""
     kept = made.path.with_name(_SPILL)
     with kept.open("wb") as out:
         for block in checked_lines(made, BadRecords(skip=True), ignore):
@@ -204,7 +206,7 @@ def _write_objects(file: DataFile, out: BinaryIO, bad: BadRecords, advance: Adva
 
 
 def _one_line(text: str) -> str:
-    """The lines of a text joined by a space; a line ends where the reader of a .txt sees its end, and nowhere else."""
+    """Return the lines of a text joined by a space; lines end where the reader of a .txt sees their end."""
     lines = _LINE_END.split(text)
     return " ".join(lines if lines[-1] else lines[:-1]).rstrip("\r")
 
@@ -218,11 +220,11 @@ def _to_txt(file: DataFile, target: Path, asked: Conversion, bad: BadRecords, ad
                     text = _one_line(text)
                 elif "\n" in text or "\r" in text:
                     raise ConfigError(
-                        f"{file.name}: record {count + 1} has several lines, and in a .txt a line is a record.",
-                        "Join them with a space by --join-lines, or convert to jsonl or parquet.",
+                        f"{file.name}: record {count + 1} has several lines, but in a .txt each line is a record.",
+                        "Use --join-lines to join them with a space, or convert to jsonl or parquet.",
                     )
                 if not text.strip():
-                    bad.note(f"{file.name}, record {count + 1}", "an empty text, which a .txt cannot hold")
+                    bad.note(f"{file.name}, record {count + 1}", "an empty text, which a .txt cannot represent")
                     continue
                 out.write(text.encode() + b"\n")
                 count += 1
@@ -232,7 +234,7 @@ def _to_txt(file: DataFile, target: Path, asked: Conversion, bad: BadRecords, ad
 def _to_parquet(
     files: Sequence[DataFile], targets: dict[str, str], out: Path, bad: BadRecords, advance: Advance
 ) -> dict[str, int]:
-    """All files get the same columns: the first pass finds them, the second writes."""
+    """Write all files with the same columns: the first pass finds them, the second writes."""
     seen, counts, ready = Seen(), {}, {}
     for number, file in enumerate(files):
         spill = out / f"{_SPILL}{number}"
@@ -248,7 +250,7 @@ def _to_parquet(
 
 
 def _lines_for_database(file: DataFile, spill: Path, seen: Seen, bad: BadRecords, advance: Advance) -> tuple[int, Path]:
-    """JSON lines that hold the good records alone: the file itself where it is just that, else a copy."""
+    """Return a file with only the good records as JSON lines: the file itself if possible, otherwise a copy."""
     if file.format == "jsonl" and file.path.suffix.lower() != ".gz":
         before, count = bad.count, 0
         for block in objects(file, bad, advance):
@@ -267,4 +269,6 @@ def _lines_for_database(file: DataFile, spill: Path, seen: Seen, bad: BadRecords
 
 def _check_count(file: DataFile, found: int, expected: int) -> None:
     if found != expected:
-        raise ParseError(f"{file.name}: {expected} records were read, and {found} came out.", "Please report this with the file.")
+        raise ParseError(
+            f"{file.name}: {expected} records were read, but {found} were written.", "Please report this with the file."
+        )

@@ -1,4 +1,4 @@
-"""Which files of a dataset hold its records, in which format, and to which split each belongs."""
+"""Find the data files of a dataset, their format and their splits."""
 
 import json
 import re
@@ -23,37 +23,37 @@ SUFFIXES: dict[str, Format] = {
     ".arrow": "arrow",
     TOKENS_SUFFIX: "tokens",
 }
-READ = ".jsonl, .jsonl.gz, .parquet, .txt, .txt.gz, or a folder saved by Hugging Face datasets (save_to_disk)"
+READ = ".jsonl, .jsonl.gz, .ndjson, .parquet, .txt, .txt.gz, or a folder saved by Hugging Face datasets (save_to_disk)"
 WHOLE = "all"
-"""The split of a file whose name tells none."""
+"""The split of a file whose name has none."""
 _SPLIT = re.compile(r"(?:^|[/._-])(train|validation|valid|val|dev|test)(?=$|[/._-]|\d)", re.IGNORECASE)
 _STATE = "state.json"
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of records."""
+    """A data file."""
 
     name: str
-    """Relative to the dataset's source or the variant's data, with slashes."""
+    """Relative to the source or the variant's data, with slashes."""
     path: Path
     format: Format
     split: str
 
     @property
     def bytes(self) -> int:
-        """Its size on disk."""
+        """The size on disk."""
         return self.path.stat().st_size
 
     @property
     def stem(self) -> str:
-        """Its name without the suffix of its format."""
+        """The name without the suffix of the format."""
         suffix = suffix_of(self.name)
         return self.name[: len(self.name) - len(suffix)]
 
 
 def data_files(files: Mapping[str, Path], where: Path, wanted: str | None = None) -> tuple[DataFile, ...]:
-    """The files of records among `files`. Texts beside another format are documentation; between two others `wanted` decides."""
+    """Return the data files. Text files next to another format are documentation; `wanted` decides between two others."""
     formats = {name: SUFFIXES[suffix] for name in files if (suffix := suffix_of(name)) and not _beside(name)}
     found = set(formats.values())
     if "arrow" in found and not any(PurePosixPath(name).name == _STATE for name in files):
@@ -68,7 +68,7 @@ def data_files(files: Mapping[str, Path], where: Path, wanted: str | None = None
 
 
 def only_split(files: Sequence[DataFile], split: str | None) -> tuple[DataFile, ...]:
-    """The files of one split, or all."""
+    """Return the files of one split, or all."""
     if split is None:
         return tuple(files)
     kept = tuple(file for file in files if file.split == split)
@@ -79,13 +79,13 @@ def only_split(files: Sequence[DataFile], split: str | None) -> tuple[DataFile, 
 
 
 def suffix_of(name: str) -> str:
-    """The longest known suffix, or an empty string."""
+    """Return the longest known suffix, or an empty string."""
     low = name.lower()
     return max((suffix for suffix in SUFFIXES if low.endswith(suffix)), key=len, default="")
 
 
 def _beside(name: str) -> bool:
-    """Hidden files and folders, and a token file's index, hold no records."""
+    """Return whether it has no records: hidden files and folders, and the index of a token file."""
     return name.endswith(INDEX_SUFFIX) or any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
@@ -94,17 +94,17 @@ def _chosen(found: set[Format], where: Path, wanted: str | None) -> Format:
         for kind in found:
             if kind == wanted:
                 return kind
-        raise ConfigError(f"{where} has no {wanted} file.", f"It has: {', '.join(sorted(found)) or 'none that is read'}.")
+        raise ConfigError(f"{where} has no {wanted} file.", f"It has: {', '.join(sorted(found)) or 'no supported file'}.")
     rest = found - {"txt"} if found != {"txt"} else found
     if not rest:
-        raise ResourceError(f"{where} holds no file of records.", f"These are read: {READ}.")
+        raise ResourceError(f"{where} has no data files.", f"Supported: {READ}.")
     if len(rest) > 1:
-        raise ConfigError(f"{where} holds several formats: {', '.join(sorted(rest))}.", "Say which one: --format NAME.")
+        raise ConfigError(f"{where} contains several formats: {', '.join(sorted(rest))}.", "Select one: --format NAME.")
     return next(iter(rest))
 
 
 def _split(name: str) -> str:
-    """The last split named in a path: `data/train-00000-of-00002.parquet` is train."""
+    """Return the last split named in a path: `data/train-00000-of-00002.parquet` is train."""
     found = _SPLIT.findall(name[: len(name) - len(suffix_of(name))])
     if not found:
         return WHOLE
@@ -113,14 +113,15 @@ def _split(name: str) -> str:
 
 
 def _listed_by_state(files: Mapping[str, Path], names: Sequence[str], where: Path) -> list[str]:
-    """The .arrow files in the order each folder's state.json gives; others there are caches."""
+    """Return the .arrow files in the order of each folder's state.json; others are caches."""
     listed: list[str] = []
     for state_name in (name for name in files if PurePosixPath(name).name == _STATE):
         try:
             state = json.loads(read_bytes(files[state_name]))
             if state.get("_indices_data_files") or state.get("_indices_files"):
                 raise ResourceError(
-                    f"{where}/{state_name}: the dataset is a selection of rows.", "Save it again after flatten_indices()."
+                    f"{where}/{state_name}: the dataset is a selection of rows of another.",
+                    "Save it again after flatten_indices().",
                 )
             data = [str(entry["filename"]) for entry in state["_data_files"]]
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -129,5 +130,5 @@ def _listed_by_state(files: Mapping[str, Path], names: Sequence[str], where: Pat
         listed += [(folder / entry).as_posix() for entry in data]
     for name in listed:
         if name not in names:
-            raise ResourceError(f"{where}: {name} is listed but not there.", "Save the dataset again.")
+            raise ResourceError(f"{where}: {name} is listed but does not exist.", "Save the dataset again.")
     return listed

@@ -1,4 +1,4 @@
-"""Pictures for a model that takes them: one of random pixels for each sequence, its tokens inside the prompt's length."""
+"""Images for a vision-language model: one of random pixels per sequence, whose tokens are part of the prompt length."""
 
 from dataclasses import dataclass, replace
 
@@ -8,29 +8,29 @@ from llm_perf_opt.workspace.data.prompts import Prompts
 
 @dataclass(frozen=True)
 class Picture:
-    """What one picture looks like to the model."""
+    """An image as the model sees it."""
 
     tokens: int
-    """Places it takes in the prompt."""
+    """Number of tokens it takes in the prompt."""
     token_id: int
-    """The id that holds such a place."""
+    """The id of such a token."""
     channels: int
     height: int
     width: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of its pixel values."""
+        """Shape of its pixel values."""
         return self.channels, self.height, self.width
 
 
 def with_pictures(prompts: Prompts, picture: Picture, longest: int, seed: int) -> Prompts:
-    """Every prompt with one picture after its first token, no longer than `longest`; its text gives way."""
+    """Return every prompt with one image after its first token, at most `longest` tokens; its text is shortened."""
     least = picture.tokens + 2
     if longest < least:
         raise ConfigError(
-            f"A picture takes {picture.tokens} tokens of this model's prompt, and runtime.prompt_tokens={longest}.",
-            f"Set runtime.prompt_tokens={least} or more: a token before the picture and one after it.",
+            f"An image takes {picture.tokens} tokens of this model's prompt, but runtime.prompt_tokens={longest}.",
+            f"Set runtime.prompt_tokens={least} or more: one token before the image and one after it.",
         )
     placeholder = 0 if picture.token_id else 1
     room = longest - picture.tokens

@@ -1,4 +1,4 @@
-"""What lies in a folder: every file with its size and hash. Links are followed; one that leads nowhere or round is named."""
+"""List every file of a folder with size and hash. Links are followed; dangling and circular ones are errors."""
 
 import hashlib
 import os
@@ -12,53 +12,53 @@ from llm_perf_opt.workspace.data.formats import suffix_of
 from llm_perf_opt.workspace.data.layout import dangling
 
 Advance = Callable[[int], None]
-"""Told how many bytes of the input have been dealt with since the last time."""
+"""Called with the number of bytes processed since the last call."""
 
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file."""
+    """A file."""
 
     bytes: int
     sha256: str
 
 
 def ignore(_: int) -> None:
-    """Nobody wants to know."""
+    """Ignore progress."""
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """Every file under `folder`, or `folder` itself when it is one, by its name; sorted."""
+    """Return every file under `folder`, or `folder` itself if it is a file, by name; sorted."""
     if dangling(folder):
-        raise ResourceError(f"{folder} is a link to {folder.readlink()}, which is not there.", "Give a path that is there.")
+        raise ResourceError(f"{folder} is a link to {folder.readlink()}, which does not exist.", "Give an existing path.")
     try:
         check_ordinary(folder)
         if folder.is_file():
             named = _named_as_data(folder)
             return {named.name: named}
         if not folder.is_dir():
-            raise ResourceError(f"{folder}: no such file or folder.", "Give a path that is there, with files in it.")
+            raise ResourceError(f"{folder}: no such file or folder.", "Give an existing file, or a folder with files in it.")
     except OSError as error:  # a name that is too long, a folder that may not be looked into
-        raise ResourceError(f"{folder} cannot be looked at: {error.strerror or error}.", "Give a path that is there.") from error
+        raise ResourceError(f"{folder} cannot be accessed: {error.strerror or error}.", "Give an accessible path.") from error
     return dict(sorted(_walk(folder, folder, (_identity(folder),))))
 
 
 def _named_as_data(file: Path) -> Path:
-    """A file under the first name, on the way its links lead, that tells a format: a cache's own name for a file is a hash."""
+    """Return the file under the first name along its links that shows a format; names in a cache are hashes."""
     while file.is_symlink() and not suffix_of(file.name):
         file = file.parent / file.readlink()
     return file.parent.resolve() / file.name
 
 
 def inventory(files: Mapping[str, Path], advance: Advance = ignore) -> dict[str, FileEntry]:
-    """Size and hash of every file."""
+    """Return size and hash of every file."""
     return {name: file_entry(path, advance) for name, path in files.items()}
 
 
 def file_entry(path: Path, advance: Advance = ignore) -> FileEntry:
-    """Size and hash of one file, read in chunks."""
+    """Return size and hash of a file, read in chunks."""
     digest, size = hashlib.sha256(), 0
     try:
         with open_ordinary(path) as file:
@@ -72,7 +72,7 @@ def file_entry(path: Path, advance: Advance = ignore) -> FileEntry:
 
 
 def content_sha256(entries: Mapping[str, FileEntry]) -> str:
-    """One hash over names, sizes and contents: equal for equal folders."""
+    """Return one hash over names, sizes and contents: equal for equal folders."""
     digest = hashlib.sha256()
     for name, entry in sorted(entries.items()):
         digest.update(f"{len(name.encode())}:{name}\0{entry.bytes}\0{entry.sha256}\n".encode())
@@ -80,7 +80,7 @@ def content_sha256(entries: Mapping[str, FileEntry]) -> str:
 
 
 def total_bytes(paths: Mapping[str, Path]) -> int:
-    """Bytes of all files together."""
+    """Return the total size of all files."""
     return sum(path.stat().st_size for path in paths.values())
 
 
@@ -92,11 +92,11 @@ def _walk(top: Path, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterat
     for entry in entries:
         path = Path(entry.path)
         if dangling(path):
-            raise ResourceError(f"{path} is a link to {path.readlink()}, which is not there.", "Remove or mend it.")
+            raise ResourceError(f"{path} is a link to {path.readlink()}, which does not exist.", "Remove or fix it.")
         if entry.is_dir():
             identity = _identity(path)
             if identity in above:
-                raise ResourceError(f"{path} is a link to a folder it lies in: it has no end.", "Remove it.")
+                raise ResourceError(f"{path} is a link to a folder that contains it, which never ends.", "Remove it.")
             yield from _walk(top, path, (*above, identity))
         else:
             check_ordinary(path)

@@ -1,4 +1,4 @@
-"""Where everything in the datasets/ and models/ trees lies, and which names may stand in them.
+"""Layout of the datasets/ and models/ trees, and the names they allow.
 
 datasets/<name>/source-data → link        datasets/<name>/<variant>/data/
 datasets/<name>/metadata.yaml             datasets/<name>/<variant>/metadata.yaml
@@ -29,86 +29,86 @@ SAMPLES = "samples"
 PART_SUFFIX = ".part"
 
 _READ_AS_VALUES = re.compile(r"null|true|false|nan|inf|[0-9][0-9_]*([.][0-9_]*)?(e-?[0-9_]+)?", re.IGNORECASE)
-"""What `dataset=NAME` on the command line would read as a number or a nothing instead of a name."""
+"""Names that `dataset=NAME` on the command line would read as a number or null."""
 
 
 def checked_name(name: str, what: str) -> str:
-    """`name`, or a ConfigError: it becomes a folder and a word on the command line, so it may be nothing else."""
+    """Return `name` if it is safe as a folder and on the command line, or raise a ConfigError."""
     if not FOLDER_NAME.fullmatch(name) or name.endswith(PART_SUFFIX):
         raise ConfigError(
             f"{name!r} cannot name a {what}.",
-            "Use at most 100 letters, digits, '.', '_' and '-', beginning with a letter or digit: no paths, no hidden names.",
+            "Use at most 100 letters, digits, '.', '_' and '-', starting with a letter or digit.",
         )
     if _READ_AS_VALUES.fullmatch(name):
         raise ConfigError(
-            f"{name!r} cannot name a {what}: on the command line it reads as a value, not a name.", "Add a letter, as in v1."
+            f"{name!r} cannot name a {what}: on the command line it would be read as a value.", "Add a letter, such as v1."
         )
     return name
 
 
 @dataclass(frozen=True)
 class VariantFolder:
-    """One variant of a dataset on disk."""
+    """A variant of a dataset on disk."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """As `dataset.variant=` takes it."""
+        """The value for `dataset.variant=`."""
         return self.path.name
 
     @property
     def data(self) -> Path:
-        """Its files."""
+        """The folder with its files."""
         return self.path / _DATA
 
     @property
     def metadata_file(self) -> Path:
-        """What it was made from, how, and what came out."""
+        """The file that records what it was made from and how."""
         return self.path / _METADATA
 
 
 @dataclass(frozen=True)
 class DatasetFolder:
-    """One dataset on disk."""
+    """A dataset on disk."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """As `dataset=` takes it."""
+        """The value for `dataset=`."""
         return self.path.name
 
     @property
     def source(self) -> Path:
-        """The link to the data as they were obtained; never written."""
+        """The link to the original data, which is never modified."""
         return self.path / SOURCE
 
     @property
     def metadata_file(self) -> Path:
-        """Where it comes from and what it holds."""
+        """The file that records where it comes from and what it contains."""
         return self.path / _METADATA
 
     @property
     def readme_file(self) -> Path:
-        """For people."""
+        """The description for people."""
         return self.path / _README
 
     def variants(self) -> tuple[VariantFolder, ...]:
-        """Every variant, by name."""
+        """Return every variant, by name."""
         if not self.path.is_dir():
             return ()
         found = (VariantFolder(entry) for entry in sorted(self.path.iterdir()) if entry.name != SOURCE and entry.is_dir())
         return tuple(variant for variant in found if variant.metadata_file.is_file() and not variant.name.startswith("."))
 
     def without_metadata(self) -> tuple[VariantFolder, ...]:
-        """Folders that hold a variant's data and do not say what they are."""
+        """Return folders with a variant's data but without metadata."""
         found = (VariantFolder(entry) for entry in sorted(self.path.iterdir()) if entry.name != SOURCE and entry.is_dir())
         bare = (variant for variant in found if not variant.name.startswith(".") and not variant.metadata_file.is_file())
         return tuple(variant for variant in bare if variant.data.is_dir())
 
     def variant(self, name: str) -> VariantFolder:
-        """A variant that is there, or an error that lists those that are."""
+        """Return an existing variant, or raise an error that lists the existing ones."""
         known = [variant.name for variant in self.variants()]
         if name not in known:
             have = f"It has: {', '.join(known)}." if known else "It has none yet."
@@ -119,16 +119,16 @@ class DatasetFolder:
         return VariantFolder(self.path / name)
 
     def new_variant(self, name: str) -> VariantFolder:
-        """The place of a variant that is not there yet."""
+        """Return the folder of a new variant."""
         checked_name(name, "variant")
         if name in TAKEN:
-            raise ConfigError(f"{name!r} cannot name a variant: the dataset's own {name} lies there.", "Choose another name.")
+            raise ConfigError(f"{name!r} cannot name a variant: the dataset uses this name itself.", "Choose another name.")
         folder = VariantFolder(self.path / name)
-        refuse_existing(folder.path, "Nothing is overwritten: choose another name, or remove that folder first.")
+        refuse_existing(folder.path, "Choose another name, or remove that folder first.")
         return folder
 
     def unfinished(self) -> tuple[Path, ...]:
-        """What a killed `prepare` left behind."""
+        """Return what a killed `prepare` left behind."""
         return tuple(sorted(entry for entry in self.path.iterdir() if entry.name.startswith(".") and is_part(entry)))
 
 
@@ -140,30 +140,30 @@ class DatasetTree:
 
     @property
     def ignore_file(self) -> Path:
-        """Keeps data out of version control."""
+        """The .gitignore that keeps data out of version control."""
         return self.root / _IGNORED
 
     def datasets(self) -> tuple[DatasetFolder, ...]:
-        """Every dataset, by name."""
+        """Return every dataset, by name."""
         if not self.root.is_dir():
             return ()
         found = (DatasetFolder(entry) for entry in sorted(self.root.iterdir()) if entry.is_dir())
         return tuple(folder for folder in found if not folder.name.startswith(".") and folder.metadata_file.exists())
 
     def without_metadata(self) -> tuple[DatasetFolder, ...]:
-        """Folders that hold a dataset's source and do not say what they are."""
+        """Return folders with a dataset's source but without metadata."""
         found = (DatasetFolder(entry) for entry in sorted(self.root.iterdir()) if entry.is_dir()) if self.root.is_dir() else ()
         bare = (folder for folder in found if not folder.name.startswith(".") and not folder.metadata_file.exists())
         return tuple(folder for folder in bare if folder.source.exists() or folder.source.is_symlink())
 
     def dataset(self, name: str) -> DatasetFolder:
-        """A dataset that is there, or an error that lists those that are."""
+        """Return an existing dataset, or raise an error that lists the existing ones."""
         checked_name(name, "dataset")
         folder = DatasetFolder(self.root / name)
         check_ordinary(folder.metadata_file)
         if not folder.metadata_file.is_file():
             known = [entry.name for entry in self.datasets()]
-            have = f"Known in {self.root}: {', '.join(known)}." if known else f"{self.root} holds none yet."
+            have = f"Known in {self.root}: {', '.join(known)}." if known else f"{self.root} has none yet."
             raise ConfigError(
                 f"There is no dataset {name!r}.{nearest(name, known)}",
                 f"{have} Add it with `llm-perf dataset add {name} --source PATH`.",
@@ -171,41 +171,41 @@ class DatasetTree:
         return folder
 
     def new_dataset(self, name: str) -> DatasetFolder:
-        """The place of a dataset that is not there yet."""
+        """Return the folder of a new dataset."""
         folder = DatasetFolder(self.root / checked_name(name, "dataset"))
-        refuse_existing(folder.path, "Nothing is overwritten: choose another name, or remove that folder first.")
+        refuse_existing(folder.path, "Choose another name, or remove that folder first.")
         return folder
 
 
 def given_root(root: Path, usual: Path, option: str = "--root") -> Path:
-    """A tree to look at. The usual one may not be there yet; another that is not there is a slip of the pen, and says so."""
+    """Return the root of a tree. The default one may be absent; raise if another one does not exist."""
     try:
         there = root.is_dir()
     except OSError:  # a name that is too long, a folder that may not be looked into
         there = False
     if root != usual and not there:
-        raise ConfigError(f"{option} {root}: no such folder.", f"Leave it out for {usual}/ of the current folder.")
+        raise ConfigError(f"{option} {root}: no such folder.", f"Omit it to use {usual}/ in the current directory.")
     return root
 
 
 def option_file(conf: Path, name: str) -> Path:
-    """The Hydra option that makes a dataset selectable as `dataset=NAME`."""
+    """Return the path of the Hydra option for `dataset=NAME`."""
     return conf / "dataset" / f"{name}.yaml"
 
 
 def is_part(path: Path) -> bool:
-    """Whether a folder is one that is still being made."""
+    """Return whether a folder is still being created."""
     return path.name.endswith(PART_SUFFIX) and path.is_dir()
 
 
 def refuse_existing(path: Path, remedy: str) -> None:
-    """A ConfigError where something lies already, a dangling link included."""
+    """Raise a ConfigError if the path exists, even as a dangling link."""
     if path.exists() or path.is_symlink():
-        raise ConfigError(f"{path} is there already.", remedy)
+        raise ConfigError(f"{path} already exists.", remedy)
 
 
 def dangling(path: Path) -> bool:
-    """Whether `path` is a link whose target is not there (or that leads round in a circle)."""
+    """Return whether `path` is a dangling or circular link."""
     try:
         return path.is_symlink() and not path.exists()
     except OSError as error:  # a circle, on some Python versions; else a name that is too long, or one that may not be looked at
@@ -213,8 +213,8 @@ def dangling(path: Path) -> bool:
 
 
 def dangling_error(path: Path) -> LlmPerfError:
-    """What a link to nothing means to the user."""
+    """Return the error for a dangling link."""
     return ResourceError(
-        f"{path} is a link to {path.readlink()}, which is not there.",
-        "Mount or restore the target, or remove the link and make it anew.",
+        f"{path} is a link to {path.readlink()}, which does not exist.",
+        "Mount or restore the target, or remove the link and create it again.",
     )

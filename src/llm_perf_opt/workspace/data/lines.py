@@ -1,4 +1,4 @@
-"""Lines of files larger than memory: read in chunks, plain or gzipped, numbered, and bounded in length."""
+"""Read lines of files larger than memory: in chunks, plain or gzipped, numbered, with a maximum length."""
 
 import gzip
 import io
@@ -13,34 +13,34 @@ from llm_perf_opt.workspace.data.inventory import Advance
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 BLOCK_BYTES = 1024 * 1024
-"""So much of a file becomes lines at a time: what is made of them is held beside it, several times as large."""
+"""Bytes to split into lines at a time; the results are several times as large."""
 NAMED = 10
-"""So many bad records are named; the rest are counted."""
+"""Maximum number of bad records to name; the rest are counted."""
 FIELD_OPTION = "--text-field NAME"
-"""How the verbs of datasets are told another field …"""
+"""How to name another field with the dataset verbs …"""
 RUN_FIELD_OPTION = "dataset.text_field=NAME"
-"""… and how a run is."""
+"""… and in a run."""
 _MARK = b"\xef\xbb\xbf"
 
 
 @dataclass
 class BadRecords:
-    """Records that could not be used: an error, or counted and the first ones named."""
+    """Unusable records: an error, or counted, with the first ones named."""
 
     skip: bool
     count: int = 0
     first: list[str] = field(default_factory=list)
     field_option: str = FIELD_OPTION
-    how_to_skip: str = "--skip-bad leaves such records out and counts them."
+    how_to_skip: str = "Use --skip-bad to leave out such records."
 
     @classmethod
     def of_a_run(cls) -> "BadRecords":
-        """A run feeds what is there: a record it cannot read ends it, and remedies name what a run takes."""
-        how = "`llm-perf dataset prepare … --skip-bad` makes a variant without such records."
+        """Return the handling for a run: an unreadable record is an error, and remedies name settings of a run."""
+        how = "Use `llm-perf dataset prepare … --skip-bad` to make a variant without such records."
         return cls(skip=False, field_option=RUN_FIELD_OPTION, how_to_skip=how)
 
     def note(self, where: str, why: str, remedy: str = "") -> None:
-        """One more; an error unless they are to be skipped."""
+        """Record a bad record, or raise unless they are skipped."""
         if not self.skip:
             raise ParseError(f"{where}: {why}.", f"{remedy} {self.how_to_skip}".strip())
         self.count += 1
@@ -49,7 +49,7 @@ class BadRecords:
 
 
 def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes | None]]]:
-    """Blocks of lines with the number of the first. A line too long to hold is None; an empty one stays empty.
+    """Yield blocks of lines with the number of the first. A line that is too long is None; an empty one stays empty.
 
     Lines end with \\n alone: other characters that some call line ends are part of the text. A \\r before it belongs to the end.
     """
@@ -57,7 +57,7 @@ def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes 
         with open_ordinary(path) as raw:
             yield from _numbered(_chunks(raw, path, advance))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ParseError(f"{path} is damaged: {error}.", "Obtain it again.") from error
+        raise ParseError(f"{path} is damaged: {error}.", "Download or copy it again.") from error
     except OSError as error:
         raise ResourceError(f"{path} cannot be read: {error.strerror or error}.", "Check its permissions.") from error
 
@@ -91,7 +91,7 @@ def _numbered(chunks: Iterator[bytes]) -> Iterator[tuple[int, list[bytes | None]
 
 
 def _held(rest: bytes, more: bytes, too_long: bool) -> tuple[bytes, bool]:
-    """The beginning of a line with what follows, forgotten once it is too long."""
+    """Return the line so far with its continuation; dropped once it is too long."""
     if too_long or len(rest) + len(more) > MAX_LINE_BYTES:
         return b"", True
     return rest + more, False

@@ -1,4 +1,4 @@
-"""Making a folder whole or not at all: it is filled beside its place and renamed at the end."""
+"""Create a folder completely or not at all: it is filled under a temporary name and renamed at the end."""
 
 import errno
 import fcntl
@@ -16,9 +16,9 @@ _LOCK = ".lock"
 
 @contextmanager
 def made_whole(final: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `final` when the block ends well and vanishes when it does not.
+    """Yield a folder to fill; it becomes `final` if the block succeeds and is removed otherwise.
 
-    A folder that a killed process left is cleared; one that another process is filling is refused.
+    A folder left by a killed process is cleared; one that another process is filling is an error.
     """
     part = final.with_name(f".{final.name}{PART_SUFFIX}")
     try:
@@ -29,7 +29,7 @@ def made_whole(final: Path) -> Iterator[Path]:
     try:
         yield part
         _settle(part)
-        refuse_existing(final, "It appeared meanwhile; nothing is overwritten.")
+        refuse_existing(final, "It appeared in the meantime and is not overwritten.")
         (part / _LOCK).unlink()
         part.rename(final)
     except BaseException as error:
@@ -42,26 +42,27 @@ def made_whole(final: Path) -> Iterator[Path]:
 
 
 def write_error(error: OSError, path: Path) -> LlmPerfError:
-    """What a failed read or write below `path` means to the user."""
+    """Return the error for a failed read or write under `path`."""
     where = error.filename or path
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
-            f"No space left on the disk while writing {where}.", "Nothing half-made is left. Free some space and run it again."
+            f"No space left on the disk while writing {where}.",
+            "Nothing unfinished was left behind. Free some space and try again.",
         )
-    return ResourceError(f"{where} cannot be used: {error.strerror or error}.", "Check that it exists and its permissions.")
+    return ResourceError(f"{where} cannot be used: {error.strerror or error}.", "Check its path and permissions.")
 
 
 def _locked(part: Path, final: Path) -> int:
-    """A fresh `part` folder with a lock in it that ends with this process."""
+    """Create an empty `part` folder with a lock that ends with this process."""
     if part.is_symlink():
-        raise ResourceError(f"{part} is a link; it is not followed.", "Remove it.")
+        raise ResourceError(f"{part} is a link, which is not followed.", "Remove it.")
     part.mkdir(exist_ok=True)
     lock = os.open(part / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
-        raise ResourceError(f"{final} is being made by another process.", "Wait for it to end.") from error
+        raise ResourceError(f"{final} is being created by another process.", "Wait for it to finish.") from error
     for left in part.iterdir():  # of a process that was killed
         if left.name != _LOCK:
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
@@ -69,7 +70,7 @@ def _locked(part: Path, final: Path) -> int:
 
 
 def _settle(folder: Path) -> None:
-    """Every file safely on the disk before the name appears."""
+    """Flush every file to disk before the folder is renamed."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             with path.open("rb") as file, suppress(OSError):  # a file system without fsync still has the bytes

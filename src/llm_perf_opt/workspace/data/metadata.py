@@ -1,4 +1,4 @@
-"""metadata.yaml of a dataset and of a variant: written once, read back checked."""
+"""metadata.yaml of datasets and variants."""
 
 import dataclasses
 import platform
@@ -23,7 +23,7 @@ M = TypeVar("M", "DatasetMetadata", "VariantMetadata")
 
 @dataclass(frozen=True)
 class Size:
-    """How much there is."""
+    """Number of files, bytes and records."""
 
     files: int
     bytes: int
@@ -32,20 +32,20 @@ class Size:
 
 @dataclass(frozen=True)
 class DatasetMetadata:
-    """Where a dataset comes from and what it held when it was added."""
+    """Where a dataset comes from and what it contained when it was added."""
 
     schema: int
     name: str
     version: str | int | float | None
-    """None: not told."""
+    """None: not given."""
     source: str
-    """Where it was obtained: an address, or the folder it was linked from."""
+    """The URL or folder it came from."""
     license: str | None
     notes: str | None
     format: Format
     text_field: str
     splits: dict[str, int]
-    """Records of each."""
+    """Records of each split."""
     size: Size
     content_sha256: str
     added: str
@@ -63,7 +63,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class VariantMetadata:
-    """What a variant was made from, how, and what came out."""
+    """What a variant was made from, how, and the result."""
 
     schema: int
     dataset: str
@@ -87,31 +87,31 @@ class VariantMetadata:
 
 
 def write_metadata(path: Path, metadata: DatasetMetadata | VariantMetadata) -> None:
-    """As YAML."""
+    """Write the metadata as YAML."""
     write_whole(path, yaml.safe_dump(dataclasses.asdict(metadata), sort_keys=False, allow_unicode=True, width=130).encode())
 
 
 def read_metadata(path: Path, kind: type[M]) -> M:
-    """Read back, or a ParseError naming the file and the place in it."""
+    """Return the metadata, or raise a ParseError with the file and the place in it."""
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         found = msgspec.convert(yaml.load(read_bytes(path), Loader=loader), kind)  # noqa: S506 - a safe loader
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "Restore it, or remove the folder and add the dataset again.") from error
     except (yaml.YAMLError, msgspec.MsgspecError, OSError, ValueError, RecursionError) as error:
-        raise ParseError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}", "Mend it, or make it anew.") from error
+        raise ParseError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}", "Fix it, or create it again.") from error
     if found.schema > SCHEMA:
         raise ParseError(f"{path} was written by a newer version (schema {found.schema}).", "Upgrade llm-perf-opt.")
     return found
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """Return the time in UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def tool_versions(*packages: str) -> dict[str, str]:
-    """This program and the packages whose version may change the bytes."""
+    """Return the versions of this program and of packages that may affect the bytes."""
     from importlib.metadata import version
 
     return {

@@ -1,4 +1,4 @@
-"""The models/ tree: links to folders of weights outside the project, and what lies behind them."""
+"""The models/ tree: links to model folders outside the project, and their checks."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor as the header describes it."""
+    """A tensor as described in the header."""
 
     dtype: str
     elements: int
@@ -43,7 +43,7 @@ class _Described(msgspec.Struct):
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file by name, or a ParseError that says how it is damaged."""
+    """Return the tensors of a file by name, or raise a ParseError that says how it is damaged."""
     try:
         size = path.stat().st_size
         with open_ordinary(path) as file:
@@ -60,7 +60,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _checked(path: Path, described: dict[str, _Described], stored: int) -> dict[str, StoredTensor]:
-    """The tensors, which must follow one another without gap and end where the file does."""
+    """Return the tensors, which must be contiguous and end at the end of the file."""
     found, end = {}, 0
     for name, tensor in sorted(described.items(), key=lambda item: item[1].data_offsets):
         begin, until = tensor.data_offsets
@@ -78,7 +78,7 @@ def _checked(path: Path, described: dict[str, _Described], stored: int) -> dict[
 
 
 def _damaged(path: Path, why: str) -> ParseError:
-    return ParseError(f"{path.name} is damaged: {why}.", "Obtain it again.")
+    return ParseError(f"{path.name} is damaged: {why}.", "Download or copy it again.")
 
 
 _CONFIG = "config.json"
@@ -93,7 +93,7 @@ _GIVE_A_FOLDER = f"Give a local Hugging Face folder, with {_CONFIG} and *{_WEIGH
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """A linked model: what it is, and every reason why it would not run."""
+    """A linked model, and every reason why it would not run."""
 
     name: str
     target: str
@@ -101,7 +101,7 @@ class ModelCheck:
     notes: list[str]
     model_type: Maybe[str]
     dtypes: dict[str, int]
-    """Bytes stored in each, most first."""
+    """Bytes stored per dtype, largest first."""
     files: int
     bytes: Maybe[int]
     """Of the weights."""
@@ -110,7 +110,7 @@ class ModelCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing stands against it."""
+        """Whether it has no problems."""
         return not self.problems
 
 
@@ -119,7 +119,7 @@ class _Index(msgspec.Struct):
 
 
 def link_model(root: Path, name: str, target: Path) -> Path:
-    """Make models/NAME a link to a folder outside; the link, or an error. Nothing is overwritten."""
+    """Create the link models/NAME to a folder outside, and return it. Nothing is overwritten."""
     place = root / checked_name(name, "model")
     refuse_existing(place, "Nothing is overwritten: choose another name, or remove that link first.")
     try:
@@ -143,12 +143,12 @@ def link_model(root: Path, name: str, target: Path) -> Path:
 
 
 def model_folder(path: str) -> Path:
-    """The folder that `model.path` names, or an error that says what is there in its place."""
+    """Return the folder that `model.path` names, or raise an error that says what is there instead."""
     folder = Path(path).expanduser()
     if dangling(folder):
         raise ConfigError(
-            f"model.path={path} is a link to {folder.readlink()}, which is not there.",
-            "Mount or restore the target, or remove the link and make it anew: `llm-perf model link NAME DIR`.",
+            f"model.path={path} is a link to {folder.readlink()}, which does not exist.",
+            "Mount or restore the target, or remove the link and create it again: `llm-perf model link NAME DIR`.",
         )
     try:
         if not folder.is_dir():
@@ -161,12 +161,12 @@ def model_folder(path: str) -> Path:
         if not (folder / _CONFIG).is_file():
             raise ConfigError(f"model.path={path} has no {_CONFIG}.{_models_inside(folder)}", _GIVE_A_FOLDER)
     except (OSError, ValueError) as error:  # a name too long, a part that may not be looked into, a zero byte
-        raise ConfigError(f"model.path={path!r} cannot be looked at: {words_of(error)}.", _GIVE_A_FOLDER) from error
+        raise ConfigError(f"model.path={path!r} cannot be accessed: {words_of(error)}.", _GIVE_A_FOLDER) from error
     return folder
 
 
 def _beside(folder: Path) -> str:
-    """The nearest name where a folder is not, and what lies there."""
+    """Return the nearest existing name, and what is in that folder."""
     parent = folder.parent
     known = [path.name for path in _folders(parent)]
     if folder.exists() or not known:
@@ -192,14 +192,14 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def linked_models(root: Path) -> list[Path]:
-    """Every model in the tree, dangling links included, by name."""
+    """Return every model in the tree, including dangling links, by name."""
     if not root.is_dir():
         return []
     return sorted(entry for entry in root.iterdir() if not entry.name.startswith(".") and (entry.is_dir() or dangling(entry)))
 
 
 def model_named(root: Path, name: str) -> Path:
-    """A model that is there, or an error that lists those that are."""
+    """Return an existing model, or raise an error that lists the existing ones."""
     place = root / checked_name(name, "model")
     if not (place.is_symlink() or place.is_dir()):
         known = [path.name for path in linked_models(root)]
@@ -211,11 +211,11 @@ def model_named(root: Path, name: str) -> Path:
 
 
 def check_model(place: Path) -> ModelCheck:
-    """Configuration, shards, dtypes, sizes and tokenizer, from the files' heads alone."""
+    """Return configuration, shards, dtypes, sizes and tokenizer, read from file headers only."""
     target = str(place.readlink()) if place.is_symlink() else str(place)
     if dangling(place):
-        why = Missing("the link leads nowhere")
-        problem = f"a dangling link: {target} is not there"
+        why = Missing("the link is dangling")
+        problem = f"a dangling link: {target} does not exist"
         return ModelCheck(place.name, target, [problem], [], why, {}, 0, why, why, why)
     problems: list[str] = []
     notes: list[str] = []
@@ -239,7 +239,7 @@ def check_model(place: Path) -> ModelCheck:
         files,
         partly or (sum(dtypes.values()) if tensors else Missing("no weights could be read")),
         partly or _parameters(config, tensors),
-        tokenizer or Missing("there is none"),
+        tokenizer or Missing("none found"),
     )
 
 
@@ -248,7 +248,7 @@ def _config(place: Path, problems: list[str]) -> dict[str, Any] | None:
     try:
         return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
     except FileNotFoundError:
-        nowhere = f"a dangling link: {path.readlink()} is not there" if dangling(path) else "missing"
+        nowhere = f"a dangling link: {path.readlink()} does not exist" if dangling(path) else "missing"
         problems.append(f"{_CONFIG} is {nowhere}")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         problems.append(f"{_CONFIG} is not a JSON object ({error})")
@@ -264,7 +264,7 @@ def _model_type(config: dict[str, Any] | None, problems: list[str]) -> Maybe[str
     if isinstance(found, str):
         return found
     problems.append(f"{_CONFIG} has no model_type")
-    return Missing(f"{_CONFIG} does not tell")
+    return Missing(f"{_CONFIG} does not say")
 
 
 def _parameters(config: dict[str, Any] | None, tensors: dict[str, StoredTensor]) -> Maybe[int]:
@@ -276,7 +276,7 @@ def _parameters(config: dict[str, Any] | None, tensors: dict[str, StoredTensor])
 
 
 def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor], int]:
-    """Every stored tensor, and how many files hold them; what is missing or damaged goes to `problems`."""
+    """Return every stored tensor and the number of files; add what is missing or damaged to `problems`."""
     indices = sorted(place.glob(f"*{_INDEX}"))
     if not indices:
         names = sorted(path.name for path in place.glob(f"*{_WEIGHTS}"))
@@ -312,7 +312,7 @@ def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor],
 
 
 def _shard_problems(names: list[str]) -> list[str]:
-    """What speaks against shards that no index lists: the loaders need one, and a set may lack some of its numbers."""
+    """Return the problems of shards without an index: loaders need one, and shards may be missing."""
     sets: dict[tuple[str, int], set[int]] = {}
     for name in names:
         if found := _SHARD.fullmatch(name):

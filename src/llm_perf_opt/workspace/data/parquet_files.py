@@ -1,4 +1,4 @@
-"""Parquet through DuckDB: one thread, so that the same rows give the same bytes, and a bounded memory."""
+"""Read and write Parquet with DuckDB: one thread, so that the same rows give the same bytes, and bounded memory."""
 
 import itertools
 import threading
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 _MEMORY_MB = 256
 _ROWS_HELD = 2048
-"""The database works on so many rows at a time: its memory goes with the length of a record, not with their number."""
+"""Rows that the database processes at a time: memory depends on the length of a record, not on their number."""
 _COPIES_HELD = 16
-"""The database reserves so many times what those rows take, and touches about six of them. Measured on 2,048 rows of 300 kB
+"""The database reserves this many times the size of those rows, and uses about six of them. Measured on 2,048 rows of 300 kB
 and on 300 of 2 MB: Parquet to JSON lines fails at 8 and passes at 16, with 3.4 GB of memory for 600 MB of rows."""
 _SHARE_OF_FREE = 0.8
-"""It is given no more than this part of the memory that is free: to be refused is better than to be killed."""
+"""The share of free memory it may use: an error is better than a killed process."""
 ROWS_AT_ONCE = 1024
 _SCRATCH = ".duckdb"
 _PLACE = "file_row_number"
-"""DuckDB's own column of rows' places: it skips what is not asked for, and cannot be had where the file has such a column."""
+"""DuckDB's column with the position of each row; unavailable if the file has a column of this name."""
 _FLOATS = ("double", "float")
 _POLL_S = 0.2
 _GROUP_BYTES = 32 * 1024 * 1024
 _MOST_OBJECT_BYTES = MAX_LINE_BYTES + 1024 * 1024
-"""The database holds buffers of twice this, whatever the lines are."""
+"""The database allocates buffers of twice this size."""
 _MOST_GROUP_ROWS = 122_880
-"""DuckDB's own row group, where the rows are small enough."""
+"""DuckDB's default row group, if the rows are small enough."""
 
 
 @contextmanager
 def database(scratch: Path | None = None, held_bytes: float = 0) -> Iterator["duckdb.DuckDBPyConnection"]:
-    """A database in memory that holds about `held_bytes` of rows, spills into `scratch`, and fetches nothing from outside."""
+    """Open an in-memory database for about `held_bytes` of rows that spills to `scratch` and has no network access."""
     import duckdb
 
     wanted = _MEMORY_MB + int(_COPIES_HELD * held_bytes / 1e6)
@@ -58,21 +58,21 @@ def database(scratch: Path | None = None, held_bytes: float = 0) -> Iterator["du
 
 
 def columns_of(path: Path) -> dict[str, str]:
-    """Names and types of the columns."""
+    """Return names and types of the columns."""
     with database() as connection, _named(path):
         rows = connection.execute(f"DESCRIBE SELECT * FROM {parquet_rows(path)}").fetchall()  # noqa: S608 - quoted
     return {str(row[0]): str(row[1]) for row in rows}
 
 
 def count_rows(path: Path) -> int:
-    """Rows, as the footer tells."""
+    """Return the number of rows from the footer."""
     with database() as connection, _named(path):
         row = connection.execute("SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata(?)", [pattern_of(path)]).fetchone()
     return int(row[0]) if row and row[0] is not None else 0
 
 
 def _held_bytes(path: Path) -> float:
-    """What the rows that are worked on at a time take."""
+    """Return the size of the rows processed at a time."""
     with database() as connection, _named(path):
         query = "SELECT sum(total_uncompressed_size)::BIGINT FROM parquet_metadata(?)"
         row = connection.execute(query, [pattern_of(path)]).fetchone()
@@ -81,14 +81,14 @@ def _held_bytes(path: Path) -> float:
 
 
 def objects(path: Path, advance: Advance) -> Iterator[list[dict[str, Any]]]:
-    """Blocks of rows as objects."""
+    """Yield blocks of rows as objects."""
     names = list(columns_of(path))
     for rows in _fetched(path, "*", advance):
         yield [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
-    """Blocks of one column."""
+    """Yield blocks of one column."""
     known = list(columns_of(path))
     if name not in known:
         raise ConfigError(
@@ -101,7 +101,7 @@ def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
 
 
 def write_json(path: Path, out: Path, advance: Advance, rows: Sequence[int] | None = None) -> None:
-    """The rows (or those at the places `rows`, from 0) as JSON lines.
+    """Write the rows (or those at the positions `rows`, from 0) as JSON lines.
 
     JSON has no NaN and no infinity: they become null, inside lists and structs too.
     """
@@ -118,7 +118,7 @@ def write_json(path: Path, out: Path, advance: Advance, rows: Sequence[int] | No
 
 
 def _numbered_rows(path: Path, columns: Sequence[str]) -> tuple[str, str]:
-    """What stands after FROM for the rows with their places, and the column of those, which none of the file's is called."""
+    """Return the FROM clause for rows with their positions, and an unused name for the column of positions."""
     taken = {name.casefold() for name in columns}
     if _PLACE not in taken:
         return parquet_rows(path, f"{_PLACE}=true"), _PLACE
@@ -127,7 +127,7 @@ def _numbered_rows(path: Path, columns: Sequence[str]) -> tuple[str, str]:
 
 
 def write_parquet(lines: Path, columns: dict[str, str], rows: int, out: Path, advance: Advance) -> None:
-    """JSON lines as Parquet with these columns; row groups of about 32 MiB, however long a row is."""
+    """Write JSON lines as Parquet with these columns, in row groups of about 32 MiB."""
     spelled = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in columns.items())
     row_bytes = lines.stat().st_size / max(1, rows)
     group = int(min(_MOST_GROUP_ROWS, max(_ROWS_HELD, _GROUP_BYTES / max(row_bytes, 1) // _ROWS_HELD * _ROWS_HELD)))
@@ -139,14 +139,14 @@ def write_parquet(lines: Path, columns: dict[str, str], rows: int, out: Path, ad
 
 
 def _types_of(path: Path) -> list[tuple[str, Any]]:
-    """Names of the columns with the database's own types, which can be looked into."""
+    """Return the columns with the database's own, inspectable types."""
     with database() as connection, _named(path):
         found = connection.sql(f"SELECT * FROM {parquet_rows(path)}")  # noqa: S608 - quoted
         return list(zip(found.columns, found.types, strict=True))
 
 
 def _finite(value: str, kind: Any, depth: int) -> str:
-    """SQL for `value` with null for every number in it that is not finite; `value` itself where it can hold none."""
+    """Return SQL for `value` with null for every non-finite number in it; `value` itself if it cannot contain any."""
     if not _holds_floats(kind):
         return value
     if kind.id in _FLOATS:
@@ -184,7 +184,7 @@ def _fetched(path: Path, what: str, advance: Advance) -> Iterator[list[tuple[Any
 
 
 def _copy(sql: str, values: list[Any], path: Path, scratch: Path, held_bytes: float, advance: Advance) -> None:
-    """Run one long statement beside this thread, which tells how far it is and lets an interrupt through."""
+    """Run a long statement in another thread, while this one reports progress and handles interrupts."""
     size, told, failure, ended = path.stat().st_size, 0, [], threading.Event()
     with database(scratch / _SCRATCH, held_bytes) as connection:
 
@@ -212,10 +212,10 @@ def _copy(sql: str, values: list[Any], path: Path, scratch: Path, held_bytes: fl
 
 
 def _end_statement(connection: "duckdb.DuckDBPyConnection", ended: threading.Event) -> None:
-    """Wait until the statement has stopped: a database closed under a thread that works on it brings the process down.
+    """Wait until the statement has stopped: closing a database that another thread uses crashes the process.
 
-    The event tells, not the thread: one whose `join` was interrupted counts as ended in Python 3.11 and earlier. A statement
-    that had not begun yet misses the interrupt, so that it is sent again; one more signal meanwhile changes nothing.
+    Wait for the event, not the thread: in Python 3.11 and earlier, a thread whose `join` was interrupted counts as ended. A
+    statement that had not started misses the interrupt, so it is sent again; a further signal changes nothing.
     """
     while not ended.is_set():
         with suppress(BaseException):
@@ -231,21 +231,21 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except duckdb.OutOfMemoryException as error:
         raise ResourceError(
-            f"{path} has records too long to be held {_ROWS_HELD} at a time: {_first_line(error)}",
-            "Keep it as JSONL, or work where more memory is free.",
+            f"{path} has records too long to process {_ROWS_HELD} at a time: {_first_line(error)}",
+            "Keep it as JSONL, or use a machine with more free memory.",
         ) from error
     except duckdb.IOException as error:
         if "No space left" in str(error):
             raise OSError(28, "No space left on device") from error
-        raise ParseError(f"{path} cannot be read: {_first_line(error)}", "The file is damaged or cut short.") from error
+        raise ParseError(f"{path} cannot be read: {_first_line(error)}", "The file is damaged or truncated.") from error
     except duckdb.Error as error:
         if "duplicate key" in str(error):
             raise ParseError(
-                f"{path} cannot be made Parquet: {_first_line(error)}",
-                "Give each field once: JSON allows it twice, a row does not. --skip-bad does not help.",
+                f"{path} cannot be converted to Parquet: {_first_line(error)}",
+                "A field may appear only once per record in Parquet. --skip-bad does not help.",
             ) from error
         raise ParseError(
-            f"{path} cannot be read: {_first_line(error)}", "The file is damaged, or holds what is not read."
+            f"{path} cannot be read: {_first_line(error)}", "The file is damaged or has unsupported contents."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Making a variant of a dataset: the source is read, never written, and the variant appears whole or not at all."""
+"""Derive a variant of a dataset: the source is never modified, and the variant is created completely or not at all."""
 
 import shutil
 from collections.abc import Callable
@@ -29,24 +29,24 @@ from llm_perf_opt.workspace.data.subset import write_subset
 from llm_perf_opt.workspace.data.tokenizing import Tokenizer, load_tokenizer, write_tokenized
 
 Phases = Callable[[str, int], Advance]
-"""Asked at the beginning of each phase with its name and its bytes; what it returns is told how they go by."""
+"""Called at the start of each phase with its name and bytes; returns a function that receives the progress."""
 
 
 def silent(_: str, __: int) -> Advance:
-    """Nobody watches."""
+    """Report no progress."""
     return ignore
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is asked for: exactly one of `num_samples`, `tokenizer` and `to`."""
+    """The request: exactly one of `num_samples`, `tokenizer` and `to`."""
 
     variant: str
     parent: str = SOURCE
     split: str | None = None
     num_samples: int | None = None
     seed: int | None = None
-    """Of a subset; none: 0."""
+    """Of a subset; None: 0."""
     tokenizer: str | None = None
     to: str | None = None
     text_field: str | None = None
@@ -56,7 +56,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class _Parent:
-    """What is read."""
+    """The parent data."""
 
     files: dict[str, Path]
     records: tuple[DataFile, ...]
@@ -78,9 +78,7 @@ def prepare(folder: DatasetFolder, asked: Preparation, phases: Phases = silent) 
         kind, splits = _write(parent, made.data, asked, tokenizer, bad, advance)
         if not sum(splits.values()):
             why = f"; {bad.first[0]}" if bad.first else ""
-            raise ResourceError(
-                f"Nothing is left to make a variant of: {bad.count} records were left out{why}.", "Mend the data."
-            )
+            raise ResourceError(f"No records are left for a variant: {bad.count} were left out{why}.", "Fix the data.")
         metadata = _describe(folder.name, made, asked, parent, tokenizer, bad, (kind, splits), phases)
         write_metadata(made.metadata_file, metadata)
     return metadata
@@ -96,21 +94,19 @@ def _check_request(asked: Preparation) -> None:
             "Give one of: --num-samples N (a subset), --tokenizer bytes|DIR (token ids), --to FORMAT (another format).",
         )
     if asked.num_samples is not None and asked.num_samples < 1:
-        raise ConfigError(f"--num-samples {asked.num_samples}: there is nothing to take.", "Give 1 or more.")
+        raise ConfigError(f"--num-samples {asked.num_samples}: must be 1 or more.", "Give the number of records.")
     if asked.seed is not None and asked.num_samples is None:
-        raise ConfigError(
-            f"--seed {asked.seed} has no effect without --num-samples: nothing is drawn, every record is taken.", "Leave it out."
-        )
+        raise ConfigError(f"--seed {asked.seed} has no effect without --num-samples.", "Omit it.")
     if not 0 <= (asked.seed or 0) < 2**63:
         raise ConfigError(f"--seed {asked.seed} is out of range.", "Give a number from 0 to 2⁶³ - 1.")
     if asked.to is not None and asked.to not in TARGETS:
         raise ConfigError(f"--to {asked.to} is not known.{nearest(asked.to, TARGETS)}", f"Known: {', '.join(TARGETS)}.")
     if asked.join_lines and asked.to != "txt":
-        raise ConfigError("--join-lines has no effect without --to txt.", "Leave it out.")
+        raise ConfigError("--join-lines has no effect without --to txt.", "Omit it.")
 
 
 def _verified_parent(folder: DatasetFolder, asked: Preparation, phases: Phases) -> _Parent:
-    """The parent as its metadata describe it: reading changed data and writing the old hash beside the result would be a lie."""
+    """Return the parent, or raise if it differs from its metadata: the recorded hash must be that of the data."""
     metadata: DatasetMetadata | VariantMetadata
     if asked.parent == SOURCE:
         where = folder.source
@@ -124,12 +120,12 @@ def _verified_parent(folder: DatasetFolder, asked: Preparation, phases: Phases) 
     found = content_sha256(inventory(files, phases(f"verifying {asked.parent}", total_bytes(files))))
     if found != metadata.content_sha256:
         raise ResourceError(
-            f"{where} is not what it was when its metadata were written.",
-            f"`llm-perf dataset check {folder.name}` names what changed. Add it anew under another name, or restore the data.",
+            f"{where} has changed since its metadata were written.",
+            f"`llm-perf dataset check {folder.name}` lists what changed. Restore the data, or add it under another name.",
         )
     records = only_split(data_files(files, where, metadata.format), asked.split)
     if metadata.format == "tokens":
-        raise ConfigError(f"{asked.parent} holds token ids, and these are not transformed further.", "Start from texts.")
+        raise ConfigError(f"{asked.parent} contains token ids, which cannot be transformed further.", "Start from texts.")
     reads_texts = asked.tokenizer is not None or asked.to == "txt"
     if asked.text_field is not None and not reads_texts:  # the metadata will name it all the same, so it must be there
         check_text_field(records, asked.text_field)
@@ -152,7 +148,7 @@ def _write(
 
 
 def _arguments(asked: Preparation, parent: _Parent, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """What decides the bytes, and nothing else."""
+    """Return the arguments that determine the bytes."""
     found: dict[str, Any] = {"split": asked.split, "skip_bad": asked.skip_bad}
     if asked.num_samples is not None:
         return {"num_samples": asked.num_samples, "seed": asked.seed or 0, **found}

@@ -1,4 +1,4 @@
-"""Token ids to feed: synthetic ones of exact length, or texts through a tokenizer."""
+"""Prompts as token ids: synthetic ones of exact length, or tokenized texts."""
 
 import hashlib
 import json
@@ -24,39 +24,39 @@ from llm_perf_opt.workspace.data.tokenizing import token_sequences
 
 @dataclass(frozen=True)
 class Entry:
-    """What `dataset=NAME dataset.variant=NAME` chose."""
+    """The dataset that `dataset=NAME dataset.variant=NAME` selects."""
 
     label: str
     files: tuple[DataFile, ...]
     text_field: str
     tokenizer: str | None
-    """Of a tokenized variant; it has ids in place of texts."""
+    """Of a tokenized variant, which has ids instead of texts."""
     id_bytes: int
     records: int
-    """As counted when it was added or made."""
+    """As counted when it was added or prepared."""
 
     def check_first(self) -> bool:
-        """Whether it holds anything; an error where its first record has no text in the field asked for."""
+        """Return whether it has any records; raise if the first has no text in the requested field."""
         if self.tokenizer:
             return next(self.sequences(), None) is not None
         check_text_field(self.files, self.text_field, RUN_FIELD_OPTION)
         return next(self.texts(), None) is not None
 
     def texts(self) -> Iterator[str]:
-        """Every text that is not empty, file by file, read as it is asked for."""
+        """Yield every non-empty text, file by file, read on demand."""
         for file in self.files:
             for block in texts(file, self.text_field, BadRecords.of_a_run(), ignore):
                 yield from (text for text in block if text.strip())
 
     def sequences(self) -> Iterator[list[int]]:
-        """Every sequence of ids."""
+        """Yield every sequence of ids."""
         for file in self.files:
             for ids in token_sequences(file, self.id_bytes):
                 yield ids.tolist()
 
 
 def open_entry(root: str, variant: str | None, text_field: str) -> Entry:
-    """The source or a variant of the dataset in `root`, or an error that says what is there."""
+    """Return the source or a variant of the dataset in `root`, or raise an error that says what is there."""
     path = Path(root)
     folder = DatasetTree(path.parent).dataset(path.name)
     if variant is None:
@@ -72,7 +72,7 @@ def open_entry(root: str, variant: str | None, text_field: str) -> Entry:
 
 
 def _field_of_variant(folder: DatasetFolder, variant: VariantMetadata, asked: str) -> str:
-    """The dataset's own field is what its option says of itself: a variant made with another has that. Any other was meant."""
+    """Return the variant's own field if the option names the dataset's default; any other field was requested explicitly."""
     dataset = read_metadata(folder.metadata_file, DatasetMetadata)
     return variant.text_field if asked == dataset.text_field else asked
 
@@ -93,15 +93,15 @@ _MOST_COUNTED_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Prompts:
-    """The sequences of one batch, and where they came from."""
+    """The sequences of a batch, and where they came from."""
 
     ids: tuple[tuple[int, ...], ...]
     source: str
     pixels: tuple[int, ...] = ()
-    """Shape of the pixel values that go with them (pictures, channels, height, width); empty without pictures."""
+    """Shape of the pixel values (images, channels, height, width); empty without images."""
     pixel_seed: int = 0
     texts: TextUse | None = None
-    """What of a dataset they are; None for made-up ids."""
+    """How the dataset's texts were used; None for synthetic ids."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -109,20 +109,20 @@ class Prompts:
         return tuple(len(sequence) for sequence in self.ids)
 
     def sha256(self) -> str:
-        """Identifies the input: equal for equal ids."""
+        """Hash of the input: equal for equal ids."""
         pictures = [self.pixels, self.pixel_seed] if self.pixels else []
         return hashlib.sha256(json.dumps([self.ids, *pictures] if pictures else self.ids).encode()).hexdigest()
 
 
 def synthetic_prompts(batch_size: int, length: int, vocabulary: int, seed: int) -> Prompts:
-    """Uniform random ids, the same for the same arguments on every machine."""
+    """Return uniform random ids, the same for the same arguments on every machine."""
     draw = random.Random(seed)  # noqa: S311 - reproducible, not secret
     ids = tuple(tuple(draw.randrange(vocabulary) for _ in range(length)) for _ in range(batch_size))
     return Prompts(ids, f"synthetic ids, seed {seed}")
 
 
 def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabulary: int, tokenize: Tokenize | None) -> Prompts:
-    """The first `batch_size` texts of the dataset, cut to `longest` tokens; fewer texts are repeated in turn."""
+    """Return the first `batch_size` texts of the dataset, cut to `longest` tokens; fewer texts are repeated."""
     entry = open_entry(dataset.root, dataset.variant, dataset.text_field) if dataset.root else None
     sequences: list[tuple[int, ...]] = []
     lengths: list[int] = []
@@ -152,7 +152,7 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
 
 
 def _count(dataset: DatasetConfig) -> int | None:
-    """Records of a file: its lines that are not blank. None of one too large to be read through for that."""
+    """Return the number of non-blank lines of a file; None if it is too large to count."""
     if dataset.path is None:
         return sum(1 for _ in _texts(dataset))
     path = Path(dataset.path)
@@ -166,7 +166,7 @@ def _count(dataset: DatasetConfig) -> int | None:
 
 
 def check_first_text(dataset: DatasetConfig) -> None:
-    """Refuse a dataset that is not there, or whose first text cannot be read, before a model is loaded for it."""
+    """Raise if a dataset does not exist or its first text cannot be read, before a model is loaded."""
     entry = open_entry(dataset.root, dataset.variant, dataset.text_field) if dataset.root else None
     there = entry.check_first() if entry else next(_texts(dataset), None) is not None
     if not there:
@@ -175,7 +175,7 @@ def check_first_text(dataset: DatasetConfig) -> None:
 
 def _no_text(dataset: DatasetConfig, entry: Entry | None) -> ResourceError:
     holder = dataset.path or (entry.label if entry else dataset.name)
-    return ResourceError(f"{holder} holds no text.", "Check dataset.path and dataset.text_field.")
+    return ResourceError(f"{holder} contains no text.", "Check dataset.path and dataset.text_field.")
 
 
 def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tokenize: Tokenize | None) -> Iterator[list[int]]:
@@ -183,7 +183,7 @@ def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tok
         for ids in entry.sequences():
             if ids and max(ids) >= vocabulary:
                 raise ConfigError(
-                    f"{entry.label} holds the id {max(ids)}, and the model has {vocabulary}.",
+                    f"{entry.label} contains the id {max(ids)}, but the model's vocabulary has {vocabulary} ids.",
                     f"It was made with the tokenizer {entry.tokenizer}; prepare a variant with the model's own.",
                 )
             yield ids
@@ -223,7 +223,7 @@ def _is_file(path: Path) -> bool:
 def _file_texts(path: Path, field: str) -> Iterator[str]:
     if path.suffix not in (".jsonl", ".txt"):
         raise ConfigError(
-            f"dataset.path={path}: '{path.suffix}' is not read.", "Give a .jsonl or a .txt file (one prompt per line)."
+            f"dataset.path={path}: '{path.suffix}' is not supported.", "Give a .jsonl or a .txt file (one prompt per line)."
         )
     with path.open(encoding="utf-8-sig") as lines:
         if path.suffix == ".txt":
@@ -259,7 +259,7 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
             text.encode()
         except UnicodeEncodeError as error:
             raise ResourceError(
-                f"{where}, line {number}: the text is no Unicode ({error.reason} at character {error.start}).",
-                "Remove the half of a surrogate pair.",
+                f"{where}, line {number}: the text is not valid Unicode ({error.reason} at character {error.start}).",
+                "Remove the unpaired surrogate.",
             ) from error
         yield text

@@ -1,4 +1,4 @@
-"""Records of any format as blocks that fit in memory, each record checked: objects, texts, or lines as they stand."""
+"""Stream the records of any format in blocks, each record checked: objects, texts or unchanged lines."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -16,18 +16,18 @@ _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 _HALF = "it holds half of a surrogate pair, a \\uD800 to \\uDFFF by itself, which is no character"
 TEXT_FIELD = "text"
-"""What a line of plain text becomes in a format with fields."""
+"""The field of a line of plain text in a format with fields."""
 
 
 def checked_lines(file: DataFile, bad: BadRecords, advance: Advance) -> Iterator[list[tuple[int, bytes]]]:
-    """Blocks of (line number, line) of a .jsonl or .txt file: each a JSON object, or UTF-8; empty lines are no records."""
+    """Yield blocks of (line number, line) of a .jsonl or .txt file: valid JSON objects or UTF-8; empty lines are skipped."""
     judge = _object_of if file.format == "jsonl" else _text_of
     for first, lines in line_blocks(file.path, advance):
         yield [(number, line) for number, line, _ in _judged(file, first, lines, judge, bad)]
 
 
 def objects(file: DataFile, bad: BadRecords, advance: Advance) -> Iterator[list[dict[str, Any]]]:
-    """Blocks of records as objects; a line of text becomes one with the field `text`."""
+    """Yield blocks of records as objects; a line of text becomes one with the field `text`."""
     if file.format == "arrow":
         yield from arrow_files.objects(file.path, advance)
     elif file.format == "parquet":
@@ -39,7 +39,7 @@ def objects(file: DataFile, bad: BadRecords, advance: Advance) -> Iterator[list[
 
 
 def texts(file: DataFile, field: str, bad: BadRecords, advance: Advance) -> Iterator[list[str]]:
-    """Blocks of the texts of a file: whole lines of a .txt, else the field `field` of every record."""
+    """Yield blocks of the texts of a file: lines of a .txt, otherwise the field `field` of every record."""
     if file.format == "txt":
         for first, lines in line_blocks(file.path, advance):
             yield [text for _, _, text in _judged(file, first, lines, _text_of, bad)]
@@ -57,7 +57,7 @@ def texts(file: DataFile, field: str, bad: BadRecords, advance: Advance) -> Iter
 
 
 def count_records(file: DataFile, advance: Advance) -> int:
-    """Records of a file as it stands: lines that are not empty, or rows."""
+    """Return the number of records of a file: non-empty lines, or rows."""
     if file.format in ("jsonl", "txt"):
         return sum(
             sum(1 for line in lines if line is None or (line and not line.isspace()))
@@ -68,7 +68,7 @@ def count_records(file: DataFile, advance: Advance) -> int:
 
 
 def check_text_field(files: Sequence[DataFile], field: str, option: str = FIELD_OPTION) -> None:
-    """Refuse a text field that the first record does not have; `option` is how the user names another."""
+    """Raise if the first record does not have the text field; `option` is how the user names another."""
     bad = BadRecords(skip=True)
     for file in files:
         if file.format == "txt":
@@ -116,7 +116,7 @@ def _judged(
 
 
 def _half_character(line: bytes) -> bool:
-    """Whether the line is JSON but for half of a surrogate pair, which the fast reader calls cut short."""
+    """Return whether the line is JSON except for an unpaired surrogate, which the fast reader reports as truncated."""
     try:
         found = json.loads(line)
         json.dumps(found, ensure_ascii=False).encode()

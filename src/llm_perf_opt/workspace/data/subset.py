@@ -1,4 +1,4 @@
-"""The transform `subset`: so many records, drawn by a seed, in the order of the source and as they stand there."""
+"""The transform `subset`: a seeded random sample of unchanged records, in source order."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ _ROOM = 65_536
 
 
 def ranks(seed: int, places: "NDArray[np.int64]") -> "NDArray[np.uint64]":
-    """The rank of each place: the splitmix64 generator, started by the seed and asked for its n-th number."""
+    """Return the rank of each position: the n-th number of the splitmix64 generator with this seed."""
     import numpy as np
 
     start = _mixed_number((seed + _GOLDEN) & _MASK)
@@ -43,7 +43,7 @@ def _mixed_number(number: int) -> int:
 
 
 class Reservoir:
-    """The `size` places of lowest rank among those offered, each with a number its owner may keep."""
+    """The `size` positions of lowest rank among those offered, each with a number for the caller."""
 
     def __init__(self, size: int, seed: int) -> None:
         import numpy as np
@@ -55,21 +55,21 @@ class Reservoir:
         self.offered = 0
 
     def candidates(self, places: "NDArray[np.int64]") -> "NDArray[np.intp]":
-        """Which of these places (as indices) may still be in the sample; only those need to be handed to `keep`."""
+        """Return which of these positions (as indices) may still be in the sample; only those must be passed to `keep`."""
         import numpy as np
 
         self.offered += len(places)
         return np.flatnonzero(ranks(self._seed, places) <= self._limit)
 
     def keep(self, places: "NDArray[np.int64]", numbers: "NDArray[np.int64]") -> None:
-        """Take candidates in."""
+        """Add candidates."""
         self._kept.append((ranks(self._seed, places), places, numbers))
         self._held += len(places)
         if self._held >= 2 * self._size + _ROOM:
             self._shrink()
 
     def sample(self) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
-        """The chosen places in the stream's order, and their numbers."""
+        """Return the chosen positions in stream order, and their numbers."""
         import numpy as np
 
         self._shrink()
@@ -90,7 +90,7 @@ class Reservoir:
 
 
 def sample_places(count: int, size: int, seed: int) -> "NDArray[np.int64]":
-    """The sample among `count` places that need not be read."""
+    """Return a sample of `count` positions without reading them."""
     import numpy as np
 
     reservoir = Reservoir(size, seed)
@@ -110,7 +110,7 @@ _CONVERT_FIRST = (
 def write_subset(
     files: Sequence[DataFile], out: Path, num_samples: int, seed: int, bad: BadRecords, advance: Advance
 ) -> tuple[Format, dict[str, int]]:
-    """`num_samples` records of `files` into one file under `out`. Lines are copied as they stand; rows become JSON lines."""
+    """Write `num_samples` records of `files` to one file under `out`. Lines are copied unchanged; rows become JSON lines."""
     if files[0].format in ("jsonl", "txt"):
         kind = files[0].format
         _sampled_lines(files, out / f"{SAMPLES}.{kind}", num_samples, seed, bad, advance)
@@ -120,7 +120,7 @@ def write_subset(
 
 
 def _sampled_lines(files: Sequence[DataFile], out: Path, size: int, seed: int, bad: BadRecords, advance: Advance) -> None:
-    """One pass; lines that may be in the sample wait on disk, so that memory holds their places alone."""
+    """Sample in one pass; candidate lines wait on disk, so memory holds only their positions."""
     import numpy as np
 
     reservoir, base = Reservoir(size, seed), 0
@@ -147,7 +147,7 @@ def _sampled_lines(files: Sequence[DataFile], out: Path, size: int, seed: int, b
 
 
 def _sampled_rows(files: Sequence[DataFile], out: Path, size: int, seed: int, advance: Advance) -> None:
-    """The places are drawn from the row counts; only the chosen rows are then written."""
+    """Draw positions from the row counts, then write only the chosen rows."""
     reader = arrow_files if files[0].format == "arrow" else parquet_files
     counts = [reader.count_rows(file.path) for file in files]
     _check_enough(sum(counts), size)
@@ -165,7 +165,7 @@ def _sampled_rows(files: Sequence[DataFile], out: Path, size: int, seed: int, ad
 
 
 def _append_parquet_rows(file: DataFile, rows: list[int], spill: Path, kept: BinaryIO) -> None:
-    """Each line is read again before it is kept: what JSON cannot hold shows there, and the sample is as large as asked for."""
+    """Check each line again before keeping it, so that the sample has the requested size without invalid JSON."""
     parquet_files.write_json(file.path, spill, ignore, rows)
     made, count = DataFile(f"{file.name} as JSON lines", spill, "jsonl", file.split), 0
     for block in checked_lines(made, BadRecords(skip=False, how_to_skip=_CONVERT_FIRST), ignore):
@@ -173,7 +173,7 @@ def _append_parquet_rows(file: DataFile, rows: list[int], spill: Path, kept: Bin
         count += len(block)
     if count != len(rows):
         raise ParseError(
-            f"{file.name}: {len(rows)} rows were asked for, and {count} came out.", "Please report this with the file."
+            f"{file.name}: {len(rows)} rows were requested, but {count} were read.", "Please report this with the file."
         )
     spill.unlink()
 
@@ -190,8 +190,8 @@ def _append_arrow_rows(file: DataFile, rows: list[int], kept: BinaryIO) -> None:
 
 def _check_enough(found: int, asked: int) -> None:
     if not found:
-        raise ResourceError("There is no record to take: every one was left out, or there is none.", "Mend the data.")
+        raise ResourceError("There are no records to sample from.", "Fix the data.")
     if found < asked:
         raise ResourceError(
-            f"{asked} samples are asked for, and there are {found} records.", f"Use --num-samples {found} or less."
+            f"{asked} samples were requested, but there are {found} records.", f"Use --num-samples {found} or less."
         )

@@ -1,4 +1,4 @@
-"""The transform `tokenized`: token ids one after another in a .bin, and where each text begins in an .idx.
+"""The transform `tokenized`: consecutive token ids in a .bin, and the start of each text in an .idx.
 
 NAME.bin  ids, uint16 where the highest of the vocabulary fits, else uint32, little-endian
 NAME.idx  uint64, little-endian: text n is ids[idx[n]:idx[n + 1]]; one number more than there are texts
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BYTES = "bytes"
-"""The tokenizer that needs no files: every byte of the UTF-8 text is an id."""
+"""The tokenizer without files: every byte of the UTF-8 text is an id."""
 _FILE = "tokenizer.json"
 _BATCH_CHARS = 4_000_000
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Turns texts into ids, and says what it is."""
+    """A tokenizer and its description."""
 
     name: str
     vocabulary: int
@@ -40,11 +40,11 @@ class Tokenizer:
 
     @property
     def id_bytes(self) -> int:
-        """Bytes of an id on disk: as few as hold the whole vocabulary."""
+        """Bytes per id on disk: the fewest that fit the vocabulary."""
         return 2 if self.vocabulary <= 2**16 else 4
 
     def encode(self, batch: Sequence[str]) -> tuple["NDArray[np.unsignedinteger[Any]]", "NDArray[np.int64]"]:
-        """The ids of all texts one after another, and how many each has."""
+        """Return the consecutive ids of all texts, and how many each has."""
         import numpy as np
 
         if self._encoder is None:
@@ -58,7 +58,7 @@ class Tokenizer:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """`bytes`, or a local folder (or file) with a tokenizer.json; texts get the special tokens its own template adds."""
+    """Return the tokenizer `bytes`, or that of a local folder or tokenizer.json; its template adds special tokens."""
     if name == BYTES:
         return Tokenizer(BYTES, 256, None, None)
     path = Path(name).expanduser()
@@ -87,7 +87,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 def write_tokenized(
     files: Sequence[DataFile], out: Path, tokenizer: Tokenizer, text_field: str, bad: BadRecords, advance: Advance
 ) -> tuple[Format, dict[str, int]]:
-    """One .bin and .idx per split."""
+    """Write one .bin and .idx per split."""
     splits: dict[str, int] = {}
     for split in dict.fromkeys(file.split for file in files):
         of_split = [file for file in files if file.split == split]
@@ -116,7 +116,7 @@ def _write_split(
                 flat, lengths = tokenizer.encode(batch)
                 if len(flat) and int(flat.max()) > np.iinfo(kind).max:
                     raise ParseError(
-                        f"The tokenizer gave the id {flat.max()}, and its vocabulary ends at {tokenizer.vocabulary - 1}.",
+                        f"The tokenizer produced the id {flat.max()}, but its vocabulary ends at {tokenizer.vocabulary - 1}.",
                         "A token that its template adds is not in its vocabulary: put it there, and save the tokenizer again.",
                     )
                 ids.write(flat.astype(kind).data)
@@ -127,7 +127,7 @@ def _write_split(
 
 
 def _batches(block: Sequence[str]) -> Iterator[list[str]]:
-    """So many texts at a time that their ids fit in memory."""
+    """Yield batches of texts whose ids fit in memory."""
     batch: list[str] = []
     size = 0
     for text in block:
@@ -141,27 +141,27 @@ def _batches(block: Sequence[str]) -> Iterator[list[str]]:
 
 
 def count_sequences(index_file: Path) -> int:
-    """How many texts an .idx says there are."""
+    """Return the number of texts in an .idx."""
     return len(_starts(index_file)) - 1
 
 
 def _starts(index_file: Path) -> "NDArray[np.uint64]":
-    """Where each text begins, and where the last ends; a ParseError where the numbers cannot be that."""
+    """Return where each text begins and the last ends, or raise a ParseError for impossible numbers."""
     import numpy as np
 
     size = index_file.stat().st_size
     if not size or size % 8:
-        raise ParseError(f"{index_file} is cut short: {size} bytes are no list of 8-byte numbers.", "Prepare the variant again.")
+        raise ParseError(f"{index_file} is truncated: {size} bytes is not a multiple of 8.", "Prepare the variant again.")
     starts = np.memmap(index_file, "<u8", "r")
     if int(starts[0]) or bool((starts[1:] < starts[:-1]).any()):
         raise ParseError(
-            f"{index_file} does not tell where texts begin: it starts at {starts[0]} or goes back.", "Prepare the variant again."
+            f"{index_file} is not a valid index: it starts at {starts[0]} or decreases.", "Prepare the variant again."
         )
     return starts
 
 
 def token_sequences(file: DataFile, id_bytes: int) -> Iterator["NDArray[np.int64]"]:
-    """The texts of a .bin, in order, as ids."""
+    """Yield the texts of a .bin, in order, as ids."""
     import numpy as np
 
     index_file = file.path.with_suffix(INDEX_SUFFIX)

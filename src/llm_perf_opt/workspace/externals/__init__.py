@@ -1,1 +1,1 @@
-"""Reference code under third_party/: listed in one file, pinned to commits, made, verified and guarded."""
+"""Reference code under third_party/: listed in one file, pinned to commits, fetched, verified and guarded."""

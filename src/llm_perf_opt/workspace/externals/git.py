@@ -1,4 +1,4 @@
-"""Git, run so that a repository cannot make it do more than fetch and check out.
+"""Run git so that a repository cannot make it do more than fetch and check out.
 
 No hooks, no prompts, no filters that fetch large files, no recursion into submodules, only the transports that are named,
 and a time limit on everything.
@@ -15,11 +15,11 @@ from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.workspace.externals.listing import External, Standing
 
 _SHOWN = 3
-"""So many edited files are named; the rest is counted."""
+"""Maximum number of edited files to name; the rest are counted."""
 
 
 def checkout_standing(folder: Path, entry: External, *, only_below: bool = False) -> Standing:
-    """RooflineComparison the pin. `only_below`: the folder may be a part of a repository, and the rest of it does not matter."""
+    """Compare a checkout with its pin. `only_below`: the folder may be part of a repository, whose rest does not matter."""
     git = Git(folder)
     try:
         head = git.text("rev-parse", "--verify", "HEAD")
@@ -34,18 +34,18 @@ def checkout_standing(folder: Path, entry: External, *, only_below: bool = False
 
 
 def edited(paths: list[str]) -> str:
-    """The first edited files by name."""
+    """Return the names of the first edited files."""
     named = ", ".join(one_line(path) for path in paths[:_SHOWN])
     return named + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
 
 
 def is_checkout(folder: Path) -> bool:
-    """Whether a repository of its own begins here; git would otherwise answer for the project around it."""
+    """Return whether the folder is the top of a repository; otherwise git would answer for the project around it."""
     return not folder.is_symlink() and (folder / ".git").exists()
 
 
 def is_empty_or_missing(folder: Path) -> bool:
-    """Whether nothing would be overwritten; git leaves an empty folder where a submodule is to come."""
+    """Return whether nothing would be overwritten; git leaves an empty folder for a submodule."""
     if folder.is_symlink() or not os.path.lexists(folder):
         return not folder.is_symlink()
     return folder.is_dir() and not any(folder.iterdir())
@@ -53,7 +53,7 @@ def is_empty_or_missing(folder: Path) -> bool:
 
 LOCAL_S = 120.0
 FETCH_S = 1800.0
-"""How long one fetch may take; a connection that stands still for a minute is given up before."""
+"""Time limit of a fetch; a connection without progress for a minute is dropped earlier."""
 _NO_TRANSPORT = "none"
 _SETTINGS = (
     *("core.hooksPath=/dev/null", "core.fsmonitor=false", "advice.detachedHead=false", "gc.auto=0", "maintenance.auto=false"),
@@ -67,12 +67,12 @@ _OF_A_REPOSITORY = frozenset(
         *("GIT_REPLACE_REF_BASE", "GIT_PREFIX", "GIT_INTERNAL_SUPER_PREFIX", "GIT_SHALLOW_FILE", "GIT_COMMON_DIR"),
     }
 )
-"""Most of what `git rev-parse --local-env-vars` lists: a hook of one repository must not bend what is asked of another."""
+"""Most of what `git rev-parse --local-env-vars` lists: a hook of one repository must not affect another."""
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
 
 class GitError(ResourceError):
-    """Git ended with an error; `said` is what it wrote."""
+    """Git failed; `said` is its output."""
 
     def __init__(self, fact: str, remedy: str, said: str) -> None:
         super().__init__(fact, remedy)
@@ -80,7 +80,7 @@ class GitError(ResourceError):
 
 
 class Git:
-    """Git in one folder. Without `schemes` it cannot reach any other repository."""
+    """Git in a folder. Without `schemes` it cannot access any other repository."""
 
     def __init__(self, folder: Path, schemes: str = _NO_TRANSPORT, index: Path | None = None) -> None:
         self.folder = folder
@@ -88,24 +88,26 @@ class Git:
         self._index = index
 
     def with_index(self, index: Path) -> "Git":
-        """The same with another index."""
+        """Return the same with another index."""
         return Git(self.folder, self._schemes, index)
 
     def text(self, *words: str, timeout_s: float = LOCAL_S, stdin: Path | None = None) -> str:
-        """What it printed, or a GitError with git's own reason."""
+        """Return the output, or raise a GitError with git's reason."""
         return os.fsdecode(self.content(*words, timeout_s=timeout_s, stdin=stdin)).rstrip("\n")
 
     def content(self, *words: str, timeout_s: float = LOCAL_S, stdin: Path | None = None) -> bytes:
-        """The same, as it came."""
+        """Return the raw output."""
         done = self._run(words, timeout_s, stdin)
         if done.timed_out:
-            raise GitError(f"git {words[0]} took longer than {timeout_s:.0f} s and was ended.", "Try again.", "timed out")
+            raise GitError(f"git {words[0]} took longer than {timeout_s:.0f} s and was stopped.", "Try again.", "timed out")
         if done.exit_code != 0:
-            raise GitError(f"git {words[0]} failed in {self.folder}: {reason(done.errors)}.", "See what git says.", done.errors)
+            raise GitError(
+                f"git {words[0]} failed in {self.folder}: {reason(done.errors)}.", "See the message of git.", done.errors
+            )
         return done.output
 
     def try_text(self, *words: str) -> str | None:
-        """What it printed, or None when it ended with an error."""
+        """Return the output, or None if git failed."""
         done = self._run(words, LOCAL_S, None)
         return None if done.exit_code != 0 else os.fsdecode(done.output).rstrip("\n")
 
@@ -136,7 +138,7 @@ class Git:
 
 
 def reason(errors: str) -> str:
-    """The line in which git says why, without what is secret in an address."""
+    """Return the line with git's reason, without secrets in a URL."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     telling = [line for line in lines if line.lower().startswith(("fatal:", "error:"))] or lines[-1:] or ["it gave no reason"]
     plain = re.sub(r"^(?:(?:fatal|error|remote error): )+", "", telling[0], flags=re.IGNORECASE)
@@ -144,12 +146,12 @@ def reason(errors: str) -> str:
 
 
 def command(folder: str, *words: str) -> str:
-    """A git command for somebody to type."""
+    """Return a git command for the user to type."""
     return shlex.join(["git", "-C", folder, *words])
 
 
 def _narrowed(schemes: str, by_user: str | None) -> str:
-    """What both allow: somebody who set GIT_ALLOW_PROTOCOL meant it."""
+    """Return the protocols allowed by both GIT_ALLOW_PROTOCOL and this program."""
     if by_user is None:
         return schemes
     return ":".join(scheme for scheme in schemes.split(":") if scheme in by_user.split(":")) or _NO_TRANSPORT

@@ -1,6 +1,6 @@
-"""The guard before a commit: under third_party/ only what is listed, and only as its pin has it.
+"""The pre-commit guard: third_party/ may contain only listed entries, exactly as pinned.
 
-It reads the index, since that is what will be committed, and needs no network.
+It reads the index, which is what will be committed, and needs no network.
 """
 
 import os
@@ -19,11 +19,11 @@ from llm_perf_opt.workspace.externals.places import IGNORE, LICENSES, LISTING, L
 from llm_perf_opt.workspace.externals.submodule import GITLINK
 
 CONTROL_FILES = frozenset({LISTING, LOCK, IGNORE, "README.md"})
-"""Files at the top of third_party/ that belong to nobody's code."""
+"""Files at the top of third_party/ that belong to no entry."""
 
 
 def owner(path: str, entries: Iterable[External]) -> External | None:
-    """The entry in whose folder a path below third_party/ lies."""
+    """Return the entry whose folder contains a path under third_party/."""
     asked = PurePosixPath(path)
     for entry in entries:
         into = PurePosixPath(entry.into)
@@ -33,7 +33,7 @@ def owner(path: str, entries: Iterable[External]) -> External | None:
 
 
 def strays(places: Places, entries: Iterable[External]) -> list[str]:
-    """Paths that belong to no entry: the topmost folder of each, not every file in it."""
+    """Return the paths that belong to no entry: the topmost folder of each, not every file."""
     listed = list(entries)
     leading = {parent.as_posix() for entry in listed for parent in PurePosixPath(entry.into).parents}
     names = {entry.name for entry in listed}
@@ -74,9 +74,9 @@ class _Staged:
 
 
 def guard(places: Places, *, everything: bool = False) -> list[Problem]:
-    """What is wrong with what is staged; nothing is looked at when nothing is staged there, unless `everything` is asked for."""
+    """Return the problems of what is staged. If nothing is staged under third_party/, check only with `everything`."""
     if not places.in_git:
-        raise ConfigError(f"{places.root} is not the top of a git repository.", "The guard looks at what is staged in one.")
+        raise ConfigError(f"{places.root} is not the top of a git repository.", "The guard checks what is staged there.")
     index = os.environ.get("GIT_INDEX_FILE")  # a hook of `git commit -a` or `git commit FILE` is given an index of its own
     git = places.git.with_index(Path(index).absolute()) if index else places.git
     if not everything and not _touched(git):
@@ -91,7 +91,7 @@ def guard(places: Places, *, everything: bool = False) -> list[Problem]:
 
 
 def install(places: Places, python: str) -> Path:
-    """Make the guard the repository's pre-commit hook; a hook that is there is left alone."""
+    """Install the guard as the repository's pre-commit hook; an existing hook is not changed."""
     if not places.in_git:
         raise ConfigError(f"{places.root} is not the top of a git repository.", "Run it in one.")
     hooks = Path(Git(places.root).text("rev-parse", "--path-format=absolute", "--git-common-dir")) / "hooks"
@@ -100,7 +100,7 @@ def install(places: Places, python: str) -> Path:
     if configured:
         raise ConfigError(f"core.hooksPath is {configured}.", "Call `llm-perf externals guard` from the pre-commit hook there.")
     if hook.exists() or hook.is_symlink():
-        raise ConfigError(f"{hook} is there already.", "Add `llm-perf externals guard` to it.")
+        raise ConfigError(f"{hook} already exists.", "Add `llm-perf externals guard` to it.")
     write_whole(hook, _HOOK.format(python=shlex.quote(python)).encode())
     hook.chmod(hook.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     return hook
@@ -113,7 +113,7 @@ def _touched(git: Git) -> bool:
 
 
 def _staged(git: Git) -> dict[str, _Staged]:
-    """Everything in the index below third_party/, by path below it; of a conflict, the last side."""
+    """Return the index entries under third_party/ by relative path; for a conflict, the last side."""
     found = {}
     for line in git.text("ls-files", "--stage", "-z", "--", THIRD_PARTY).split("\0"):
         if line:
@@ -144,31 +144,32 @@ def _unreviewed(path: str, staged: _Staged, listing: dict[str, External], locked
         _, name, *rest = path.split("/")
         known = locked[name].licenses.get("/".join(rest)) if name in listing and name in locked else None
         if known is None:
-            return Problem(shown, f"no license that `llm-perf externals init` copied, according to {LOCK} as staged")
+            return Problem(shown, f"not a license that `llm-perf externals init` copied, according to the staged {LOCK}")
         return None if known == staged.blob else Problem(shown, "was edited; licenses are copied by `llm-perf externals init`")
     entry = owner(path, listing.values())
     if entry is None:
         return Problem(shown, f"not listed in {THIRD_PARTY}/{LISTING}; list its repository and pin there")
     if entry.way not in TRACKED_WAYS:
         return Problem(
-            shown, f"belongs to one machine (way {entry.way}); `git rm --cached` it, and keep it in {THIRD_PARTY}/.gitignore"
+            shown,
+            f"is local to one machine (way {entry.way}); run `git rm --cached` on it, and keep it in {THIRD_PARTY}/.gitignore",
         )
     return None
 
 
 def _entry_problems(git: Git, entry: External, staged: dict[str, _Staged], locked: Locked | None) -> list[Problem]:
-    """Whether a tracked entry is what its pin holds."""
+    """Check whether a tracked entry matches its pin."""
     shown = f"{THIRD_PARTY}/{entry.into}"
     mine = {path: one for path, one in staged.items() if owner(path, [entry])}
     if entry.way not in TRACKED_WAYS:
         return []
     if not mine:
         gone = locked is not None and entry.way != "hub"  # a snapshot may be kept out of git
-        return [Problem(shown, f"was removed; take {entry.name} out of {LISTING} too and run init")] if gone else []
+        return [Problem(shown, f"was removed; remove {entry.name} from {LISTING} too, and run init")] if gone else []
     if entry.way == "submodule":
         return _submodule_problems(git, entry, mine)
     if locked is None:
-        return [Problem(shown, f"{LOCK} as staged does not have it; run `llm-perf externals init` and stage that file")]
+        return [Problem(shown, f"is not in the staged {LOCK}; run `llm-perf externals init` and stage that file")]
     if locked.commit != entry.commit:
         return [Problem(shown, _other_pin(entry, f"made from {locked.commit}"))]
     if entry.way == "subtree":
@@ -181,7 +182,7 @@ def _submodule_problems(git: Git, entry: External, mine: dict[str, _Staged]) -> 
     shown = f"{THIRD_PARTY}/{entry.into}"
     link = mine.get(entry.into)
     if link is None or link.mode != GITLINK:
-        return [Problem(shown, "should be a submodule, and plain files are staged")]
+        return [Problem(shown, "should be a submodule, but plain files are staged")]
     if link.blob != entry.commit:
         return [Problem(shown, _other_pin(entry, f"{link.blob} is staged"))]
     url = git.try_text("config", "--blob", ":.gitmodules", "--get", f"submodule.{shown}.url")
@@ -198,7 +199,7 @@ def _other_pin(entry: External, found: str) -> str:
 
 
 def _subtree_edits(git: Git, shown: str) -> list[Problem]:
-    """The files whose change is being committed; the folder itself when the edit was committed earlier."""
+    """Return the files whose change is staged; the folder itself if the edit was committed earlier."""
     why = "differs from the pinned commit; reference code is read-only: `git restore --staged --worktree` it"
     if git.text("diff-files", "--name-only", "-z", "--", f"{THIRD_PARTY}/{LOCK}", f"{THIRD_PARTY}/{LISTING}"):
         # `update` commits the code and leaves list and lock to be added: to restore the code would undo it.

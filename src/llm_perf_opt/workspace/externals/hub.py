@@ -25,9 +25,9 @@ WEIGHT_PATTERNS = (
     *("*.pkl", "*.pickle", "*.npz", "*.npy", "*.tflite", "*.engine", "*.plan", "*.tar", "*.gz", "*.zip"),
 )
 LARGEST_FILE = 64 * 1024 * 1024
-"""Bytes; whatever is larger is not source, whatever its name."""
+"""Bytes; a larger file is not source, whatever its name."""
 PATIENCE_S = 10.0
-"""How long the Hub may take to answer at all."""
+"""Time limit for the Hub's first answer."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class _Remote:
     size: int
     blob: str
     sha256: str | None
-    """Of a file that the Hub keeps outside of git; its blob is then a pointer."""
+    """Set for a file that the Hub keeps outside git; its blob is then a pointer."""
 
 
 def is_source(path: str) -> bool:
-    """Whether a file of this name is taken."""
+    """Return whether a file of this name is downloaded."""
     name = path.rsplit("/", 1)[-1]
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in SOURCE_PATTERNS) and not any(
         fnmatch.fnmatch(name.lower(), pattern) for pattern in WEIGHT_PATTERNS
@@ -50,7 +50,7 @@ def is_source(path: str) -> bool:
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
-    """Every file against what the Hub gave for the pin."""
+    """Compare every file with the Hub's list for the pin."""
     folder = places.folder(entry)
     if is_empty_or_missing(folder):
         return Standing("missing")
@@ -66,7 +66,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
 
 
 def make(places: Places, entry: External) -> Locked:
-    """Download beside, verify each file against the Hub's own list for the commit, then put it in place."""
+    """Download to a temporary folder, verify each file against the Hub's list for the commit, then move it into place."""
     folder = places.make_room(entry)
     with places.staging() as beside:
         taken = beside / "taken"
@@ -80,11 +80,11 @@ def make(places: Places, entry: External) -> Locked:
 
 
 move = make
-"""A new snapshot: the old one stays whole until the new one is."""
+"""Replace the snapshot; the old one stays until the new one is complete."""
 
 
 def _content(folder: Path) -> dict[str, str]:
-    """Blob id by path; a link counts as what it says, since git would record that."""
+    """Return the blob id by path; a link counts as its target path, as in git."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -106,7 +106,7 @@ def _hub() -> Any:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What the library raises: its own errors derive from those of its HTTP client, which differs between versions."""
+    """Return the errors that the library raises; they derive from its HTTP client, which differs between versions."""
     bases = _hub().errors.HfHubHTTPError.__bases__
     return (OSError, ValueError, RuntimeError, *bases)
 
@@ -127,7 +127,7 @@ def _wanted(entry: External) -> list[_Remote]:
         check_inner_path(f"{entry.name}: a file on the Hub", file.path)
     if not wanted:
         raise ConfigError(
-            f"{entry.name}: {entry.source} has no source files at {entry.commit}.", "Weights are never taken; check repo."
+            f"{entry.name}: {entry.source} has no source files at {entry.commit}.", "Check repo; weights are never downloaded."
         )
     return wanted
 
@@ -137,14 +137,14 @@ def _download(entry: External, remote: _Remote, taken: Path) -> None:
         _hub().hf_hub_download(entry.source, remote.path, revision=entry.commit, local_dir=str(taken))
         path = taken / remote.path
         if not path.resolve().is_relative_to(taken.resolve()) or path.is_symlink():
-            raise ResourceError(f"{entry.name}: {remote.path} did not stay in its folder.", "Do not use this repository.")
+            raise ResourceError(f"{entry.name}: {remote.path} was written outside its folder.", "Do not use this repository.")
         content = path.read_bytes()
     except _failures() as error:
         raise _unreachable(entry, error) from error
     good = hashlib.sha256(content).hexdigest() == remote.sha256 if remote.sha256 else blob_id(content) == remote.blob
     if not good:
         raise ResourceError(
-            f"{entry.name}: {remote.path} is not what the Hub lists for {entry.commit}.", "Try again; nothing was changed."
+            f"{entry.name}: {remote.path} does not match the Hub's list for {entry.commit}.", "Try again. Nothing was changed."
         )
 
 
@@ -158,6 +158,6 @@ def _unreachable(entry: External, error: Exception) -> ResourceError:
     }
     why = facts.get(kind, " ".join(str(error).split())[:200].rstrip(".") or kind)
     return ResourceError(
-        f"{entry.name}: {entry.source} cannot be taken from the Hub: {why}.",
+        f"{entry.name}: {entry.source} cannot be downloaded from the Hub: {why}.",
         "Check the name, the commit, the network and your login; nothing was changed.",
     )

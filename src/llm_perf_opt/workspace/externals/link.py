@@ -1,4 +1,4 @@
-"""A link to a checkout that is already on this machine. What it points to is only looked at."""
+"""A link to a checkout on this machine, which is never changed."""
 
 import os
 from pathlib import Path
@@ -11,31 +11,31 @@ from llm_perf_opt.workspace.externals.places import Places
 
 
 def target_of(places: Places, entry: External) -> Path:
-    """What the link must lead to: from the root, from the home folder, or relative to the project."""
+    """Return the target of the link: absolute, in the home folder, or relative to the project."""
     return places.root / Path(entry.source).expanduser()
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
-    """Where the link leads, and the commit there against the pin."""
+    """Return the state of the link: its target, and the commit there compared with the pin."""
     folder, target = places.folder(entry), target_of(places, entry)
     if not folder.is_symlink():
         empty = is_empty_or_missing(folder)
         return Standing("missing") if empty else Standing("foreign", "a folder or file that is no link")
     if not folder.exists():
-        return Standing("dangling", f"leads to {folder.readlink()}, which is not there")
+        return Standing("dangling", f"leads to {folder.readlink()}, which does not exist")
     if not target.exists() or not folder.samefile(target):
         return Standing("foreign", f"leads to {folder.readlink()}, not to {entry.source}")
     return checkout_standing(folder, entry, only_below=True)
 
 
 def make(places: Places, entry: External) -> Locked:
-    """Check what is to be pointed to, then make the link."""
+    """Check the target, then create the link."""
     folder, target = places.make_room(entry), target_of(places, entry)
     if not target.is_dir():
-        raise ResourceError(f"{entry.name}: {target} is not a folder.", "Put the checkout there, or change path.")
+        raise ResourceError(f"{entry.name}: {target} is not a folder.", "Put a checkout there, or change path.")
     if target.resolve().is_relative_to(places.third_party.resolve()) or places.root.resolve().is_relative_to(target.resolve()):
         raise ConfigError(
-            f"{entry.name}: {target} holds {folder}, or lies beside it.", "Link a checkout outside of third_party/."
+            f"{entry.name}: {target} contains {folder}, or is inside third_party/.", "Link a checkout outside third_party/."
         )
     found = checkout_standing(target, entry, only_below=True)
     if found.differs:
@@ -56,4 +56,4 @@ def make(places: Places, entry: External) -> Locked:
 
 
 move = make
-"""The checkout is somebody's own: it is moved there, and here only verified."""
+"""Verify the checkout; only its owner moves it."""

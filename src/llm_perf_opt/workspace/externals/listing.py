@@ -1,4 +1,4 @@
-"""externals.yaml: read, and checked key by key."""
+"""Read and check externals.yaml."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from llm_perf_opt.workspace.externals.safe_text import (
 Way = Literal["submodule", "subtree", "sparse", "symlink", "hub"]
 WAYS: tuple[Way, ...] = get_args(Way)
 TRACKED_WAYS: frozenset[Way] = frozenset({"submodule", "subtree", "hub"})
-"""What the project's own git records; a sparse clone and a link belong to one machine, and git ignores them."""
+"""Ways that the project's git records; sparse clones and links are local to a machine and ignored by git."""
 
 State = Literal["ok", "missing", "other commit", "edited", "dangling", "unregistered", "foreign", "unverified", "unlisted"]
 
@@ -31,21 +31,21 @@ class External:
     name: str
     way: Way
     source: str
-    """A git address, the folder a link points to, or OWNER/NAME on the Hub."""
+    """A git URL, the target of a link, or OWNER/NAME on the Hub."""
     commit: str
     into: str
-    """Its folder below third_party/, with forward slashes."""
+    """Its folder under third_party/, with forward slashes."""
     paths: tuple[str, ...] = ()
     """Folders of a sparse checkout."""
     licenses: tuple[str, ...] = ()
-    """Licence files by name; those that are called so at the top where none is named."""
+    """License files; if none is named, those at the top level."""
     submodules: bool = False
-    """Whether the submodules of a submodule come with it."""
+    """Whether to fetch the submodules of a submodule too."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How an entry stands: the state, what is wrong in words, and the commit that was found."""
+    """The state of an entry, what is wrong, and the commit found."""
 
     state: State
     detail: str = ""
@@ -53,25 +53,25 @@ class Standing:
 
     @property
     def differs(self) -> bool:
-        """Whether it is not what externals.yaml says."""
+        """Whether it differs from externals.yaml."""
         return self.state != "ok"
 
 
 LARGEST_LISTING = 1_000_000
-"""Bytes; a list of repositories is never near it."""
+"""Bytes; no list of repositories is that large."""
 RESERVED = frozenset({"licenses", "externals.yaml", "externals.lock.json"})
-"""Names below third_party/ that no entry may take."""
+"""Reserved names under third_party/."""
 _SOURCE_KEYS: dict[Way, str] = {"submodule": "url", "subtree": "url", "sparse": "url", "symlink": "path", "hub": "repo"}
 _CHECKS = {"url": check_address, "path": check_link_target, "repo": check_repository}
 
 
 def template() -> str:
-    """The externals.yaml to begin with."""
+    """Return the template of externals.yaml."""
     return resources.files("llm_perf_opt.workspace.externals").joinpath("template.yaml").read_text(encoding="utf-8")
 
 
 def read_listing(text: str, where: str) -> dict[str, External]:
-    """Every entry by name, in the order written; whatever is not understood is an error that names the entry and the key."""
+    """Return every entry by name, in file order, or raise an error with the entry and the key."""
     content = _parsed(text, where)
     if content is None:
         return {}
@@ -90,7 +90,7 @@ def read_listing(text: str, where: str) -> dict[str, External]:
 
 
 def keys_of(way: Way) -> tuple[str, ...]:
-    """The keys an entry of this way may have."""
+    """Return the keys of an entry of this way."""
     extra = {"sparse": ("paths",), "submodule": ("submodules",)}.get(way, ())
     return ("way", _SOURCE_KEYS[way], "commit", "into", "licenses", *extra)
 
@@ -99,18 +99,18 @@ def _parsed(text: str, where: str) -> Any:
     import yaml
 
     if len(text) > LARGEST_LISTING:
-        raise ConfigError(f"{where} is larger than {LARGEST_LISTING / 1e6:.0f} MB.", "List repositories in it, nothing else.")
+        raise ConfigError(
+            f"{where} is larger than {LARGEST_LISTING / 1e6:.0f} MB.", "It should contain only a list of repositories."
+        )
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key written twice, of which YAML would keep the last in silence."""
+        """Rejects duplicate keys, of which YAML would silently keep the last."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:
                 if key.value in seen:
-                    raise ConfigError(
-                        f"{where}: {key.value!r:.60} is written twice (line {key.start_mark.line + 1}).", "Keep one."
-                    )
+                    raise ConfigError(f"{where}: {key.value!r:.60} appears twice (line {key.start_mark.line + 1}).", "Keep one.")
                 if isinstance(key.value, str):
                     seen.add(key.value)
             return dict(super().construct_mapping(node, deep))
@@ -118,9 +118,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"{where} is not YAML: {' '.join(str(error).split())[:300]}.", "Mend the file at the line named."
-        ) from error
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())[:300]}.", "Fix the file at this line.") from error
 
 
 def _read_entry(where: str, name: str, body: Any) -> External:
@@ -137,7 +135,7 @@ def _read_entry(where: str, name: str, body: Any) -> External:
     source = _CHECKS[source_key](f"{where}: {source_key}", body.get(source_key))
     into = check_inner_path(f"{where}: into", body.get("into", f"hf/{source}" if way == "hub" else f"github/{name}"))
     if into.split("/")[0].lower() in RESERVED or into.startswith("."):
-        raise ConfigError(f"{where}: into is {into!r}, a name that is taken.", "Choose another folder, such as github/NAME.")
+        raise ConfigError(f"{where}: into is {into!r}, which is reserved.", "Choose another folder, such as github/NAME.")
     return External(
         name=name,
         way=way,
@@ -188,7 +186,7 @@ def _no_overlap(where: str, one: External, other: External) -> None:
         raise ConfigError(f"{where}: {one.name} and {other.name} differ only in case.", "Rename one of them.")
     if first == second or first in second.parents or second in first.parents:
         raise ConfigError(
-            f"{where}: {one.name} ({one.into}) and {other.name} ({other.into}) lie in each other.", "Change one's into."
+            f"{where}: {one.name} ({one.into}) and {other.name} ({other.into}) are nested in each other.", "Change `into` of one."
         )
 
 
@@ -196,7 +194,7 @@ _BY_HAND = "Write the entry in plain block style, or change it by hand and run `
 
 
 def with_commit(text: str, where: str, name: str, commit: str) -> str:
-    """The text with one entry's commit replaced and not a character else."""
+    """Return the text with the commit of one entry replaced and nothing else changed."""
     import yaml
 
     before = read_listing(text, where)
@@ -214,7 +212,7 @@ def _value(mapping: Any, name: str) -> Any:
 
 
 def with_hub_entry(text: str, where: str, entry: External) -> str:
-    """The text with a Hub snapshot added at its end."""
+    """Return the text with a Hub snapshot appended."""
     before = read_listing(text, where)
     lead = text if not text or text.endswith("\n") else text + "\n"
     added = f'{lead}\n{entry.name}:\n  way: hub\n  repo: {entry.source}\n  commit: "{entry.commit}"\n'
@@ -222,7 +220,7 @@ def with_hub_entry(text: str, where: str, entry: External) -> str:
 
 
 def _verified(text: str, where: str, expected: dict[str, External]) -> str:
-    """An anchor or a mapping in braces can make a change land elsewhere; then nothing is written."""
+    """Raise if a change would affect another entry, through an anchor or a mapping in braces."""
     try:
         found = read_listing(text, where)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""externals.lock.json: what was made from each pin, so that content is verified later without the network."""
+"""externals.lock.json: what was fetched for each pin, to verify it later without network access."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Locked:
-    """What one entry came to. Content is named by git's own ids, which the index of a repository holds as well."""
+    """The fetched content of an entry, by git's own ids, which the index of a repository has as well."""
 
     commit: str
     tree: str = ""
-    """Of a subtree: the commit's tree."""
+    """For a subtree: the commit's tree."""
     files: dict[str, str] = field(default_factory=dict)
-    """Of a Hub snapshot: blob id by path."""
+    """For a Hub snapshot: blob id by path."""
     licenses: dict[str, str] = field(default_factory=dict)
-    """Licences copied beside: blob id by path."""
+    """Copied licenses: blob id by path."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Lock:
 
 
 def blob_id(content: bytes) -> str:
-    """The name git gives to a file's content."""
+    """Return git's id of a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def read_lock(content: bytes, where: str) -> dict[str, Locked]:
-    """What is locked, by name, or a ParseError."""
+    """Return the locked entries by name, or raise a ParseError."""
     remedy = "Delete it and run `llm-perf externals init`: it is made anew."
     try:
         lock = msgspec.json.decode(content, type=Lock)
@@ -51,5 +51,5 @@ def read_lock(content: bytes, where: str) -> dict[str, Locked]:
 
 
 def write_lock(path: Path, locked: dict[str, Locked]) -> None:
-    """Replace the file; entries are in order of name, so that two people's additions merge."""
+    """Replace the file; entries are sorted by name, so that additions merge."""
     write_record(path, Lock(externals={name: locked[name] for name in sorted(locked)}))

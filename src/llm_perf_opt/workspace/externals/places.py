@@ -1,4 +1,4 @@
-"""Where everything about reference code lies. The only module that knows the names under third_party/."""
+"""The paths of reference code; the only module that knows the names under third_party/."""
 
 import fcntl
 import os
@@ -33,7 +33,7 @@ class Places:
 
     @classmethod
     def find(cls, root: Path | None) -> "Places":
-        """The project at `root`, or else the git repository around the current folder, or else that folder."""
+        """Return the project at `root`; by default the git repository of the current folder, or that folder."""
         start = (root or Path.cwd()).resolve()
         if not start.is_dir():
             raise ConfigError(f"{start} is not a folder.", "Give the project's folder with --root.")
@@ -44,58 +44,58 @@ class Places:
 
     @property
     def third_party(self) -> Path:
-        """The folder itself."""
+        """The folder third_party/."""
         return self.root / THIRD_PARTY
 
     @property
     def listing_file(self) -> Path:
-        """What there is to be, written by people."""
+        """externals.yaml, written by people."""
         return self.third_party / LISTING
 
     @property
     def lock_file(self) -> Path:
-        """What was made, written by `init` and `update`."""
+        """The lock file, written by `init` and `update`."""
         return self.third_party / LOCK
 
     @property
     def ignore_file(self) -> Path:
-        """What git shall not track."""
+        """The .gitignore of third_party/."""
         return self.third_party / IGNORE
 
     def licenses(self, name: str) -> Path:
-        """Where an entry's licenses are copied to."""
+        """Return the folder for an entry's licenses."""
         return self.third_party / LICENSES / name
 
     def folder(self, entry: External) -> Path:
-        """Where an entry lies."""
+        """Return the folder of an entry."""
         return self.third_party / entry.into
 
     def shown(self, entry: External) -> str:
-        """The same, as git and people name it."""
+        """Return the same relative to the project."""
         return f"{THIRD_PARTY}/{entry.into}"
 
     @property
     def git(self) -> Git:
-        """Git in the project itself, without the network."""
+        """Return git in the project, without network access."""
         return Git(self.root)
 
     def listing_text(self) -> str:
-        """externals.yaml, or an error that says how to begin one."""
+        """Return the text of externals.yaml, or raise an error that says how to create it."""
         try:
             return read_text(self.listing_file)
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.listing_file} is not there.", "`llm-perf externals init --template` writes one to fill in."
+                f"{self.listing_file} does not exist.", "`llm-perf externals init --template` writes one to fill in."
             ) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self.listing_file} cannot be read: {words_of(error)}.", "Mend the file.") from error
+            raise ConfigError(f"{self.listing_file} cannot be read: {words_of(error)}.", "Fix the file.") from error
 
     def listing(self) -> dict[str, External]:
-        """The entries of externals.yaml."""
+        """Return the entries of externals.yaml."""
         return read_listing(self.listing_text(), f"{THIRD_PARTY}/{LISTING}")
 
     def locked(self) -> dict[str, Locked]:
-        """What was made; nothing where the file is not there yet."""
+        """Return the locked entries; empty if the file does not exist."""
         try:
             content = read_bytes(self.lock_file)
         except FileNotFoundError:
@@ -103,7 +103,7 @@ class Places:
         return read_lock(content, f"{THIRD_PARTY}/{LOCK}")
 
     def ignore(self, entry: External) -> None:
-        """Keep git from tracking what belongs to this machine alone."""
+        """Write the .gitignore for entries that are local to this machine."""
         text = self.ignore_file.read_text(encoding="utf-8") if self.ignore_file.exists() else ""
         lines = text.splitlines()
         missing = [line for line in (f"/{_MAKING}*/", f"/{entry.into}") if line not in lines]
@@ -111,18 +111,18 @@ class Places:
             write_whole(self.ignore_file, "\n".join([*lines, *missing, ""]).encode())
 
     def make_room(self, entry: External) -> Path:
-        """The entry's folder, with its parents made: they must lie below third_party/, whatever links are there."""
+        """Return the entry's folder and create its parents, which must be under third_party/ even through links."""
         folder = self.folder(entry)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ResourceError(f"{folder.parent} cannot be made: {error.strerror}.", "Check what lies there.") from error
+            raise ResourceError(f"{folder.parent} cannot be created: {error.strerror}.", "Check what is at this path.") from error
         if not folder.parent.resolve().is_relative_to(self.third_party.resolve()):
-            raise ConfigError(f"{folder.parent} leads out of {THIRD_PARTY}/.", "Remove the link on the way.")
+            raise ConfigError(f"{folder.parent} leads out of {THIRD_PARTY}/.", "Remove the link in this path.")
         return folder
 
     def drop_empty_room(self, entry: External) -> None:
-        """Take away the parents that were made for an entry which then could not be; one that holds something stays."""
+        """Remove empty parents that were created for an entry that failed."""
         folder = self.folder(entry).parent
         with suppress(OSError):  # the first that is not empty, or is a link, ends it
             while folder != self.third_party:
@@ -131,7 +131,7 @@ class Places:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else changes third_party/ meanwhile; what a killed one left half-made is cleared away."""
+        """Lock third_party/, and remove what a killed process left unfinished."""
         self.third_party.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.third_party, os.O_RDONLY)
         try:
@@ -139,7 +139,7 @@ class Places:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ResourceError(
-                    f"Another `llm-perf externals` is at work in {self.third_party}.", "Wait until it ends."
+                    f"Another `llm-perf externals` is running in {self.third_party}.", "Wait until it has finished."
                 ) from error
             for left in self.third_party.glob(f"{_MAKING}*"):
                 shutil.rmtree(left)
@@ -148,7 +148,7 @@ class Places:
             os.close(handle)
 
     def put(self, new: Path, folder: Path) -> None:
-        """Rename a finished folder into place; what it replaces goes to the staging folder, and back when that fails."""
+        """Rename a finished folder into place; what it replaces moves to the staging folder, and back on failure."""
         before = new.with_name("before")
         if folder.exists():
             folder.rename(before)
@@ -161,7 +161,7 @@ class Places:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """A folder on the same disk, gone afterwards: what is whole has been renamed out of it."""
+        """Yield a temporary folder on the same disk; finished folders are renamed out of it."""
         made = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.third_party))
         try:
             yield made

@@ -1,4 +1,4 @@
-"""Which names, paths and addresses are accepted. They reach git, the file system and the terminal, so the rules are narrow."""
+"""Checks of names, paths and URLs. They reach git, the file system and the terminal, so the rules are strict."""
 
 import re
 from pathlib import PurePosixPath
@@ -15,55 +15,53 @@ _GLOB = set("*?[]!\\")
 
 
 def check_commit(where: str, value: object) -> str:
-    """A full commit id; a branch, a tag or a shortened id may mean something else tomorrow."""
+    """Return a full commit id; branches, tags and abbreviated ids can change their meaning."""
     if isinstance(value, str) and COMMIT.fullmatch(value):
         return value
     if isinstance(value, int | float):
         raise ConfigError(f"{where} is read as a number.", "Put the commit in quotes.")
     shown = "missing" if value is None else f"{value!r:.60}"
     raise ConfigError(
-        f"{where} is {shown}, not a commit.", "Give all 40 hexadecimal digits, in lower case: a branch or tag moves."
+        f"{where} is {shown}, not a commit.", "Give all 40 hexadecimal digits, in lower case; branches and tags can move."
     )
 
 
 def check_name(where: str, value: object) -> str:
-    """A name that is one plain word."""
+    """Return a name that is one plain word."""
     if isinstance(value, str) and NAME.fullmatch(value) and not value.endswith((".", ".lock", ".git")):
         return value
     raise ConfigError(
-        f"{where}: {value!r:.60} is no name.", "Use letters, digits, '.', '_' and '-', beginning with a letter or digit."
+        f"{where}: {value!r:.60} is not a valid name.", "Use letters, digits, '.', '_' and '-', beginning with a letter or digit."
     )
 
 
 def check_inner_path(where: str, value: object) -> str:
-    """A path that stays inside its folder: relative, without `..`, hidden git folders or patterns."""
+    """Return a path that stays in its folder: relative, without `..`, git folders or patterns."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{where} holds {value!r:.60}, which is not a path.", "Write a path with forward slashes.")
     _no_odd_characters(where, value)
     parts = PurePosixPath(value).parts
     if value.startswith(("/", "~")) or ".." in parts or not parts:
-        raise ConfigError(f"{where}: {value!r} leaves its folder.", "Write a path below it, without '..' and not from the root.")
+        raise ConfigError(f"{where}: {value!r} leaves its folder.", "Write a relative path without '..'.")
     if any(part.lower() == ".git" or part.startswith("-") for part in parts) or set(value) & _GLOB:
         raise ConfigError(
-            f"{where}: {value!r} is not accepted.", "Write plain folder names: no pattern, no '.git', no leading '-'."
+            f"{where}: {value!r} is not allowed.", "Write plain folder names: no pattern, no '.git', no leading '-'."
         )
     return "/".join(parts)
 
 
 def check_address(where: str, value: object) -> str:
-    """Where git may fetch from: https, ssh, file or a local path; nothing that git would take for an option or a program."""
+    """Return a URL for git: https, ssh, file or a local path; nothing that git would read as an option or a program."""
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where} is missing.", "Give an https://, ssh:// or file:// address, or an absolute path.")
+        raise ConfigError(f"{where} is missing.", "Give an https://, ssh:// or file:// URL, or an absolute path.")
     _no_odd_characters(where, value)
     if any(char.isspace() for char in value):
-        raise ConfigError(f"{where}: {value!r} holds a space.", "Write %20 for a space in an address.")
+        raise ConfigError(f"{where}: {value!r} contains a space.", "Write %20 for a space in a URL.")
     if value.startswith("/") or _SSH_SHORT.fullmatch(value):
         return value
     parts = urlsplit(value)
     if parts.scheme not in ("https", "ssh", "file") or "::" in value.split("/", 1)[0]:
-        raise ConfigError(
-            f"{where}: {value!r} is not an address that is accepted.", "Use https://, ssh:// or file://, or an absolute path."
-        )
+        raise ConfigError(f"{where}: {value!r} is not an accepted URL.", "Use https://, ssh:// or file://, or an absolute path.")
     if parts.scheme == "file":
         if parts.netloc or not parts.path.startswith("/"):
             raise ConfigError(f"{where}: {value!r} names no local folder.", "Write file:///absolute/path.")
@@ -71,7 +69,7 @@ def check_address(where: str, value: object) -> str:
     user, _, host = parts.netloc.rpartition("@")
     if ":" in user or (user and parts.scheme == "https"):
         raise ConfigError(
-            f"{where} holds a user name or password.", "Leave it out: git asks your credential helper, and the file is shared."
+            f"{where} holds a user name or password.", "Remove it: the file is shared, and git uses your credential helper."
         )
     if user.startswith("-") or not _HOST.fullmatch(host.rsplit(":", 1)[0] if not host.endswith("]") else host):
         raise ConfigError(f"{where}: {value!r} names no host.", "Write https://HOST/PATH.")
@@ -79,7 +77,7 @@ def check_address(where: str, value: object) -> str:
 
 
 def check_link_target(where: str, value: object) -> str:
-    """What a link points to: an absolute path, one from the home folder, or one relative to the project."""
+    """Return the target of a link: absolute, in the home folder, or relative to the project."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{where} is missing.", "Give the folder that the link points to.")
     _no_odd_characters(where, value)
@@ -87,7 +85,7 @@ def check_link_target(where: str, value: object) -> str:
 
 
 def check_repository(where: str, value: object) -> str:
-    """OWNER/NAME on the Hub."""
+    """Return a name OWNER/NAME on the Hub."""
     if isinstance(value, str) and REPOSITORY.fullmatch(value) and ".." not in value and "--" not in value:
         return value
     raise ConfigError(
@@ -96,14 +94,12 @@ def check_repository(where: str, value: object) -> str:
 
 
 def schemes_for(address: str) -> str:
-    """The transports that git may use for this address; insteadOf may turn https into ssh, never into a local file."""
+    """Return the protocols that git may use for this URL; insteadOf may turn https into ssh, never into a local file."""
     return "file" if address.startswith(("/", "file:")) else "https:ssh"
 
 
 def _no_odd_characters(where: str, value: str) -> None:
     if not value.isprintable():
-        raise ConfigError(
-            f"{where}: {value!r:.60} holds a character that cannot be shown.", "Write it anew, in plain characters."
-        )
+        raise ConfigError(f"{where}: {value!r:.60} contains a character that cannot be shown.", "Use plain characters.")
     if value.startswith("-"):
-        raise ConfigError(f"{where}: {value!r:.60} begins with '-'.", "A program would take it for an option.")
+        raise ConfigError(f"{where}: {value!r:.60} begins with '-'.", "Programs would read it as an option.")

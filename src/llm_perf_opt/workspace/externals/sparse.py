@@ -9,7 +9,7 @@ from llm_perf_opt.workspace.externals.places import Places
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
-    """The clone against the pin, and its folders against those asked for."""
+    """Compare the clone with the pin, and its folders with the requested ones."""
     folder = places.folder(entry)
     if is_empty_or_missing(folder):
         return Standing("missing")
@@ -25,7 +25,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
 
 
 def make(places: Places, entry: External) -> Locked:
-    """Clone beside with the folders asked for, then put it in place of what was there, in one rename each."""
+    """Clone the requested folders to a temporary folder, then rename it into place."""
     folder = places.make_room(entry)
     with places.staging() as beside:
         clone = beside / "clone"
@@ -43,7 +43,7 @@ def make(places: Places, entry: External) -> Locked:
 
 
 def move(places: Places, entry: External) -> Locked:
-    """A new clone in place of the old one, which stays whole until then; one that holds somebody's work is left alone."""
+    """Replace the clone, which stays until the new one is complete; one with the user's work is not touched."""
     git, locked = Git(places.folder(entry)), places.locked().get(entry.name)
     own = git.text("for-each-ref", "--format=%(refname)", "refs/heads", "refs/stash").split()
     head = git.text("rev-parse", "HEAD")
@@ -51,7 +51,7 @@ def move(places: Places, entry: External) -> Locked:
         what = f"holds {', '.join(own)}" if own else f"is at {head}, which was not put there by `llm-perf externals`"
         raise ResourceError(
             f"{entry.name}: the clone in {places.shown(entry)} {what}, and would be replaced.",
-            f"Keep what you need of it elsewhere, then delete {places.shown(entry)} and run `llm-perf externals init`.",
+            f"Save what you need elsewhere, then delete {places.shown(entry)} and run `llm-perf externals init`.",
         )
     return make(places, entry)
 
@@ -59,7 +59,8 @@ def move(places: Places, entry: External) -> Locked:
 def _must_be_folder(git: Git, entry: External, path: str) -> None:
     kind = git.try_text("cat-file", "-t", f"{entry.commit}:{path}")
     if kind != "tree":
-        fault = "is not there" if kind is None else "is a file"
+        fault = "does not exist" if kind is None else "is a file"
         raise ConfigError(
-            f"{entry.name}: {path} {fault} in commit {entry.commit}.", "paths takes folders; files at the top always come."
+            f"{entry.name}: {path} {fault} in commit {entry.commit}.",
+            "paths takes folders; files at the top level are always included.",
         )

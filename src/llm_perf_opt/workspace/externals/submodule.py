@@ -14,7 +14,7 @@ GITLINK = "160000"
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
-    """The checkout against the pin, then what the project's index and .gitmodules say of it."""
+    """Compare the checkout with the pin, then with the project's index and .gitmodules."""
     folder = places.folder(entry)
     if is_empty_or_missing(folder):
         return Standing("missing")
@@ -34,7 +34,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
 
 
 def make(places: Places, entry: External) -> Locked:
-    """Clone beside, rename into place, record in the project's index and .gitmodules; nothing is committed."""
+    """Clone to a temporary folder, rename it into place, and record it in the index and .gitmodules, without a commit."""
     folder = places.make_room(entry)
     if not is_checkout(folder):
         with places.staging() as beside:
@@ -66,7 +66,7 @@ def move(places: Places, entry: External) -> Locked:
 
 
 def recorded_commit(places: Places, entry: External) -> str | None:
-    """The commit in the project's index, or None."""
+    """Return the commit in the project's index, or None."""
     shown = places.shown(entry)
     for line in places.git.text("ls-files", "--stage", "-z", "--", shown).split("\0"):
         about, _, path = line.partition("\t")

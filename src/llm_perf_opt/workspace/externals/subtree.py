@@ -1,4 +1,4 @@
-"""A subtree: the files of one commit as plain files of the project, staged for somebody to commit."""
+"""A subtree: the files of one commit as plain files of the project, staged for the user to commit."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from llm_perf_opt.workspace.externals.places import Places
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
-    """The project's index against the tree that the pin is known to have, then the files against the index."""
+    """Compare the project's index with the tree of the pin, then the files with the index."""
     tree = staged_tree(places, entry)
     if tree is None:
         empty = is_empty_or_missing(places.folder(entry))
@@ -30,9 +30,9 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
 
 
 def make(places: Places, entry: External) -> Locked:
-    """Fetch beside, bring the objects over, and put the tree into index and working tree in one step of git's.
+    """Fetch to a temporary repository, copy the objects, and update index and working tree in one git command.
 
-    No history comes along and nothing is committed: a shallow fetch into the project would make the project itself shallow.
+    There is no history and no commit: a shallow fetch into the project would make the project itself shallow.
     """
     places.make_room(entry)
     with places.staging() as beside:
@@ -41,16 +41,16 @@ def make(places: Places, entry: External) -> Locked:
             _put(places, entry, tree, beside)
     found = staged_tree(places, entry)
     if found != tree:
-        raise ResourceError(f"{entry.name}: staged {found}, but the pinned commit holds {tree}.", "See `git status`.")
+        raise ResourceError(f"{entry.name}: staged {found}, but the pinned commit has {tree}.", "See `git status`.")
     return Locked(entry.commit, tree=tree)
 
 
 move = make
-"""The same: git merges the old tree with the new one, and refuses where somebody's edits are in the way."""
+"""Do the same for an update: git merges the old tree with the new one, and fails if edits are in the way."""
 
 
 def staged_tree(places: Places, entry: External) -> str | None:
-    """The tree of the entry's folder as the project's index has it, or None where it has nothing."""
+    """Return the tree of the entry's folder in the project's index, or None."""
     shown = places.shown(entry)
     if not places.git.text("ls-files", "-z", "--", shown):
         return None
@@ -83,5 +83,5 @@ def _put(places: Places, entry: External, tree: str, beside: Path) -> None:
     except GitError as error:
         raise ResourceError(
             f"{entry.name}: {shown} cannot be staged: {reason(error.said)}.",
-            "Finish a merge that is under way, and move away what lies there untracked or edited.",
+            "Finish any merge in progress, and move untracked or edited files away from there.",
         ) from error

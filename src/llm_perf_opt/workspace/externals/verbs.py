@@ -1,4 +1,4 @@
-"""What `llm-perf externals` does: make what is missing, move to another pin, take snapshots, say how everything stands."""
+"""The verbs of `llm-perf externals`: fetch, update, snapshot, status."""
 
 import fnmatch
 import shutil
@@ -34,7 +34,7 @@ Action = Literal["made", "moved", "there", "failed"]
 
 @dataclass(frozen=True)
 class Done:
-    """What became of one entry."""
+    """The result for one entry."""
 
     name: str
     action: Action
@@ -46,7 +46,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Row:
-    """How one entry stands; of something that is not listed, only the path is known."""
+    """The state of one entry; for something unlisted, only the path is known."""
 
     name: str
     way: str
@@ -59,15 +59,15 @@ class Row:
 
 
 def write_template(places: Places) -> Path:
-    """Begin externals.yaml; one that is there is never overwritten."""
+    """Write the template of externals.yaml; an existing file is never overwritten."""
     if places.listing_file.exists():
-        raise ConfigError(f"{places.listing_file} is there already.", "Edit it; without --template, init makes what it lists.")
+        raise ConfigError(f"{places.listing_file} already exists.", "Edit it; without --template, init fetches what it lists.")
     write_whole(places.listing_file, template().encode())
     return places.listing_file
 
 
 def init(places: Places, names: Sequence[str] = (), tell: Callable[[str], None] = lambda _: None) -> list[Done]:
-    """Make what is listed and missing, at its pin. What is there is verified and never moved."""
+    """Fetch missing entries at their pins. Existing entries are verified and never moved."""
     entries = chosen(places.listing(), names)
     with places.alone():
         _prune_lock(places)
@@ -77,7 +77,7 @@ def init(places: Places, names: Sequence[str] = (), tell: Callable[[str], None] 
 def update(
     places: Places, names: Sequence[str] = (), to: str | None = None, tell: Callable[[str], None] = lambda _: None
 ) -> list[Done]:
-    """Move entries to the pins that externals.yaml has; with `to`, one entry to that commit, which becomes its pin."""
+    """Move entries to their pins in externals.yaml; with `to`, move one entry to that commit, which becomes its pin."""
     entries = chosen(places.listing(), names)
     if to is None:
         with places.alone():
@@ -97,12 +97,12 @@ def update(
 def snapshot(
     places: Places, names: Sequence[str] = (), commit: str | None = None, tell: Callable[[str], None] = lambda _: None
 ) -> list[Done]:
-    """Take the Hub snapshots that are listed; with `commit`, OWNER/NAME is added to the list when it was not there."""
+    """Download the listed Hub snapshots; with `commit`, add OWNER/NAME to the list if needed."""
     if commit is None:
         listed = [entry for entry in chosen(places.listing(), names) if entry.way == "hub" or names]
         for entry in listed:
             if entry.way != "hub":
-                raise ConfigError(f"{entry.name} is no Hub snapshot but a {entry.way}.", "`llm-perf externals init` makes it.")
+                raise ConfigError(f"{entry.name} is a {entry.way}, not a Hub snapshot.", "Use `llm-perf externals init`.")
         with places.alone():
             return [_attempt(places, entry, _update_one, tell) for entry in listed]
     if len(names) != 1:
@@ -116,7 +116,7 @@ def snapshot(
 
 
 def status(places: Places, names: Sequence[str] = ()) -> list[Row]:
-    """How every entry stands, and what lies under third_party/ that nobody listed."""
+    """Return the state of every entry, and unlisted paths under third_party/."""
     listing, locked = places.listing(), places.locked()
     rows = []
     for entry in chosen(listing, names):
@@ -133,17 +133,17 @@ def status(places: Places, names: Sequence[str] = ()) -> list[Row]:
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:
-    """How one entry stands."""
+    """Return the state of one entry."""
     if entry.way in ("submodule", "subtree") and not places.in_git:
         raise ConfigError(
-            f"{entry.name}: way {entry.way} needs a git repository, and {places.root} is not the top of one.",
+            f"{entry.name}: way {entry.way} needs a git repository, but {places.root} is not the top of one.",
             "Run `git init` there, or use way: sparse.",
         )
     return cast(Standing, _ROOMS[entry.way].standing(places, entry, locked))
 
 
 def chosen(listing: Mapping[str, External], names: Sequence[str]) -> list[External]:
-    """The entries of these names, or all."""
+    """Return the entries of these names, or all."""
     for name in names:
         if name not in listing:
             raise ConfigError(
@@ -159,7 +159,7 @@ def _attempt(
     work: Callable[[Places, External], tuple[Action, str]],
     tell: Callable[[str], None],
 ) -> Done:
-    """One entry's failure does not keep the others from being made."""
+    """Process every entry; the failure of one does not stop the others."""
     tell(f"{entry.name}: {entry.way} of {entry.source} at {entry.commit[:12]}")
     shown = places.shown(entry)
     try:
@@ -187,7 +187,7 @@ def _init_one(places: Places, entry: External) -> tuple[Action, str]:
 
 
 def _update_one(places: Places, entry: External, before: External | None = None) -> tuple[Action, str]:
-    """Move an entry that is there and unedited; make one that is missing."""
+    """Move an existing, unedited entry; fetch a missing one."""
     found = standing(places, before or entry, places.locked().get(entry.name))
     if found.state in ("missing", "unregistered", "unverified"):
         return _make(places, entry, "make", before=found)
@@ -205,7 +205,7 @@ def _update_one(places: Places, entry: External, before: External | None = None)
 
 
 def _edited_too(places: Places, entry: External, found: Standing) -> bool:
-    """Whether what is at another commit has been edited as well: moving it would lose that."""
+    """Return whether an entry at another commit also has edits, which moving would lose."""
     there = replace(entry, commit=found.commit or entry.commit)
     if entry.way == "sparse":  # other folders than those asked for are no edit
         return checkout_standing(places.folder(entry), there).state == "edited"
@@ -213,7 +213,7 @@ def _edited_too(places: Places, entry: External, found: Standing) -> bool:
 
 
 def _only_paths_differ(places: Places, entry: External, found: Standing) -> bool:
-    """Whether a sparse clone is untouched and only the folders asked for are others now."""
+    """Return whether a sparse clone is unedited and only its requested folders changed."""
     if entry.way != "sparse":
         return False
     return not checkout_standing(places.folder(entry), replace(entry, commit=found.commit or entry.commit)).differs
@@ -229,7 +229,7 @@ def _make(places: Places, entry: External, how: Literal["make", "move"], before:
     _note_licenses(places, entry, locked, anew=True)
     found = standing(places, entry, places.locked()[entry.name])
     if found.differs:
-        raise ResourceError(f"{entry.name}: made, but {found.state}: {found.detail}.", "See `llm-perf externals status`.")
+        raise ResourceError(f"{entry.name}: fetched, but {found.state}: {found.detail}.", "See `llm-perf externals status`.")
     note = "staged; `git add third_party`, then commit" if entry.way in ("submodule", "subtree") else ""
     if how == "make":
         return "made", note
@@ -237,7 +237,7 @@ def _make(places: Places, entry: External, how: Literal["make", "move"], before:
 
 
 def _note_licenses(places: Places, entry: External, made: Locked, anew: bool = False) -> None:
-    """Copy licenses where they are missing, and lock what was made."""
+    """Copy missing licenses, and lock what was fetched."""
     locked = places.locked()
     if anew or entry.name not in locked or license_warnings(places, entry, locked[entry.name]):
         full = replace(made, commit=entry.commit, licenses=copy_licenses(places, entry))
@@ -246,7 +246,7 @@ def _note_licenses(places: Places, entry: External, made: Locked, anew: bool = F
 
 
 def _prune_lock(places: Places) -> None:
-    """Forget what is no longer listed."""
+    """Remove entries that are no longer listed from the lock file."""
     locked, listing = places.locked(), places.listing()
     kept = {name: one for name, one in locked.items() if name in listing}
     if kept != locked:
@@ -269,14 +269,14 @@ def _in_the_way(places: Places, entry: External, found: Standing) -> LlmPerfErro
 
 def _restore_hint(entry: External, shown: str) -> str:
     if entry.way == "subtree":
-        return f"Put it back: `{command('.', 'restore', '--staged', '--worktree', shown)}`; reference code is read-only."
+        return f"Restore it: `{command('.', 'restore', '--staged', '--worktree', shown)}`; reference code is read-only."
     if entry.way == "hub":
         return f"Delete {shown} and run `llm-perf externals snapshot {entry.name}`; reference code is read-only."
-    return f"Take the edits elsewhere: `{command(shown, 'stash', '--include-untracked')}`; reference code is read-only."
+    return f"Save your edits elsewhere: `{command(shown, 'stash', '--include-untracked')}`; reference code is read-only."
 
 
 def _snapshot_entry(places: Places, asked: str, commit: str) -> tuple[External, str]:
-    """The entry meant by a name or OWNER/NAME, at this commit, and externals.yaml with it."""
+    """Return the entry for a name or OWNER/NAME at this commit, and externals.yaml with it."""
     text = places.listing_text() if places.listing_file.exists() else template()
     where = f"{THIRD_PARTY}/{LISTING}"
     listing = read_listing(text, where)
@@ -300,7 +300,7 @@ LARGEST_LICENSE = 1_000_000
 
 
 def copy_licenses(places: Places, entry: External) -> dict[str, str]:
-    """Copy what there is and say what came: blob id by path. What is listed and not there is left to `warnings`."""
+    """Copy existing licenses and return blob id by path; missing ones are reported by `warnings`."""
     folder, beside = places.folder(entry), places.licenses(entry.name)
     wanted = entry.licenses or _called_so(folder)
     found = {path: content for path in wanted if (content := _read(entry, folder, path)) is not None}
@@ -312,7 +312,7 @@ def copy_licenses(places: Places, entry: External) -> dict[str, str]:
 
 
 def license_warnings(places: Places, entry: External, locked: Locked | None) -> tuple[str, ...]:
-    """What is wrong with an entry's licenses, in words; only asked of an entry that is there."""
+    """Return the problems of an existing entry's licenses."""
     if locked is None:
         return ("licenses not copied: run `llm-perf externals init`",)
     found = []
@@ -336,7 +336,7 @@ def _called_so(folder: Path) -> tuple[str, ...]:
 
 
 def _read(entry: External, folder: Path, path: str) -> bytes | None:
-    """The file, which must lie inside: a link out of the repository is not followed."""
+    """Return the file, which must be inside the repository: links out of it are not followed."""
     file = folder / path
     if file.is_file() and file.resolve().is_relative_to(folder.resolve()) and file.stat().st_size <= LARGEST_LICENSE:
         return file.read_bytes()
