@@ -59,7 +59,7 @@ def _tool_words(tool: Mapping[str, Any]) -> str:
 
 
 def _ran_by(timings: CleanTimings) -> str:
-    """`, run by vllm 0.32.0`; nothing for plain PyTorch."""
+    """`, run by NAME VERSION`; nothing for plain PyTorch."""
     runtime = timings.runtime
     return "" if runtime is None or runtime.type == PYTORCH else f", run by {runtime.type} {runtime.version}"
 
