@@ -2,7 +2,7 @@
 
 python scripts/counter_names.py gh100 gb100
 
-A new chip also needs its roles (counters/roles.py) and its products (counters/catalog.py); a newer tool needs the constant
+A new chip also needs its roles (counters/catalog.py) and its products (counters/catalog.py); a newer tool needs the constant
 LISTED_BY. The tests show what is missing.
 """
 

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from llm_perf_opt.cli import shared
 from llm_perf_opt.cli.app import BUG, main
 from llm_perf_opt.profiling import passes
-from llm_perf_opt.profiling.vendor.child_output import LineReader
+from llm_perf_opt.profiling.vendor.child import LineReader
 from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished, child_environment, run_child
 
 MEASURED = ["-m", "llm_perf_opt.runners.llm_profile_runner"]

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.report.dataset_readme import dataset_readme
-from llm_perf_opt.workspace.data.adding import Description, add_dataset
+from llm_perf_opt.report.workspace import dataset_readme
+from llm_perf_opt.workspace.data.inventory import DatasetMetadata
 from llm_perf_opt.workspace.data.layout import DatasetFolder, DatasetTree
-from llm_perf_opt.workspace.data.metadata import DatasetMetadata
+from llm_perf_opt.workspace.data.preparing import Description, add_dataset
 
 RECORDS = [{"text": f"text {number} – ü", "id": number, "tags": ["a", "b"][: number % 3]} for number in range(50)]
 

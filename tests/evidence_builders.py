@@ -9,10 +9,9 @@ from llm_perf_opt.analysis.budget import BudgetFacts, stage_budget
 from llm_perf_opt.analysis.evidence import UNITS, Evidence, RunFacts, StageEvidence
 from llm_perf_opt.analysis.kernels.classes import classify
 from llm_perf_opt.analysis.trace.accounting import StageTime
-from llm_perf_opt.analysis.trace.fusion import Fusion
-from llm_perf_opt.analysis.trace.host_calls import HostCallCounts
+from llm_perf_opt.analysis.trace.host_calls import Fusion, HostCallCounts
 from llm_perf_opt.analysis.trace.idle import IdleCause
-from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal
+from llm_perf_opt.analysis.trace.stage_launches import KernelTotal
 from llm_perf_opt.core.records import Maybe, Missing
 
 QUIET = HostCallCounts(syncs=0, sync_ns=0, items=0, allocations=0, allocation_ns=0, to_device=0, to_host=0, copied_bytes=0)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from llm_perf_opt.workspace.externals.lock import blob_id
+from llm_perf_opt.workspace.externals.places import blob_id
 
 
 class Hub:

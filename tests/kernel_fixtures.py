@@ -7,7 +7,7 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
-from llm_perf_opt.core.kernel_records import CountedKernel, CounterReport, KernelUse
+from llm_perf_opt.core.machine_records import CountedKernel, CounterReport, KernelUse
 from llm_perf_opt.core.records import Maybe
 from llm_perf_opt.traces.ncu_csv import read_ncu
 

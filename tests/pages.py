@@ -9,18 +9,17 @@ from kernel_fixtures import counted, traced_uses
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import kernel_table
-from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.limits.efficiency import efficiency
 from llm_perf_opt.analysis.limits.hardware import hardware_named
+from llm_perf_opt.analysis.metrics import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.sweep_rows import SweepEntry
+from llm_perf_opt.analysis.sweep import SweepEntry
 from llm_perf_opt.analysis.telemetry import summarize_telemetry
 from llm_perf_opt.analysis.trace.document import BudgetLine, BudgetTable, Finding, GpuTotals, TraceAnalysis
-from llm_perf_opt.core.kernel_records import KernelUse
-from llm_perf_opt.core.machine_records import Telemetry
+from llm_perf_opt.core.machine_records import KernelUse, Telemetry
 from llm_perf_opt.core.records import Missing, PartTime, StageActivity
 from llm_perf_opt.core.warnings import RunWarning, WarningId
-from llm_perf_opt.counters.roles import roles
+from llm_perf_opt.counters.catalog import roles
 
 READINGS = telemetry(gpu=[gpu_sample(number * 100 * MS, power_mw=300_000 + 1000 * number) for number in range(17)])
 

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.kernels.classes import class_shares
 from llm_perf_opt.analysis.trace.accounting import DeviceTime, StageTime, account
 from llm_perf_opt.analysis.trace.attribution import attribute, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.trace.graph_modules import AttributedTrace, borrow_modules
-from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.trace.stage_launches import kernels_by_time
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.traces.events import NO_NAME, Operators, RangeKind, Trace, WorkKind
 from trace_builders import Builder

@@ -8,8 +8,7 @@ from llm_perf_opt.analysis.limits.efficiency import efficiency
 from llm_perf_opt.analysis.limits.hardware import hardware_named
 from llm_perf_opt.analysis.trace.accounting import account
 from llm_perf_opt.analysis.trace.stages import find_stages
-from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
-from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, RuntimeFacts
 from trace_builders import Builder
 
 

@@ -23,7 +23,7 @@ from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import Finding, ThroughputLine
-from llm_perf_opt.analysis.trace.fusion import Fusion
+from llm_perf_opt.analysis.trace.host_calls import Fusion
 from llm_perf_opt.analysis.trace.idle import IdleCause
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings

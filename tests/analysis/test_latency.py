@@ -5,11 +5,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import MS, clean_timings, in_a_row, iteration, torch_pass, workload
-from llm_perf_opt.analysis.latency import compile_seconds, context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.limits.efficiency import stage_samples
-from llm_perf_opt.analysis.metrics import METRICS, NO_DECODE
-from llm_perf_opt.core.records import CleanTimings, Distribution, Drift, Iteration, Missing, StageTiming, SubstageSpan
-from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.analysis.metrics import METRICS, NO_DECODE, compile_seconds, context_drift, metrics, stage_timings
+from llm_perf_opt.core.records import (
+    CleanTimings,
+    Distribution,
+    Drift,
+    Iteration,
+    Missing,
+    RuntimeFacts,
+    StageTiming,
+    SubstageSpan,
+)
 from llm_perf_opt.core.stages import Stage
 
 NO_TORCH = Missing("the run was asked for without the torch pass")

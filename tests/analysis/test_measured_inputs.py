@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from builders import clean_timings, model_facts, workload
-from llm_perf_opt.analysis.measured_inputs import InputKind, measured_inputs
-from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.runtime_records import TextUse, WeightFacts
+from llm_perf_opt.analysis.run_analysis import InputKind, measured_inputs
+from llm_perf_opt.core.records import Missing, TextUse, WeightFacts
 
 STORED = {"model": {"source": "pretrained"}}
 RANDOM = {"model": {"source": "random"}}

@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.stability import (
     run_stability,
     stability,
 )
-from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.records import RuntimeFacts
 from machine_noise import STATIONARY, Plan, pairs
 
 

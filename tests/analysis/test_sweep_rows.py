@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from builders import MS, manifest
 from llm_perf_opt.analysis.stats import summarize
-from llm_perf_opt.analysis.sweep_ran import Ran
-from llm_perf_opt.analysis.sweep_rows import (
+from llm_perf_opt.analysis.sweep import (
+    Ran,
     Reach,
     SweepEntry,
     SweepRow,

@@ -19,8 +19,7 @@ from llm_perf_opt.analysis.telemetry import (
     throttle_names,
 )
 from llm_perf_opt.core.machine_records import GpuSample, Telemetry
-from llm_perf_opt.core.records import CleanTimings, Iteration, Missing
-from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.records import CleanTimings, Iteration, Missing, RuntimeFacts
 from llm_perf_opt.core.warnings import WarningId
 
 ON_GPU = model_facts(device="cuda:0", device_name="NVIDIA H200")

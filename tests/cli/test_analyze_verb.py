@@ -200,7 +200,7 @@ def test_the_export_of_a_report_is_kept_in_the_cache(traces: Path, monkeypatch: 
         return ()
 
     monkeypatch.setattr("llm_perf_opt.profiling.vendor.probe.find_tool", lambda name: Path("/bin/true"))
-    monkeypatch.setattr("llm_perf_opt.profiling.vendor.reports.export_nsys", export)
+    monkeypatch.setattr("llm_perf_opt.profiling.vendor.tool_pass.export_nsys", export)
     before = sorted(traces.iterdir())
     os.utime(report, (1, 1))
     time.sleep(0.15)  # a file so young is not known again

@@ -15,9 +15,8 @@ from chromium import Chromium, find_chromium
 from llm_perf_opt.analysis.stability import Movement
 from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import CaptureError, ConfigError, ParseError
-from llm_perf_opt.core.records import SCHEMA, CleanTimings, Missing
+from llm_perf_opt.core.records import SCHEMA, CleanTimings, Missing, TextUse, WeightFacts
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record, write_whole
-from llm_perf_opt.core.runtime_records import TextUse, WeightFacts
 from llm_perf_opt.core.warnings import WarningId
 from llm_perf_opt.report.html import _environment
 from llm_perf_opt.workflows.analyze_run import analyze

@@ -6,7 +6,7 @@ import duckdb
 import pytest
 
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.sql_files import AS_WRITTEN, literal, parquet_rows, pattern_of
+from llm_perf_opt.core.user_files import AS_WRITTEN, literal, parquet_rows, pattern_of
 
 NAMES = [
     *("d[1].parquet", "d1.parquet", "d*.parquet", "dd.parquet", "d?.parquet", "[!a].parquet", "[^a].parquet", "b.parquet"),

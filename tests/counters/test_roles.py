@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.counters.catalog import base_names, chips, has
-from llm_perf_opt.counters.roles import CounterRoles, roles
+from llm_perf_opt.counters.catalog import CounterRoles, base_names, chips, has, roles
 
 CHIPS = tuple(chips())
 MEASURED = Path(__file__).parents[1] / "fixtures" / "h200" / "ncu_gemm_copy_gemv_raw.csv"

@@ -3,7 +3,7 @@
 import pytest
 
 from llm_perf_opt.counters.catalog import chips, has
-from llm_perf_opt.counters.translate import Part, close_names, old_names, translate
+from llm_perf_opt.counters.manifest import Part, close_names, old_names, translate
 
 CHIPS = tuple(chips())
 SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"

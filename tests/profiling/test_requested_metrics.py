@@ -9,7 +9,7 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.counters.manifest import resolve, set_names
 from llm_perf_opt.profiling import requested_metrics as asked_metrics
 from llm_perf_opt.profiling.requested_metrics import dropped_notes, nsys_traces, resolve_metrics, sections_of
-from llm_perf_opt.profiling.vendor.permission import Permission
+from llm_perf_opt.profiling.vendor.compatibility import Permission
 from llm_perf_opt.profiling.vendor.probe import NsysProbe
 from llm_perf_opt.workflows.sweep import plan_sweep
 

@@ -17,7 +17,7 @@ from llm_perf_opt.profiling import capture as pipeline
 from llm_perf_opt.profiling import ncu_pass, nsys_pass
 from llm_perf_opt.profiling.passes import Capture, PassPlan, Program
 from llm_perf_opt.profiling.program_pass import SPELLINGS, ExecRequest, _profiling
-from llm_perf_opt.profiling.vendor.permission import Permission
+from llm_perf_opt.profiling.vendor.compatibility import Permission
 from llm_perf_opt.profiling.vendor.probe import NsysProbe
 from llm_perf_opt.traces.nsys_sqlite import read_nsys
 

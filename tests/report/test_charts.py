@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from builders import HOSTILE_NAMES, MS, clean_timings, cpu_sample, in_a_row, iteration, run_analysis, telemetry
-from llm_perf_opt.analysis.sweep_rows import SweepRow, pareto_front, sweep_rows
+from llm_perf_opt.analysis.sweep import SweepRow, pareto_front, sweep_rows
 from llm_perf_opt.core.records import Distribution, Missing
 from llm_perf_opt.report.chart_data import Point, RoofLine, Roofline, Use, Waterfall, budget_of, coarse_waterfalls, roofline
 from llm_perf_opt.report.charts import (

@@ -4,8 +4,7 @@ from msgspec.structs import replace
 
 from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.trace_document import trace_text
-from llm_perf_opt.report.trace_tables import TOGETHER, device_tables
+from llm_perf_opt.report.trace_document import TOGETHER, device_tables, trace_text
 from pages import full_analysis, readings, trace_analysis
 from rendered import report, run_page
 

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from llm_perf_opt.analysis.trace.document import GpuMetricLine
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.report.trace_tables import gpu_metric_tables
+from llm_perf_opt.report.trace_document import gpu_metric_tables
 from pages import full_analysis, readings, trace_analysis
 from rendered import report, run_page
 

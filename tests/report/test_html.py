@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from builders import MS, empty_analysis, run_analysis
-from llm_perf_opt.analysis.latency import metrics
-from llm_perf_opt.analysis.metrics import NO_DECODE
+from llm_perf_opt.analysis.metrics import NO_DECODE, metrics
 from llm_perf_opt.analysis.stats import summarize
-from llm_perf_opt.analysis.sweep_rows import pareto_front, sweep_rows
+from llm_perf_opt.analysis.sweep import pareto_front, sweep_rows
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.html import MOST_BYTES
 from llm_perf_opt.report.kernel_tables import MOST_ROWS, kernels_table

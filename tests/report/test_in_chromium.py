@@ -11,7 +11,7 @@ from chromium import Chromium
 from llm_perf_opt.analysis.comparison.compare import Side, compare
 from llm_perf_opt.analysis.comparison.effects import Judgement
 from llm_perf_opt.analysis.comparison.sides import ComparedFigure, ComparedKernel
-from llm_perf_opt.analysis.sweep_rows import sweep_rows
+from llm_perf_opt.analysis.sweep import sweep_rows
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import visible
 from llm_perf_opt.core.units import FLOP_RATE

@@ -4,12 +4,12 @@ import pytest
 
 from kernel_fixtures import H200, counted, launch, report_of, traced_uses
 from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork, judge
-from llm_perf_opt.analysis.kernels.hfu import stage_hfu
+from llm_perf_opt.analysis.kernels.evidence import stage_hfu
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
 from llm_perf_opt.analysis.limits.roofs import RateLimits, Roof
-from llm_perf_opt.core.kernel_records import CounterProblem, CounterReport, KernelUse
+from llm_perf_opt.core.machine_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.counters.roles import roles
+from llm_perf_opt.counters.catalog import roles
 from llm_perf_opt.report import kernel_tables
 from llm_perf_opt.report.document import Table
 from llm_perf_opt.report.kernel_tables import kernel_blocks, kernels_table

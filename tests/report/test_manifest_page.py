@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from llm_perf_opt.counters.catalog import chips
-from llm_perf_opt.counters.manifest import set_names
-from llm_perf_opt.counters.translate import old_names
+from llm_perf_opt.counters.manifest import old_names, set_names
 from llm_perf_opt.report.manifest import manifest_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics-manifest.md"

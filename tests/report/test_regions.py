@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kernel_fixtures import launch
 from llm_perf_opt.analysis.regions.counters import CountedStage
-from llm_perf_opt.analysis.regions.patterns import Selection
+from llm_perf_opt.analysis.regions.records import Selection
 from llm_perf_opt.analysis.regions.regions import RegionOptions, regions
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.markdown import escape

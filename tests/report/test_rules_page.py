@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from llm_perf_opt.analysis.findings.registry import RULES
-from llm_perf_opt.report.rules_page import rules_table
+from llm_perf_opt.report.definitions import rules_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 
 
 def test_the_table_of_rules_is_what_the_code_says() -> None:
-    assert rules_table() in PAGE.read_text(), "stale: python -m llm_perf_opt.report.rules_page, into docs/findings.md"
+    assert rules_table() in PAGE.read_text(), "stale: python -m llm_perf_opt.report.definitions, into docs/findings.md"
 
 
 def test_every_rule_is_in_it_once_and_documented() -> None:

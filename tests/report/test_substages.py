@@ -1,7 +1,7 @@
 """Sub-stages below their parents, and what they take of their stage."""
 
 from builders import MS, clean_timings, iteration
-from llm_perf_opt.analysis.latency import stage_timings, substage_parents
+from llm_perf_opt.analysis.metrics import stage_timings, substage_parents
 from llm_perf_opt.core.records import CleanTimings, Missing, SubstageSpan
 from llm_perf_opt.report.document import Table
 from llm_perf_opt.report.run_tables import substage_tables

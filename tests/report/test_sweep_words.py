@@ -5,13 +5,11 @@ from typing import Any
 
 from builders import MS
 from llm_perf_opt.analysis.stats import summarize
-from llm_perf_opt.analysis.sweep_ran import Ran
-from llm_perf_opt.analysis.sweep_rows import SweepRow, sweep_rows
+from llm_perf_opt.analysis.sweep import Ran, SweepRow, sweep_rows
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.document import Item
-from llm_perf_opt.report.sweep import SweepReport
+from llm_perf_opt.report.sweep import SweepReport, headline, troubles, what_points_ran
 from llm_perf_opt.report.sweep_charts import bar_words, tradeoff_chart
-from llm_perf_opt.report.sweep_words import headline, troubles, what_points_ran
 from markdown_reader import read
 from pages import sweep_entries
 from rendered import sweep_markdown

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 from llm_perf_opt.config.composition import compose
-from llm_perf_opt.core.runtime_records import TextUse, WeightFacts
+from llm_perf_opt.core.records import TextUse, WeightFacts
 from llm_perf_opt.runners import models
 from llm_perf_opt.runners.llm_profile_runner import run_pass
-from llm_perf_opt.traces.timings import read_timings
+from llm_perf_opt.traces.pass_records import read_timings
 
 SHORT = ("runtime.num_new_tokens=2", "runtime.prompt_tokens=8", "runtime.max_repeats=1", "runtime.max_warmup=1", "profiling=none")
 SMALL = ("model.architecture.num_hidden_layers=1", "model.architecture.vocab_size=300")

@@ -12,7 +12,7 @@ import torch
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.runners import tensorrtllm_runner
-from llm_perf_opt.runners.engine_facts import REUSED
+from llm_perf_opt.runners.engines import REUSED
 from llm_perf_opt.runners.llm_profile_runner import run_pass
 from llm_perf_opt.runners.session import open_session
 

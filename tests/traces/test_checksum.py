@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.traces.checksum import Checksum, checksum_of
 from llm_perf_opt.traces.packed import PackedFile
+from llm_perf_opt.traces.trace_mark import Checksum, checksum_of
 
 
 @given(st.lists(st.binary()))

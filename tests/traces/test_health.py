@@ -7,7 +7,7 @@ import pytest
 
 from llm_perf_opt.traces.events import RangeKind, Trace, TraceProblem
 from llm_perf_opt.traces.health import Expected, examined, trace_problems
-from llm_perf_opt.traces.tool_messages import log_problems, message_problems
+from llm_perf_opt.traces.nsys_rows import log_problems, message_problems
 from trace_builders import Builder
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llm_perf_opt.traces.launches import graph_launches, is_kernel_launch, kernel_launches, while_capturing
+from llm_perf_opt.traces.projection import graph_launches, is_kernel_launch, kernel_launches, while_capturing
 from trace_builders import Builder
 
 

@@ -13,9 +13,9 @@ import pytest
 from fuzzing import SEED, TRIES
 from fuzzing_text import mutated
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.kernel_records import CountedKernel, CounterReport
+from llm_perf_opt.core.machine_records import CountedKernel, CounterReport
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.traces import ncu_csv, ncu_text
+from llm_perf_opt.traces import ncu_csv, ncu_values
 from llm_perf_opt.traces.ncu_csv import NO_SIZE, UNKNOWN, read_ncu, read_ncu_details
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
@@ -285,18 +285,18 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_text, "MOST_BYTES", 8 << 20)
+    monkeypatch.setattr(ncu_values, "MOST_BYTES", 8 << 20)
     with pytest.raises(ParseError, match="more than 8 MiB"):
         read(tmp_path, gzip.compress((b"x" * 99_999 + b"\n") * 84))
     with pytest.raises(ParseError, match="more than 100,000 lines and no table"):
         read(tmp_path, gzip.compress(b"x\n" * 1_000_000))
-    monkeypatch.setattr(ncu_text, "MOST_LINES", 1000)
+    monkeypatch.setattr(ncu_values, "MOST_LINES", 1000)
     with pytest.raises(ParseError, match="more than 1,000 lines\\."):
         read(tmp_path, gzip.compress(written(small_table()).encode() + b"\n" * 1_000_000))
 
 
 def test_a_bomb_of_one_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_text, "LONGEST_LINE", 1 << 16)
+    monkeypatch.setattr(ncu_values, "LONGEST_LINE", 1 << 16)
     tracemalloc.start()
     try:
         with pytest.raises(ParseError, match="a line of more than"):

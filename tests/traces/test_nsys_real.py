@@ -11,8 +11,7 @@ from llm_perf_opt.analysis.regions.regions import regions
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.profiling.vendor.launch import Callbacks
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
-from llm_perf_opt.profiling.vendor.reports import export_nsys
-from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolLimits, run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolLimits, export_nsys, run_tool
 from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.health import Expected, examined
 from llm_perf_opt.traces.nsys_sqlite import read_nsys

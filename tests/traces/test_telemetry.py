@@ -18,7 +18,7 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure import nvml
-from llm_perf_opt.traces.telemetry import read_telemetry
+from llm_perf_opt.traces.pass_records import read_telemetry
 
 
 def as_written(record: Telemetry) -> bytes:

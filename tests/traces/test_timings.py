@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import MS, clean_timings, iteration, manifest, model_facts
-from llm_perf_opt.analysis.latency import metrics
+from llm_perf_opt.analysis.metrics import metrics
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.records import CleanTimings, Missing
+from llm_perf_opt.core.records import CleanTimings, Missing, RuntimeFacts
 from llm_perf_opt.core.run_folder import RunFolder, write_record
-from llm_perf_opt.core.runtime_records import RuntimeFacts
 from llm_perf_opt.core.warnings import RunWarning, WarningId
-from llm_perf_opt.traces.timings import read_timings
+from llm_perf_opt.traces.pass_records import read_timings
 from llm_perf_opt.workflows.analyze_run import analyze
 from llm_perf_opt.workflows.run_reader import RunReader
 

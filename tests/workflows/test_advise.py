@@ -18,8 +18,8 @@ from llm_perf_opt.cli.app import app
 from llm_perf_opt.cli.progress import QuietProgress
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
+from llm_perf_opt.core.records import RuntimeFacts
 from llm_perf_opt.core.run_folder import RunFolder, read_record, write_record
-from llm_perf_opt.core.runtime_records import RuntimeFacts
 from llm_perf_opt.profiling.capture import capture
 from llm_perf_opt.report.findings import trial_words, trials_table, trials_text, verification_json
 from llm_perf_opt.workflows.advise import findings_of, overridden, to_try, verify

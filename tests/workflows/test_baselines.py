@@ -12,7 +12,7 @@ from llm_perf_opt.cli.app import app
 from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import SCHEMA, Manifest
 from llm_perf_opt.core.run_folder import RunFolder, write_record
-from llm_perf_opt.workflows.baselines import Baselines
+from llm_perf_opt.workflows.compare import Baselines
 
 
 def made(path: Path) -> Path:

@@ -20,9 +20,8 @@ from llm_perf_opt.traces.nsys_sqlite import read_nsys
 from llm_perf_opt.workflows import analyze_run as analyze_module
 from llm_perf_opt.workflows.analyze_run import report_run
 from llm_perf_opt.workflows.analyze_trace import analyze_source
-from llm_perf_opt.workflows.queries import Queries
+from llm_perf_opt.workflows.queries import RUN_TABLES, Queries
 from llm_perf_opt.workflows.run_reader import RunReader
-from llm_perf_opt.workflows.run_tables import RUN_TABLES
 from nsys_databases import altered
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"

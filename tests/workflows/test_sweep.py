@@ -13,9 +13,8 @@ from llm_perf_opt.config.composition import Composed, expand_sweep
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ParseError
 from llm_perf_opt.core.records import SCHEMA, CleanTimings, Manifest, RunStatus
 from llm_perf_opt.core.run_folder import RunFolder, write_record
-from llm_perf_opt.workflows.sweep import begin_sweep, plan_sweep, run_sweep
+from llm_perf_opt.workflows.sweep import begin_sweep, plan_sweep, report_sweep, run_sweep
 from llm_perf_opt.workflows.sweep_folder import SweepFolder
-from llm_perf_opt.workflows.sweep_report import report_sweep
 
 
 def test_every_combination_in_reading_order() -> None:

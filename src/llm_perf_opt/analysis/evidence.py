@@ -16,15 +16,19 @@ from llm_perf_opt.analysis.limits.roofs import Roof, best_floor
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import ends, summarize
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
-from llm_perf_opt.analysis.trace.accounting import Account, StageTime
-from llm_perf_opt.analysis.trace.concurrency import kernels_cover, on_the_busiest, overlap_of, side_by_side_notes
-from llm_perf_opt.analysis.trace.fusion import Fusion, fusion_of, within_device
-from llm_perf_opt.analysis.trace.host_calls import HostCallCounts, host_calls
+from llm_perf_opt.analysis.trace.accounting import (
+    Account,
+    StageTime,
+    kernels_cover,
+    on_the_busiest,
+    overlap_of,
+    side_by_side_notes,
+)
+from llm_perf_opt.analysis.trace.host_calls import Fusion, HostCallCounts, fusion_of, host_calls, within_device
 from llm_perf_opt.analysis.trace.idle import IdleCause
-from llm_perf_opt.analysis.trace.intervals import union_blocks
-from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal, kernels_by_time
-from llm_perf_opt.analysis.trace.row_numbers import exact_sum
+from llm_perf_opt.analysis.trace.intervals import exact_sum, union_blocks
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, PREFILL, TraceStages
+from llm_perf_opt.analysis.trace.stage_launches import KernelTotal, kernels_by_time
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.stages import MIXED_STEP, STEP, Stage

@@ -1,20 +1,34 @@
 """The figures of the unprofiled pass, each defined once: what it is, its unit, what it needs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from llm_perf_opt.analysis.separable import inseparable, unstepped
 from llm_perf_opt.analysis.stats import (
     PERCENTILE_METHOD,
     carried_percentile,
+    drift,
     least_values,
     percentile,
     rate_over,
     summarize,
 )
-from llm_perf_opt.core.records import CleanTimings, Distribution, Iteration, Maybe, Missing, Workload
-from llm_perf_opt.core.stages import Stage
+from llm_perf_opt.config.schema import PYTORCH
+from llm_perf_opt.core.records import (
+    CleanTimings,
+    Distribution,
+    Drift,
+    Iteration,
+    Maybe,
+    Metric,
+    Missing,
+    StageTiming,
+    SubstageSpan,
+    TorchPass,
+    Workload,
+)
+from llm_perf_opt.core.stages import PARENT, Stage
 
 NO_DECODE = "one new token comes from prefill alone; runtime.num_new_tokens=2 is the least with a decode step"
 Needs = Literal["request", "stages", "steps"]
@@ -151,3 +165,166 @@ def value_of(definition: MetricDefinition, iteration: Iteration, timings: CleanT
 def metric_named(key: str) -> MetricDefinition:
     """The figure with this key."""
     return next(metric for metric in METRICS if metric.key == key)
+
+
+# --- latency ----------------------------------------------------------------------------------------------------------
+
+
+def metrics(timings: CleanTimings) -> tuple[Metric, ...]:
+    """Every figure over the repeats: one value per iteration, then its distribution."""
+    found = []
+    for definition in METRICS:
+        mixed = definition.unavailable(timings)
+        times = [mixed or definition.time(iteration) for iteration in timings.iterations]
+        missing = next((time for time in times if isinstance(time, Missing)), None)
+        present = [time for time in times if not isinstance(time, Missing)]
+        absent = missing or Missing("no iteration was measured")
+        value = definition.over(present, timings.workload) if present and not missing else absent
+        found.append(Metric(definition.key, definition.label, definition.unit, _words(definition, timings), value))
+    return tuple(found)
+
+
+def _words(definition: MetricDefinition, timings: CleanTimings) -> str:
+    """An engine hands its tokens over on the host."""
+    on_host = timings.runtime is not None and timings.runtime.type != PYTORCH
+    return definition.definition.replace(READY, "in the caller's hands on the host") if on_host else definition.definition
+
+
+def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[StageTiming, ...]:
+    """The table of stages: main stages first, each followed by its sub-stages. Parents include children."""
+    iterations = timings.iterations
+    if not iterations:
+        return ()
+    whole = percentile([iteration.total_ns for iteration in iterations], 0.5)
+    rows = []
+    shown = [stage for stage in Stage if stage is not Stage.DECODE_STEP or unstepped(timings) is None]
+    for stage in shown if inseparable(timings) is None else (Stage.PROFILE,):
+        per_iteration, values = stage_values(stage, iterations)
+        if not per_iteration:
+            continue
+        profiled = _profiled(torch, stage)
+        time = summarize(values)
+        inflation = _inflation(profiled, _same_length(stage, timings, torch))
+        parent = PARENT[stage]
+        share = _share(stage, iterations)
+        above = parent.value if parent else ""
+        rows.append(StageTiming(stage.value, above, per_iteration, time, share, profiled, inflation, _depth(stage)))
+        rows.extend(_substages(stage, iterations, whole))
+    return tuple(rows)
+
+
+def _share(stage: Stage, iterations: Sequence[Iteration]) -> float:
+    """Of the whole time of all repeats: every step counts, so that children fill their parents."""
+    whole = sum(iteration.total_ns for iteration in iterations) or 1
+    if stage is Stage.PROFILE:
+        return 1.0
+    parts = [iteration.prefill_ns if stage is Stage.PREFILL else iteration.decode_ns for iteration in iterations]
+    return sum(parts) / whole
+
+
+def stage_values(stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, list[float]]:
+    """How often a stage runs in an iteration, and one value per iteration: for a step, that iteration's median."""
+    steps = len(iterations[0].steps_ns)
+    if stage is Stage.PROFILE:
+        return 1, [iteration.total_ns for iteration in iterations]
+    if stage is Stage.PREFILL:
+        return 1, [iteration.prefill_ns for iteration in iterations]
+    if not steps:
+        return 0, []
+    if stage is Stage.DECODE:
+        return 1, [iteration.decode_ns for iteration in iterations]
+    return steps, [percentile(iteration.steps_ns, 0.5) for iteration in iterations]
+
+
+def _same_length(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> Maybe[float]:
+    """The unprofiled median over as many steps as the torch pass took."""
+    whole = timings.workload.decode_steps
+    steps = whole if isinstance(torch, Missing) else torch.decode_steps
+    untold = unstepped(timings) if stage is not Stage.PREFILL and steps < whole else None
+    if untold is not None:
+        return untold
+    cut = [replace(iteration, steps_ns=iteration.steps_ns[:steps]) for iteration in timings.iterations]
+    return percentile(stage_values(stage, cut)[1], 0.5)
+
+
+def _inflation(profiled: Maybe[int], unprofiled: Maybe[float]) -> Maybe[float]:
+    if isinstance(profiled, Missing):
+        return profiled
+    return unprofiled if isinstance(unprofiled, Missing) else profiled / unprofiled
+
+
+def _profiled(torch: Maybe[TorchPass], stage: Stage) -> Maybe[int]:
+    if isinstance(torch, Missing):
+        return torch
+    return torch.stage_wall_ns.get(stage.value, Missing("the torch pass did not see this stage"))
+
+
+def _substages(stage: Stage, iterations: Sequence[Iteration], whole: float) -> list[StageTiming]:
+    """Sub-stages inside `stage`, each followed by those inside it; a value is the mean of one iteration's forwards."""
+    parents = substage_parents([span for span in iterations[0].substages if span.stage == stage.value])
+    found: list[StageTiming] = []
+
+    def add(parent: str | None, depth: int) -> None:
+        for name in [name for name, above in parents.items() if above == parent]:
+            found.append(_substage(name, stage.value if parent is None else parent, stage, iterations, whole, depth))
+            add(name, depth + 1)
+
+    add(None, _depth(stage) + 1)
+    return found
+
+
+def substage_parents(spans: Sequence[SubstageSpan]) -> dict[str, str | None]:
+    """Sub-stage → the one that all its forwards lie in, the innermost of them; None for one that lies in none.
+
+    Spans stand in the order in which they ended, so that of two equal ones the later is the outer.
+    """
+    around: dict[str, set[str | None]] = {}
+    for place, span in enumerate(spans):
+        outer = [
+            (other.duration_ns, number, other.name)
+            for number, other in enumerate(spans)
+            if other.name != span.name and number > place and other.step == span.step and _encloses(other, span)
+        ]
+        around.setdefault(span.name, set()).add(min(outer)[2] if outer else None)
+    return {name: next(iter(names)) if len(names) == 1 else None for name, names in around.items()}
+
+
+def _encloses(outer: SubstageSpan, inner: SubstageSpan) -> bool:
+    return outer.start_ns <= inner.start_ns and inner.start_ns + inner.duration_ns <= outer.start_ns + outer.duration_ns
+
+
+def _substage(name: str, parent: str, stage: Stage, iterations: Sequence[Iteration], whole: float, depth: int) -> StageTiming:
+    per_iteration, values = substage_values(name, stage, iterations)
+    time = summarize(values)
+    unprofiled = Missing("sub-stages are timed in the unprofiled pass only")
+    return StageTiming(name, parent, per_iteration, time, time.median * per_iteration / whole, unprofiled, unprofiled, depth)
+
+
+def _depth(stage: Stage) -> int:
+    parent = PARENT[stage]
+    return 0 if parent is None else _depth(parent) + 1
+
+
+def substage_values(name: str, stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, list[float]]:
+    """How often a sub-stage runs in the first iteration, and the mean of its forwards in each iteration that has any."""
+    spans = [
+        [span for span in iteration.substages if span.name == name and span.stage == stage.value] for iteration in iterations
+    ]
+    return len(spans[0]), [sum(span.duration_ns for span in group) / len(group) for group in spans if group]
+
+
+def context_drift(timings: CleanTimings) -> Maybe[Drift]:
+    """How the decode step's time grows with the context."""
+    mixed = unstepped(timings)
+    if mixed is not None:
+        return mixed
+    return drift([iteration.steps_ns for iteration in timings.iterations], timings.workload.padded_tokens + 1)
+
+
+def compile_seconds(timings: CleanTimings) -> Maybe[float]:
+    """How much longer the first request took than a settled one: compiling, allocating, autotuning."""
+    if not timings.warmup or not timings.iterations:
+        return Missing("no warm-up was measured")
+    settled = percentile([iteration.wall_ns for iteration in timings.iterations], 0.5)
+    extra = sum(max(0.0, iteration.wall_ns - settled) for iteration in timings.warmup)
+    return extra / 1e9

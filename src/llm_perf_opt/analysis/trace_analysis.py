@@ -22,11 +22,11 @@ from llm_perf_opt.analysis.trace.document import (
     TraceAnalysis,
 )
 from llm_perf_opt.analysis.trace.gpu_metrics import device_lines, device_name, gpu_metric_lines
-from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.trace.intervals import exact_sum
 from llm_perf_opt.analysis.trace.labels import label_lines
 from llm_perf_opt.analysis.trace.operators import host_table
-from llm_perf_opt.analysis.trace.row_numbers import exact_sum
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
+from llm_perf_opt.analysis.trace.stage_launches import kernels_by_time
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.traces.events import Trace, different
 from llm_perf_opt.traces.health import examined

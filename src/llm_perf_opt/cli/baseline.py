@@ -31,8 +31,7 @@ def set_baseline(
 ) -> None:
     """Name runs as a baseline; an existing baseline of that name is replaced."""
     note_debug(debug)
-    from llm_perf_opt.workflows.baselines import Baselines
-    from llm_perf_opt.workflows.compare import check_baseline
+    from llm_perf_opt.workflows.compare import Baselines, check_baseline
 
     check_baseline(name, run)
     kept = Baselines(runs_dir)
@@ -47,7 +46,7 @@ def set_baseline(
 def list_baselines(runs_dir: RunsDir = RUNS_DIR, as_json: Json = False, debug: Debug = False) -> None:
     """List the baselines and their runs, and whether each run still exists."""
     note_debug(debug)
-    from llm_perf_opt.workflows.baselines import Baselines, is_run
+    from llm_perf_opt.workflows.compare import Baselines, is_run
     from llm_perf_opt.workspace.data.layout import given_root
 
     kept = Baselines(given_root(runs_dir, RUNS_DIR, "--runs-dir"))
@@ -71,7 +70,7 @@ def remove_baseline(
 ) -> None:
     """Remove a baseline; its runs stay."""
     note_debug(debug)
-    from llm_perf_opt.workflows.baselines import Baselines
+    from llm_perf_opt.workflows.compare import Baselines
     from llm_perf_opt.workspace.data.layout import given_root
 
     Baselines(given_root(runs_dir, RUNS_DIR, "--runs-dir")).remove(name)

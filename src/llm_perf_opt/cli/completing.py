@@ -27,7 +27,7 @@ def complete_run(incomplete: str) -> list[str]:
 def complete_side(incomplete: str) -> list[str]:
     """Complete a side of a comparison: a baseline or a run."""
     from llm_perf_opt.core.errors import LlmPerfError
-    from llm_perf_opt.workflows.baselines import Baselines
+    from llm_perf_opt.workflows.compare import Baselines
 
     try:
         names = sorted(Baselines(RUNS).read())

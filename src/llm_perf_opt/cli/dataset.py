@@ -11,7 +11,7 @@ from llm_perf_opt.config.schema import PROJECT_CONF
 from llm_perf_opt.workspace.data.layout import DATASETS_ROOT, SOURCE, DatasetTree, given_root
 
 if TYPE_CHECKING:
-    from llm_perf_opt.workspace.data.metadata import Skipped
+    from llm_perf_opt.workspace.data.inventory import Skipped
 
 app = typer.Typer(
     name="dataset",
@@ -48,8 +48,8 @@ def add(
     note_debug(debug)
     from llm_perf_opt.cli.watching import watched
     from llm_perf_opt.core.units import byte_count
-    from llm_perf_opt.report.dataset_readme import dataset_readme
-    from llm_perf_opt.workspace.data.adding import Description, add_dataset
+    from llm_perf_opt.report.workspace import dataset_readme
+    from llm_perf_opt.workspace.data.preparing import Description, add_dataset
 
     said = Description(version, origin, license_name, notes, text_field, data_format)
     with watched("add", name, quiet) as phases:

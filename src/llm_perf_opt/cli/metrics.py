@@ -101,7 +101,7 @@ def _verdict(chip: str, name: str, known: frozenset[str] | None) -> dict[str, An
     from dataclasses import asdict
 
     from llm_perf_opt.counters.catalog import problem
-    from llm_perf_opt.counters.translate import close_names, translate
+    from llm_perf_opt.counters.manifest import close_names, translate
 
     translation = translate(chip, name)
     faults = [problem(chip, part.name, known) for part in translation.parts] if translation else [problem(chip, name, known)]

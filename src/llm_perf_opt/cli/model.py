@@ -29,7 +29,7 @@ def link(
 ) -> None:
     """Link a folder of weights as models/NAME."""
     note_debug(debug)
-    from llm_perf_opt.report.models import model_lines
+    from llm_perf_opt.report.workspace import model_lines
     from llm_perf_opt.workspace.data.model_tree import check_model, link_model
 
     place = link_model(root, name, target)
@@ -69,7 +69,7 @@ def check(
 ) -> None:
     """Check configuration, shards, dtypes, sizes and tokenizer without reading weights. Exits with 1 if something is wrong."""
     note_debug(debug)
-    from llm_perf_opt.report.models import model_lines
+    from llm_perf_opt.report.workspace import model_lines
     from llm_perf_opt.workspace.data.model_tree import check_model, linked_models, model_named
 
     given_root(root, MODELS_ROOT)

@@ -41,7 +41,7 @@ def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "
     """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
     from llm_perf_opt.analysis.metrics import METRICS
     from llm_perf_opt.core.records import Distribution, Missing
-    from llm_perf_opt.report.environment import what_ran
+    from llm_perf_opt.report.run_tables import what_ran
     from llm_perf_opt.report.text import known_within, with_unit
 
     if analysis is not None:

@@ -67,7 +67,7 @@ def report(
 
 
 def _sweep(path: Path, with_limits: bool, open_page: bool, as_json: bool) -> None:
-    from llm_perf_opt.workflows.sweep_report import report_sweep, shortcoming
+    from llm_perf_opt.workflows.sweep import report_sweep, shortcoming
 
     if with_limits:
         raise ConfigError(

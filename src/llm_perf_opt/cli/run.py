@@ -112,7 +112,7 @@ def _sweep(
             print_outcome(run, analysis, images)
         return run, error or (analysis.fault if analysis else None)
 
-    from llm_perf_opt.workflows.sweep_report import report_sweep, shortcoming
+    from llm_perf_opt.workflows.sweep import report_sweep, shortcoming
 
     error = run_sweep(folder, run_one)
     try:

@@ -1,9 +1,15 @@
 """What the machine did and can do: telemetry samples, measured peaks."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, fields, make_dataclass
+from pathlib import Path
+from types import GenericAlias
+from typing import Any, Literal
 
-from llm_perf_opt.core.records import Distribution, Maybe
+import msgspec
+
+from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.records import Distribution, Maybe, Missing
+from llm_perf_opt.core.run_folder import read_record
 
 
 @dataclass(frozen=True)
@@ -112,3 +118,101 @@ class FoundCeilings:
     """What did not go as it should: a cache that is damaged or cannot be written."""
     doubts: tuple[str, ...] = ()
     """What disturbed the measurement: such figures are shown, but nothing is held against them."""
+
+
+# --- kernel records ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CountedKernel:
+    """One launch that Nsight Compute replayed."""
+
+    name: str
+    """As the tool spells it."""
+    process: int
+    device: int
+    stream: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    ranges: tuple[str, ...]
+    """The NVTX ranges it was launched in, outermost first, as `DOMAIN@name`; start/end ranges, which do not nest, before the
+    push/pop ones. Of the default domain the name alone."""
+    counters: dict[str, Maybe[float]] = field(default_factory=dict)
+    """Counter → value in base units (bytes, ns, FLOP, %)."""
+
+
+@dataclass(frozen=True)
+class CounterProblem:
+    """Something that makes counters, or some of them, unfit for a number."""
+
+    id: str
+    what: str
+    fatal: bool
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class CounterReport:
+    """One report of Nsight Compute."""
+
+    kernels: tuple[CountedKernel, ...]
+    units: dict[str, str]
+    """Counter → its base unit, as the tool names it."""
+    problems: tuple[CounterProblem, ...] = ()
+    facts: dict[str, str] = field(default_factory=dict)
+    """What it says of the machine, where it does: device_name, compute_capability, process."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether its figures may be believed."""
+        return not any(problem.fatal for problem in self.problems)
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """One kernel in one launch size, as a trace saw it in a stage."""
+
+    stage: str
+    name: str
+    """As the trace spells it."""
+    grid: int
+    """Blocks in all (x·y·z); 0: not known."""
+    block: int
+    """Threads of a block; 0: not known."""
+    calls: int
+    total_ns: int
+
+
+# --- stored ceilings --------------------------------------------------------------------------------------------------
+
+
+def read_ceilings(path: Path) -> FoundCeilings:
+    """What `write_record` wrote of FoundCeilings, or a ParseError."""
+    stored: Any = read_record(path, _FOUND)
+    try:
+        rows = tuple(CeilingRow(**{**_values(row), "value": _value(row.value)}) for row in stored.ceilings.rows)
+    except msgspec.ValidationError as error:
+        raise ParseError(f"{path} cannot be read: {error}", "The file is damaged, or was written by another version.") from error
+    ceilings = Ceilings(**{**_values(stored.ceilings), "rows": rows})
+    return FoundCeilings(**{**_values(stored), "ceilings": ceilings})
+
+
+def _value(stored: dict[str, Any]) -> Distribution | Missing:
+    if stored.keys() == {"why"}:
+        return msgspec.convert(stored, Missing)
+    return msgspec.convert(stored, Distribution)
+
+
+def _values(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _stored(kind: type, **replaced: Any) -> Any:
+    """The same record with other types for some fields: msgspec does not read a union of two records."""
+    return make_dataclass(
+        f"Stored{kind.__name__}", [(field.name, replaced.get(field.name, field.type)) for field in fields(kind)]
+    )
+
+
+_ROWS = GenericAlias(list, (_stored(CeilingRow, value=dict[str, Any]),))
+_FOUND = _stored(FoundCeilings, ceilings=_stored(Ceilings, rows=_ROWS))

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from llm_perf_opt.config.schema import TorchPreset
 from llm_perf_opt.core.errors import ConfigError, nearest
-from llm_perf_opt.counters.roles import CounterRoles
+from llm_perf_opt.counters.catalog import CounterRoles
 
 ROLE = "role:"
 ROLES = tuple(field.name for field in fields(CounterRoles) if field.name not in ("chip", "note"))

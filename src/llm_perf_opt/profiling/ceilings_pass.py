@@ -7,10 +7,9 @@ from pathlib import Path
 from llm_perf_opt import __version__
 from llm_perf_opt.config.passes import Pass
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError, nearest
-from llm_perf_opt.core.machine_records import FoundCeilings
+from llm_perf_opt.core.machine_records import FoundCeilings, read_ceilings
 from llm_perf_opt.core.records import SCHEMA, Manifest
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.core.stored_ceilings import read_ceilings
 from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, framework, run_pass
 
 DEVICES = ("auto", "cpu", "cuda")

@@ -2,19 +2,18 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import yaml
 
 from llm_perf_opt.config.passes import EVERY_STAGE, Pass
-from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError
+from llm_perf_opt.core.errors import CaptureError, LlmPerfError
 from llm_perf_opt.core.records import Missing, PassRecord
-from llm_perf_opt.core.run_folder import read_record, write_whole
+from llm_perf_opt.core.run_folder import read_mapping, write_whole
 from llm_perf_opt.profiling.passes import Capture, begin_pass, plain_run, run_measured
 from llm_perf_opt.profiling.vendor.launch import Companion
 from llm_perf_opt.runners.measure import nvml
 from llm_perf_opt.runners.measure.gpu import gpu_count
-from llm_perf_opt.traces.timings import read_timings
+from llm_perf_opt.traces.pass_records import read_timings
 
 
 def _launch(capture: Capture) -> None:
@@ -29,7 +28,7 @@ def _launch(capture: Capture) -> None:
         if isinstance(sampler, Companion):
             lost = _stop_sampler(capture, sampler)
         if folder.clean_inputs_file.exists():  # also of a pass that was interrupted
-            inputs = read_record(folder.clean_inputs_file, dict)
+            inputs = folder.parsed(folder.clean_inputs_file, read_mapping)
             write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
     if lost is not None:
         raise lost
@@ -69,11 +68,6 @@ def _end(capture: Capture, entry: PassRecord) -> None:
     capture.listener.pass_ended(entry)
 
 
-def _measured(path: Path) -> None:
-    if not read_timings(path).iterations:
-        raise ParseError("It has no measured iteration.", "")
-
-
 PASSES = (
     Pass("nvml", "telemetry", 10, wanted=lambda config: config.profiling.nvml.enable and config.profiling.clean),
     Pass(
@@ -82,7 +76,7 @@ PASSES = (
         20,
         _launch,
         lambda config: config.profiling.clean,
-        leaves={"timings.json": _measured},
+        leaves={"timings.json": read_timings},
         stages=EVERY_STAGE,
         essential=True,
     ),

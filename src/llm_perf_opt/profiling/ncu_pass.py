@@ -16,12 +16,12 @@ from llm_perf_opt.analysis.kernels.selection import Launch, Selection, expected_
 from llm_perf_opt.analysis.trace.stage_launches import ANY_DOMAIN, all_launches, domains_of, range_launches, stage_launches
 from llm_perf_opt.config.passes import Pass, known_passes
 from llm_perf_opt.core.errors import CaptureError, ConfigError, Interrupted, LlmPerfError, ResourceError
-from llm_perf_opt.core.kernel_records import CounterReport
+from llm_perf_opt.core.machine_records import CounterReport
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_record
 from llm_perf_opt.core.stages import Stage, ncu_range
+from llm_perf_opt.counters.catalog import roles
 from llm_perf_opt.counters.manifest import ResolvedMetrics
-from llm_perf_opt.counters.roles import roles
 from llm_perf_opt.profiling.passes import (
     Capture,
     Listener,
@@ -34,10 +34,10 @@ from llm_perf_opt.profiling.passes import (
 )
 from llm_perf_opt.profiling.requested_metrics import counted_metrics, dropped_notes
 from llm_perf_opt.profiling.timelines import Timeline, timelines
+from llm_perf_opt.profiling.vendor.compatibility import counter_permission, permission_error
 from llm_perf_opt.profiling.vendor.ncu import NcuRequest, build_ncu_cmd
-from llm_perf_opt.profiling.vendor.permission import counter_permission, permission_error
 from llm_perf_opt.profiling.vendor.probe import tool_version
-from llm_perf_opt.profiling.vendor.reports import import_ncu_csv
+from llm_perf_opt.profiling.vendor.tool_pass import import_ncu_csv
 from llm_perf_opt.runners.measure import counter_selftest
 from llm_perf_opt.traces.ncu_csv import read_ncu
 from llm_perf_opt.traces.projection import project

@@ -22,8 +22,7 @@ from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
 from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM, Gate, on_range, on_stage
 from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, probe_nsys
-from llm_perf_opt.profiling.vendor.reports import export_nsys
-from llm_perf_opt.profiling.vendor.tool_pass import STARTS, report_of
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, export_nsys, report_of
 from llm_perf_opt.traces.health import Expected, examined
 from llm_perf_opt.traces.trace_cache import cached_trace
 

@@ -14,7 +14,7 @@ from llm_perf_opt.core.records import Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder, write_whole
 from llm_perf_opt.profiling.provenance import packages
 from llm_perf_opt.profiling.requested_metrics import on_gpu
-from llm_perf_opt.profiling.vendor.child_output import OnMessage, OnTick, no_tick
+from llm_perf_opt.profiling.vendor.child import OnMessage, OnTick, no_tick
 from llm_perf_opt.profiling.vendor.gates import Tool
 from llm_perf_opt.profiling.vendor.launch import (
     Callbacks,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from llm_perf_opt.analysis.regions.patterns import Selection
+from llm_perf_opt.analysis.regions.records import Selection
 from llm_perf_opt.config.schema import MetricsConfig, RegionsConfig, RunConfig
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.processes import ask
@@ -13,8 +13,8 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.counters.catalog import chip_of_device, names_listed
 from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
 from llm_perf_opt.counters.set_file import PRESETS
+from llm_perf_opt.profiling.vendor.compatibility import counter_permission
 from llm_perf_opt.profiling.vendor.nsys import gpu_metrics_flag
-from llm_perf_opt.profiling.vendor.permission import counter_permission
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, find_tool, probe_ncu
 from llm_perf_opt.runners.measure.gpu import gpu_count, gpu_name
 

@@ -1,9 +1,8 @@
 """The torch.profiler pass: operators, their device time, and a timeline, recorded by the measured process itself."""
 
 from llm_perf_opt.config.passes import EVERY_STAGE, Pass, is_there
-from llm_perf_opt.core.records import TorchPass
-from llm_perf_opt.core.run_folder import read_record
 from llm_perf_opt.profiling.passes import run_measured
+from llm_perf_opt.traces.pass_records import read_torch_pass
 
 PASSES = (
     Pass(
@@ -12,7 +11,7 @@ PASSES = (
         30,
         lambda capture: run_measured(capture, "torch"),
         lambda config: config.profiling.torch.enable,
-        leaves={"operators.json": lambda path: read_record(path, TorchPass), "trace.json.gz": is_there},
+        leaves={"operators.json": read_torch_pass, "trace.json.gz": is_there},
         trace="trace.json.gz",
         tool="torch.profiler",
         stages=EVERY_STAGE,

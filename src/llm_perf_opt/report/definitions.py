@@ -3,11 +3,12 @@
 python -m llm_perf_opt.report.definitions > docs/metrics.md
 """
 
+import inspect
 import sys
 
-from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
+from llm_perf_opt.analysis.findings.registry import RULES
+from llm_perf_opt.analysis.limits.binding import EFFICIENCY_METRICS, EVIDENCE, VERDICTS
 from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN
-from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.analysis.limits.hardware import HARDWARE, RATES
 from llm_perf_opt.analysis.metrics import METRICS
 from llm_perf_opt.analysis.stats import CONFIDENCE, LEAST_BEYOND, PERCENTILE_METHOD
@@ -64,3 +65,20 @@ def _hardware() -> str:
 
 if __name__ == "__main__":
     sys.stdout.write(metrics_page())
+
+
+# --- rules page -------------------------------------------------------------------------------------------------------
+
+
+def rules_table() -> str:
+    """Every rule: its id, its family and what it finds, in the words of the code."""
+    rows = []
+    for rule in RULES:
+        family = rule.__module__.rsplit(".", 1)[-1]
+        first = (inspect.getdoc(rule) or "").split("\n", 1)[0]
+        rows.append([f"`{rule.__name__}`", family, first])
+    return table(["id", "family", "what it finds"], rows)
+
+
+if __name__ == "__main__":
+    print(rules_table(), end="")

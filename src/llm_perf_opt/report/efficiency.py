@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from llm_perf_opt.analysis.kernels.hfu import Hfu, StageHfu
+from llm_perf_opt.analysis.kernels.evidence import Hfu, StageHfu
 from llm_perf_opt.analysis.limits.binding import VERDICTS
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, PartEfficiency, RooflineComparison, StageEfficiency
 from llm_perf_opt.analysis.limits.floor import FloorPart

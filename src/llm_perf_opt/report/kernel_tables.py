@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.kernels.counter_selftest import SelfTest
-from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
-from llm_perf_opt.analysis.kernels.hfu import StageHfu
+from llm_perf_opt.analysis.kernels.evidence import KernelEvidence, StageHfu
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.kernels.table import TIME_DIFFERS, StageKernel, StageKernels
 from llm_perf_opt.core.records import Maybe, Missing

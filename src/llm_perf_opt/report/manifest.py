@@ -7,11 +7,9 @@ import sys
 from collections.abc import Iterable
 from textwrap import indent
 
-from llm_perf_opt.counters.catalog import DEFAULT_CHIP, LISTED_BY, Kind, base_names, chips
-from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
-from llm_perf_opt.counters.roles import roles
+from llm_perf_opt.counters.catalog import DEFAULT_CHIP, LISTED_BY, Kind, base_names, chips, roles
+from llm_perf_opt.counters.manifest import ResolvedMetrics, old_names, resolve, translate
 from llm_perf_opt.counters.set_file import MetricSet, shipped_sets
-from llm_perf_opt.counters.translate import old_names, translate
 from llm_perf_opt.report.markdown import table
 
 

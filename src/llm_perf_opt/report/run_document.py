@@ -4,9 +4,8 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
-from llm_perf_opt.analysis.limits.binding import EVIDENCE
+from llm_perf_opt.analysis.limits.binding import EFFICIENCY_METRICS, EVIDENCE
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
-from llm_perf_opt.analysis.limits.efficiency_metrics import EFFICIENCY_METRICS
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
@@ -32,7 +31,6 @@ from llm_perf_opt.report.document import (
     when_known,
 )
 from llm_perf_opt.report.efficiency import components_table, limits_table, peaks_table, stage_facts, used_verdicts, verdict_items
-from llm_perf_opt.report.environment import what_ran
 from llm_perf_opt.report.findings import finding_blocks, findings_of, gist_items
 from llm_perf_opt.report.kernel_tables import MOST_ROWS, kernel_blocks, provenance
 from llm_perf_opt.report.run_tables import (
@@ -45,10 +43,11 @@ from llm_perf_opt.report.run_tables import (
     stages_table,
     substage_tables,
     telemetry_table,
+    what_ran,
 )
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
 from llm_perf_opt.report.text import known, known_within, then, with_unit
-from llm_perf_opt.report.trace_tables import budget_table, device_tables, gpu_metric_tables, label_tables
+from llm_perf_opt.report.trace_document import budget_table, device_tables, gpu_metric_tables, label_tables
 
 TOP_FINDINGS = 3
 WATERFALL = Image("Where the time goes", "waterfall.svg")

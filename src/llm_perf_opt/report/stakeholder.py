@@ -5,10 +5,9 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.records import CleanTimings, Distribution, Missing, TorchPass
 from llm_perf_opt.report.charts import Figure
 from llm_perf_opt.report.document import Block, Chart, Document, Paragraph, Section, bullets
-from llm_perf_opt.report.environment import what_ran
 from llm_perf_opt.report.findings import finding_sentences, trial_words
 from llm_perf_opt.report.run_document import ROOFLINE, WATERFALL, images_of, warning_blocks
-from llm_perf_opt.report.run_tables import self_ns
+from llm_perf_opt.report.run_tables import self_ns, what_ran
 from llm_perf_opt.report.text import growth, known, known_within, milliseconds, percent, significant, then
 
 _CLOSING = "Every figure is a median of unprofiled repeats; definitions, intervals and spread are in report.md."

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.limits.binding import UNKNOWN
-from llm_perf_opt.analysis.sweep_rows import SweepRow, by_workload, front_line, swept_keys
+from llm_perf_opt.analysis.sweep import SweepRow, by_workload, front_line, swept_keys
 from llm_perf_opt.core.records import Distribution, Maybe, Missing
 from llm_perf_opt.report.charts import GREY, Figure, color_of, label, time_unit
 from llm_perf_opt.report.text import known, known_within, milliseconds, missing, present, significant, then, words

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from llm_perf_opt.config.schema import RunConfig
-from llm_perf_opt.core.records import Missing, ModelFacts
-from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.records import Missing, ModelFacts, RuntimeFacts
 from llm_perf_opt.runners.measure.engine_meter import Generated, Generates
 from llm_perf_opt.runners.measure.meter import Steppable
 from llm_perf_opt.workspace.data.prompts import Prompts

@@ -31,9 +31,8 @@ from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.runners.child import die_with_parent, framework_error, heed_interrupts, last_words, send
 from llm_perf_opt.runners.measure.annotations import marked, unmarked
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
-from llm_perf_opt.runners.measure.engine_trace import profile_engine
 from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, RequestMeter
-from llm_perf_opt.runners.measure.torch_profiler import Profiled
+from llm_perf_opt.runners.measure.torch_profiler import Profiled, profile_engine
 from llm_perf_opt.runners.models import weight_facts
 from llm_perf_opt.runners.session import Session, is_steppable, open_session
 

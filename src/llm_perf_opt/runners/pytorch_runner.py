@@ -10,11 +10,10 @@ from transformers import DynamicCache, StaticCache
 
 from llm_perf_opt.config.schema import CacheKind, CompileMode
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.records import ModelFacts
-from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.records import ModelFacts, RuntimeFacts
 from llm_perf_opt.runners import models
 from llm_perf_opt.runners.base import RunnerRequest
-from llm_perf_opt.runners.engine_facts import last_level_cache_of, plain_config, short_dtype
+from llm_perf_opt.runners.engines import last_level_cache_of, plain_config, short_dtype
 from llm_perf_opt.runners.models import device_name
 from llm_perf_opt.workspace.data.prompts import Prompts
 

@@ -17,8 +17,7 @@ from llm_perf_opt.runners.measure.annotations import StageMarker
 from llm_perf_opt.runners.measure.clock import ClockName, HostClock, clock_for
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.meter import Meter, RequestMeter
-from llm_perf_opt.workspace.data.images import with_pictures
-from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts, text_prompts
+from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts, text_prompts, with_pictures
 
 if TYPE_CHECKING:
     import torch

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.config.runtimes import Runtime, StageLabels, by_requests
 from llm_perf_opt.core.errors import ConfigError, ResourceError
-from llm_perf_opt.core.records import Missing
-from llm_perf_opt.core.runtime_records import RuntimeFacts
+from llm_perf_opt.core.records import Missing, RuntimeFacts
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.runners.base import Generated, RunnerRequest
-from llm_perf_opt.runners.engine_arguments import DECIDED, SourceArguments, fields_of
-from llm_perf_opt.runners.engine_facts import (
+from llm_perf_opt.runners.engines import (
     COUNTED,
+    DECIDED,
     OFFLOADED,
     OVERRIDDEN,
     REUSED,
     REUSES,
     EngineWords,
+    SourceArguments,
     changed_work,
     engine_model_facts,
+    fields_of,
     not_shared,
     other_cache,
     refused_in_its_own_words,

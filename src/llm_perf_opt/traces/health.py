@@ -10,8 +10,17 @@ import numpy as np
 
 from llm_perf_opt.core.units import duration
 from llm_perf_opt.traces.events import MOST_NS, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
-from llm_perf_opt.traces.launches import graph_launches, kernel_launches, while_capturing
-from llm_perf_opt.traces.projection import NONE, Bool, Projection, own_stage, packed_keys, project
+from llm_perf_opt.traces.projection import (
+    NONE,
+    Bool,
+    Projection,
+    graph_launches,
+    kernel_launches,
+    own_stage,
+    packed_keys,
+    project,
+    while_capturing,
+)
 from llm_perf_opt.traces.silent_stages import CUT_SHORT, WORKING_STAGES, silent_stages
 
 TOLERATED_SHARE = 0.01

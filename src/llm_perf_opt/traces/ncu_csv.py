@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.kernel_records import CountedKernel, CounterProblem, CounterReport
+from llm_perf_opt.core.machine_records import CountedKernel, CounterProblem, CounterReport
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.traces.ncu_text import SMALLER, Lines, Said, opened
-from llm_perf_opt.traces.ncu_values import Decimal, Locale, Unit, number, ranges, size, unit
+from llm_perf_opt.traces.ncu_values import SMALLER, Decimal, Lines, Locale, Said, Unit, number, opened, ranges, size, unit
 
 MOST_VALUES = 3_000_000
 """Counter values of one report."""

@@ -24,11 +24,9 @@ from llm_perf_opt.traces.events import (
     WorkKind,
     different,
 )
-from llm_perf_opt.traces.launches import is_kernel_launch
-from llm_perf_opt.traces.nsys_rows import RowChecks, gpu_numbers, read_facts, read_samples, renumbered_devices
-from llm_perf_opt.traces.projection import Bool
+from llm_perf_opt.traces.nsys_rows import RowChecks, gpu_numbers, message_problems, read_facts, read_samples, renumbered_devices
+from llm_perf_opt.traces.projection import Bool, is_kernel_launch
 from llm_perf_opt.traces.sqlite_tables import Database, Integer, Product, open_database
-from llm_perf_opt.traces.tool_messages import message_problems
 
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
 _KNOWN_TABLES = ("StringIds", "NVTX_EVENTS", f"{_CUPTI}KERNEL", f"{_CUPTI}RUNTIME")

@@ -11,7 +11,7 @@ from llm_perf_opt.core.user_files import check_ordinary
 from llm_perf_opt.traces.events import Trace
 
 if TYPE_CHECKING:
-    from llm_perf_opt.traces.checksum import Checksum
+    from llm_perf_opt.traces.trace_mark import Checksum
 
 _PREVIEW_BYTES = 64
 

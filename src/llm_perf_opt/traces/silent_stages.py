@@ -10,8 +10,7 @@ import numpy as np
 
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.traces.events import Int64, Trace, TraceProblem, WorkKind, different
-from llm_perf_opt.traces.launches import graph_launches, kernel_launches
-from llm_perf_opt.traces.projection import NONE, Bool, Projection, own_stage, step_of_work
+from llm_perf_opt.traces.projection import NONE, Bool, Projection, graph_launches, kernel_launches, own_stage, step_of_work
 
 WORKING_STAGES = (Stage.PREFILL, Stage.DECODE, Stage.DECODE_STEP)
 """Stages that cannot pass without a kernel on a GPU."""

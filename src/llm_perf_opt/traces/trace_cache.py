@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.traces.checksum import Checksum, checksum_of
 from llm_perf_opt.traces.events import Trace
 from llm_perf_opt.traces.open_trace import read_trace
 from llm_perf_opt.traces.trace_mark import (
     META_FILE,
     MOST_BYTES,
     SCHEMA_VERSION,
+    Checksum,
+    checksum_of,
     kept_bytes,
     kept_for,
     note_use,

@@ -20,8 +20,7 @@ import numpy as np
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.run_folder import encoded
-from llm_perf_opt.core.sql_files import literal, parquet_rows, pattern_of
-from llm_perf_opt.core.user_files import read_bytes
+from llm_perf_opt.core.user_files import literal, parquet_rows, pattern_of, read_bytes
 from llm_perf_opt.traces.events import (
     NO_NAME,
     Columns,

@@ -21,17 +21,15 @@ from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.limits.hardware import devices_of, hardware_of_device
 from llm_perf_opt.analysis.limits.roofs import RateLimits, limits_of
 from llm_perf_opt.analysis.regions.counters import CountedStage
-from llm_perf_opt.analysis.regions.patterns import Selection
-from llm_perf_opt.analysis.regions.records import RegionReport
+from llm_perf_opt.analysis.regions.records import RegionReport, Selection
 from llm_perf_opt.analysis.regions.regions import RegionOptions, regions
 from llm_perf_opt.analysis.trace.stage_launches import kernels_per_instance, stage_launches
 from llm_perf_opt.config.schema import RegionsConfig
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.kernel_records import CounterReport
+from llm_perf_opt.core.machine_records import CounterReport
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.warnings import RunWarning, WarningId
-from llm_perf_opt.counters.catalog import chip_of_device
-from llm_perf_opt.counters.roles import CounterRoles, roles
+from llm_perf_opt.counters.catalog import CounterRoles, chip_of_device, roles
 from llm_perf_opt.profiling.timelines import Refused, Timeline
 from llm_perf_opt.profiling.vendor.ncu import asked_counters
 from llm_perf_opt.traces.events import Trace, WorkKind

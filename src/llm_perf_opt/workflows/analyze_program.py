@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.limits.hardware import hardware_of_device
 from llm_perf_opt.analysis.limits.roofs import limits_of
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.trace.stage_launches import all_launches
-from llm_perf_opt.core.kernel_records import CounterReport
+from llm_perf_opt.core.machine_records import CounterReport
 from llm_perf_opt.core.records import Manifest, Maybe, Missing
 from llm_perf_opt.core.run_folder import RunFolder, write_record, write_whole
 from llm_perf_opt.core.terminal import one_line

@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.analysis.dtypes import compute_dtype
+from llm_perf_opt.analysis.cost_model.cost import compute_dtype
 from llm_perf_opt.analysis.evidence import RunFacts
 from llm_perf_opt.analysis.kernels.evidence import STAGES, KernelEvidence
-from llm_perf_opt.analysis.latency import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, efficiency
 from llm_perf_opt.analysis.limits.hardware import (
     Hardware,
@@ -19,9 +18,9 @@ from llm_perf_opt.analysis.limits.hardware import (
     hardware_of_device,
     more_devices,
 )
-from llm_perf_opt.analysis.measured_inputs import measured_inputs
+from llm_perf_opt.analysis.metrics import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.overhead import overheads
-from llm_perf_opt.analysis.run_analysis import RunAnalysis
+from llm_perf_opt.analysis.run_analysis import RunAnalysis, measured_inputs
 from llm_perf_opt.analysis.stability import movement_warnings, run_stability
 from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarize_telemetry
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
@@ -42,8 +41,8 @@ from llm_perf_opt.report.regions import regions_document
 from llm_perf_opt.report.run_document import images_of, operators_document, run_document
 from llm_perf_opt.report.stakeholder import summary_document
 from llm_perf_opt.workflows.analyze_kernels import analyze_kernels, analyze_regions
+from llm_perf_opt.workflows.queries import write_run_tables
 from llm_perf_opt.workflows.run_reader import Damaged, RunReader
-from llm_perf_opt.workflows.run_tables import write_run_tables
 from llm_perf_opt.workflows.run_warnings import assumptions_of, counter_warnings, missing_gpu_metrics, run_warnings
 
 GROUPS_OF_EVERY_RUN = ("model", "runtime")

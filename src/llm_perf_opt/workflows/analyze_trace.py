@@ -143,7 +143,7 @@ def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
 def _exported(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
     """An nsys report as SQLite in the user's cache, or in a folder for the time being; a newer one beside it is used as it is."""
     from llm_perf_opt.profiling.vendor.probe import find_tool
-    from llm_perf_opt.profiling.vendor.reports import export_nsys
+    from llm_perf_opt.profiling.vendor.tool_pass import export_nsys
 
     sqlite = report.with_suffix(".sqlite")
     if sqlite.is_file() and sqlite.stat().st_mtime_ns >= report.stat().st_mtime_ns:

@@ -15,16 +15,13 @@ from llm_perf_opt.analysis.trace.stages import stage_columns
 from llm_perf_opt.analysis.verification import Verification
 from llm_perf_opt.config.passes import trace_files
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.kernel_records import CounterReport
-from llm_perf_opt.core.machine_records import FoundCeilings, Telemetry
+from llm_perf_opt.core.machine_records import CounterReport, FoundCeilings, Telemetry, read_ceilings
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, TorchPass, WrappedPass
 from llm_perf_opt.core.run_folder import RunFolder, check_plain, read_mapping, read_record, read_values
-from llm_perf_opt.core.stored_ceilings import read_ceilings
 from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.profiling.timelines import RecordedTrace, Timeline, read_recorded, timelines_of
 from llm_perf_opt.traces.ncu_csv import read_ncu
-from llm_perf_opt.traces.telemetry import read_telemetry
-from llm_perf_opt.traces.timings import read_timings, read_torch_pass
+from llm_perf_opt.traces.pass_records import read_telemetry, read_timings, read_torch_pass
 from llm_perf_opt.traces.trace_cache import CachedTrace, cached_trace
 
 R = TypeVar("R")

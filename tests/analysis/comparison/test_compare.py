@@ -13,8 +13,8 @@ from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.gates import parse_gates
 from llm_perf_opt.analysis.comparison.sides import side_of, typical_run
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
-from llm_perf_opt.analysis.latency import metrics as run_metrics
 from llm_perf_opt.analysis.metrics import METRICS
+from llm_perf_opt.analysis.metrics import metrics as run_metrics
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.stability import Movement
 from llm_perf_opt.analysis.telemetry import TelemetrySummary

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.comparison.rivals import rival
+from llm_perf_opt.analysis.comparison.effects import rival
 from llm_perf_opt.analysis.stability import Floats, Movement
 
 BY = 0.07

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from builders import clean_timings, in_a_row, manifest, run_analysis, workload
-from llm_perf_opt.analysis.comparison.cautions import check_distinct
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
-from llm_perf_opt.analysis.comparison.differences import check_one_side
+from llm_perf_opt.analysis.comparison.differences import check_distinct, check_one_side
 from llm_perf_opt.analysis.comparison.effects import Judgement
 from llm_perf_opt.analysis.comparison.gates import exit_code, parse_gates
 from llm_perf_opt.analysis.run_analysis import RunAnalysis

@@ -7,9 +7,9 @@ import pytest
 from kernel_fixtures import H200, launch, report_of
 from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork, SelfTest, judge, told_work
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.kernel_records import CountedKernel, CounterProblem, CounterReport
+from llm_perf_opt.core.machine_records import CountedKernel, CounterProblem, CounterReport
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.counters.roles import roles
+from llm_perf_opt.counters.catalog import roles
 from llm_perf_opt.traces.ncu_csv import read_ncu
 
 HOPPER = roles("gh100")

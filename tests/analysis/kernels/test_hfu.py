@@ -4,15 +4,14 @@ import pytest
 
 from builders import MS, clean_timings, in_a_row
 from kernel_fixtures import counted, launch, report_of, traced_uses
-from llm_perf_opt.analysis.kernels.evidence import hfus_of
-from llm_perf_opt.analysis.kernels.hfu import against_model, hfu, stage_hfu
+from llm_perf_opt.analysis.kernels.evidence import against_model, hfu, hfus_of, stage_hfu
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.limits.roofs import Roof
 from llm_perf_opt.core.errors import ImplausibleError
-from llm_perf_opt.core.kernel_records import CountedKernel, KernelUse
+from llm_perf_opt.core.machine_records import CountedKernel, KernelUse
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.counters.roles import roles
+from llm_perf_opt.counters.catalog import roles
 
 HOPPER = roles("gh100")
 USES = [KernelUse("decode", "f", 1, 128, 4, 300), KernelUse("decode", "g", 1, 128, 1, 100)]

@@ -2,7 +2,7 @@
 
 from kernel_fixtures import launch
 from llm_perf_opt.analysis.kernels.join import join, weighted
-from llm_perf_opt.core.kernel_records import KernelUse
+from llm_perf_opt.core.machine_records import KernelUse
 from llm_perf_opt.core.records import Missing
 
 TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"

@@ -17,11 +17,11 @@ from llm_perf_opt.core.records import (
     Missing,
     ModelFacts,
     PartTime,
+    RuntimeFacts,
     StageActivity,
     TorchPass,
     Workload,
 )
-from llm_perf_opt.core.runtime_records import RuntimeFacts
 from llm_perf_opt.core.units import duration
 from llm_perf_opt.report.document import Table
 from llm_perf_opt.report.efficiency import components_table, limits_table, used_verdicts, verdict_items

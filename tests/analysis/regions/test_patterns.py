@@ -2,7 +2,7 @@
 
 import pytest
 
-from llm_perf_opt.analysis.regions.patterns import Selection
+from llm_perf_opt.analysis.regions.records import Selection
 from llm_perf_opt.core.errors import ConfigError
 
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from kernel_fixtures import launch
 from llm_perf_opt.analysis.regions.counters import CountedStage, how_combined
-from llm_perf_opt.analysis.regions.patterns import Selection
-from llm_perf_opt.analysis.regions.records import KernelTime, Region, RegionGroup, RegionReport, Rest
+from llm_perf_opt.analysis.regions.records import KernelTime, Region, RegionGroup, RegionReport, Rest, Selection
 from llm_perf_opt.analysis.regions.regions import MOST_REGIONS, RegionOptions, regions
 from llm_perf_opt.analysis.trace.intervals import union_ns
-from llm_perf_opt.core.kernel_records import CountedKernel
+from llm_perf_opt.core.machine_records import CountedKernel
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.traces.events import RangeKind, Trace, TraceProblem, WorkKind

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernel_fixtures import H200
-from llm_perf_opt.analysis.trace.fusion import fusion_of
+from llm_perf_opt.analysis.trace.host_calls import fusion_of
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.traces.events import WorkKind
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace

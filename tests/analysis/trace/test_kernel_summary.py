@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.trace.kernel_summary import kernels_by_time
+from llm_perf_opt.analysis.trace.stage_launches import kernels_by_time
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.traces.events import WorkKind
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace

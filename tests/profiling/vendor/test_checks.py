@@ -8,7 +8,7 @@ import pytest
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor import checks
 from llm_perf_opt.profiling.vendor.checks import Check, check_machine
-from llm_perf_opt.profiling.vendor.permission import Permission
+from llm_perf_opt.profiling.vendor.compatibility import Permission
 from llm_perf_opt.profiling.vendor.probe import Located, NcuProbe, NsysProbe
 
 NSYS = NsysProbe(

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from llm_perf_opt.profiling.vendor import descendants
-from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
+from llm_perf_opt.profiling.vendor import child as descendants
+from llm_perf_opt.profiling.vendor.child import MARK, Descendants, new_mark
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from llm_perf_opt.core.errors import CaptureError, ResourceError
-from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
+from llm_perf_opt.profiling.vendor.child import DiskWatch
 
 
 def test_what_was_there_before_does_not_count(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from command import HANG_S
 from llm_perf_opt.core.errors import CaptureError, Interrupted
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.profiling.vendor import launch
-from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
+from llm_perf_opt.profiling.vendor.child import DiskWatch
 from llm_perf_opt.profiling.vendor.launch import Callbacks, Companion, run_child, verdict
 from llm_perf_opt.runners.child import MESSAGE_PREFIX
 

@@ -13,8 +13,7 @@ from llm_perf_opt.profiling.vendor.gates import CUDA_PROFILER_API, WHOLE_PROGRAM
 from llm_perf_opt.profiling.vendor.launch import Callbacks
 from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import NsysProbe, probe_nsys
-from llm_perf_opt.profiling.vendor.reports import export_nsys
-from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolLimits, ToolRun, run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolLimits, ToolRun, export_nsys, run_tool
 
 WORK = ["python", "work.py"]
 PROBE = NsysProbe(

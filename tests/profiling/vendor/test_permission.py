@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.profiling.vendor.permission import REMEDY, counter_permission
+from llm_perf_opt.profiling.vendor.compatibility import REMEDY, counter_permission
 
 SYS_ADMIN, PERFMON = 1 << 21, 1 << 38
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import CaptureError, ResourceError
-from llm_perf_opt.profiling.vendor import reports
-from llm_perf_opt.profiling.vendor.reports import export_nsys, import_ncu_csv, import_qdstrm
+from llm_perf_opt.profiling.vendor import tool_pass as reports
+from llm_perf_opt.profiling.vendor.tool_pass import export_nsys, import_ncu_csv, import_qdstrm
 
 
 def tool(path: Path, body: str) -> Path:

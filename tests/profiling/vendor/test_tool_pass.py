@@ -15,13 +15,12 @@ import pytest
 from llm_perf_opt.core.errors import CaptureError, Interrupted
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.profiling.vendor import launch, tool_pass
-from llm_perf_opt.profiling.vendor.child_output import OnMessage
+from llm_perf_opt.profiling.vendor.child import OnMessage
 from llm_perf_opt.profiling.vendor.launch import Callbacks, Finished
 from llm_perf_opt.profiling.vendor.logs import log_error
 from llm_perf_opt.profiling.vendor.nsys import NsysRequest, build_nsys_cmd
 from llm_perf_opt.profiling.vendor.probe import find_importer
-from llm_perf_opt.profiling.vendor.reports import export_nsys, import_qdstrm
-from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolLimits, ToolRun, report_of, run_tool
+from llm_perf_opt.profiling.vendor.tool_pass import STARTS, ToolLimits, ToolRun, export_nsys, import_qdstrm, report_of, run_tool
 from llm_perf_opt.runners.child import MESSAGE_PREFIX
 
 PROGRAM = """

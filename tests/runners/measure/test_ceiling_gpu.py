@@ -15,7 +15,7 @@ from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure import ceiling_gpu, ceilings
 from llm_perf_opt.runners.measure.ceiling_kernels import Room
 from llm_perf_opt.runners.measure.ceiling_timing import Measured, Quantity
-from llm_perf_opt.runners.measure.ceiling_watch import Watch, gpu_conditions
+from llm_perf_opt.runners.measure.ceilings import Watch, gpu_conditions
 from llm_perf_opt.runners.measure.clock import HostClock
 
 CPU = torch.device("cpu")

@@ -13,10 +13,9 @@ import torch
 
 from llm_perf_opt.core.errors import CaptureError
 from llm_perf_opt.core.host import cpu_has_native_bf16
-from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings
+from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings, read_ceilings
 from llm_perf_opt.core.records import Distribution, Missing
 from llm_perf_opt.core.run_folder import write_record
-from llm_perf_opt.core.stored_ceilings import read_ceilings
 from llm_perf_opt.runners.measure import ceiling_cpu, ceilings
 from llm_perf_opt.runners.measure.ceiling_kernels import Arena, Room, gemm_trial
 from llm_perf_opt.runners.measure.ceiling_timing import Measured, Quantity

@@ -9,7 +9,7 @@ import yaml
 from builders import HOSTILE_NAMES
 from dataset_builders import RECORDS, added, everything_below, small_source, write_jsonl
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError
-from llm_perf_opt.workspace.data import adding
+from llm_perf_opt.workspace.data import preparing as adding
 from llm_perf_opt.workspace.data.checking import check_dataset
 from llm_perf_opt.workspace.data.preparing import Preparation, prepare
 from llm_perf_opt.workspace.data.prompts import open_entry

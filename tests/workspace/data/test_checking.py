@@ -9,8 +9,8 @@ import pytest
 from dataset_builders import added, small_source
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.workspace.data.checking import check_dataset, listed, unfinished
+from llm_perf_opt.workspace.data.inventory import DatasetMetadata, read_metadata
 from llm_perf_opt.workspace.data.layout import DatasetFolder, DatasetTree
-from llm_perf_opt.workspace.data.metadata import DatasetMetadata, read_metadata
 from llm_perf_opt.workspace.data.preparing import Preparation, prepare
 
 

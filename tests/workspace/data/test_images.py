@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.core.runtime_records import TextUse
-from llm_perf_opt.workspace.data.images import Picture, with_pictures
-from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts
+from llm_perf_opt.core.records import TextUse
+from llm_perf_opt.workspace.data.prompts import Picture, Prompts, synthetic_prompts, with_pictures
 
 PICTURE = Picture(tokens=4, token_id=9, channels=3, height=8, width=8)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError
-from llm_perf_opt.workspace.data.making import made_whole
+from llm_perf_opt.workspace.data.layout import made_whole
 
 
 def test_it_appears_at_the_end_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_what_appeared_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_another_process_at_work_is_refused_and_a_dead_one_cleared(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from llm_perf_opt.workspace.data.making import made_whole\n"
+        "import sys, time; from pathlib import Path; from llm_perf_opt.workspace.data.layout import made_whole\n"
         "with made_whole(Path(sys.argv[1])) as part:\n"
         "    (part / 'left').mkdir(); (part / 'left' / 'x').write_text('x'); print('here', flush=True); time.sleep(600)"
     )

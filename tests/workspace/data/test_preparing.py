@@ -21,8 +21,8 @@ from dataset_builders import RECORDS, added, everything_below, read_jsonl, small
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ParseError, ResourceError
 from llm_perf_opt.workspace.data import lines as lines_module
 from llm_perf_opt.workspace.data import parquet_files, record_streams
+from llm_perf_opt.workspace.data.inventory import VariantMetadata
 from llm_perf_opt.workspace.data.layout import DatasetFolder
-from llm_perf_opt.workspace.data.metadata import VariantMetadata
 from llm_perf_opt.workspace.data.preparing import Preparation, prepare
 from llm_perf_opt.workspace.data.prompts import open_entry
 

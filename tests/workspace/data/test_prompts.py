@@ -14,9 +14,9 @@ from builders import default_config, with_value
 from dataset_builders import added, small_source
 from llm_perf_opt.config.schema import DatasetConfig
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError, ResourceError
-from llm_perf_opt.core.runtime_records import TextUse
+from llm_perf_opt.core.records import TextUse
 from llm_perf_opt.workspace.data import prompts as prompts_module
-from llm_perf_opt.workspace.data.metadata import DatasetMetadata, read_metadata
+from llm_perf_opt.workspace.data.inventory import DatasetMetadata, read_metadata
 from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts, text_prompts
 
 

@@ -12,8 +12,7 @@ from git_repositories import Upstream, entry, git, listing, new_project
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.workspace.externals import verbs
 from llm_perf_opt.workspace.externals.guard import guard, install
-from llm_perf_opt.workspace.externals.lock import Locked, blob_id, write_lock
-from llm_perf_opt.workspace.externals.places import Places
+from llm_perf_opt.workspace.externals.places import Locked, Places, blob_id, write_lock
 
 SOURCE = str(Path(llm_perf_opt.__file__).parent.parent)
 

@@ -6,8 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.workspace.externals.listing import WAYS, External, Way, keys_of, read_listing, template
-from llm_perf_opt.workspace.externals.safe_text import check_address, check_inner_path, check_name
+from llm_perf_opt.workspace.externals.listing import (
+    WAYS,
+    External,
+    Way,
+    check_address,
+    check_inner_path,
+    check_name,
+    keys_of,
+    read_listing,
+    template,
+)
 
 PIN = "0123456789abcdef0123456789abcdef01234567"
 GOOD = f"x:\n  way: submodule\n  url: https://host.invalid/o/x\n  commit: '{PIN}'\n"

@@ -4,15 +4,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from llm_perf_opt.analysis.comparison.cautions import cautions, check_known, few_runs, not_in_turn, order_of, unbelievable
 from llm_perf_opt.analysis.comparison.differences import (
     Difference,
     FactDifference,
+    cautions,
     check_comparable,
+    check_known,
     check_one_side,
     config_differences,
     environment_differences,
     fact_differences,
+    few_runs,
+    not_in_turn,
+    order_of,
+    unbelievable,
 )
 from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.facts import flatten
@@ -49,8 +54,7 @@ from llm_perf_opt.analysis.comparison.statistics import (
     effect,
     paired_effect,
 )
-from llm_perf_opt.analysis.latency import stage_values, substage_values
-from llm_perf_opt.analysis.metrics import METRICS, value_of
+from llm_perf_opt.analysis.metrics import METRICS, stage_values, substage_values, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.separable import inseparable, unstepped
 from llm_perf_opt.core.errors import ConfigError

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, LatentAttention, Layer, Mlp, Moe
-from llm_perf_opt.analysis.cost_model.hf_config import Fields
+from llm_perf_opt.analysis.cost_model.architecture import Architecture, Fields, GroupedAttention, LatentAttention, Layer, Mlp, Moe
 
 _MOST_LAYERS = 10_000
 """No model comes near it; a slip of the finger would otherwise fill the memory."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, Layer
+from llm_perf_opt.analysis.cost_model.architecture import Architecture, Fields, GroupedAttention, Layer
 from llm_perf_opt.analysis.cost_model.blocks import (
     decoder,
     gated_mlp,
@@ -18,7 +18,6 @@ from llm_perf_opt.analysis.cost_model.blocks import (
     uniform_layers,
     windows,
 )
-from llm_perf_opt.analysis.cost_model.hf_config import Fields
 
 # --- Llama and its kin ------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,8 @@ A model_type that is not listed is refused: its FLOPs would be a guess.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from llm_perf_opt.analysis.cost_model.architecture import Architecture
+from llm_perf_opt.analysis.cost_model.architecture import Architecture, Fields
 from llm_perf_opt.analysis.cost_model.dense_families import DENSE_FAMILIES
-from llm_perf_opt.analysis.cost_model.hf_config import Fields
 from llm_perf_opt.analysis.cost_model.moe_families import MOE_FAMILIES
 from llm_perf_opt.analysis.stats import shown
 from llm_perf_opt.core.errors import ConfigError, nearest

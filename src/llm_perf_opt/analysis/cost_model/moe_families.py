@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedAttention, Layer, Mlp, Moe
+from llm_perf_opt.analysis.cost_model.architecture import Architecture, Fields, GroupedAttention, Layer, Mlp, Moe
 from llm_perf_opt.analysis.cost_model.blocks import (
     decoder,
     experts,
@@ -18,7 +18,6 @@ from llm_perf_opt.analysis.cost_model.blocks import (
     uniform_layers,
     windows,
 )
-from llm_perf_opt.analysis.cost_model.hf_config import Fields
 
 
 def _mixtral(f: Fields) -> Architecture:

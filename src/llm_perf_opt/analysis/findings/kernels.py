@@ -24,8 +24,8 @@ from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import request_cost
 from llm_perf_opt.analysis.limits.roofs import best_floor
 from llm_perf_opt.analysis.trace.document import Finding
-from llm_perf_opt.analysis.trace.kernel_summary import KernelTotal
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
+from llm_perf_opt.analysis.trace.stage_launches import KernelTotal
 from llm_perf_opt.core.records import Missing
 
 NOTEWORTHY = 0.05

@@ -11,7 +11,6 @@ import msgspec
 from llm_perf_opt.analysis.evidence import Evidence
 from llm_perf_opt.analysis.findings.device import low_occupancy, small_batch, wave_tail
 from llm_perf_opt.analysis.findings.finding import Kind, without_overrides
-from llm_perf_opt.analysis.findings.host import allocations_in_the_loop, copies_from_the_host, syncs_per_step
 from llm_perf_opt.analysis.findings.kernels import (
     cache_concatenation,
     logits_for_the_whole_prompt,
@@ -19,7 +18,14 @@ from llm_perf_opt.analysis.findings.kernels import (
     products_without_tensor_cores,
     unfused_elementwise,
 )
-from llm_perf_opt.analysis.findings.launching import host_between_steps, launch_bound_decode, launch_bound_prefill
+from llm_perf_opt.analysis.findings.launching import (
+    allocations_in_the_loop,
+    copies_from_the_host,
+    host_between_steps,
+    launch_bound_decode,
+    launch_bound_prefill,
+    syncs_per_step,
+)
 from llm_perf_opt.analysis.findings.trust import noisy_machine, passes_disagree, profiler_inflation, throttled
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.labels import engine_dialects

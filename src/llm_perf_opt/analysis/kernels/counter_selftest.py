@@ -12,9 +12,9 @@ import msgspec
 
 from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.kernel_records import CountedKernel, CounterReport
+from llm_perf_opt.core.machine_records import CountedKernel, CounterReport
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.counters.roles import CounterRoles
+from llm_perf_opt.counters.catalog import CounterRoles
 
 COPY_TOLERANCE = 0.05
 PADDING = 0.25

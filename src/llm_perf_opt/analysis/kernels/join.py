@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from llm_perf_opt.analysis.kernels.names import function_name, has_arguments, normal_name
-from llm_perf_opt.core.kernel_records import CountedKernel, KernelUse
+from llm_perf_opt.core.machine_records import CountedKernel, KernelUse
 from llm_perf_opt.core.records import Maybe, Missing
 
 NOT_COLLECTED = Missing("the counter was not collected")

@@ -18,9 +18,9 @@ from llm_perf_opt.analysis.limits.roofs import (
     possible_flops_rate,
     possible_percentage,
 )
-from llm_perf_opt.core.kernel_records import CountedKernel, CounterReport, KernelUse
+from llm_perf_opt.core.machine_records import CountedKernel, CounterReport, KernelUse
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.counters.roles import CounterRoles
+from llm_perf_opt.counters.catalog import CounterRoles
 
 TIME_DIFFERS = 0.25
 """Share by which Nsight Compute's duration may differ from the trace's before it is said."""

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture, Mla
-from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, combined, step_cost
+from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, combined, compute_dtype, step_cost
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.work import Logits, Step, decode_steps
-from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, Nearest, sampled_share, verdict
 from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices, shared_words

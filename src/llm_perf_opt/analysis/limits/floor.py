@@ -9,9 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
-from llm_perf_opt.analysis.cost_model.cost import PART_NAMES, Formats, StageCost, kv_cache_bytes, step_cost, weight_bytes
+from llm_perf_opt.analysis.cost_model.cost import (
+    PART_NAMES,
+    Formats,
+    StageCost,
+    compute_dtype,
+    kv_cache_bytes,
+    step_cost,
+    weight_bytes,
+)
 from llm_perf_opt.analysis.cost_model.work import PartName, Step
-from llm_perf_opt.analysis.dtypes import compute_dtype
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.stats import positive_number, whole_number
 from llm_perf_opt.core.errors import ConfigError

@@ -8,7 +8,7 @@ import numpy as np
 from llm_perf_opt.analysis.kernels.join import Joined, join
 from llm_perf_opt.analysis.kernels.names import normal_name
 from llm_perf_opt.analysis.regions.records import CounterValue, How, KernelTime
-from llm_perf_opt.core.kernel_records import CountedKernel, KernelUse
+from llm_perf_opt.core.machine_records import CountedKernel, KernelUse
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind
 from llm_perf_opt.traces.projection import Bool, packed_keys

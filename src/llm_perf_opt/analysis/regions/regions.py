@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.regions.counters import CountedStage, Variants, region_counters
-from llm_perf_opt.analysis.regions.patterns import ALL, Selection
 from llm_perf_opt.analysis.regions.records import (
+    ALL,
     FreeRange,
     KernelTime,
     Reconciliation,
@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.regions.records import (
     RegionGroup,
     RegionReport,
     Rest,
+    Selection,
 )
 from llm_perf_opt.analysis.trace.intervals import union_ns
 from llm_perf_opt.traces.events import Int64, RangeKind, Trace, WorkKind, different

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered, sums
+from llm_perf_opt.analysis.trace.intervals import distinct, renumbered, sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages, coverage_of
 from llm_perf_opt.core.stages import PART_LABEL
 from llm_perf_opt.traces.events import Int64, Operators, RangeKind, Ranges, Trace, different

@@ -10,8 +10,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.accounting import Account, DeviceTime, StageTime, stages_by_device
 from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine, GpuMetricLine, IdleLine
-from llm_perf_opt.analysis.trace.intervals import covered_before, union_blocks
-from llm_perf_opt.analysis.trace.row_numbers import distinct, renumbered
+from llm_perf_opt.analysis.trace.intervals import covered_before, distinct, renumbered, union_blocks
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.traces.events import Int64, Trace, different
 from llm_perf_opt.traces.projection import NONE

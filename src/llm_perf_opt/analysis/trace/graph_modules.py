@@ -10,7 +10,7 @@ import numpy as np
 from llm_perf_opt.analysis.kernels.classes import CLASSES, classify
 from llm_perf_opt.analysis.trace.attribution import Attribution
 from llm_perf_opt.analysis.trace.document import BorrowedLine, BorrowedTable
-from llm_perf_opt.analysis.trace.row_numbers import sums
+from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, PREFILL, TraceStages
 from llm_perf_opt.core.stages import MIXED_STEP, STEP
 from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind

@@ -27,8 +27,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, covered_of_group, union_blocks
-from llm_perf_opt.analysis.trace.row_numbers import distinct, exact_sum
+from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, covered_of_group, distinct, exact_sum, union_blocks
 from llm_perf_opt.traces.events import Columns, Int64, Trace, UInt8, WorkKind
 from llm_perf_opt.traces.nesting import lanes_of
 from llm_perf_opt.traces.projection import NONE, through

@@ -14,7 +14,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import KernelClass, classify, within_reason
 from llm_perf_opt.analysis.kernels.names import short_name
-from llm_perf_opt.analysis.trace.row_numbers import sums
+from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind, different
 from llm_perf_opt.traces.nesting import lanes_of, numbered
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.attribution import MODULE_LABEL, outermost_of_its_name
 from llm_perf_opt.analysis.trace.document import LabelLine
-from llm_perf_opt.analysis.trace.row_numbers import distinct, sums
+from llm_perf_opt.analysis.trace.intervals import distinct, sums
 from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, PREFILL, TraceStages
 from llm_perf_opt.config.runtimes import all_traits, by_step
 from llm_perf_opt.core.stages import MIXED_STEP, STAGE_NAMES, STEP

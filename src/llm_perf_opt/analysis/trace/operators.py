@@ -4,8 +4,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.attribution import attribute, operators_by_time, outermost_of_its_name
 from llm_perf_opt.analysis.trace.document import HostOperatorLine, HostStageLine, HostTable
-from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, union_blocks
-from llm_perf_opt.analysis.trace.row_numbers import exact_sum, sums
+from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, exact_sum, sums, union_blocks
 from llm_perf_opt.analysis.trace.stage_instances import Instances, TraceStages
 from llm_perf_opt.analysis.trace.stages import find_stages
 from llm_perf_opt.core.records import Maybe, Missing, OperatorRow, StageActivity

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, class_of_work
+from llm_perf_opt.analysis.trace.intervals import distinct
 from llm_perf_opt.analysis.trace.kernel_sequence import Repetition, find_repetition, find_steps
 from llm_perf_opt.analysis.trace.labels import Dialect, dialects
-from llm_perf_opt.analysis.trace.row_numbers import distinct
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, PREFILL, PROFILE, Instances, TraceStages, coverage_of
 from llm_perf_opt.core.stages import DOMAIN, MIXED_STEP, STAGE_NAMES, STEP
 from llm_perf_opt.traces.events import Int64, Trace, different

@@ -13,8 +13,15 @@ from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, 
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import LEAST_FREE_BYTES
 from llm_perf_opt.core.units import byte_count
-from llm_perf_opt.profiling.vendor.compatibility import NVTX_REMEDY, blind_to_ranges, cuda_runtime, nvtx_version, too_old_for
-from llm_perf_opt.profiling.vendor.permission import REMEDY, counter_permission
+from llm_perf_opt.profiling.vendor.compatibility import (
+    NVTX_REMEDY,
+    REMEDY,
+    blind_to_ranges,
+    counter_permission,
+    cuda_runtime,
+    nvtx_version,
+    too_old_for,
+)
 from llm_perf_opt.profiling.vendor.probe import (
     Located,
     find_importer,

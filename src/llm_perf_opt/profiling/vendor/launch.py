@@ -16,9 +16,18 @@ from typing import Any, Literal
 from llm_perf_opt.core.errors import CaptureError, Interrupted, LlmPerfError, error_from, interrupted
 from llm_perf_opt.core.processes import END_SIGNALS, GRACE_S, end
 from llm_perf_opt.core.run_folder import disk_error
-from llm_perf_opt.profiling.vendor.child_output import TICK_S, LineReader, OnMessage, OnTick, no_tick, pidfd
-from llm_perf_opt.profiling.vendor.descendants import MARK, Descendants, new_mark
-from llm_perf_opt.profiling.vendor.disk_watch import DiskWatch
+from llm_perf_opt.profiling.vendor.child import (
+    MARK,
+    TICK_S,
+    Descendants,
+    DiskWatch,
+    LineReader,
+    OnMessage,
+    OnTick,
+    new_mark,
+    no_tick,
+    pidfd,
+)
 from llm_perf_opt.profiling.vendor.logs import words_of_the_program
 from llm_perf_opt.runners.child import PARENT_VARIABLE
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError
-from llm_perf_opt.profiling.vendor import permission
+from llm_perf_opt.profiling.vendor.compatibility import REMEDY, permission_error
 from llm_perf_opt.profiling.vendor.gates import BOTH_SYNTAXES
 
 
@@ -36,7 +36,7 @@ _PERMISSION = _Rule(
     "no_permission",
     r"ERR_NVGPUCTRPERM",
     "The GPU's hardware counters may not be read by this user.",
-    permission.REMEDY,
+    REMEDY,
 )
 
 AGENT_LOST = "agent_lost"
@@ -198,7 +198,7 @@ def log_error(problems: Sequence[LogProblem]) -> LlmPerfError | None:
     if worst is None:
         return None
     if worst.id == _PERMISSION.id:
-        return permission.permission_error(worst.line)
+        return permission_error(worst.line)
     return CaptureError(f"{worst.what} ({worst.line})", worst.remedy)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from llm_perf_opt.traces.events import DeviceWork, HostCalls, Int64, Operators, Trace, TraceProblem, WorkKind, different
 from llm_perf_opt.traces.health import TOLERATED_SHARE
-from llm_perf_opt.traces.launches import graph_launches, kernel_launches, while_capturing
+from llm_perf_opt.traces.projection import graph_launches, kernel_launches, while_capturing
 
 _LOSS = re.compile(r"dropped|overflow|exceeded max|terminating tracing|out of memory|failed to", re.IGNORECASE)
 _PROFILE_SHORTER = "Profile fewer steps at a time: torch.profiler.schedule(active=1)."

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.traces.checksum import Checksum
 from llm_perf_opt.traces.events import DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
 from llm_perf_opt.traces.packed import PackedFile
 from llm_perf_opt.traces.torch_json import problems
@@ -17,6 +16,7 @@ from llm_perf_opt.traces.torch_json.columns import TorchColumns
 from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES, EventChunks, Surroundings
 from llm_perf_opt.traces.torch_json.events import EventDecoder, repaired
 from llm_perf_opt.traces.torch_json.lines import TorchLines
+from llm_perf_opt.traces.trace_mark import Checksum
 
 
 def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:

@@ -10,9 +10,20 @@ from llm_perf_opt.config.composition import option_root
 from llm_perf_opt.core.errors import LlmPerfError, ParseError
 from llm_perf_opt.core.user_files import read_bytes
 from llm_perf_opt.workspace.data.formats import DataFile, data_files
-from llm_perf_opt.workspace.data.inventory import Advance, FileEntry, content_sha256, file_entry, files_below, ignore, total_bytes
+from llm_perf_opt.workspace.data.inventory import (
+    Advance,
+    DatasetMetadata,
+    FileEntry,
+    Size,
+    VariantMetadata,
+    content_sha256,
+    file_entry,
+    files_below,
+    ignore,
+    read_metadata,
+    total_bytes,
+)
 from llm_perf_opt.workspace.data.layout import INDEX_SUFFIX, SOURCE, DatasetFolder, DatasetTree, dangling, is_part, option_file
-from llm_perf_opt.workspace.data.metadata import DatasetMetadata, Size, VariantMetadata, read_metadata
 from llm_perf_opt.workspace.data.preparing import Phases, silent
 from llm_perf_opt.workspace.data.record_streams import count_records
 from llm_perf_opt.workspace.data.tokenizing import count_sequences

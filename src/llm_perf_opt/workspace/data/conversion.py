@@ -9,8 +9,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from llm_perf_opt.core.errors import ConfigError, ParseError
-from llm_perf_opt.core.sql_files import quoted
-from llm_perf_opt.core.user_files import open_ordinary
+from llm_perf_opt.core.user_files import open_ordinary, quoted
 from llm_perf_opt.workspace.data import parquet_files
 from llm_perf_opt.workspace.data.formats import DataFile, Format
 from llm_perf_opt.workspace.data.inventory import Advance, ignore

@@ -15,8 +15,7 @@ from llm_perf_opt.config.choices import HUB_NAME, model_remedy
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, file_error, nearest, words_of
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.user_files import open_ordinary, read_bytes
-from llm_perf_opt.workspace.data.layout import checked_name, dangling, dangling_error, refuse_existing
-from llm_perf_opt.workspace.data.making import write_error
+from llm_perf_opt.workspace.data.layout import checked_name, dangling, dangling_error, refuse_existing, write_error
 
 _MOST_HEADER_BYTES = 100_000_000
 """The format's own limit."""

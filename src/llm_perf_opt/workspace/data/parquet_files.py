@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
 from llm_perf_opt.core.host import available_memory_bytes
-from llm_perf_opt.core.sql_files import AS_WRITTEN, literal, parquet_rows, pattern_of, quoted
+from llm_perf_opt.core.user_files import AS_WRITTEN, literal, parquet_rows, pattern_of, quoted
 from llm_perf_opt.workspace.data.inventory import Advance
 from llm_perf_opt.workspace.data.lines import MAX_LINE_BYTES
 

@@ -4,20 +4,19 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TextIO
 
 from llm_perf_opt.config.schema import DatasetConfig
 from llm_perf_opt.core.errors import ConfigError, ResourceError, words_of
-from llm_perf_opt.core.runtime_records import TextUse
+from llm_perf_opt.core.records import TextUse
 from llm_perf_opt.core.user_files import check_ordinary
 from llm_perf_opt.workspace.data.formats import DataFile, data_files
-from llm_perf_opt.workspace.data.inventory import files_below, ignore
+from llm_perf_opt.workspace.data.inventory import DatasetMetadata, VariantMetadata, files_below, ignore, read_metadata
 from llm_perf_opt.workspace.data.layout import DatasetFolder, DatasetTree, dangling, dangling_error
 from llm_perf_opt.workspace.data.lines import RUN_FIELD_OPTION, BadRecords
-from llm_perf_opt.workspace.data.metadata import DatasetMetadata, VariantMetadata, read_metadata
 from llm_perf_opt.workspace.data.record_streams import check_text_field, texts
 from llm_perf_opt.workspace.data.tokenizing import token_sequences
 
@@ -263,3 +262,47 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
                 "Remove the unpaired surrogate.",
             ) from error
         yield text
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as the model sees it."""
+
+    tokens: int
+    """Number of tokens it takes in the prompt."""
+    token_id: int
+    """The id of such a token."""
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of its pixel values."""
+        return self.channels, self.height, self.width
+
+
+def with_pictures(prompts: Prompts, picture: Picture, longest: int, seed: int) -> Prompts:
+    """Return every prompt with one image after its first token, at most `longest` tokens; its text is shortened."""
+    least = picture.tokens + 2
+    if longest < least:
+        raise ConfigError(
+            f"An image takes {picture.tokens} tokens of this model's prompt, but runtime.prompt_tokens={longest}.",
+            f"Set runtime.prompt_tokens={least} or more: one token before the image and one after it.",
+        )
+    placeholder = 0 if picture.token_id else 1
+    room = longest - picture.tokens
+    texts = prompts.texts
+    if texts is not None:
+        texts = replace(texts, cut=sum(len(ids) > room for ids in prompts.ids[: texts.used]), limit=room)
+    found = []
+    for ids in prompts.ids:
+        text = [placeholder if token == picture.token_id else token for token in ids[:room]]
+        text += [placeholder] * (2 - len(text))
+        found.append((text[0], *[picture.token_id] * picture.tokens, *text[1:]))
+    source = f"{prompts.source}; one picture of random pixels each, seed {seed} ({picture.tokens} of the prompt's tokens)"
+    pixels = (len(found), *picture.shape)
+    return replace(prompts, ids=tuple(found), source=source, pixels=pixels, pixel_seed=seed, texts=texts)

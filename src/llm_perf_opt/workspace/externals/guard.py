@@ -14,8 +14,7 @@ from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.workspace.externals.git import Git
 from llm_perf_opt.workspace.externals.listing import TRACKED_WAYS, External, read_listing
-from llm_perf_opt.workspace.externals.lock import Locked, read_lock
-from llm_perf_opt.workspace.externals.places import IGNORE, LICENSES, LISTING, LOCK, THIRD_PARTY, Places
+from llm_perf_opt.workspace.externals.places import IGNORE, LICENSES, LISTING, LOCK, THIRD_PARTY, Locked, Places, read_lock
 from llm_perf_opt.workspace.externals.submodule import GITLINK
 
 CONTROL_FILES = frozenset({LISTING, LOCK, IGNORE, "README.md"})

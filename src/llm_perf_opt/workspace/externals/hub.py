@@ -10,10 +10,8 @@ from typing import Any
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.workspace.externals.git import edited, is_empty_or_missing
-from llm_perf_opt.workspace.externals.listing import External, Standing
-from llm_perf_opt.workspace.externals.lock import Locked, blob_id
-from llm_perf_opt.workspace.externals.places import Places
-from llm_perf_opt.workspace.externals.safe_text import check_inner_path
+from llm_perf_opt.workspace.externals.listing import External, Standing, check_inner_path
+from llm_perf_opt.workspace.externals.places import Locked, Places, blob_id
 
 SOURCE_PATTERNS = (
     *("*.py", "*.json", "*.md", "*.txt", "*.jinja", "*.yaml", "*.yml", "*.toml", "*.cu", "*.cuh", "*.cpp", "*.h"),

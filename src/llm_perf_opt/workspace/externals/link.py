@@ -6,8 +6,7 @@ from pathlib import Path
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.workspace.externals.git import checkout_standing, command, is_empty_or_missing
 from llm_perf_opt.workspace.externals.listing import External, Standing
-from llm_perf_opt.workspace.externals.lock import Locked
-from llm_perf_opt.workspace.externals.places import Places
+from llm_perf_opt.workspace.externals.places import Locked, Places
 
 
 def target_of(places: Places, entry: External) -> Path:

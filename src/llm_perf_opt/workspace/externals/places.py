@@ -1,19 +1,68 @@
 """The paths of reference code; the only module that knows the names under third_party/."""
 
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_perf_opt.core.errors import ConfigError, ResourceError, words_of
-from llm_perf_opt.core.run_folder import write_whole
+import msgspec
+
+from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, words_of
+from llm_perf_opt.core.run_folder import write_record, write_whole
 from llm_perf_opt.core.user_files import read_bytes, read_text
 from llm_perf_opt.workspace.externals.git import Git
 from llm_perf_opt.workspace.externals.listing import External, read_listing
-from llm_perf_opt.workspace.externals.lock import Locked, read_lock
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Locked:
+    """The fetched content of an entry, by git's own ids, which the index of a repository has as well."""
+
+    commit: str
+    tree: str = ""
+    """For a subtree: the commit's tree."""
+    files: dict[str, str] = field(default_factory=dict)
+    """For a Hub snapshot: blob id by path."""
+    licenses: dict[str, str] = field(default_factory=dict)
+    """Copied licenses: blob id by path."""
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The whole file."""
+
+    schema: int = SCHEMA
+    externals: dict[str, Locked] = field(default_factory=dict)
+
+
+def blob_id(content: bytes) -> str:
+    """Return git's id of a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def read_lock(content: bytes, where: str) -> dict[str, Locked]:
+    """Return the locked entries by name, or raise a ParseError."""
+    remedy = "Delete it and run `llm-perf externals init`: it is made anew."
+    try:
+        lock = msgspec.json.decode(content, type=Lock)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ParseError(f"{where} cannot be read: {error}.", remedy) from error
+    if lock.schema > SCHEMA:
+        raise ParseError(f"{where} was written by a newer version (schema {lock.schema}).", "Upgrade llm-perf-opt.")
+    return lock.externals
+
+
+def write_lock(path: Path, locked: dict[str, Locked]) -> None:
+    """Replace the file; entries are sorted by name, so that additions merge."""
+    write_record(path, Lock(externals={name: locked[name] for name in sorted(locked)}))
+
 
 THIRD_PARTY = "third_party"
 LISTING = "externals.yaml"

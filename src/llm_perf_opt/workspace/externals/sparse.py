@@ -1,11 +1,17 @@
 """A sparse checkout: some folders of a large repository, in a clone that the project's git ignores."""
 
 from llm_perf_opt.core.errors import ConfigError, ResourceError
-from llm_perf_opt.workspace.externals.fetching import check_out, fetch_commit, new_repository
-from llm_perf_opt.workspace.externals.git import Git, checkout_standing, is_checkout, is_empty_or_missing
+from llm_perf_opt.workspace.externals.git import (
+    Git,
+    check_out,
+    checkout_standing,
+    fetch_commit,
+    is_checkout,
+    is_empty_or_missing,
+    new_repository,
+)
 from llm_perf_opt.workspace.externals.listing import External, Standing
-from llm_perf_opt.workspace.externals.lock import Locked
-from llm_perf_opt.workspace.externals.places import Places
+from llm_perf_opt.workspace.externals.places import Locked, Places
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:

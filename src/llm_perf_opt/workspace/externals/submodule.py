@@ -4,11 +4,18 @@ import shutil
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ResourceError
-from llm_perf_opt.workspace.externals.fetching import check_out, fetch_commit, new_repository, remote_git
-from llm_perf_opt.workspace.externals.git import checkout_standing, command, is_checkout, is_empty_or_missing
+from llm_perf_opt.workspace.externals.git import (
+    check_out,
+    checkout_standing,
+    command,
+    fetch_commit,
+    is_checkout,
+    is_empty_or_missing,
+    new_repository,
+    remote_git,
+)
 from llm_perf_opt.workspace.externals.listing import External, Standing
-from llm_perf_opt.workspace.externals.lock import Locked
-from llm_perf_opt.workspace.externals.places import Places
+from llm_perf_opt.workspace.externals.places import Locked, Places
 
 GITLINK = "160000"
 

@@ -3,11 +3,17 @@
 from pathlib import Path
 
 from llm_perf_opt.core.errors import ResourceError
-from llm_perf_opt.workspace.externals.fetching import fetch_commit, new_repository
-from llm_perf_opt.workspace.externals.git import FETCH_S, GitError, edited, is_empty_or_missing, reason
+from llm_perf_opt.workspace.externals.git import (
+    FETCH_S,
+    GitError,
+    edited,
+    fetch_commit,
+    is_empty_or_missing,
+    new_repository,
+    reason,
+)
 from llm_perf_opt.workspace.externals.listing import External, Standing
-from llm_perf_opt.workspace.externals.lock import Locked
-from llm_perf_opt.workspace.externals.places import Places
+from llm_perf_opt.workspace.externals.places import Locked, Places
 
 
 def standing(places: Places, entry: External, locked: Locked | None) -> Standing:

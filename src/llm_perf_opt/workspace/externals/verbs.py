@@ -11,22 +11,22 @@ from typing import Literal, cast
 from llm_perf_opt.core.errors import ConfigError, Interrupted, LlmPerfError, ResourceError, nearest
 from llm_perf_opt.core.run_folder import write_whole
 from llm_perf_opt.workspace.externals import hub, link, sparse, submodule, subtree
-from llm_perf_opt.workspace.externals.fetching import remote_git
-from llm_perf_opt.workspace.externals.git import FETCH_S, GitError, checkout_standing, command
+from llm_perf_opt.workspace.externals.git import FETCH_S, GitError, checkout_standing, command, remote_git
 from llm_perf_opt.workspace.externals.guard import strays
 from llm_perf_opt.workspace.externals.listing import (
     External,
     Standing,
     State,
     Way,
+    check_commit,
+    check_name,
+    check_repository,
     read_listing,
     template,
     with_commit,
     with_hub_entry,
 )
-from llm_perf_opt.workspace.externals.lock import Locked, blob_id, write_lock
-from llm_perf_opt.workspace.externals.places import LISTING, THIRD_PARTY, Places
-from llm_perf_opt.workspace.externals.safe_text import check_commit, check_name, check_repository
+from llm_perf_opt.workspace.externals.places import LISTING, THIRD_PARTY, Locked, Places, blob_id, write_lock
 
 _ROOMS: Mapping[Way, ModuleType] = {"submodule": submodule, "subtree": subtree, "sparse": sparse, "symlink": link, "hub": hub}
 Action = Literal["made", "moved", "there", "failed"]

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.markdown import escape, table
-from llm_perf_opt.workspace.data.metadata import DatasetMetadata
+from llm_perf_opt.report.text import count, gibibytes, known, then, words
+from llm_perf_opt.workspace.data.inventory import DatasetMetadata
+from llm_perf_opt.workspace.data.model_tree import ModelCheck
 
 _MOST_NAMES = 100
 
@@ -58,3 +61,18 @@ def _tree(names: Sequence[str]) -> str:
     if len(names) > _MOST_NAMES:
         shown.append(f"… and {len(names) - _MOST_NAMES} more")
     return "\n".join(f"{'└──' if index == len(shown) - 1 else '├──'} {name}" for index, name in enumerate(shown))
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def model_lines(found: ModelCheck) -> list[str]:
+    """Return name and target, what it is, and every problem."""
+    parameters = words(found.parameters, lambda number: f"{count(number)} parameters")
+    dtypes = ", ".join(f"{name} {gibibytes(size)}" for name, size in found.dtypes.items()) or "no weights"
+    tokenizer = known(then(found.tokenizer, lambda kind: f"tokenizer {kind}"), "no tokenizer")
+    lines = [f"{found.name} → {found.target}"]
+    if not isinstance(found.model_type, Missing) or found.dtypes:
+        lines.append(f"  {found.model_type}, {parameters}, {dtypes} in {found.files} files, {tokenizer}")
+    lines += [f"  problem: {problem}" for problem in found.problems]
+    return lines + [f"  note: {note}" for note in found.notes]

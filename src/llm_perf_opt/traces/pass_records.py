@@ -4,10 +4,14 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ParseError
+from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry, TelemetryHeader
 from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Missing, ModelFacts, TorchPass, Workload
 from llm_perf_opt.core.run_folder import check_plain, read_record
+from llm_perf_opt.core.user_files import open_ordinary
 
 LONGEST_NS = 2**63 - 1
 """What a clock of nanoseconds in 64 bits can tell: three centuries."""
@@ -41,6 +45,8 @@ def read_torch_pass(path: Path) -> TorchPass:
 
 
 def _flaws(timings: CleanTimings) -> Iterator[str]:
+    if not timings.iterations:
+        yield "it has no measured iteration"
     yield from _workload_flaws(timings.workload)
     yield from _model_flaws(timings.model)
     if not (math.isfinite(timings.load_s) and timings.load_s >= 0):
@@ -104,3 +110,46 @@ def _iteration_flaws(iteration: Iteration, decode_steps: int, least_ns: int) -> 
 
 def _short(value: int) -> str:
     return str(value) if abs(value) <= _MOST else f"a number of {value.bit_length()} bits"
+
+
+# --- telemetry --------------------------------------------------------------------------------------------------------
+
+
+class _Line(msgspec.Struct):
+    """A line holds one of these."""
+
+    header: TelemetryHeader | None = None
+    cpu: CpuSample | None = None
+    gpu: GpuSample | None = None
+
+
+def read_telemetry(path: Path) -> Telemetry:
+    """All readings; a last line cut short by a kill is dropped, damage elsewhere is a ParseError."""
+    decoder = msgspec.json.Decoder(_Line)
+    header: TelemetryHeader | None = None
+    gpu: list[GpuSample] = []
+    cpu: list[CpuSample] = []
+    for number, line in enumerate(_lines(path), 1):
+        if line == b"\n":
+            continue
+        try:
+            record = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ParseError(f"{path}, line {number}: {error}") from error
+        header = record.header or header
+        if record.gpu:
+            gpu.append(record.gpu)
+        if record.cpu:
+            cpu.append(record.cpu)
+    if header is None:
+        raise ParseError(f"{path} has no header: the sampler ended before its first reading.")
+    return Telemetry(header, tuple(gpu), tuple(cpu))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file, one at a time."""
+    try:
+        with open_ordinary(path) as file:
+            yield from (line for line in file if line.endswith(b"\n"))
+    except OSError as error:
+        raise ParseError(f"{path} cannot be read: {error.strerror}.") from error
