@@ -109,7 +109,7 @@ def test_a_runtime_declares_its_traits_in_one_file(tmp_path: Path, monkeypatch: 
     assert (refused.returncode, "echo takes no loud" in refused.stderr) == (2, True)
     with installed(site):
         assert traits_of("echo").marks_stages({})
-        with pytest.raises(ConfigError, match="model.substages needs"):
+        with pytest.raises(ConfigError, match=r"model\.substages needs"):
             compose(["runtime=echo", "model.substages.first=model.layers.0"])
         built = Builder()
         built.range(0, 100, "echo 1 new 0 running", None)
