@@ -54,6 +54,8 @@ class Pass:
     """A dataclass with `enable` and a default for every field."""
     leaves: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
     """File in `raw/NAME` → how it is read back; a ParseError then means that the pass has failed."""
+    measured: Callable[[Any], bool] = lambda _: True
+    """Whether what one of these files holds is a measurement: a pass that measured nothing has failed."""
     trace: str = ""
     """Which file in `raw/NAME` is a timeline, in a format that `traces` reads."""
     judged: bool = False

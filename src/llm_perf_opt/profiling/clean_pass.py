@@ -77,6 +77,7 @@ PASSES = (
         _launch,
         lambda config: config.profiling.clean,
         leaves={"timings.json": read_timings},
+        measured=lambda timings: bool(timings.iterations),
         stages=EVERY_STAGE,
         essential=True,
     ),

@@ -253,15 +253,16 @@ def framework() -> str:
 
 
 def _result_flaw(folder: RunFolder, one: Pass) -> CaptureError | None:
-    """What is wrong with the result of a pass that ended well: it may have left none, or figures that cannot be."""
-    for file, read in one.leaves.items():
-        try:
-            folder.parsed(folder.raw(one.name) / file, read)
-        except ParseError as error:
-            return CaptureError(
-                f"The pass {one.name} ({one.label}) ended, but left no result that can be used: {error.fact}",
-                f"See {folder.log_file(one.name)}; a runner of your own must hold to what docs/runtimes.md asks of it.",
-            )
+    """Return what is wrong with the result of a pass that ended with exit code 0, if anything is."""
+    try:
+        for file, read in one.leaves.items():
+            if not one.measured(folder.parsed(folder.raw(one.name) / file, read)):
+                raise ParseError(f"{file} has no measured iteration.")
+    except ParseError as error:
+        return CaptureError(
+            f"The pass {one.name} ({one.label}) ended, but left no result that can be used: {error.fact}",
+            f"See {folder.log_file(one.name)}; a runner of your own must follow the contract in docs/runtimes.md.",
+        )
     return None
 
 
