@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.cost_model.cost import ModelCost, StageCost
-from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf
 from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.roofline import RooflineTime, TurningPoint, WhatIf
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Block, Cell, Column, Document, Paragraph, Section, Table, cell, count_cell, numbers
 from llm_perf_opt.report.text import count, flops, milliseconds, moved_bytes, percent, significant, then
@@ -74,7 +74,7 @@ def _what_if(rows: Sequence[WhatIf]) -> Table:
     return table
 
 
-def _least(value: Maybe[Floor]) -> list[Cell | Missing]:
+def _least(value: Maybe[RooflineTime]) -> list[Cell | Missing]:
     return [cell(then(value, lambda floor: floor.seconds * 1e9), milliseconds), cell(then(value, lambda floor: floor.bound))]
 
 

@@ -7,7 +7,7 @@ from kernel_fixtures import counted, launch, report_of, traced_uses
 from llm_perf_opt.analysis.kernels.evidence import against_model, hfu, hfus_of, stage_hfu
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
-from llm_perf_opt.analysis.limits.roofs import Roof
+from llm_perf_opt.analysis.limits.peaks import Peaks
 from llm_perf_opt.core.errors import ImplausibleError
 from llm_perf_opt.core.machine_records import CountedKernel, KernelUse
 from llm_perf_opt.core.records import Missing
@@ -50,7 +50,7 @@ def test_packed_half_precision_is_left_out_and_makes_it_a_lower_bound() -> None:
     moving = whole("g", 60.0)
     moving.counters["smsp__sass_thread_inst_executed_op_hfma_pred_on.sum"] = 10.0
     stage = stage_of(whole("f", 10.0), moving)
-    found = stage_hfu(stage, (Roof("datasheet", "", 100.0, 1.0),), 2.0, 50.0)
+    found = stage_hfu(stage, (Peaks("datasheet", "", 100.0, 1.0),), 2.0, 50.0)
     sheet = dict(found.against)["datasheet"]
     assert not isinstance(sheet, Missing)
     assert (sheet.share, sheet.executed_flops, sheet.sign) == (0.5, 100.0, "≥")
@@ -87,7 +87,7 @@ def test_whatever_is_missing_says_why() -> None:
 
 def test_of_a_recorded_model() -> None:
     prefill, decode = kernel_table(traced_uses(), counted(), HOPPER)
-    roofs = (Roof("datasheet", "", 989e12, 4.8e12), Roof("measured", "", Missing("not measured"), Missing("not measured")))
+    roofs = (Peaks("datasheet", "", 989e12, 4.8e12), Peaks("measured", "", Missing("not measured"), Missing("not measured")))
     found = stage_hfu(prefill, roofs, 4.73e-3, 1.92e11)
     sheet = dict(found.against)["datasheet"]
     assert not isinstance(sheet, Missing)
@@ -105,7 +105,7 @@ def test_of_a_recorded_model() -> None:
 def test_work_of_several_devices_is_not_held_against_the_limits_of_one(devices: int, known: bool) -> None:
     timings = clean_timings(in_a_row(10, 50 * MS, [10 * MS] * 10))
     stage = stage_of(whole("f", 10.0), whole("g", 60.0))
-    limits = Efficiency("qwen2", "bf16", (Roof("datasheet", "a card", 1e12, 1e12),), (), ())
+    limits = Efficiency("qwen2", "bf16", (Peaks("datasheet", "a card", 1e12, 1e12),), (), ())
     (found,) = hfus_of([stage], 4, timings, limits, {"decode": devices})
     ((_, value),) = found.against
     assert isinstance(value, Missing) is not known

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kernel_fixtures import counted, launch, report_of, traced_uses
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
-from llm_perf_opt.analysis.limits.roofs import NO_LIMITS, RateLimits
+from llm_perf_opt.analysis.limits.peaks import NO_LIMITS, RateLimits
 from llm_perf_opt.core.machine_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.counters.catalog import roles

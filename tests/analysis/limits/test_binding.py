@@ -11,26 +11,26 @@ from llm_perf_opt.analysis.limits.binding import (
     KERNELS,
     LAUNCH,
     MEMORY,
-    NEAR_FLOOR,
+    NEAR_ROOFLINE,
     NEITHER,
     READ_TOO_MUCH,
     UNKNOWN,
     VERDICTS,
     KernelShare,
-    Nearest,
+    RooflineDistance,
     sampled_share,
     verdict,
 )
-from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
+from llm_perf_opt.analysis.limits.roofline import ComponentRoofline, RooflineTime
 from llm_perf_opt.core.records import Maybe, Missing
 
 NO_TORCH = Missing("the run was asked for without the torch pass")
 
 
-def nearest(times: float, bound: str = "memory") -> Nearest:
+def nearest(times: float, bound: str = "memory") -> RooflineDistance:
     flops, moved = (1, 10**9) if bound == "memory" else (10**9, 1)
     compute, memory = (1e-6, 1e-3) if bound == "memory" else (1e-3, 1e-6)
-    return Nearest(times, Floor((FloorPart("mlp", flops, moved, compute, memory),)), "measured")
+    return RooflineDistance(times, RooflineTime((ComponentRoofline("mlp", flops, moved, compute, memory),)), "measured")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_verdict_that_names_a_limit_is_near_it_and_has_seen_kernels_run(times:
     share = KernelShare(min(one, two), max(one, two), 0.5)
     word, _ = verdict(nearest(times), share, on_cpu=False)
     if word in (MEMORY, COMPUTE):
-        assert times <= NEAR_FLOOR
+        assert times <= NEAR_ROOFLINE
     if word in (MEMORY, COMPUTE, KERNELS):
         assert max(share.low, 1 / times) >= BUSY_ENOUGH
     if word == LAUNCH:
@@ -138,7 +138,7 @@ def test_the_word_agrees_with_the_largest_part_of_the_time(times: float, more: f
         assert parts[word] == pytest.approx(max(parts.values()))
     else:
         assert word == NEITHER
-        assert max(parts.values()) <= BUSY_ENOUGH or times <= NEAR_FLOOR + 1e-9
+        assert max(parts.values()) <= BUSY_ENOUGH or times <= NEAR_ROOFLINE + 1e-9
 
 
 @pytest.mark.parametrize(

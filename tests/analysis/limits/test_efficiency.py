@@ -103,9 +103,9 @@ def test_floor_is_never_above_the_time_and_never_below_either_sum() -> None:
     result = found(efficiency(timings(100_000, 50_000), NOT_HERE, given(1e12, 1e11), NOT_HERE))
     for stage in result.stages:
         entry = stage.against[0]
-        assert not isinstance(entry.floor, Missing)
-        assert max(entry.floor.compute_s, entry.floor.memory_s) <= entry.floor.seconds <= stage.seconds
-        assert entry.times_floor == pytest.approx(stage.seconds / entry.floor.seconds)
+        assert not isinstance(entry.roofline, Missing)
+        assert max(entry.roofline.compute_s, entry.roofline.memory_s) <= entry.roofline.seconds <= stage.seconds
+        assert entry.times_roofline == pytest.approx(stage.seconds / entry.roofline.seconds)
 
 
 def bytes_of(stage: int) -> int:
@@ -155,7 +155,7 @@ def test_the_table_shows_what_was_found() -> None:
     assert row_of(table, "decode", "datasheet peak")["MFU (causal)"] == f"{DECODE_FLOPS / (1_000e-9 * 1e13) * 100:.3g} %"
     assert row_of(table, "decode", "measured peak")["MFU (causal)"] == "n/a"
     assert "not here" in table.reasons
-    least = result.stages[1].against[0].floor
+    least = result.stages[1].against[0].roofline
     assert not isinstance(least, Missing)
     assert row_of(table, "decode", "datasheet peak")["roofline time"] == duration(least.seconds * 1e9)
     assert row_of(components_table(result), "decode", "mlp")["time"] == "n/a", "without their times, what they compute"
@@ -168,7 +168,7 @@ def test_parts_are_held_against_their_own_floor() -> None:
     parts = {part.name: part for part in decode.parts}
     # two steps of 768 FLOP in 768 ns at 1e13 FLOP/s: 2 GFLOP/s of 10 TFLOP/s
     assert parts["mlp"].mfu == pytest.approx(2 * 768 / (768e-9 * 1e13))
-    assert parts["mlp"].times_floor == pytest.approx(768e-9 / (2 * 768 / 1e13))
+    assert parts["mlp"].times_roofline == pytest.approx(768e-9 / (2 * 768 / 1e13))
     assert parts["other"].time_ns == 32
     assert isinstance(parts["attention_core"].time_ns, Missing)
     assert decode.cost.part("mlp") is not None
@@ -180,11 +180,11 @@ def test_parts_are_held_against_their_own_floor() -> None:
 def test_a_part_that_only_moves_what_stays_in_the_cache_has_no_floor() -> None:
     """Norms have no FLOPs in the cost model: with the weights in the cache their floor is none, not 6.554e-23 ms."""
     held = found(efficiency(timings(10**6, 10**6, cache_bytes=20_000), torch_pass(1, 1), given(1e13, 1e12), NOT_HERE))
-    assert held.roofs[0].in_cache
+    assert held.peak_sets[0].in_cache
     assert not isinstance(held.stages[1].parts, Missing)
     norms = next(part for part in held.stages[1].parts if part.name == "norms")
-    assert norms.floor is not None
-    assert norms.floor.seconds == 0
+    assert norms.roofline is not None
+    assert norms.roofline.seconds == 0
     table = components_table(held)
     shown = row_of(table, "decode", "norms")
     assert (shown["roofline time"], shown["bound by"]) == ("0 ms", "nothing")
@@ -244,7 +244,7 @@ def test_above_a_hundred_percent_stops_with_what_to_check() -> None:
 def test_an_unknown_device_has_no_datasheet_figures() -> None:
     result = found(efficiency(timings(1_000, 500), NOT_HERE, hardware_of_device("NVIDIA L5"), ceilings(1e13, 1e12)))
     datasheet, measured = result.stages[0].against
-    for value in (datasheet.mfu, datasheet.mbu, datasheet.floor, datasheet.times_floor):
+    for value in (datasheet.mfu, datasheet.mbu, datasheet.roofline, datasheet.times_roofline):
         assert isinstance(value, Missing)
         assert "hardware.peak_tflops" in value.why
     assert not isinstance(measured.mfu, Missing)
@@ -255,8 +255,8 @@ def test_a_model_in_the_cache_is_not_held_against_memory_bandwidth() -> None:
     entry = result.stages[1].against[0]
     assert isinstance(entry.mbu, Missing)
     assert "fit in the last-level cache" in entry.mbu.why
-    assert not isinstance(entry.floor, Missing)
-    assert entry.floor.seconds == pytest.approx(DECODE_FLOPS / 1e13)
+    assert not isinstance(entry.roofline, Missing)
+    assert entry.roofline.seconds == pytest.approx(DECODE_FLOPS / 1e13)
 
 
 def test_an_unknown_architecture_is_said_so() -> None:
@@ -288,9 +288,9 @@ def test_a_model_on_two_devices_is_held_against_the_limits_of_both() -> None:
         for before, after in zip(alone.against, shared.against, strict=True):
             assert known(after.mfu) == pytest.approx(known(before.mfu) / 2)
             assert known(after.mbu) == pytest.approx(known(before.mbu) / 2)
-            assert known(after.times_floor) == pytest.approx(known(before.times_floor) * 2)
-            assert known(after.roof.ridge_flops_per_byte) == pytest.approx(known(before.roof.ridge_flops_per_byte))
-            assert after.roof.source.startswith("2 devices together, each:")
+            assert known(after.times_roofline) == pytest.approx(known(before.times_roofline) * 2)
+            assert known(after.peaks.ridge_flops_per_byte) == pytest.approx(known(before.peaks.ridge_flops_per_byte))
+            assert after.peaks.source.startswith("2 devices together, each:")
     assert shared_words(2) in two.notes
     assert not any("devices" in note for note in one.notes)
 
@@ -313,6 +313,6 @@ def test_the_share_of_busy_time_is_the_mean_of_the_devices() -> None:
 def test_a_share_of_the_weights_may_stay_in_each_devices_cache() -> None:
     def cached(devices: int) -> bool:
         small = replace(spread_over(devices), model=replace(spread_over(devices).model, last_level_cache_bytes=6_000))
-        return found(efficiency(small, NOT_HERE, given(1e13, 1e12), NOT_HERE)).roofs[0].in_cache
+        return found(efficiency(small, NOT_HERE, given(1e13, 1e12), NOT_HERE)).peak_sets[0].in_cache
 
     assert (cached(1), cached(2)) == (False, True)  # 10,000 bytes of weights

@@ -1,16 +1,16 @@
 """What a device can do at most."""
 
 from llm_perf_opt.analysis.limits.hardware import hardware_named
-from llm_perf_opt.analysis.limits.roofs import NO_LIMITS, Roof, limits_of, possible_percentage
+from llm_perf_opt.analysis.limits.peaks import NO_LIMITS, Peaks, limits_of, possible_percentage
 from llm_perf_opt.core.records import Missing
 
 UNKNOWN = Missing("no such device")
 
 
 def test_the_datasheet_goes_before_what_the_user_said() -> None:
-    found = limits_of(hardware_named("h200"), Roof("datasheet", "", 1.0, 2.0))
+    found = limits_of(hardware_named("h200"), Peaks("datasheet", "", 1.0, 2.0))
     assert (found.flops_per_s, found.bytes_per_s) == (1979e12, 4800e9), "fp8, for a kernel may compute in any format"
-    given = limits_of(UNKNOWN, Roof("datasheet", "", 1.0, 2.0))
+    given = limits_of(UNKNOWN, Peaks("datasheet", "", 1.0, 2.0))
     assert (given.flops_per_s, given.bytes_per_s) == (1.0, 2.0)
     assert limits_of(UNKNOWN) == NO_LIMITS
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from llm_perf_opt.analysis.cost_model.architecture import TRANSFORMERS_MLA, Architecture, Mla
 from llm_perf_opt.analysis.cost_model.work import (
-    PartName,
+    ComponentName,
     Step,
     Work,
     layer_work,
@@ -69,7 +69,7 @@ def _known() -> str:
     return f"Known: {', '.join(DTYPE_BITS)}."
 
 
-PART_NAMES: tuple[PartName, ...] = get_args(PartName)
+COMPONENT_NAMES: tuple[ComponentName, ...] = get_args(ComponentName)
 """In the order they are shown."""
 
 
@@ -95,16 +95,16 @@ BF16 = Formats()
 
 
 @dataclass(frozen=True)
-class Part:
+class ComponentCost:
     """What one part of the model computes and moves in a stage, over all layers."""
 
-    name: PartName
+    name: ComponentName
     flops: int
     """Attention causal: a token meets those before it, within the window."""
     flops_full_attention: int
     """Attention whole: each new token meets every key that is held, as frameworks count it."""
     bytes: int
-    within: PartName
+    within: ComponentName
     """The part whose kernel moves these bytes while it computes: itself, but for the cache's."""
 
 
@@ -112,7 +112,7 @@ class Part:
 class StageCost:
     """A step, or several together, part by part."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ComponentCost, ...]
 
     @property
     def flops(self) -> int:
@@ -134,7 +134,7 @@ class StageCost:
         """Arithmetic intensity, attention causal."""
         return self.flops / self.bytes
 
-    def part(self, name: PartName) -> Part | None:
+    def part(self, name: ComponentName) -> ComponentCost | None:
         """One part, or None where the model has no such part."""
         return next((part for part in self.parts if part.name == name), None)
 
@@ -198,35 +198,37 @@ def model_cost(architecture: Architecture, *, batch: int, prompt: int, context: 
 
 def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -> StageCost:
     """What one forward must compute and move."""
-    totals: dict[PartName, Work] = {}
+    totals: dict[ComponentName, Work] = {}
     for layer, count in architecture.layer_counts.items():
         for name, work in layer_work(layer, step, formats.mla):
             totals[name] = totals.get(name, Work()) + work.times(count)
     for name, work in model_work(architecture, step):
         totals[name] = totals.get(name, Work()) + work
     reexpands = architecture.has_latent_attention and formats.mla is Mla.REEXPAND
-    carriers: dict[PartName, PartName] = {
+    carriers: dict[ComponentName, ComponentName] = {
         # A re-expanded latent is read by the projection that expands it, otherwise attention itself reads the cache.
         "kv_read": "attention_projections" if reexpands else "attention_core",
         "kv_write": "attention_projections",
     }
-    return StageCost(tuple(_part(name, totals[name], formats, carriers.get(name, name)) for name in PART_NAMES if name in totals))
+    return StageCost(
+        tuple(_part(name, totals[name], formats, carriers.get(name, name)) for name in COMPONENT_NAMES if name in totals)
+    )
 
 
 def combined(stages: Iterable[StageCost]) -> StageCost:
     """Several steps as one stage: the chunks of a prefill, or all steps of a decode."""
-    totals: dict[PartName, Part] = {}
+    totals: dict[ComponentName, ComponentCost] = {}
     for stage in stages:
         for part in stage.parts:
-            so_far = totals.get(part.name, Part(part.name, 0, 0, 0, part.within))
-            totals[part.name] = Part(
+            so_far = totals.get(part.name, ComponentCost(part.name, 0, 0, 0, part.within))
+            totals[part.name] = ComponentCost(
                 part.name,
                 so_far.flops + part.flops,
                 so_far.flops_full_attention + part.flops_full_attention,
                 so_far.bytes + part.bytes,
                 part.within,
             )
-    return StageCost(tuple(totals[name] for name in PART_NAMES if name in totals))
+    return StageCost(tuple(totals[name] for name in COMPONENT_NAMES if name in totals))
 
 
 def weight_bytes(architecture: Architecture, formats: Formats = BF16) -> int:
@@ -251,10 +253,10 @@ def kv_cache_bytes(architecture: Architecture, batch: int, tokens: int, formats:
     return size_bytes(batch * elements, formats.kv)
 
 
-def _part(name: PartName, work: Work, formats: Formats, within: PartName) -> Part:
+def _part(name: ComponentName, work: Work, formats: Formats, within: ComponentName) -> ComponentCost:
     moved = (
         size_bytes(work.weights, formats.weights)
         + size_bytes(work.kv, formats.kv)
         + size_bytes(work.activations, activation_dtype(formats.weights))
     )
-    return Part(name, work.flops, work.flops + work.full_attention_extra_flops, moved, within)
+    return ComponentCost(name, work.flops, work.flops + work.full_attention_extra_flops, moved, within)

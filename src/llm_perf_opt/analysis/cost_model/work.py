@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedA
 from llm_perf_opt.analysis.stats import whole_number
 from llm_perf_opt.core.errors import ConfigError
 
-PartName = Literal[
+ComponentName = Literal[
     "embedding",
     "attention_projections",
     "attention_core",
@@ -132,7 +132,7 @@ def expected_experts(experts: int, active: int, tokens: int) -> float:
     return -experts * math.expm1(tokens * math.log1p(-active / experts))
 
 
-def layer_work(layer: Layer, step: Step, mla: Mla) -> Iterator[tuple[PartName, Work]]:
+def layer_work(layer: Layer, step: Step, mla: Mla) -> Iterator[tuple[ComponentName, Work]]:
     """The parts of one layer."""
     attention, feed_forward, tokens = layer.attention, layer.feed_forward, step.tokens
     yield "attention_projections", _projections(attention, step, mla)
@@ -148,7 +148,7 @@ def layer_work(layer: Layer, step: Step, mla: Mla) -> Iterator[tuple[PartName, W
         yield "mlp", Work(2 * tokens * feed_forward.matrix_params, weights=feed_forward.params)
 
 
-def model_work(architecture: Architecture, step: Step) -> Iterator[tuple[PartName, Work]]:
+def model_work(architecture: Architecture, step: Step) -> Iterator[tuple[ComponentName, Work]]:
     """The parts outside the layers."""
     projection = architecture.embedding_dim * architecture.hidden if architecture.projected_embedding else 0
     # A row that is read twice is moved once, at best: never more rows than the table has.
@@ -184,7 +184,7 @@ def _attention_core(layer: Layer, step: Step, mla: Mla) -> Work:
     return Work(step.batch * per_pair * causal, step.batch * per_pair * (whole - causal))
 
 
-def _moe(moe: Moe, tokens: int) -> Iterator[tuple[PartName, Work]]:
+def _moe(moe: Moe, tokens: int) -> Iterator[tuple[ComponentName, Work]]:
     yield "router", Work(2 * tokens * moe.router_matrix_params, weights=moe.router_params)
     touched = expected_experts(moe.experts, moe.active, tokens)
     yield "experts", Work(2 * tokens * moe.active * moe.expert.matrix_params, weights=touched * moe.expert.params)

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.kernels.selection import Launch, Selection
 from llm_perf_opt.analysis.kernels.table import StageKernels
 from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN, Efficiency, request_cost, stage_seconds
 from llm_perf_opt.analysis.limits.hardware import devices_of, other_devices
-from llm_perf_opt.analysis.limits.roofs import Roof
+from llm_perf_opt.analysis.limits.peaks import Peaks
 from llm_perf_opt.core.errors import ImplausibleError
 from llm_perf_opt.core.machine_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
@@ -68,7 +68,7 @@ class StageHfu:
     """In packed half precision, at most; in no figure here."""
 
 
-def stage_hfu(stage: StageKernels, roofs: Sequence[Roof], seconds: Maybe[float], model_flops: Maybe[float]) -> StageHfu:
+def stage_hfu(stage: StageKernels, roofs: Sequence[Peaks], seconds: Maybe[float], model_flops: Maybe[float]) -> StageHfu:
     """`seconds` (unprofiled) and `model_flops` are of as many steps as the trace holds that the calls were counted in."""
     against = tuple((roof.name, hfu(stage, roof.name, seconds, roof.peak_flops_per_s)) for roof in roofs)
     return StageHfu(stage.stage, against, against_model(stage, model_flops), stage.half_flops)
@@ -262,5 +262,5 @@ def hfus_of(
         needed = cost if isinstance(cost, Missing) else cost.stage(which, decode_steps)
         flops: Maybe[float] = needed if isinstance(needed, Missing) else float(needed.flops)
         seconds = other_devices(devices.get(stage.stage, 1), devices_of(timings)) or stage_seconds(timings, which, decode_steps)
-        found.append(stage_hfu(stage, efficiency.roofs, seconds, flops))
+        found.append(stage_hfu(stage, efficiency.peak_sets, seconds, flops))
     return tuple(found)

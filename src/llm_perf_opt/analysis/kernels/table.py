@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED, Join, Joined, join, weighted
 from llm_perf_opt.analysis.kernels.names import normal_name
-from llm_perf_opt.analysis.limits.roofs import (
+from llm_perf_opt.analysis.limits.peaks import (
     NO_LIMITS,
     RateLimits,
     possible_bytes_rate,

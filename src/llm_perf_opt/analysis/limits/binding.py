@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.limits.floor import Floor
+from llm_perf_opt.analysis.limits.roofline import RooflineTime
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import duration
 
 BUSY_ENOUGH = 0.5
 """Below this share of kernel time a stage waits for launches, whatever bounds its kernels."""
-NEAR_FLOOR = 2.0
+NEAR_ROOFLINE = 2.0
 """Up to this many times its roofline time, a stage is bound by memory or compute: the roofline time is at least half of its time,
 so nothing else in its budget is larger. Beyond it, look at the kernels or the host."""
 
@@ -24,19 +24,19 @@ VERDICTS = (
     (LAUNCH, f"kernels run for less than {BUSY_ENOUGH:.0%} of its time; the device waits for the host to launch them."),
     (
         f"{MEMORY}, {COMPUTE}",
-        f"it takes up to {NEAR_FLOOR:g} × its roofline time, most of which is memory or compute, respectively. On a CPU, "
+        f"it takes up to {NEAR_ROOFLINE:g} × its roofline time, most of which is memory or compute, respectively. On a CPU, "
         "which is host and device in one, the roofline time alone decides.",
     ),
     (
         KERNELS,
-        f"it takes more than {NEAR_FLOOR:g} × its roofline time, and the kernel time beyond the roofline is larger than both the "
-        "roofline time and the waiting time: the kernels themselves are far from the device's peaks.",
+        f"it takes more than {NEAR_ROOFLINE:g} × its roofline time, and the kernel time beyond the roofline is larger than both "
+        "the roofline time and the waiting time: the kernels themselves are far from the device's peaks.",
     ),
     (
         NEITHER,
-        f"it takes more than {NEAR_FLOOR:g} × its roofline time, and no single cause stands out. On a CPU, slow kernels and the "
-        f"framework's own time cannot be separated; on a GPU, kernels run for at least {BUSY_ENOUGH:.0%} of its time, but the "
-        "kernel time beyond the roofline is not the largest share.",
+        f"it takes more than {NEAR_ROOFLINE:g} × its roofline time, and no single cause stands out. On a CPU, slow kernels and "
+        f"the framework's own time cannot be separated; on a GPU, kernels run for at least {BUSY_ENOUGH:.0%} of its time, but "
+        "the kernel time beyond the roofline is not the largest share.",
     ),
     (UNKNOWN, "no peak is known, or nothing shows whether the device was busy or waiting."),
 )
@@ -74,18 +74,18 @@ class KernelShare:
 
 
 @dataclass(frozen=True)
-class Nearest:
+class RooflineDistance:
     """A stage's distance from its roofline time, at the best known peaks."""
 
     times: float
-    floor: Floor
+    roofline: RooflineTime
     limits: str
 
     @property
     def words(self) -> str:
         """In words, for a sentence."""
-        times = _on_its_side(self.times, NEAR_FLOOR, "{:,.1f}", "{:,.2f}", "{:,.3f}")
-        return f"it takes {times} × its roofline time of {duration(self.floor.seconds * 1e9)} at the {self.limits} peaks"
+        times = _on_its_side(self.times, NEAR_ROOFLINE, "{:,.1f}", "{:,.2f}", "{:,.3f}")
+        return f"it takes {times} × its roofline time of {duration(self.roofline.seconds * 1e9)} at the {self.limits} peaks"
 
 
 def _on_its_side(value: float, threshold: float, *formats: str) -> str:
@@ -113,16 +113,16 @@ def sampled_share(sampled: float, own: float, others: float, own_least: float, o
     return KernelShare(low, high, sampled)
 
 
-def verdict(nearest: Maybe[Nearest], share: Maybe[KernelShare], *, on_cpu: bool) -> tuple[str, str]:
+def verdict(nearest: Maybe[RooflineDistance], share: Maybe[KernelShare], *, on_cpu: bool) -> tuple[str, str]:
     """Return a word of VERDICTS, and the reason."""
     if not isinstance(share, Missing) and share.high < BUSY_ENOUGH:
         return LAUNCH, f"{share.words}; the device waits for the host to launch them"
     if isinstance(nearest, Missing):
         return UNKNOWN, nearest.why
     seen = "" if isinstance(share, Missing) else f"{share.words}; "
-    if nearest.times <= NEAR_FLOOR:
-        mostly = "compute" if nearest.floor.bound == "compute" else "memory"
-        word = COMPUTE if nearest.floor.bound == "compute" else MEMORY
+    if nearest.times <= NEAR_ROOFLINE:
+        mostly = "compute" if nearest.roofline.bound == "compute" else "memory"
+        word = COMPUTE if nearest.roofline.bound == "compute" else MEMORY
         return word, f"{seen}{nearest.words}, most of which is {mostly}"
     if on_cpu:
         return NEITHER, f"{nearest.words}; on a CPU, slow kernels and the framework's own time cannot be separated"
@@ -131,7 +131,7 @@ def verdict(nearest: Maybe[Nearest], share: Maybe[KernelShare], *, on_cpu: bool)
     return _far_from_the_floor(nearest, share)
 
 
-def _far_from_the_floor(nearest: Nearest, share: KernelShare) -> tuple[str, str]:
+def _far_from_the_floor(nearest: RooflineDistance, share: KernelShare) -> tuple[str, str]:
     """Return what takes most of the time beyond the roofline on a GPU, wherever within its bounds the kernels' share is."""
     floor = 1 / nearest.times
     if max(share.low, floor) < BUSY_ENOUGH:

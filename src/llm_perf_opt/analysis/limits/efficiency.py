@@ -6,10 +6,10 @@ from llm_perf_opt.analysis.cost_model.architecture import Architecture, Mla
 from llm_perf_opt.analysis.cost_model.cost import Formats, StageCost, combined, compute_dtype, step_cost
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.work import Logits, Step, decode_steps
-from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, Nearest, sampled_share, verdict
-from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
+from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, RooflineDistance, sampled_share, verdict
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices, shared_words
-from llm_perf_opt.analysis.limits.roofs import Roof, best_floor, least_time, roofs_of
+from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time, peaks_of, roofline_time_at
+from llm_perf_opt.analysis.limits.roofline import ComponentRoofline, RooflineTime
 from llm_perf_opt.analysis.separable import unstepped
 from llm_perf_opt.analysis.stats import percentile, summarize
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError
@@ -25,28 +25,28 @@ _NOT_SAMPLED = Missing("the device was not sampled")
 
 @dataclass(frozen=True)
 class RooflineComparison:
-    """A stage compared with one roof."""
+    """A stage compared with one peaks."""
 
-    roof: Roof
+    peaks: Peaks
     mfu: Maybe[float]
     mfu_full_attention: Maybe[float]
     mbu: Maybe[float]
-    floor: Maybe[Floor]
-    times_floor: Maybe[float]
+    roofline: Maybe[RooflineTime]
+    times_roofline: Maybe[float]
 
 
 @dataclass(frozen=True)
-class PartEfficiency:
+class ComponentEfficiency:
     """One part in the profiled steps, on the best limits known."""
 
     name: str
     time_ns: Maybe[int]
     """Of its kernels, or of the host where the run is on the CPU; under the profiler."""
-    floor: FloorPart | None
+    roofline: ComponentRoofline | None
     """None for work outside the cost model's parts."""
     mfu: Maybe[float]
     mbu: Maybe[float]
-    times_floor: Maybe[float]
+    times_roofline: Maybe[float]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class StageEfficiency:
     """Unprofiled; of all steps together for decode."""
     cost: StageCost
     against: tuple[RooflineComparison, ...]
-    parts: Maybe[tuple[PartEfficiency, ...]]
+    parts: Maybe[tuple[ComponentEfficiency, ...]]
     busy: Maybe[float]
     """Share of the unprofiled time that its kernels take, their durations from the torch pass."""
     launches: Maybe[int]
@@ -91,11 +91,11 @@ class StageEfficiency:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Every stage against every roof."""
+    """Every stage against every peaks."""
 
     model_type: str
     dtype: str
-    roofs: tuple[Roof, ...]
+    peak_sets: tuple[Peaks, ...]
     stages: tuple[StageEfficiency, ...]
     notes: tuple[str, ...]
 
@@ -175,13 +175,13 @@ def efficiency(
     devices = devices_of(timings)
     if (elsewhere := _on_more_devices(torch, devices)) is not None:
         return elsewhere
-    roofs = roofs_of(timings, devices, numbers, datasheet, measured)
-    sampled = _sampled(request, timings, roofs, at_work)
-    stages = [_stage(Stage.PREFILL, request.prefill, request.prefill, timings, torch, roofs, sampled)]
+    peak_sets = peaks_of(timings, devices, numbers, datasheet, measured)
+    sampled = _sampled(request, timings, peak_sets, at_work)
+    stages = [_stage(Stage.PREFILL, request.prefill, request.prefill, timings, torch, peak_sets, sampled)]
     if request.steps:
         profiled = len(request.steps) if isinstance(torch, Missing) else torch.decode_steps
         whole, seen = combined(request.steps), combined(request.steps[:profiled])
-        stages.append(_stage(Stage.DECODE, whole, seen, timings, torch, roofs, sampled))
+        stages.append(_stage(Stage.DECODE, whole, seen, timings, torch, peak_sets, sampled))
     notes = [f"Bytes and FLOPs of {architecture.model_type} from its configuration; weights and cache in {formats.weights}."]
     if devices > 1:
         notes.append(shared_words(devices))
@@ -192,7 +192,7 @@ def efficiency(
         )
     if len(set(work.prompt_tokens)) > 1:
         notes.append("Padding is counted as work: the batch is as wide as its longest prompt.")
-    return Efficiency(architecture.model_type, formats.weights, roofs, tuple(stages), tuple(notes))
+    return Efficiency(architecture.model_type, formats.weights, peak_sets, tuple(stages), tuple(notes))
 
 
 def _on_more_devices(torch: Maybe[TorchPass], devices: int) -> Missing | None:
@@ -208,13 +208,13 @@ def _stage(
     profiled_cost: StageCost,
     timings: CleanTimings,
     torch: Maybe[TorchPass],
-    roofs: tuple[Roof, ...],
+    peak_sets: tuple[Peaks, ...],
     sampled: dict[Stage, Maybe[KernelShare]],
 ) -> StageEfficiency:
     """`profiled_cost` is of as many steps as the torch pass took."""
     values = [it.prefill_ns if stage is Stage.PREFILL else it.decode_ns for it in timings.iterations]
     time = summarize(values)
-    against = tuple(_against(stage, cost, time.median / 1e9, roof) for roof in roofs)
+    against = tuple(_against(stage, cost, time.median / 1e9, peaks) for peaks in peak_sets)
     busy, launches = _activity(stage, timings, torch)
     share = sampled[stage] if isinstance(busy, Missing) else KernelShare(busy, busy)
     if isinstance(share, Missing) and isinstance(busy, Missing):
@@ -225,7 +225,7 @@ def _stage(
         time_ns=time,
         cost=cost,
         against=against,
-        parts=_parts(stage, profiled_cost, torch, roofs),
+        parts=_parts(stage, profiled_cost, torch, peak_sets),
         busy=busy,
         launches=launches,
         verdict=word,
@@ -233,14 +233,14 @@ def _stage(
     )
 
 
-def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> RooflineComparison:
+def _against(stage: Stage, cost: StageCost, seconds: float, peaks: Peaks) -> RooflineComparison:
     def share(amount: float, limit: Maybe[float], what: str = "") -> Maybe[float]:
         if isinstance(limit, Missing):
             return limit
         found = amount / (seconds * limit)
-        if what and found > (1.0 if roof.name == "datasheet" else MEASURED_MARGIN):
+        if what and found > (1.0 if peaks.name == "datasheet" else MEASURED_MARGIN):
             raise ImplausibleError(
-                f"{what} of {stage.value} against the {roof.name} peak is {found:.1%}: "
+                f"{what} of {stage.value} against the {peaks.name} peak is {found:.1%}: "
                 f"{amount:.4g} in {seconds:.4g} s at {limit:.4g}/s.",
                 "Check that the device (hardware.peak_tflops, hardware.bandwidth_gbs) and the dtype are right and, for a "
                 "measured peak, that the machine was quiet (llm-perf ceilings --refresh, then rerun). "
@@ -248,20 +248,22 @@ def _against(stage: Stage, cost: StageCost, seconds: float, roof: Roof) -> Roofl
             )
         return found
 
-    least = least_time(cost, roof)
+    least = roofline_time_at(cost, peaks)
     return RooflineComparison(
-        roof=roof,
-        mfu=share(cost.flops, roof.peak_flops_per_s, "MFU"),
-        mfu_full_attention=share(cost.flops_full_attention, roof.peak_flops_per_s),  # counts what no kernel need execute
-        mbu=share(cost.bytes, roof.bandwidth_bytes_per_s, "MBU"),
-        floor=least,
-        times_floor=least if isinstance(least, Missing) else seconds / least.seconds,
+        peaks=peaks,
+        mfu=share(cost.flops, peaks.peak_flops_per_s, "MFU"),
+        mfu_full_attention=share(cost.flops_full_attention, peaks.peak_flops_per_s),  # counts what no kernel need execute
+        mbu=share(cost.bytes, peaks.bandwidth_bytes_per_s, "MBU"),
+        roofline=least,
+        times_roofline=least if isinstance(least, Missing) else seconds / least.seconds,
     )
 
 
-def _parts(stage: Stage, cost: StageCost, torch: Maybe[TorchPass], roofs: tuple[Roof, ...]) -> Maybe[tuple[PartEfficiency, ...]]:
+def _parts(
+    stage: Stage, cost: StageCost, torch: Maybe[TorchPass], peak_sets: tuple[Peaks, ...]
+) -> Maybe[tuple[ComponentEfficiency, ...]]:
     """Every part's own distance from the limit, in the profiled steps; what belongs to no part of the cost model is `other`."""
-    found = best_floor(cost, roofs)
+    found = best_roofline_time(cost, peak_sets)
     if isinstance(found, Missing):
         return found
     best, least = found
@@ -271,7 +273,7 @@ def _parts(stage: Stage, cost: StageCost, torch: Maybe[TorchPass], roofs: tuple[
         known = {part.name for part in least.parts}
         rest = sum(time for name, time in times.items() if name not in known)
         none = Missing("it is outside the cost model")
-        rows.append(PartEfficiency("other", rest, None, none, none, none))
+        rows.append(ComponentEfficiency("other", rest, None, none, none, none))
     return tuple(rows)
 
 
@@ -287,9 +289,9 @@ def _time_of(part: str, times: Maybe[dict[str, int]]) -> Maybe[int]:
     return times if isinstance(times, Missing) else times.get(part, Missing("no work was seen in this component"))
 
 
-def _part(part: FloorPart, time_ns: Maybe[int], roof: Roof) -> PartEfficiency:
+def _part(part: ComponentRoofline, time_ns: Maybe[int], peaks: Peaks) -> ComponentEfficiency:
     if isinstance(time_ns, Missing):
-        return PartEfficiency(part.name, time_ns, part, time_ns, time_ns, time_ns)
+        return ComponentEfficiency(part.name, time_ns, part, time_ns, time_ns, time_ns)
     seconds = max(time_ns, 1) / 1e9
 
     def share(amount: int, limit: Maybe[float]) -> Maybe[float]:
@@ -300,13 +302,13 @@ def _part(part: FloorPart, time_ns: Maybe[int], roof: Roof) -> PartEfficiency:
             found if found <= MEASURED_MARGIN else Missing("above 100 %: its data is in a cache, or not all of its work was seen")
         )
 
-    return PartEfficiency(
+    return ComponentEfficiency(
         name=part.name,
         time_ns=time_ns,
-        floor=part,
-        mfu=share(part.flops, roof.peak_flops_per_s),
-        mbu=share(part.bytes, roof.bandwidth_bytes_per_s),
-        times_floor=seconds / part.seconds if part.seconds else Missing("it has no roofline time"),
+        roofline=part,
+        mfu=share(part.flops, peaks.peak_flops_per_s),
+        mbu=share(part.bytes, peaks.bandwidth_bytes_per_s),
+        times_roofline=seconds / part.seconds if part.seconds else Missing("it has no roofline time"),
     )
 
 
@@ -326,7 +328,7 @@ def _activity(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> t
 
 
 def _sampled(
-    request: RequestCost, timings: CleanTimings, roofs: tuple[Roof, ...], at_work: Maybe[float]
+    request: RequestCost, timings: CleanTimings, peak_sets: tuple[Peaks, ...], at_work: Maybe[float]
 ) -> dict[Stage, Maybe[KernelShare]]:
     """What the sampler's readings leave possible for each stage; they do not tell one stage from the other themselves."""
     if isinstance(at_work, Missing):
@@ -340,7 +342,7 @@ def _sampled(
     }
     least = dict.fromkeys(taken, 0.0)
     for stage, cost in costs.items():
-        found = best_floor(cost, roofs)
+        found = best_roofline_time(cost, peak_sets)
         if not isinstance(found, Missing):
             least[stage] = min(1.0, found[1].seconds * 1e9 * len(timings.iterations) / taken[stage])
     shares: dict[Stage, Maybe[KernelShare]] = {}
@@ -354,9 +356,11 @@ def _sampled(
     return shares
 
 
-def _nearest(against: tuple[RooflineComparison, ...]) -> Maybe[Nearest]:
+def _nearest(against: tuple[RooflineComparison, ...]) -> Maybe[RooflineDistance]:
     """On the best limits known."""
     for entry in reversed(against):
-        if not isinstance(entry.floor, Missing) and not isinstance(entry.times_floor, Missing):
-            return Nearest(round(entry.times_floor, 9), entry.floor, entry.roof.name)  # twice is twice, not a last digit more
+        if not isinstance(entry.roofline, Missing) and not isinstance(entry.times_roofline, Missing):
+            return RooflineDistance(
+                round(entry.times_roofline, 9), entry.roofline, entry.peaks.name
+            )  # twice is twice, not a last digit more
     return Missing("no peak is known to compare with")

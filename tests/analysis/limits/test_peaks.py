@@ -1,6 +1,6 @@
 """Ceilings as denominators: the median, or the reason there is none."""
 
-from llm_perf_opt.analysis.limits.roofs import bandwidth, launch_interval_ns, peak_flops
+from llm_perf_opt.analysis.limits.peaks import bandwidth, launch_interval_ns, peak_flops
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
 from llm_perf_opt.core.records import Missing

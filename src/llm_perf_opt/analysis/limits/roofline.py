@@ -10,7 +10,7 @@ from typing import Literal
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
 from llm_perf_opt.analysis.cost_model.cost import (
-    PART_NAMES,
+    COMPONENT_NAMES,
     Formats,
     StageCost,
     compute_dtype,
@@ -18,7 +18,7 @@ from llm_perf_opt.analysis.cost_model.cost import (
     step_cost,
     weight_bytes,
 )
-from llm_perf_opt.analysis.cost_model.work import PartName, Step
+from llm_perf_opt.analysis.cost_model.work import ComponentName, Step
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.stats import positive_number, whole_number
 from llm_perf_opt.core.errors import ConfigError
@@ -33,10 +33,10 @@ _MOST_BATCH = 2**20
 
 
 @dataclass(frozen=True)
-class FloorPart:
+class ComponentRoofline:
     """One part's share, the cache's bytes counted where they are moved."""
 
-    name: PartName
+    name: ComponentName
     flops: int
     bytes: int
     compute_s: float
@@ -54,10 +54,10 @@ class FloorPart:
 
 
 @dataclass(frozen=True)
-class Floor:
+class RooflineTime:
     """The least time of a stage."""
 
-    parts: tuple[FloorPart, ...]
+    parts: tuple[ComponentRoofline, ...]
 
     @property
     def seconds(self) -> float:
@@ -80,22 +80,22 @@ class Floor:
         return "compute" if self.compute_s >= self.memory_s else "memory"
 
 
-def computing_alone(stage: StageCost, peak_flops_per_s: float) -> Floor:
+def compute_only_time(stage: StageCost, peak_flops_per_s: float) -> RooflineTime:
     """The floor of a stage whose bytes take no time: they stay in a cache."""
-    return Floor(tuple(replace(part, memory_s=0.0) for part in floor(stage, peak_flops_per_s, 1.0).parts))
+    return RooflineTime(tuple(replace(part, memory_s=0.0) for part in roofline_time(stage, peak_flops_per_s, 1.0).parts))
 
 
-def floor(stage: StageCost, peak_flops_per_s: float, bandwidth_bytes_per_s: float) -> Floor:
+def roofline_time(stage: StageCost, peak_flops_per_s: float, bandwidth_bytes_per_s: float) -> RooflineTime:
     """The floor of a stage; FLOPs with causal attention."""
     peak = positive_number("peak_flops_per_s", peak_flops_per_s)
     bandwidth = positive_number("bandwidth_bytes_per_s", bandwidth_bytes_per_s)
     parts = []
-    for name in PART_NAMES:
+    for name in COMPONENT_NAMES:
         members = [part for part in stage.parts if part.within == name]
         if members:
             flops, moved = sum(part.flops for part in members), sum(part.bytes for part in members)
-            parts.append(FloorPart(name, flops, moved, flops / peak, moved / bandwidth))
-    return Floor(tuple(parts))
+            parts.append(ComponentRoofline(name, flops, moved, flops / peak, moved / bandwidth))
+    return RooflineTime(tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class WhatIf:
     """After the decode step."""
     fits: Maybe[bool]
     """Whether weights and cache are within the device's nominal memory."""
-    prefill: Maybe[Floor]
-    decode: Maybe[Floor]
+    prefill: Maybe[RooflineTime]
+    decode: Maybe[RooflineTime]
 
     @property
     def decode_tokens_per_s(self) -> Maybe[float]:
@@ -148,25 +148,25 @@ def what_if(
     ]
 
 
-def step_floor(architecture: Architecture, hardware: Hardware, step: Step, formats: Formats) -> Maybe[Floor]:
+def step_roofline_time(architecture: Architecture, hardware: Hardware, step: Step, formats: Formats) -> Maybe[RooflineTime]:
     """The least time of one step on the datasheet's limits."""
     peak = hardware.peak(compute_dtype(formats.weights))
     if isinstance(peak, Missing):
         return peak
-    return floor(step_cost(architecture, step, formats), peak.flops_per_s, hardware.bandwidth_bytes_per_s)
+    return roofline_time(step_cost(architecture, step, formats), peak.flops_per_s, hardware.bandwidth_bytes_per_s)
 
 
 def largest_batch_within(
     architecture: Architecture, hardware: Hardware, batch: int, context: int, formats: Formats, longer: float
 ) -> Maybe[int]:
     """The largest batch whose decode step has a floor at most `longer` (a share) above that of `batch`."""
-    now = step_floor(architecture, hardware, Step(batch, 1, context), formats)
+    now = step_roofline_time(architecture, hardware, Step(batch, 1, context), formats)
     if isinstance(now, Missing):
         return now
     most_s = now.seconds * (1 + longer)
 
     def is_longer(larger: int) -> bool:
-        found = step_floor(architecture, hardware, Step(larger, 1, context), formats)
+        found = step_roofline_time(architecture, hardware, Step(larger, 1, context), formats)
         return isinstance(found, Missing) or found.seconds > most_s
 
     high = batch + 1
@@ -233,8 +233,8 @@ def _row(architecture: Architecture, hardware: Hardware, batch: int, prompt: int
         weight_bytes=held,
         kv_cache_bytes=cache,
         fits=memory if isinstance(memory, Missing) else held + cache <= memory,
-        prefill=step_floor(architecture, hardware, Step(batch, prompt), formats),
-        decode=step_floor(architecture, hardware, Step(batch, 1, context), formats),
+        prefill=step_roofline_time(architecture, hardware, Step(batch, prompt), formats),
+        decode=step_roofline_time(architecture, hardware, Step(batch, 1, context), formats),
     )
 
 

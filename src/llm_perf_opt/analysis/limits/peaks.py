@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.cost_model.cost import StageCost
-from llm_perf_opt.analysis.limits.floor import Floor, computing_alone, floor
 from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.roofline import RooflineTime, compute_only_time, roofline_time
 from llm_perf_opt.core.machine_records import Ceilings
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 
@@ -39,7 +39,7 @@ def _median(ceilings: Ceilings, key: str, what: str) -> Maybe[float]:
 
 
 @dataclass(frozen=True)
-class Roof:
+class Peaks:
     """A pair of limits to compare with."""
 
     name: str
@@ -58,9 +58,9 @@ class Roof:
         return _number(self.peak_flops_per_s) / _number(self.bandwidth_bytes_per_s)
 
 
-def roofs_of(
+def peaks_of(
     timings: CleanTimings, devices: int, numbers: str, datasheet: Maybe[Hardware], measured: Maybe[Ceilings]
-) -> tuple[Roof, Roof]:
+) -> tuple[Peaks, Peaks]:
     """The datasheet's limits and the measured ones, of all devices together, for a format of numbers."""
     in_cache = _in_cache(timings, devices)
     return (
@@ -69,15 +69,16 @@ def roofs_of(
     )
 
 
-def _together(roof: Roof, devices: int) -> Roof:
+def _together(peaks: Peaks, devices: int) -> Peaks:
     """The limits of several devices that are alike."""
     if devices == 1:
-        return roof
+        return peaks
     peak, moved = (
-        value if isinstance(value, Missing) else value * devices for value in (roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
+        value if isinstance(value, Missing) else value * devices
+        for value in (peaks.peak_flops_per_s, peaks.bandwidth_bytes_per_s)
     )
     return replace(
-        roof, source=f"{devices} devices together, each: {roof.source}", peak_flops_per_s=peak, bandwidth_bytes_per_s=moved
+        peaks, source=f"{devices} devices together, each: {peaks.source}", peak_flops_per_s=peak, bandwidth_bytes_per_s=moved
     )
 
 
@@ -93,38 +94,38 @@ def _in_cache(timings: CleanTimings, devices: int) -> Missing | None:
     )
 
 
-def _datasheet_roof(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | None) -> Roof:
+def _datasheet_roof(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | None) -> Peaks:
     if isinstance(hardware, Missing):
-        return Roof("datasheet", hardware.why, hardware, hardware)
+        return Peaks("datasheet", hardware.why, hardware, hardware)
     peak = hardware.peak(dtype)
     flops: Maybe[float] = peak if isinstance(peak, Missing) else peak.flops_per_s
     sums = f", {dtype} summed in {peak.accumulate}" if not isinstance(peak, Missing) and hardware.nvml_names else ""
-    return Roof("datasheet", f"{hardware.source}{sums}", flops, in_cache or hardware.bandwidth_bytes_per_s, in_cache is not None)
+    return Peaks("datasheet", f"{hardware.source}{sums}", flops, in_cache or hardware.bandwidth_bytes_per_s, in_cache is not None)
 
 
-def _measured_roof(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | None) -> Roof:
+def _measured_roof(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | None) -> Peaks:
     if isinstance(ceilings, Missing):
-        return Roof("measured", ceilings.why, ceilings, ceilings)
+        return Peaks("measured", ceilings.why, ceilings, ceilings)
     source = f"{ceilings.device_name}, taken {ceilings.taken}"
-    return Roof("measured", source, peak_flops(ceilings, dtype), in_cache or bandwidth(ceilings), in_cache is not None)
+    return Peaks("measured", source, peak_flops(ceilings, dtype), in_cache or bandwidth(ceilings), in_cache is not None)
 
 
-def best_floor(cost: StageCost, roofs: tuple[Roof, ...]) -> Maybe[tuple[Roof, Floor]]:
+def best_roofline_time(cost: StageCost, peak_sets: tuple[Peaks, ...]) -> Maybe[tuple[Peaks, RooflineTime]]:
     """The least time on the best limits known: the measured ones, else the datasheet's."""
-    for roof in reversed(roofs):
-        least = least_time(cost, roof)
+    for peaks in reversed(peak_sets):
+        least = roofline_time_at(cost, peaks)
         if not isinstance(least, Missing):
-            return roof, least
+            return peaks, least
     return Missing("no peak is known to compare with")
 
 
-def least_time(cost: StageCost, roof: Roof) -> Maybe[Floor]:
+def roofline_time_at(cost: StageCost, peaks: Peaks) -> Maybe[RooflineTime]:
     """The floor on one pair of limits."""
-    if isinstance(roof.peak_flops_per_s, Missing):
-        return roof.peak_flops_per_s
-    if isinstance(roof.bandwidth_bytes_per_s, Missing):
-        return computing_alone(cost, roof.peak_flops_per_s) if roof.in_cache else roof.bandwidth_bytes_per_s
-    return floor(cost, roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
+    if isinstance(peaks.peak_flops_per_s, Missing):
+        return peaks.peak_flops_per_s
+    if isinstance(peaks.bandwidth_bytes_per_s, Missing):
+        return compute_only_time(cost, peaks.peak_flops_per_s) if peaks.in_cache else peaks.bandwidth_bytes_per_s
+    return roofline_time(cost, peaks.peak_flops_per_s, peaks.bandwidth_bytes_per_s)
 
 
 def _number(value: Maybe[float]) -> float:
@@ -174,8 +175,8 @@ def possible_percentage(value: Maybe[float]) -> Maybe[float]:
     return Missing("Nsight Compute gives more than 100 %, which its replays in several passes can lead to")
 
 
-def limits_of(hardware: Maybe[Hardware], roof: Roof | None = None) -> RateLimits:
-    """Of the datasheet; of a device without one, what the user said of it (`roof`)."""
+def limits_of(hardware: Maybe[Hardware], peaks: Peaks | None = None) -> RateLimits:
+    """Of the datasheet; of a device without one, what the user said of it (`peaks`)."""
     if not isinstance(hardware, Missing):
         return RateLimits(max(peak.flops_per_s for peak in hardware.peaks.values()), hardware.bandwidth_bytes_per_s)
-    return NO_LIMITS if roof is None else RateLimits(roof.peak_flops_per_s, roof.bandwidth_bytes_per_s)
+    return NO_LIMITS if peaks is None else RateLimits(peaks.peak_flops_per_s, peaks.bandwidth_bytes_per_s)
