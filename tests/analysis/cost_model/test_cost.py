@@ -25,7 +25,6 @@ from llm_perf_opt.analysis.cost_model.work import (
     Logits,
     Step,
     causal_pairs,
-    chunked_prefill,
     decode_steps,
     expected_experts,
     full_pairs,
@@ -342,13 +341,8 @@ def test_pairs_are_those_of_the_mask(new: int, cached: int, window: int | None) 
     assert full_pairs(new, cached, window) == new * held >= sum(seen)
 
 
-def test_chunks_and_decode_steps_follow_one_another() -> None:
-    assert chunked_prefill(2, 10, 4) == (Step(2, 4, 0, "none"), Step(2, 4, 4, "none"), Step(2, 2, 8, "last"))
-    assert chunked_prefill(2, 8, 4) == (Step(2, 4, 0, "none"), Step(2, 4, 4, "last"))
-    assert chunked_prefill(1, 3, 100) == (Step(1, 3),)
+def test_decode_steps_follow_one_another() -> None:
     assert decode_steps(2, 10, 3) == (Step(2, 1, 10), Step(2, 1, 11), Step(2, 1, 12))
-    with pytest.raises(ConfigError, match="chunk"):
-        chunked_prefill(1, 3, 0)
     with pytest.raises(ConfigError, match="steps"):
         decode_steps(1, 3, -1)
 

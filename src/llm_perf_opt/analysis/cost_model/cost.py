@@ -1,8 +1,8 @@
-"""FLOPs and least bytes of a stage, part by part.
+"""FLOPs and minimum bytes of a stage, per component.
 
-Bytes are the least that must cross the memory interface: each weight that is used, once; the cached keys and values
-that are seen; the new ones; the gathered embedding rows; the logits. Activations between parts are taken to stay on the
-chip.
+Bytes are the minimum that must cross the memory interface: each used weight once, the cached keys and values that are
+attended to, the new ones, the gathered embedding rows and the logits. Activations between components are assumed to
+stay on the chip.
 """
 
 from collections.abc import Iterable
@@ -31,14 +31,14 @@ DTYPE_BITS: dict[str, int] = {
     "int4": 4,
     "fp4": 4,
 }
-"""Bits of one element. Scales and zero points of quantized formats are not counted: bytes are the least possible."""
+"""Bits per element. Scales and zero points of quantized formats are not counted, because bytes are a minimum."""
 
 _COMPUTE = {"int8": "bf16", "int4": "bf16"}
-"""Integer weights are taken as storage only (GPTQ, AWQ, bitsandbytes): multiplied after conversion to bf16."""
+"""Integer weights are storage formats (GPTQ, AWQ, bitsandbytes): they are converted to bf16 before the product."""
 
 
 def dtype_named(name: object, field: str = "dtype") -> str:
-    """The canonical name (`bf16`) of a format in any usual spelling (`torch.bfloat16`), or a ConfigError."""
+    """Return the canonical name (`bf16`) of a number format in any common spelling (`torch.bfloat16`)."""
     if not isinstance(name, str):
         raise ConfigError(f"{field} must be the name of a number format, not {shown(name)}.", _known())
     word = canonical_dtype(name)
@@ -48,7 +48,7 @@ def dtype_named(name: object, field: str = "dtype") -> str:
 
 
 def size_bytes(elements: float, dtype: str) -> int:
-    """Whole bytes of that many elements: exact and rounded up for an int, to the nearest for an expected value."""
+    """Return the bytes of `elements`: rounded up for an int, to the nearest for an expected value."""
     bits = DTYPE_BITS[dtype]
     if isinstance(elements, int):
         return -(-elements * bits // 8)
@@ -56,12 +56,12 @@ def size_bytes(elements: float, dtype: str) -> int:
 
 
 def activation_dtype(weight_dtype: str) -> str:
-    """What activations and logits are kept in beside such weights: the same format, or bf16 below 16 bits."""
+    """Return the format of activations and logits with such weights: the same, or bf16 below 16 bits."""
     return weight_dtype if DTYPE_BITS[weight_dtype] >= 16 else "bf16"
 
 
 def compute_dtype(weight_dtype: str) -> str:
-    """The format whose peak rate limits a matrix product with such weights."""
+    """Return the format whose peak rate applies to a matrix product with such weights."""
     return _COMPUTE.get(weight_dtype, weight_dtype)
 
 
@@ -70,12 +70,12 @@ def _known() -> str:
 
 
 COMPONENT_NAMES: tuple[ComponentName, ...] = get_args(ComponentName)
-"""In the order they are shown."""
+"""In display order."""
 
 
 @dataclass(frozen=True)
 class Formats:
-    """What weights and cache are kept in, and how latent attention runs. Any usual spelling of a format will do."""
+    """Number formats of weights and KV cache, in any common spelling, and the implementation of latent attention."""
 
     weights: str = "bf16"
     kv: str = "bf16"
@@ -91,55 +91,55 @@ class Formats:
 
 
 BF16 = Formats()
-"""Weights and cache in bf16, latent attention as transformers runs it."""
+"""Weights and cache in bf16, latent attention as in transformers."""
 
 
 @dataclass(frozen=True)
 class ComponentCost:
-    """What one part of the model computes and moves in a stage, over all layers."""
+    """What one component computes and moves in a stage, over all layers."""
 
     name: ComponentName
     flops: int
-    """Attention causal: a token meets those before it, within the window."""
+    """With causal attention: a token attends to earlier tokens within the window."""
     flops_full_attention: int
-    """Attention whole: each new token meets every key that is held, as frameworks count it."""
+    """With full attention: each new token attends to every key held, as frameworks count it."""
     bytes: int
     within: ComponentName
-    """The part whose kernel moves these bytes while it computes: itself, but for the cache's."""
+    """The component whose kernel moves these bytes: another one for the KV cache, otherwise itself."""
 
 
 @dataclass(frozen=True)
 class StageCost:
-    """A step, or several together, part by part."""
+    """The cost of one or more steps, per component."""
 
     parts: tuple[ComponentCost, ...]
 
     @property
     def flops(self) -> int:
-        """With causal attention."""
+        """FLOPs with causal attention."""
         return sum(part.flops for part in self.parts)
 
     @property
     def flops_full_attention(self) -> int:
-        """With whole attention."""
+        """FLOPs with full attention."""
         return sum(part.flops_full_attention for part in self.parts)
 
     @property
     def bytes(self) -> int:
-        """The least that must be moved."""
+        """Minimum bytes."""
         return sum(part.bytes for part in self.parts)
 
     @property
     def flops_per_byte(self) -> float:
-        """Arithmetic intensity, attention causal."""
+        """Arithmetic intensity, with causal attention."""
         return self.flops / self.bytes
 
     def part(self, name: ComponentName) -> ComponentCost | None:
-        """One part, or None where the model has no such part."""
+        """Return one component, or None if the model does not have it."""
         return next((part for part in self.parts if part.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return {
             "flops": self.flops,
             "flops_full_attention": self.flops_full_attention,
@@ -150,7 +150,7 @@ class StageCost:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """A model's prefill and one decode step, with what they were computed for."""
+    """The cost of a prefill and one decode step, with their assumptions."""
 
     architecture: Architecture
     formats: Formats
@@ -162,11 +162,11 @@ class ModelCost:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """What one more token of one sequence adds to the cache."""
+        """Bytes that one more token of a sequence adds to the cache."""
         return kv_bytes_per_token(self.architecture, self.formats)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `decode` is one step for the batch."""
+        """Return plain values for JSON; `decode` is one step of the batch."""
         return {
             "params": self.architecture.params,
             "active_params": self.architecture.active_params,
@@ -188,7 +188,7 @@ class ModelCost:
 
 
 def model_cost(architecture: Architecture, *, batch: int, prompt: int, context: int, formats: Formats = BF16) -> ModelCost:
-    """Prefill of `prompt` tokens and one decode step on `context` cached tokens, logits for the last token only."""
+    """Return the cost of a prefill of `prompt` tokens and a decode step on `context` cached ones; logits for the last token."""
     whole_number("prompt", prompt, at_least=1)
     whole_number("context", context, at_least=0)
     prefill = step_cost(architecture, Step(batch, prompt), formats)
@@ -197,7 +197,7 @@ def model_cost(architecture: Architecture, *, batch: int, prompt: int, context: 
 
 
 def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -> StageCost:
-    """What one forward must compute and move."""
+    """Return the cost of one forward step."""
     totals: dict[ComponentName, Work] = {}
     for layer, count in architecture.layer_counts.items():
         for name, work in layer_work(layer, step, formats.mla):
@@ -206,7 +206,7 @@ def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -
         totals[name] = totals.get(name, Work()) + work
     reexpands = architecture.has_latent_attention and formats.mla is Mla.REEXPAND
     carriers: dict[ComponentName, ComponentName] = {
-        # A re-expanded latent is read by the projection that expands it, otherwise attention itself reads the cache.
+        # The projection that expands the latent also reads it; otherwise attention reads the cache.
         "kv_read": "attention_projections" if reexpands else "attention_core",
         "kv_write": "attention_projections",
     }
@@ -216,7 +216,7 @@ def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -
 
 
 def combined(stages: Iterable[StageCost]) -> StageCost:
-    """Several steps as one stage: the chunks of a prefill, or all steps of a decode."""
+    """Return the sum of several steps, such as the chunks of a prefill or the steps of a decode."""
     totals: dict[ComponentName, ComponentCost] = {}
     for stage in stages:
         for part in stage.parts:
@@ -232,18 +232,18 @@ def combined(stages: Iterable[StageCost]) -> StageCost:
 
 
 def weight_bytes(architecture: Architecture, formats: Formats = BF16) -> int:
-    """All weights as they lie in memory, every expert counted."""
+    """Return the bytes of all weights, including every expert."""
     return size_bytes(architecture.params, formats.weights)
 
 
 def kv_bytes_per_token(architecture: Architecture, formats: Formats = BF16) -> int:
-    """What one more token of one sequence adds to the cache, while no layer's window is full."""
+    """Return the bytes that one more token of a sequence adds to the cache while no layer's window is full."""
     elements = sum(count * layer.attention.kv_elements(formats.mla) for layer, count in architecture.layer_counts.items())
     return size_bytes(elements, formats.kv)
 
 
 def kv_cache_bytes(architecture: Architecture, batch: int, tokens: int, formats: Formats = BF16) -> int:
-    """The cache after `tokens` tokens a sequence; a layer with a window keeps what a next token can see."""
+    """Return the bytes of the cache after `tokens` tokens per sequence; a layer with a window keeps only its window."""
     whole_number("batch", batch, at_least=1)
     whole_number("tokens", tokens, at_least=0)
     elements = sum(
