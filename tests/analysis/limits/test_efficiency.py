@@ -213,7 +213,7 @@ def test_on_a_gpu_nothing_is_said_of_what_nobody_looked_at() -> None:
     far = timings(10_000_000, 10_000_000)
     result = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE))
     assert {stage.verdict for stage in result.stages} == {"not known"}
-    assert result.stages[1].binds == "What binds decode is not known"
+    assert result.stages[1].binds == "What bounds decode is not known"
     assert "not here; the device was not sampled (use profiling.torch.enable=true)" in result.stages[1].because
     busy = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE, 1.0))
     assert {stage.verdict for stage in busy.stages} == {"kernel-bound"}
@@ -229,7 +229,7 @@ def test_on_a_gpu_nothing_is_said_of_what_nobody_looked_at() -> None:
 
 def test_every_word_on_the_page_is_explained_on_it() -> None:
     result = found(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE))
-    assert "What binds decode is not known:" in [item.head for item in verdict_items(result).items]
+    assert "What bounds decode is not known:" in [item.head for item in verdict_items(result).items]
     assert [word for word, _ in used_verdicts(result)] == ["not known"], "words that are not used are not explained"
 
 

@@ -163,7 +163,7 @@ def test_a_described_format_must_have_a_rate() -> None:
 
 def test_costing_needs_no_framework() -> None:
     imports = "import sys; from llm_perf_opt.analysis.cost_model import cost, families"
-    imports += "; from llm_perf_opt.analysis.limits import floor, hardware"
+    imports += "; from llm_perf_opt.analysis.limits import hardware, roofline"
     code = f"{imports}; print({{'torch', 'transformers'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

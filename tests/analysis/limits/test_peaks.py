@@ -1,6 +1,6 @@
 """Ceilings as denominators: the median, or the reason there is none."""
 
-from llm_perf_opt.analysis.limits.peaks import bandwidth, launch_interval_ns, peak_flops
+from llm_perf_opt.analysis.limits.peaks import bandwidth, peak_flops
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
 from llm_perf_opt.core.records import Missing
@@ -24,4 +24,3 @@ def test_a_missing_ceiling_keeps_its_reason() -> None:
 
 def test_what_was_never_measured_is_named() -> None:
     assert peak_flops(CEILINGS, "int8") == Missing("the measured peaks of NVIDIA H200 do not include int8 matrix products")
-    assert launch_interval_ns(CEILINGS) == Missing("the measured peaks of NVIDIA H200 do not include the launch interval")

@@ -1,4 +1,4 @@
-"""What bounds a stage, and the evidence for it: no verdict goes beyond the measurements."""
+"""What bounds a stage, with the evidence; no verdict goes beyond the measurements."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import duration
 
 BUSY_ENOUGH = 0.5
-"""Below this share of kernel time a stage waits for launches, whatever bounds its kernels."""
+"""Below this share of kernel time, a stage waits for launches, whatever bounds its kernels."""
 NEAR_ROOFLINE = 2.0
 """Up to this many times its roofline time, a stage is bound by memory or compute: the roofline time is at least half of its time,
 so nothing else in its budget is larger. Beyond it, look at the kernels or the host."""
@@ -50,7 +50,7 @@ EVIDENCE = (
 HOW_TO_KNOW = "use profiling.torch.enable=true"
 
 
-_BY_TORCH = Missing("it is of the torch pass")
+_FROM_TORCH = Missing("the share is from the torch pass")
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ class KernelShare:
 
     low: float
     high: float
-    sampled: Maybe[float] = _BY_TORCH
+    sampled: Maybe[float] = _FROM_TORCH
     """The mean sampled utilization, if the bounds come from it."""
 
     @property
     def words(self) -> str:
-        """In words, for a sentence."""
+        """The share as a clause of a sentence."""
         low, high = (_on_its_side(end, BUSY_ENOUGH, "{:.0%}", "{:.1%}", "{:.2%}") for end in (self.low, self.high))
         if isinstance(self.sampled, Missing):
             return f"kernels fill {low} of the time"
-        reach = f"{low} to {high}" if low != high else low
+        interval = f"{low} to {high}" if low != high else low
         seen = f"GPU utilization {self.sampled:.0%} during the repeats"
-        return f"kernels run for {reach} of the time, according to telemetry ({seen}) and the roofline times"
+        return f"kernels run for {interval} of the time, according to telemetry ({seen}) and the roofline times"
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class RooflineDistance:
 
     @property
     def words(self) -> str:
-        """In words, for a sentence."""
+        """The distance as a clause of a sentence."""
         times = _on_its_side(self.times, NEAR_ROOFLINE, "{:,.1f}", "{:,.2f}", "{:,.3f}")
         return f"it takes {times} × its roofline time of {duration(self.roofline.seconds * 1e9)} at the {self.limits} peaks"
 
 
 def _on_its_side(value: float, threshold: float, *formats: str) -> str:
-    """Return the value in as few digits as keep it on its side of the threshold."""
+    """Return the value with just enough digits to keep it on its side of the threshold."""
     shown = [form.format(value) for form in formats]
     for text in shown:
         rounded = float(text.rstrip("%").replace(",", "")) / (100 if text.endswith("%") else 1)
@@ -99,12 +99,12 @@ def _on_its_side(value: float, threshold: float, *formats: str) -> str:
 
 
 def sampled_share(sampled: float, own: float, others: float, own_least: float, others_least: float) -> KernelShare:
-    """Return the bounds that the device's utilization over all repeats sets for one stage.
+    """Return the bounds of one stage's kernel share, from the device's utilization over all repeats.
 
-    `own` and `others` are the shares of the repeats' time that this stage and the other one take; what remains lies between
-    repeats. The stage's kernels run least where the readings overstate most and everything else kept the device busy throughout,
-    and most where the readings are exact and the other stage's ran no longer than its roofline time, which is the least that a
-    stage's kernels run: `…_least`, as a share of its time.
+    `own` and `others` are the shares of the repeats' time that this stage and the other one take; the remainder is between
+    repeats. `…_least` is a stage's roofline time as a share of its time: its kernels run at least that long. The lower bound
+    assumes that the readings are too high by the full margin and that the device was busy in all other time; the upper bound
+    assumes that the readings are exact and that the other stage's kernels ran for their roofline time only.
     """
     rest = max(0.0, 1 - own - others)
     low = (sampled - READ_TOO_MUCH - others - rest) / own
@@ -114,47 +114,41 @@ def sampled_share(sampled: float, own: float, others: float, own_least: float, o
 
 
 def verdict(nearest: Maybe[RooflineDistance], share: Maybe[KernelShare], *, on_cpu: bool) -> tuple[str, str]:
-    """Return a word of VERDICTS, and the reason."""
+    """Return a verdict of VERDICTS and the reason."""
     if not isinstance(share, Missing) and share.high < BUSY_ENOUGH:
         return LAUNCH, f"{share.words}; the device waits for the host to launch them"
     if isinstance(nearest, Missing):
         return UNKNOWN, nearest.why
     seen = "" if isinstance(share, Missing) else f"{share.words}; "
     if nearest.times <= NEAR_ROOFLINE:
-        mostly = "compute" if nearest.roofline.bound == "compute" else "memory"
-        word = COMPUTE if nearest.roofline.bound == "compute" else MEMORY
-        return word, f"{seen}{nearest.words}, most of which is {mostly}"
+        bound = nearest.roofline.bound
+        return COMPUTE if bound == "compute" else MEMORY, f"{seen}{nearest.words}, most of which is {bound}"
     if on_cpu:
         return NEITHER, f"{nearest.words}; on a CPU, slow kernels and the framework's own time cannot be separated"
     if isinstance(share, Missing):
         return UNKNOWN, f"{nearest.words}, and nothing shows for how much of it kernels ran: {share.why} ({HOW_TO_KNOW})"
-    return _far_from_the_floor(nearest, share)
+    return _far_from_roofline(nearest, share)
 
 
-def _far_from_the_floor(nearest: RooflineDistance, share: KernelShare) -> tuple[str, str]:
-    """Return what takes most of the time beyond the roofline on a GPU, wherever within its bounds the kernels' share is."""
-    floor = 1 / nearest.times
-    if max(share.low, floor) < BUSY_ENOUGH:
+def _far_from_roofline(nearest: RooflineDistance, share: KernelShare) -> tuple[str, str]:
+    """Return what takes most of the time beyond the roofline on a GPU, if it is the same at both bounds of the kernels' share."""
+    roofline = 1 / nearest.times
+    if max(share.low, roofline) < BUSY_ENOUGH:
         return UNKNOWN, f"{nearest.words}, and {share.words}, so it is unclear whether the device waits ({HOW_TO_KNOW})"
-    slow = [_kernels_take_most(busy, floor) for busy in (share.low, share.high)]
+    slow = [busy - roofline > max(roofline, 1 - busy) for busy in (share.low, share.high)]
     if all(slow):
         return KERNELS, f"{share.words}; {nearest.words}: the kernels are far from the device's peaks"
     if any(slow):
         unclear = "so it is unclear whether kernels or waiting take most of it"
         return UNKNOWN, f"{nearest.words}, and {share.words}, {unclear} ({HOW_TO_KNOW})"
-    return NEITHER, f"{share.words}; {nearest.words}, and {_parts_words(share, floor)}: none of them stands out"
+    return NEITHER, f"{share.words}; {nearest.words}, and {_shares_words(share, roofline)}: none of them stands out"
 
 
-def _kernels_take_most(busy: float, floor: float) -> bool:
-    """Return whether the kernel time beyond the roofline is the largest of the three shares of the time."""
-    return busy - floor > max(floor, 1 - busy)
-
-
-def _parts_words(share: KernelShare, floor: float) -> str:
+def _shares_words(share: KernelShare, roofline: float) -> str:
     """Return the three shares of the time; for bounds, at their midpoint."""
     busy = (share.low + share.high) / 2
     about = "" if share.low == share.high else "about "
-    return f"{about}{floor:.0%} is roofline time, {max(busy - floor, 0.0):.0%} kernels beyond it, {1 - busy:.0%} waiting"
+    return f"{about}{roofline:.0%} is roofline time, {max(busy - roofline, 0.0):.0%} kernels beyond it, {1 - busy:.0%} waiting"
 
 
 # --- efficiency metrics -----------------------------------------------------------------------------------------------
@@ -162,7 +156,7 @@ def _parts_words(share: KernelShare, floor: float) -> str:
 
 @dataclass(frozen=True)
 class EfficiencyMetric:
-    """The definition of one figure."""
+    """The definition of one metric."""
 
     key: str
     label: str

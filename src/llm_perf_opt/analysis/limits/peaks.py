@@ -10,22 +10,17 @@ from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 
 
 def peak_flops(ceilings: Ceilings, dtype: str) -> Maybe[float]:
-    """The measured rate of matrix products in a format, FLOP/s."""
+    """Return the measured peak of matrix products in a format, in FLOP/s."""
     return _median(ceilings, f"gemm_{dtype}", f"{dtype} matrix products")
 
 
 def bandwidth(ceilings: Ceilings) -> Maybe[float]:
-    """The measured read bandwidth, B/s."""
+    """Return the measured read bandwidth, in B/s."""
     return _median(ceilings, "read", "the read bandwidth")
 
 
-def launch_interval_ns(ceilings: Ceilings) -> Maybe[float]:
-    """The measured time from one tiny kernel to the next when each is launched by itself."""
-    return _median(ceilings, "launch_eager", "the launch interval")
-
-
 def graph_interval_ns(ceilings: Ceilings) -> Maybe[float]:
-    """The measured time from one tiny kernel to the next inside a CUDA graph, its own running included."""
+    """Return the measured time from the start of one tiny kernel to the next in a CUDA graph."""
     return _median(ceilings, "launch_graph", "the interval of kernels in a graph")
 
 
@@ -40,28 +35,29 @@ def _median(ceilings: Ceilings, key: str, what: str) -> Maybe[float]:
 
 @dataclass(frozen=True)
 class Peaks:
-    """A pair of limits to compare with."""
+    """Peak compute rate and bandwidth, from the datasheet or measured."""
 
     name: str
     source: str
     peak_flops_per_s: Maybe[float]
     bandwidth_bytes_per_s: Maybe[float]
     in_cache: bool = False
-    """Whether the model stays in the cache, so that only computing bounds it."""
+    """Whether the model fits in the cache, so that only compute bounds it."""
 
     @property
     def ridge_flops_per_byte(self) -> Maybe[float]:
-        """Where computing and moving take equally long."""
-        for value in (self.peak_flops_per_s, self.bandwidth_bytes_per_s):
-            if isinstance(value, Missing):
-                return value
-        return _number(self.peak_flops_per_s) / _number(self.bandwidth_bytes_per_s)
+        """The arithmetic intensity at which compute and memory take equally long."""
+        if isinstance(self.peak_flops_per_s, Missing):
+            return self.peak_flops_per_s
+        if isinstance(self.bandwidth_bytes_per_s, Missing):
+            return self.bandwidth_bytes_per_s
+        return self.peak_flops_per_s / self.bandwidth_bytes_per_s
 
 
 def peaks_of(
     timings: CleanTimings, devices: int, numbers: str, datasheet: Maybe[Hardware], measured: Maybe[Ceilings]
 ) -> tuple[Peaks, Peaks]:
-    """The datasheet's limits and the measured ones, of all devices together, for a format of numbers."""
+    """Return the datasheet peaks and the measured peaks of all devices together, for a number format."""
     in_cache = _in_cache(timings, devices)
     return (
         _together(_datasheet_roof(datasheet, numbers, in_cache), devices),
@@ -70,7 +66,7 @@ def peaks_of(
 
 
 def _together(peaks: Peaks, devices: int) -> Peaks:
-    """The limits of several devices that are alike."""
+    """Return the peaks of several identical devices together."""
     if devices == 1:
         return peaks
     peak, moved = (
@@ -83,7 +79,7 @@ def _together(peaks: Peaks, devices: int) -> Peaks:
 
 
 def _in_cache(timings: CleanTimings, devices: int) -> Missing | None:
-    """Why memory bandwidth is no limit, where the model's share on a device is so small that it stays in the cache."""
+    """Return why bandwidth does not bound the model if its share on a device fits in the cache, otherwise None."""
     last_level_cache_bytes = timings.model.last_level_cache_bytes
     weight_bytes = timings.model.weight_bytes / devices
     if isinstance(last_level_cache_bytes, Missing) or weight_bytes > last_level_cache_bytes:
@@ -111,7 +107,7 @@ def _measured_roof(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | No
 
 
 def best_roofline_time(cost: StageCost, peak_sets: tuple[Peaks, ...]) -> Maybe[tuple[Peaks, RooflineTime]]:
-    """The least time on the best limits known: the measured ones, else the datasheet's."""
+    """Return the best known peaks (measured, otherwise datasheet) and the roofline time on them."""
     for peaks in reversed(peak_sets):
         least = roofline_time_at(cost, peaks)
         if not isinstance(least, Missing):
@@ -120,7 +116,7 @@ def best_roofline_time(cost: StageCost, peak_sets: tuple[Peaks, ...]) -> Maybe[t
 
 
 def roofline_time_at(cost: StageCost, peaks: Peaks) -> Maybe[RooflineTime]:
-    """The floor on one pair of limits."""
+    """Return the roofline time at these peaks."""
     if isinstance(peaks.peak_flops_per_s, Missing):
         return peaks.peak_flops_per_s
     if isinstance(peaks.bandwidth_bytes_per_s, Missing):
@@ -128,18 +124,12 @@ def roofline_time_at(cost: StageCost, peaks: Peaks) -> Maybe[RooflineTime]:
     return roofline_time(cost, peaks.peak_flops_per_s, peaks.bandwidth_bytes_per_s)
 
 
-def _number(value: Maybe[float]) -> float:
-    if isinstance(value, Missing):
-        raise TypeError(value.why)
-    return value
-
-
 @dataclass(frozen=True)
 class RateLimits:
-    """Of one device; a limit that is not known holds nothing back."""
+    """The highest rates one device can reach; an unknown one allows every rate."""
 
     flops_per_s: Maybe[float]
-    """The highest peak of any format: which one a kernel computes in, its counters do not always say."""
+    """The highest peak of any format, because counters do not always show which one a kernel uses."""
     bytes_per_s: Maybe[float]
 
 
@@ -147,36 +137,36 @@ NO_LIMITS = RateLimits(Missing("no peak is known"), Missing("no bandwidth is kno
 
 
 def possible_flops_rate(rate: Maybe[float], limits: RateLimits) -> Maybe[float]:
-    """The rate, unless it is above every peak of the device."""
+    """Return the rate, or why it is missing if it exceeds every peak of the device."""
     peak = limits.flops_per_s
     if isinstance(rate, Missing) or isinstance(peak, Missing) or rate <= peak:
         return rate
     return Missing(
-        f"the counted FLOPs over the trace's time would be more than the device's highest peak, {peak / 1e12:,.5g} TFLOP/s; "
-        "the counters or the trace are of other launches than they seem"
+        f"the counted FLOPs divided by the trace's time exceed the device's highest peak, {peak / 1e12:,.5g} TFLOP/s; "
+        "the counters and the trace are probably of different launches"
     )
 
 
 def possible_bytes_rate(rate: Maybe[float], limits: RateLimits) -> Maybe[float]:
-    """The rate, unless it is above the device's bandwidth."""
+    """Return the rate, or why it is missing if it exceeds the device's bandwidth."""
     peak = limits.bytes_per_s
     if isinstance(rate, Missing) or isinstance(peak, Missing) or rate <= peak:
         return rate
     return Missing(
-        f"DRAM bytes counted under Nsight Compute over the trace's time would be more than the device's {peak / 1e9:,.5g} GB/s; "
-        "in the run itself, some of them came from the cache"
+        f"the DRAM bytes counted under Nsight Compute divided by the trace's time exceed the device's {peak / 1e9:,.5g} GB/s; "
+        "without Nsight Compute, some of them came from the cache"
     )
 
 
 def possible_percentage(value: Maybe[float]) -> Maybe[float]:
-    """A share of a peak as the tool gives it, unless it is above the whole."""
+    """Return the tool's percentage of a peak, or why it is missing if it exceeds 100."""
     if isinstance(value, Missing) or value <= 100:
         return value
-    return Missing("Nsight Compute gives more than 100 %, which its replays in several passes can lead to")
+    return Missing("Nsight Compute reports more than 100 %, which can result from its replay in several passes")
 
 
 def limits_of(hardware: Maybe[Hardware], peaks: Peaks | None = None) -> RateLimits:
-    """Of the datasheet; of a device without one, what the user said of it (`peaks`)."""
+    """Return the datasheet's limits; for a device without one, those that the user configured (`peaks`)."""
     if not isinstance(hardware, Missing):
         return RateLimits(max(peak.flops_per_s for peak in hardware.peaks.values()), hardware.bandwidth_bytes_per_s)
     return NO_LIMITS if peaks is None else RateLimits(peaks.peak_flops_per_s, peaks.bandwidth_bytes_per_s)
