@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from kernel_fixtures import H200, launch, report_of
-from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork, SelfTest, judge, told_work
+from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork, SelfTest, judge, reported_work
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.machine_records import CountedKernel, CounterProblem, CounterReport
 from llm_perf_opt.core.records import Missing
@@ -94,6 +94,6 @@ def test_a_chip_without_known_counters_has_no_verdict() -> None:
 def test_what_the_child_says_is_checked() -> None:
     from llm_perf_opt.runners.measure.counter_selftest import WORK as RUN
 
-    assert told_work({"event": "selftest", **asdict(RUN)}) == RUN
-    with pytest.raises(ParseError, match="did not say what it ran"):
-        told_work({"event": "selftest", "gemms": "none"})
+    assert reported_work({"event": "selftest", **asdict(RUN)}) == RUN
+    with pytest.raises(ParseError, match="did not report its work"):
+        reported_work({"event": "selftest", "gemms": "none"})

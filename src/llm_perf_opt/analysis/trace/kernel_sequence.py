@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernels.classes import KernelClass, classify, within_reason
+from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind, different
+from llm_perf_opt.traces.health import within_reason
 from llm_perf_opt.traces.nesting import lanes_of, numbered
 
 LEAST_STEPS = 3
