@@ -296,7 +296,7 @@ def _counted(
     peak, bandwidth = roof.peak_flops_per_s, roof.bandwidth_bytes_per_s
     if isinstance(peak, Missing) or isinstance(bandwidth, Missing) or isinstance(facts.kernels, Missing):
         return Missing("not both limits are known"), 0.0
-    if (several := facts.kernels.on_others(stage)) is not None:
+    if (several := facts.kernels.device_mismatch(stage)) is not None:
         return several, 0.0
     seconds = 0.0
     for row in counters.rows:

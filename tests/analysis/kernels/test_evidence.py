@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.kernels.evidence import disagreements
 def test_only_what_differs_notably_is_told(nsys: float, torch: float, told: bool) -> None:
     found = disagreements({"nsys": {"decode": nsys}, "torch": {"decode": torch}})
     assert len(found) == told
-    assert all(f"nsys holds {nsys:,.1f} kernels per decode step, torch {torch:,.1f}" in one.text for one in found)
+    assert all(f"nsys has {nsys:,.1f} kernels per decode step, torch {torch:,.1f}" in one.text for one in found)
 
 
 def test_a_stage_that_one_pass_does_not_hold_is_not_compared() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from builders import MS, clean_timings, in_a_row
 from kernel_fixtures import counted, launch, report_of, traced_uses
-from llm_perf_opt.analysis.kernels.evidence import against_model, hfu, hfus_of, stage_hfu
+from llm_perf_opt.analysis.kernels.evidence import compare_with_model, hfu, hfus_of, stage_hfu
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.limits.peaks import Peaks
@@ -81,8 +81,8 @@ def test_whatever_is_missing_says_why() -> None:
     assert hfu(counted_stage, "datasheet", 1.0, Missing("no peak")) == Missing("no peak")
     assert isinstance(hfu(stage_of(), "datasheet", 1.0, 1.0), Missing)
     assert isinstance(hfu(counted_stage, "datasheet", 0.0, 1.0), Missing)
-    assert against_model(counted_stage, Missing("no cost model")) == Missing("no cost model")
-    assert isinstance(against_model(counted_stage, 0.0), Missing)
+    assert compare_with_model(counted_stage, Missing("no cost model")) == Missing("no cost model")
+    assert isinstance(compare_with_model(counted_stage, 0.0), Missing)
 
 
 def test_of_a_recorded_model() -> None:

@@ -12,9 +12,9 @@ def plan(stage: str = "decode_step") -> Selection:
     return Selection(stage, "nsys", 2, kernels, 0.9, launch_skip=0, launch_count=100, steps_needed=3, passes=9, seconds=1.0)
 
 
-def test_what_was_counted_stands_beside_the_plan() -> None:
+def test_the_plan_is_shown_with_what_was_counted() -> None:
     found = outcome(plan(), "decode", 100, 0.88)
-    assert "100 launches of step 2, which carry 90.0 % of the kernel time" in found.note
+    assert "100 launches of step 2, which represent 90.0 % of its kernel time" in found.note
     assert found.note.endswith("Counted: 100 launches, joined to 88.0 % of the stage's kernel time.")
     assert found.warning is None
 
@@ -24,7 +24,7 @@ def test_less_than_planned_is_a_warning(launches: int, joined: float) -> None:
     warning = outcome(plan(), "decode", launches, joined).warning
     assert warning is not None
     assert f"{launches} of 100 launches were counted" in warning.text
-    assert "90.0 % was planned" in warning.text
+    assert "planned 90.0 %" in warning.text
 
 
 def test_a_plan_for_one_range_says_nothing_of_the_share_of_the_program() -> None:

@@ -65,7 +65,7 @@ def test_a_tighter_one_gives_up_functions_and_says_so() -> None:
 
 def test_nothing_fits() -> None:
     found = select(Stage.PREFILL, STEPS, source="test", top=1, coverage=0.8, passes=10, budget_s=0.1)
-    assert found == Missing("not one launch of prefill fits in 0.1 s at 10 passes")
+    assert found == Missing("no launch of prefill fits in 0.1 s at 10 passes")
 
 
 def test_an_empty_timeline_has_a_reason() -> None:
@@ -102,9 +102,9 @@ def test_collectives_are_never_replayed(function: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("collective_ns", "budget_s", "said", "unsaid"),
     [
-        (900, 10.0, "collectives take 64% of it, so that no more than 36% can be counted.", "budget_s"),
-        (900, 0.1, "no more than 36% can be counted; for more of that, raise profiling.ncu.budget_s", "nothing"),
-        (10, 0.1, "asked for; raise profiling.ncu.budget_s", "collectives take"),
+        (900, 10.0, "collectives take 64% of it, so at most 36% can be counted.", "budget_s"),
+        (900, 0.1, "at most 36% can be counted; to count more of that, raise profiling.ncu.budget_s", "nothing"),
+        (10, 0.1, "requested 80%; raise profiling.ncu.budget_s", "collectives take"),
     ],
 )
 def test_what_is_to_be_done_for_more_coverage_depends_on_what_stands_in_the_way(
