@@ -147,8 +147,8 @@ def test_overlap_and_exposed_copies() -> None:
     built.launch(3, 125, 126, "Memset", kind=WorkKind.MEMSET)
     total = accounted(built.trace()).total
     assert (total.span_ns, total.busy_ns, total.idle_ns) == (26, 21, 5)
-    assert total.overlap_ns == (10 + 5 + 10 + 1) - 21
-    assert total.exposed_copy_ns == 21 - 15, "from 110 to 115 and the memset"
+    assert total.kernels.sum_ns + total.copies.sum_ns + total.memsets.sum_ns == 10 + 5 + 10 + 1
+    assert total.busy_ns - total.kernels.union_ns == 21 - 15, "from 110 to 115 and the memset"
 
 
 def test_devices_stand_by_themselves_and_together() -> None:

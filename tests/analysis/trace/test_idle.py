@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.trace.idle import SYNCHRONISING, IdleCause, host_side, occupation
+from llm_perf_opt.analysis.trace.idle import SYNCHRONIZING, IdleCause, host_side, occupation
 from llm_perf_opt.analysis.trace.intervals import union_blocks, union_ns
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind
 from llm_perf_opt.traces.projection import launching_calls
@@ -199,7 +199,7 @@ def test_other_work_fills_a_stages_gap() -> None:
     ],
 )
 def test_which_calls_wait_for_the_device(name: str, waits: bool) -> None:
-    assert (SYNCHRONISING.fullmatch(name) is not None) is waits
+    assert (SYNCHRONIZING.fullmatch(name) is not None) is waits
 
 
 # --- what holds for every trace ---------------------------------------------------------------------------------------

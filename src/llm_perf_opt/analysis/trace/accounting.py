@@ -18,7 +18,16 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, KernelClass
 from llm_perf_opt.analysis.trace.idle import HostSide, IdleCause, IdleGaps, Occupation, host_side, occupation
-from llm_perf_opt.analysis.trace.intervals import Blocks, distinct, exact_sum, renumbered, sums, union_blocks, union_ns
+from llm_perf_opt.analysis.trace.intervals import (
+    Blocks,
+    distinct,
+    exact_sum,
+    group_spans,
+    renumbered,
+    sums,
+    union_blocks,
+    union_ns,
+)
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind, different, different_pairs
 from llm_perf_opt.traces.projection import NONE, Bool, launching_calls
@@ -47,16 +56,6 @@ class DeviceTime:
     memsets: KindTime
     idle: dict[IdleCause, int]
     """Idle time by cause; sums to `idle_ns`."""
-
-    @property
-    def overlap_ns(self) -> int:
-        """Time that the sums count more than once."""
-        return self.kernels.sum_ns + self.copies.sum_ns + self.memsets.sum_ns - self.busy_ns
-
-    @property
-    def exposed_copy_ns(self) -> int:
-        """Time in which copies and memsets ran and no kernel did."""
-        return self.busy_ns - self.kernels.union_ns
 
 
 @dataclass(frozen=True)
@@ -157,10 +156,7 @@ def step_times(trace: Trace, host: HostSide, stages: TraceStages, rows: Int64, g
     mine = rows[instance != NONE]
     steps = distinct(instance, len(stages.instances))
     of_step = renumbered(instance[instance != NONE], steps, len(stages.instances))
-    first = np.full(len(steps), np.iinfo(np.int64).max)
-    last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.minimum.at(first, of_step, trace.work.start_ns[mine])
-    np.maximum.at(last, of_step, trace.work.end_ns[mine])
+    first, last = group_spans(of_step, trace.work.start_ns[mine], trace.work.end_ns[mine], len(steps))
     order = np.lexsort((steps, first, stages.instances.parent[steps]))
     steps, first, last = steps[order], first[order], last[order]
     place = np.empty(len(order), np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.accounting import Account, DeviceTime, StageTime, stages_by_device
 from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine, GpuMetricLine, IdleLine
-from llm_perf_opt.analysis.trace.intervals import covered_before, distinct, renumbered, union_blocks
+from llm_perf_opt.analysis.trace.intervals import covered_before, distinct, group_spans, renumbered, union_blocks
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.traces.events import Int64, Trace, different
 from llm_perf_opt.traces.projection import NONE
@@ -71,11 +71,7 @@ def _inside(trace: Trace, group: Int64, device: int) -> Int64:
     rows = np.flatnonzero(group != NONE)
     groups = distinct(group[rows], int(group.max(initial=0)) + 1)
     of_group = renumbered(group[rows], groups, int(group.max(initial=0)) + 1)
-    first = np.full(len(groups), np.iinfo(np.int64).max)
-    last = np.full(len(groups), np.iinfo(np.int64).min)
-    np.minimum.at(first, of_group, trace.work.start_ns[rows])
-    np.maximum.at(last, of_group, trace.work.end_ns[rows])
-    windows = union_blocks(first, last)
+    windows = union_blocks(*group_spans(of_group, trace.work.start_ns[rows], trace.work.end_ns[rows], len(groups)))
     mine = np.flatnonzero(trace.samples.device == device)
     times = trace.samples.time_ns[mine]
     return np.asarray(mine[covered_before(windows, times + 1) > covered_before(windows, times)])

@@ -4,13 +4,12 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, KernelClass, class_of_work
 from llm_perf_opt.analysis.trace.idle import synchronizing_calls
-from llm_perf_opt.analysis.trace.intervals import covered_of_group, distinct, exact_sum, union_blocks
+from llm_perf_opt.analysis.trace.intervals import covered_of_group, distinct, exact_sum, matching, union_blocks
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.traces.events import Int32, Int64, Trace, UInt8, WorkKind, different_pairs
+from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind, different_pairs
 from llm_perf_opt.traces.nesting import lanes_of
 from llm_perf_opt.traces.projection import NONE, Bool, launching_calls
 
@@ -49,13 +48,13 @@ def host_calls(trace: Trace, stages: TraceStages, stage: str) -> HostCallCounts:
         windows.holding(rows.start_ns, rows.process, rows.thread, np.flatnonzero(chosen))
         for rows, chosen in (
             (calls, synchronizing_calls(trace)),
-            (calls, matching(trace, calls.name, ALLOCATING)),
-            (operators, matching(trace, operators.name, _ITEM)),
+            (calls, matching(trace, calls.name, ALLOCATING.search)),
+            (operators, matching(trace, operators.name, _ITEM.search)),
         )
     )
     copies = (stages.of_stage(stage) != NONE) & (trace.work.kind == WorkKind.MEMCPY)
-    to_device = copies & matching(trace, trace.work.name, _TO_DEVICE)
-    to_host = copies & matching(trace, trace.work.name, _TO_HOST)
+    to_device = copies & matching(trace, trace.work.name, _TO_DEVICE.search)
+    to_host = copies & matching(trace, trace.work.name, _TO_HOST.search)
     known = (to_device | to_host) & (trace.work.size_bytes > 0)
     return HostCallCounts(
         syncs=len(waits),
@@ -112,15 +111,6 @@ def _launching_windows(trace: Trace, stages: TraceStages, stage: str) -> _Window
     )
 
 
-def matching(trace: Trace, name: Int32, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Per row: whether its name begins so, or holds it. Each distinct name is looked at once."""
-    matches = np.zeros(len(trace.names) + 1, np.bool_)  # the last entry answers NO_NAME
-    for index in distinct(name.astype(np.int64), len(trace.names)):
-        matches[index] = pattern.search(trace.name_of(int(index))) is not None
-    found: npt.NDArray[np.bool_] = matches[name]
-    return found
-
-
 # --- fusion -----------------------------------------------------------------------------------------------------------
 
 
@@ -167,7 +157,7 @@ class Fusion:
 
 def within_device(trace: Trace) -> Bool:
     """Per row of device work: whether it is a copy from the device to itself, which a compiler makes part of its kernels."""
-    found: Bool = (trace.work.kind == WorkKind.MEMCPY) & matching(trace, trace.work.name, _WITHIN_DEVICE)
+    found: Bool = (trace.work.kind == WorkKind.MEMCPY) & matching(trace, trace.work.name, _WITHIN_DEVICE.search)
     return found
 
 
@@ -211,15 +201,15 @@ def _is_one_of(classes: UInt8, kinds: tuple[KernelClass, ...]) -> Bool:
 def _compiled_sorts(trace: Trace, rows: Int64, first: Bool) -> Bool:
     """Sorts that a compiler makes kernels of: small ones that are no part of a top-k, whose own sort follows it at once."""
     name = trace.work.name[rows]
-    after_top_k = np.append(False, matching(trace, name, _TOP_K)[:-1])[: len(rows)] & ~first
-    found: Bool = matching(trace, name, _SMALL_SORT) & ~after_top_k
+    after_top_k = np.append(False, matching(trace, name, _TOP_K.search)[:-1])[: len(rows)] & ~first
+    found: Bool = matching(trace, name, _SMALL_SORT.search) & ~after_top_k
     return found
 
 
 def _after_routing(trace: Trace, rows: Int64, classes: UInt8, fusable: Bool, first: Bool) -> Bool:
     """Whether the last kernel before that says so is a grouped product, or a top-k whose next product is a grouped one."""
     name = trace.work.name[rows]
-    grouped, top_k = matching(trace, name, _GROUPED), matching(trace, name, _TOP_K)
+    grouped, top_k = matching(trace, name, _GROUPED.search), matching(trace, name, _TOP_K.search)
     if not grouped.any():
         return np.zeros(len(rows), np.bool_)
     product = ~fusable & (grouped | _is_one_of(classes, _PRODUCTS))

@@ -27,7 +27,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, covered_of_group, distinct, exact_sum, union_blocks
+from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, covered_of_group, exact_sum, matching, union_blocks
 from llm_perf_opt.traces.events import Columns, Int64, Trace, UInt8, WorkKind
 from llm_perf_opt.traces.nesting import lanes_of
 from llm_perf_opt.traces.projection import NONE, through
@@ -62,7 +62,7 @@ _LABELS = {
     IdleCause.UNKNOWN: "unknown",
 }
 
-SYNCHRONISING = re.compile(
+SYNCHRONIZING = re.compile(
     r"(cuda|hip)(Device|Stream|Event|Thread)Synchronize|cu(Ctx|Stream|Event)Synchronize"
     r"|(cuda|hip)(Memcpy|Memset)(?!.*Async)\w*|cu(Memcpy|Memset)(?!.*Async)\w*"
     r"|(cuda|hip)Free|cuMemFree"  # freeing device memory waits for the device
@@ -107,7 +107,7 @@ def host_side(trace: Trace, call_of_work: Int64) -> HostSide:
     """Find when each thread was held in a call that waits for the device."""
     calls = trace.calls
     lane = lanes_of((calls.process, calls.thread))[0]
-    waits = _by_name(trace)[calls.name] | _blocking_copies(trace, call_of_work)
+    waits = synchronizing_calls(trace) | _blocking_copies(trace, call_of_work)
     rows = np.flatnonzero(waits)
     blocked = union_blocks(calls.start_ns[rows], calls.end_ns[rows], lane[rows])
     return HostSide(call_of_work, blocked, lane)
@@ -172,16 +172,8 @@ def _causes(trace: Trace, host: HostSide, instance: Int64, start: Int64, end: In
 
 
 def synchronizing_calls(trace: Trace) -> Bool:
-    """Per call: whether its name is one that returns only when the device is done."""
-    return np.asarray(_by_name(trace)[trace.calls.name])
-
-
-def _by_name(trace: Trace) -> Bool:
-    """Per name: whether it is a synchronizing call. The last entry answers NO_NAME."""
-    waits = np.zeros(len(trace.names) + 1, np.bool_)
-    for index in distinct(trace.calls.name.astype(np.int64), len(trace.names)):
-        waits[index] = SYNCHRONISING.fullmatch(_VERSION.sub("", trace.name_of(int(index)))) is not None
-    return waits
+    """Return per call whether it is one that returns only when the device is done."""
+    return matching(trace, trace.calls.name, lambda name: SYNCHRONIZING.fullmatch(_VERSION.sub("", name)))
 
 
 def _blocking_copies(trace: Trace, call_of_work: Int64) -> Bool:

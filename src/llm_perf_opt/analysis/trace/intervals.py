@@ -3,13 +3,14 @@
 Everything is sorted, never searched pairwise: a million stretches cost a few sorts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.traces.events import Int64, different
+from llm_perf_opt.traces.events import Int32, Int64, Trace, different
 from llm_perf_opt.traces.projection import NONE
 
 Bool = npt.NDArray[np.bool_]
@@ -125,7 +126,7 @@ def _running_latest(end_ns: Int64, group: Int64) -> tuple[Int64, Int64]:
     return end_ns[leader], leader
 
 
-# --- row numbers ------------------------------------------------------------------------------------------------------
+# --- rows and groups --------------------------------------------------------------------------------------------------
 
 
 def distinct(rows: Int64, size: int) -> Int64:
@@ -150,8 +151,25 @@ def exact_sum(values: Int64) -> int:
     return found
 
 
+def group_spans(group: Int64, start_ns: Int64, end_ns: Int64, groups: int) -> tuple[Int64, Int64]:
+    """Return the earliest start and the latest end of each group."""
+    first = np.full(groups, np.iinfo(np.int64).max)
+    last = np.full(groups, np.iinfo(np.int64).min)
+    np.minimum.at(first, group, start_ns)
+    np.maximum.at(last, group, end_ns)
+    return first, last
+
+
+def matching(trace: Trace, name: Int32, matches: Callable[[str], object]) -> Bool:
+    """Return per row whether its name matches; each distinct name is tested once."""
+    by_name = np.zeros(len(trace.names) + 1, np.bool_)  # the last entry is for NO_NAME
+    for index in distinct(name.astype(np.int64), len(trace.names)):
+        by_name[index] = bool(matches(trace.name_of(int(index))))
+    return np.asarray(by_name[name])
+
+
 def sums(group: Int64, values: Int64, groups: int) -> Int64:
-    """Exact integer sums per group; numpy's weighted bincount adds in floating point."""
+    """Return exact integer sums per group; numpy's weighted bincount adds in floating point."""
     total = np.zeros(groups, np.int64)
     np.add.at(total, group, values)
     return total

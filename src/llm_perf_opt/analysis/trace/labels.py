@@ -8,7 +8,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.attribution import MODULE_LABEL, outermost_of_its_name
 from llm_perf_opt.analysis.trace.document import LabelLine
-from llm_perf_opt.analysis.trace.intervals import distinct, sums
+from llm_perf_opt.analysis.trace.intervals import distinct, matching, sums
 from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, PREFILL, TraceStages
 from llm_perf_opt.config.runtimes import all_traits, by_step
 from llm_perf_opt.core.stages import MIXED_STEP, STAGE_NAMES, STEP
@@ -114,11 +114,8 @@ def _labels(trace: Trace, stages: TraceStages) -> tuple[Int64, Int64, list[str]]
     ranges = trace.ranges
     marks = np.zeros(len(ranges), np.bool_)
     marks[stages.instances.range[stages.instances.range != NONE]] = True
-    module = np.zeros(len(trace.names) + 1, np.bool_)  # the last entry answers NO_NAME
-    for index in distinct(ranges.name.astype(np.int64), len(trace.names)):
-        module[index] = MODULE_LABEL.fullmatch(trace.name_of(int(index))) is not None
     stage_names = distinct(ranges.name[marks].astype(np.int64), len(trace.names))
-    rows = np.flatnonzero(~marks & ~module[ranges.name] & ~np.isin(ranges.name, stage_names))
+    rows = np.flatnonzero(~marks & ~matching(trace, ranges.name, MODULE_LABEL.fullmatch) & ~np.isin(ranges.name, stage_names))
     domain, name = (column[rows].astype(np.int64) for column in (ranges.domain, ranges.name))
     domains, labels = different_pairs(domain, name)
     width = len(trace.names) + 1

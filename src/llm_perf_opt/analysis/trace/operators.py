@@ -61,59 +61,51 @@ def _shared(blocks: Blocks, start_ns: Int64, end_ns: Int64) -> int:
 
 
 def _operators(trace: Trace, nesting: Nesting, rows: Int64) -> list[HostOperatorLine]:
-    """These operators by name. An inner operator lies in the same stage as the one around it."""
-    table = trace.operators
-    duration = np.maximum(table.end_ns - table.start_ns, 0)
-    inner = nesting.parent != NONE
-    own = duration - sums(nesting.parent[inner], duration[inner], len(table))
-    name = table.name.astype(np.int64)
-    outer = outermost_of_its_name(nesting.parent, name, rows)
-    names = len(trace.names)
-    calls = np.bincount(name[rows[~doubled(nesting.parent, name)[rows]]], minlength=names)
-    self_ns = sums(name[rows], own[rows], names)
-    counted = rows[outer[rows]]
-    total_ns = sums(name[counted], duration[counted], names)
-    whole = int(self_ns.sum())
+    """Return these operators by name; an inner operator is in the same stage as the one around it."""
+    times = _host_times(trace, nesting, rows)
+    whole = sum(self_ns for _, _, self_ns, _ in times)
     lines = [
-        HostOperatorLine(
-            trace.name_of(int(index)),
-            int(calls[index]),
-            int(self_ns[index]),
-            int(total_ns[index]),
-            int(self_ns[index]) / whole if whole else 0.0,
-        )
-        for index in np.flatnonzero(calls)
+        HostOperatorLine(name, calls, self_ns, total_ns, self_ns / whole if whole else 0.0)
+        for name, calls, self_ns, total_ns in times
     ]
     return sorted(lines, key=lambda line: (-line.self_ns, -line.total_ns, line.name))
 
 
-NO_MEMORY = "a trace does not say whose memory it was"
-
-
-def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
-    """Every operator by name, the most self time first; an operator inside another of its name is counted once in totals."""
-    table = trace.operators
-    nesting = nest(table.start_ns, table.end_ns, lanes_of((table.process, table.thread))[0])
-    duration = table.end_ns - table.start_ns
+def _host_times(trace: Trace, nesting: Nesting, rows: Int64) -> list[tuple[str, int, int, int]]:
+    """Return name, calls, self time and total time of these operators; the total counts nested calls of one name once."""
+    table, names = trace.operators, len(trace.names)
+    duration = np.maximum(table.end_ns - table.start_ns, 0)
     inner = nesting.parent != NONE
     own = duration - sums(nesting.parent[inner], duration[inner], len(table))
     name = table.name.astype(np.int64)
-    outer = outermost_of_its_name(nesting.parent, name, np.arange(len(table)))
-    names = len(trace.names)
-    calls = np.bincount(name[~doubled(nesting.parent, name)], minlength=names)
-    self_ns, total_ns = sums(name, own, names), sums(name[outer], duration[outer], names)
+    calls = np.bincount(name[rows[~_repeated(nesting.parent, name)[rows]]], minlength=names)
+    outer = rows[outermost_of_its_name(nesting.parent, name, rows)[rows]]
+    self_ns, total_ns = sums(name[rows], own[rows], names), sums(name[outer], duration[outer], names)
+    return [
+        (trace.name_of(int(index)), int(calls[index]), int(self_ns[index]), int(total_ns[index]))
+        for index in np.flatnonzero(calls)
+    ]
+
+
+NO_MEMORY = "a trace does not show which operator allocated memory"
+
+
+def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
+    """Return every operator by name, longest self time first; totals count nested calls of one name once."""
+    table = trace.operators
+    nesting = nest(table.start_ns, table.end_ns, lanes_of((table.process, table.thread))[0])
     device = _device_times(trace) if on_gpu else None
     rows = []
-    for index in np.flatnonzero(calls):
+    for name, calls, self_ns, total_ns in _host_times(trace, nesting, np.arange(len(table))):
         on_device: tuple[Maybe[int], Maybe[int]] = (Missing("the run is on the CPU"),) * 2
         if device is not None:
-            on_device = device.get(trace.name_of(int(index)), (0, 0))
+            on_device = device.get(name, (0, 0))
         rows.append(
             OperatorRow(
-                name=trace.name_of(int(index)),
-                calls=int(calls[index]),
-                cpu_total_ns=int(total_ns[index]),
-                cpu_self_ns=int(self_ns[index]),
+                name=name,
+                calls=calls,
+                cpu_total_ns=total_ns,
+                cpu_self_ns=self_ns,
                 device_total_ns=on_device[0],
                 device_self_ns=on_device[1],
                 cpu_memory_bytes=Missing(NO_MEMORY),
@@ -123,7 +115,7 @@ def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
     return tuple(sorted(rows, key=_weight))
 
 
-def doubled(parent: Int64, name: Int64) -> Bool:
+def _repeated(parent: Int64, name: Int64) -> Bool:
     """Rows that only repeat the one around them, of the same name and with nothing else inside: torch counts such a call once."""
     inner = np.flatnonzero(parent != NONE)
     children = np.bincount(parent[inner], minlength=len(parent))

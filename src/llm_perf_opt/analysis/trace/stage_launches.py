@@ -8,6 +8,7 @@ import numpy.typing as npt
 from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
 from llm_perf_opt.analysis.kernels.names import function_name
 from llm_perf_opt.analysis.kernels.selection import Launch
+from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind, different
@@ -100,8 +101,7 @@ def kernels_by_time(
     # two indices may carry one name; the names decide
     indices, number = np.unique(trace.work.name[rows], return_inverse=True)
     calls = np.bincount(number.reshape(-1), minlength=len(indices))
-    total = np.zeros(len(indices), np.int64)
-    np.add.at(total, number.reshape(-1), duration)
+    total = sums(number.reshape(-1), duration, len(indices))
     by_name: dict[str, tuple[int, int]] = {}
     for index, count, time in zip(indices.tolist(), calls.tolist(), total.tolist(), strict=True):
         name = trace.name_of(index)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, class_of_work
-from llm_perf_opt.analysis.trace.intervals import distinct
+from llm_perf_opt.analysis.trace.intervals import distinct, group_spans
 from llm_perf_opt.analysis.trace.kernel_sequence import Repetition, find_repetition, find_steps
 from llm_perf_opt.analysis.trace.labels import Dialect, dialects
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, PREFILL, PROFILE, Instances, TraceStages, coverage_of
@@ -164,10 +164,7 @@ def _with_decodes(
     run[order[in_run]] = np.cumsum(begins)[in_run] - 1
     runs = int(begins.sum())
     members = np.flatnonzero(run != NONE)
-    first = np.full(runs, np.iinfo(np.int64).max)
-    last = np.full(runs, np.iinfo(np.int64).min)
-    np.minimum.at(first, run[members], instances.start_ns[members])
-    np.maximum.at(last, run[members], instances.end_ns[members])
+    first, last = group_spans(run[members], instances.start_ns[members], instances.end_ns[members], runs)
     every = (*names, DECODE)
     decodes = Instances(
         np.full(runs, len(names), np.int32), first, last, np.full(runs, NONE, np.int64), np.full(runs, NONE, np.int64)
