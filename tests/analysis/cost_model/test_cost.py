@@ -1,4 +1,4 @@
-"""FLOPs and bytes: the arithmetic to the eye, published figures, and properties that hold for any step."""
+"""FLOPs and bytes: hand-computed figures, published figures, and properties of every step."""
 
 import json
 from fractions import Fraction
@@ -105,7 +105,7 @@ def parts(stage: StageCost) -> dict[str, tuple[int, int]]:
     return {part.name: (part.flops, part.bytes) for part in stage.parts}
 
 
-# --- the arithmetic, to the eye ---------------------------------------------------------------------------------------
+# --- hand-computed figures --------------------------------------------------------------------------------------------
 
 
 def test_one_step_of_a_tiny_model() -> None:
@@ -136,7 +136,7 @@ def test_llama3_8b_decode_reads_everything_but_the_embedding_table() -> None:
     assert stage.bytes == 2 * (8_030_261_248 - table + 4096) + 2049 * kv + 2 * 128256
 
 
-def test_tied_weights_change_what_is_held_and_not_what_is_done() -> None:
+def test_tied_weights_change_memory_but_not_flops() -> None:
     apart, tied = architecture_of(TINY), architecture_of(TINY | {"tie_word_embeddings": True})
     assert apart.params - tied.params == 32 * 8
     assert step_cost(apart, Step(2, 3, 5)) == step_cost(tied, Step(2, 3, 5))
@@ -258,7 +258,7 @@ def test_unknown_formats_are_named(arguments: dict[str, Any], named: str) -> Non
     assert caught.value.fact.startswith(named)
 
 
-# --- requests that mean nothing ---------------------------------------------------------------------------------------
+# --- invalid requests -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, "1", True, None, [1]])
@@ -281,7 +281,7 @@ def test_a_step_checks_itself() -> None:
         Step(1, 1, 0, "some")  # type: ignore[arg-type]
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def test_json_has_the_promised_shape() -> None:
@@ -312,12 +312,12 @@ def test_json_has_the_promised_shape() -> None:
     }
 
 
-def test_json_says_how_latent_attention_runs() -> None:
+def test_json_has_the_implementation_of_latent_attention() -> None:
     data = model_cost(architecture_of(SMALL_MLA), batch=1, prompt=4, context=4).to_json()
     assert data["assumptions"]["mla"] == "reexpand"
 
 
-# --- what holds for every step ----------------------------------------------------------------------------------------
+# --- properties of every step -----------------------------------------------------------------------------------------
 
 sizes = st.integers(1, 40)
 cached = st.integers(0, 40)

@@ -1,4 +1,4 @@
-"""Kernel names and what they compute: those of the recorded traces, and names that other engines leave in theirs."""
+"""Kernel classes: names of the recorded traces and of other engines."""
 
 import re
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_no_time_of_the_recorded_traces_is_unknown() -> None:
     assert sum(row.share for row in rows if row.kind is KernelClass.GEMM) == pytest.approx(0.5525, abs=1e-4)
 
 
-# Names as they stand in public traces, sources and reports of the engines.
+# Names from public traces, sources and reports of the engines.
 SEEN = {
     "GEMM": [
         "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn",

@@ -75,7 +75,7 @@ def test_more_than_the_hardware_can_is_an_error(roof: str, peak: float, passes: 
             hfu(stage, roof, 2.0, peak)
 
 
-def test_whatever_is_missing_says_why() -> None:
+def test_missing_inputs_keep_their_reason() -> None:
     counted_stage = stage_of(whole("f", 10.0))
     assert hfu(counted_stage, "datasheet", Missing("no time"), 1.0) == Missing("no time")
     assert hfu(counted_stage, "datasheet", 1.0, Missing("no peak")) == Missing("no peak")
@@ -102,7 +102,7 @@ def test_of_a_recorded_model() -> None:
 
 
 @pytest.mark.parametrize(("devices", "known"), [(1, True), (2, False)])
-def test_work_of_several_devices_is_not_held_against_the_limits_of_one(devices: int, known: bool) -> None:
+def test_work_of_several_devices_is_not_compared_with_the_peak_of_one(devices: int, known: bool) -> None:
     timings = clean_timings(in_a_row(10, 50 * MS, [10 * MS] * 10))
     stage = stage_of(whole("f", 10.0), whole("g", 60.0))
     limits = Efficiency("qwen2", "bf16", (Peaks("datasheet", "a card", 1e12, 1e12),), (), ())

@@ -1,4 +1,4 @@
-"""The plan of a counting pass beside what came of it."""
+"""The plan of a counting pass compared with its result."""
 
 import pytest
 
@@ -27,13 +27,13 @@ def test_less_than_planned_is_a_warning(launches: int, joined: float) -> None:
     assert "planned 90.0 %" in warning.text
 
 
-def test_a_plan_for_one_range_says_nothing_of_the_share_of_the_program() -> None:
+def test_a_plan_for_one_range_has_no_target_for_the_program() -> None:
     assert outcome(plan("train@LLM"), "program", 100, 0.2).warning is None
     assert outcome(plan("the program"), "program", 100, 0.2).warning
     assert outcome(plan("train@LLM"), "program", 10, 0.2).warning
 
 
-def test_counters_that_are_not_used_say_why() -> None:
+def test_unused_counters_have_a_reason() -> None:
     found = outcome(plan(), "decode", Missing("no verdict"), Missing("no verdict"))
     assert found.note.endswith("Counted: n/a: no verdict.")
     assert found.warning is None

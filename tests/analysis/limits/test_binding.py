@@ -1,4 +1,4 @@
-"""No verdict says more than was seen."""
+"""Verdicts never go beyond the evidence."""
 
 import pytest
 from hypothesis import given
@@ -65,7 +65,7 @@ def test_on_a_gpu_what_its_kernels_did_decides(times: float, share: Maybe[Kernel
         assert ("telemetry" in because) == (not isinstance(share.sampled, Missing))
 
 
-def test_on_a_cpu_the_floor_decides() -> None:
+def test_on_a_cpu_the_roofline_time_decides() -> None:
     assert verdict(nearest(2, "compute"), NO_TORCH, on_cpu=True)[0] == COMPUTE
     for times in (4, 6):
         far, because = verdict(nearest(times), NO_TORCH, on_cpu=True)
@@ -73,7 +73,7 @@ def test_on_a_cpu_the_floor_decides() -> None:
         assert f"{times}.0 × its roofline time" in because
 
 
-def test_without_limits_only_an_idle_device_is_told() -> None:
+def test_without_peaks_only_an_idle_device_has_a_verdict() -> None:
     none = Missing("no peak is known to compare with")
     assert verdict(none, NO_TORCH, on_cpu=False) == (UNKNOWN, none.why)
     assert verdict(none, KernelShare(0.9, 0.9), on_cpu=False)[0] == UNKNOWN
@@ -89,11 +89,10 @@ shares = st.floats(0, 1)
 
 
 @given(st.floats(0.01, 1), shares, shares, shares, shares, shares, shares, st.floats(0, READ_TOO_MUCH))
-def test_what_the_readings_leave_possible_holds_what_was(
+def test_sampled_bounds_contain_the_true_share(
     own: float, rest: float, busy: float, others_busy: float, gap_busy: float, floor: float, others_floor: float, more: float
 ) -> None:
-    """Whatever the stages and the gaps between repeats did, and however far the readings overstate it, the stage's own share lies
-    within what is told of it."""
+    """For any stages, gaps between repeats and error of the readings, the stage's true share is within its bounds."""
     others = (1 - own) * rest
     seen = min(1.0, own * busy + others * others_busy + (1 - own - others) * gap_busy + more)
     found = sampled_share(seen, own, others, floor * busy, others_floor * others_busy)
@@ -105,9 +104,7 @@ def test_what_the_readings_leave_possible_holds_what_was(
     ("sampled", "prefill", "decode"),
     [(0.204, 0.262, 0.141), (0.926, 0.301, 0.875), (0.195, 0.199, 0.136), (0.24, 0.206, 0.173), (0.917, 0.24, 0.887)],
 )
-def test_the_torch_passes_of_real_runs_lie_within_what_the_readings_leave_possible(
-    sampled: float, prefill: float, decode: float
-) -> None:
+def test_torch_shares_of_real_runs_are_within_the_sampled_bounds(sampled: float, prefill: float, decode: float) -> None:
     """Runs of one model on an H200, eager and compiled: GPU utilization, and kernel time by the torch pass."""
     for share in (0.02, 0.11):  # of the repeats' time, for prefill
         for own, busy in ((share, prefill), (1 - share, decode)):
@@ -128,8 +125,8 @@ def test_a_verdict_that_names_a_limit_is_near_it_and_has_seen_kernels_run(times:
 
 
 @given(st.floats(1, 100), st.floats(0, 1))
-def test_the_word_agrees_with_the_largest_part_of_the_time(times: float, more: float) -> None:
-    """As in the budget: the floor, what kernels take beyond it, and waiting make up the time."""
+def test_the_verdict_agrees_with_the_largest_share_of_the_time(times: float, more: float) -> None:
+    """As in the budget: roofline time, kernels beyond it and waiting add up to the time."""
     floor = 1 / times
     busy = floor + more * (1 - floor)
     parts = {MEMORY: floor, KERNELS: busy - floor, LAUNCH: 1 - busy}
@@ -162,5 +159,5 @@ def test_a_share_does_not_round_to_the_other_side_of_what_decides(share: float, 
 @pytest.mark.parametrize(
     ("times", "said"), [(2.04, "2.04"), (1.96, "1.96"), (2.0, "2.0"), (2.0004, "just over 2.0"), (3.46, "3.5")]
 )
-def test_times_its_floor_do_not_round_to_the_other_side_either(times: float, said: str) -> None:
+def test_times_roofline_does_not_round_across_the_threshold(times: float, said: str) -> None:
     assert nearest(times).words.startswith(f"it takes {said} × its roofline time")

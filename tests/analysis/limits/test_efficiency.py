@@ -1,4 +1,4 @@
-"""Distance from the limit, on hand-made timings whose arithmetic can be followed by eye."""
+"""Distance from the roofline, on hand-made timings that are easy to check."""
 
 from dataclasses import replace
 
@@ -99,7 +99,7 @@ def test_mfu_is_flops_over_time_times_peak() -> None:
     assert prefill.against[0].mfu_full_attention == pytest.approx((PREFILL_FLOPS + 32 * 3) / (1_000e-9 * 1e13))
 
 
-def test_floor_is_never_above_the_time_and_never_below_either_sum() -> None:
+def test_roofline_time_is_between_either_sum_and_the_time() -> None:
     result = found(efficiency(timings(100_000, 50_000), NOT_HERE, given(1e12, 1e11), NOT_HERE))
     for stage in result.stages:
         entry = stage.against[0]
@@ -124,13 +124,13 @@ def test_verdict_follows_the_launches_then_the_nearer_limit(stage: int) -> None:
         "launch-bound": (given(2e3 * flops, wide_bytes), 100_000),
     }
     for verdict, (hardware, kernel_ns) in cases.items():
-        # the other stage is made long enough never to be impossible
+        # the other stage is long enough to be plausible
         measured = timings(10**6, 10**9) if stage == 0 else timings(10**9, 5 * 10**5)
         kernels = torch_pass(kernel_ns if stage == 0 else 10**9, kernel_ns if stage == 1 else 2 * 10**9)
         assert found(efficiency(measured, kernels, hardware, NOT_HERE)).stages[stage].verdict == verdict
 
 
-def test_kernels_of_the_profiled_steps_are_held_against_as_many_unprofiled_ones() -> None:
+def test_kernels_are_compared_with_as_many_unprofiled_steps() -> None:
     one_step = replace(torch_pass(0, 400), decode_steps=1)
     decode = found(efficiency(timings(1_000, 500), one_step, given(1e15, 1e15), NOT_HERE)).stages[1]
     assert decode.busy == pytest.approx(400 / 500)
@@ -144,7 +144,7 @@ def test_logits_of_the_whole_prompt_cost_more() -> None:
 
 
 def row_of(table: Table, *names: str) -> dict[str, str]:
-    """The row that begins with these cells, by its columns."""
+    """Return the row that begins with these cells, by column."""
     cells = next(row for row in table.rows if tuple(cell.text for cell in row[: len(names)]) == names)
     return {column.name: cell.text for column, cell in zip(table.columns, cells, strict=True)}
 
@@ -162,7 +162,7 @@ def test_the_table_shows_what_was_found() -> None:
     assert row_of(components_table(result), "decode", "mlp")["FLOPs"] == "1.536 kFLOP"
 
 
-def test_parts_are_held_against_their_own_floor() -> None:
+def test_components_are_compared_with_their_own_roofline_time() -> None:
     decode = found(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE)).stages[1]
     assert not isinstance(decode.parts, Missing)
     parts = {part.name: part for part in decode.parts}
@@ -177,8 +177,8 @@ def test_parts_are_held_against_their_own_floor() -> None:
     assert (mlp["time"], mlp["share"], mlp["FLOP/s"]) == ("768 ns", "85.3 %", "2.000 GFLOP/s")
 
 
-def test_a_part_that_only_moves_what_stays_in_the_cache_has_no_floor() -> None:
-    """Norms have no FLOPs in the cost model: with the weights in the cache their floor is none, not 6.554e-23 ms."""
+def test_a_component_whose_bytes_stay_in_the_cache_has_no_roofline_time() -> None:
+    """Norms have no FLOPs: with the weights in the cache, their roofline time is missing instead of 6.554e-23 ms."""
     held = found(efficiency(timings(10**6, 10**6, cache_bytes=20_000), torch_pass(1, 1), given(1e13, 1e12), NOT_HERE))
     assert held.peak_sets[0].in_cache
     assert not isinstance(held.stages[1].parts, Missing)
@@ -191,7 +191,7 @@ def test_a_part_that_only_moves_what_stays_in_the_cache_has_no_floor() -> None:
     assert not any("e-" in cell.text for row in table.rows for cell in row)
 
 
-def test_whole_attention_alone_never_stops_a_report() -> None:
+def test_full_attention_mfu_above_one_is_not_an_error() -> None:
     long = timings(1_000, 500)
     peak = PREFILL_FLOPS / 1_000e-9  # causal MFU is exactly 100 %, whole attention above
     prefill = found(efficiency(long, NOT_HERE, given(peak, 1e15), NOT_HERE)).stages[0].against[0]
@@ -200,7 +200,7 @@ def test_whole_attention_alone_never_stops_a_report() -> None:
     assert prefill.mfu_full_attention > 1.0
 
 
-def test_on_a_cpu_far_from_the_floor_is_near_neither_limit() -> None:
+def test_on_a_cpu_far_from_the_roofline_is_near_neither_limit() -> None:
     torch = replace(torch_pass(1, 1), activity=ON_CPU)
     far = timings(10_000_000, 10_000_000)
     far = replace(far, model=replace(far.model, device="cpu"))
@@ -209,7 +209,7 @@ def test_on_a_cpu_far_from_the_floor_is_near_neither_limit() -> None:
     assert {str(stage.busy) for stage in result.stages} == {"n/a: the run is on the CPU"}
 
 
-def test_on_a_gpu_nothing_is_said_of_what_nobody_looked_at() -> None:
+def test_on_a_gpu_without_evidence_the_verdict_is_unknown() -> None:
     far = timings(10_000_000, 10_000_000)
     result = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE))
     assert {stage.verdict for stage in result.stages} == {"not known"}
@@ -250,7 +250,7 @@ def test_an_unknown_device_has_no_datasheet_figures() -> None:
     assert not isinstance(measured.mfu, Missing)
 
 
-def test_a_model_in_the_cache_is_not_held_against_memory_bandwidth() -> None:
+def test_a_model_in_the_cache_is_not_bound_by_memory_bandwidth() -> None:
     result = found(efficiency(timings(1_000, 500, cache_bytes=20_000), NOT_HERE, given(1e13, 1.0), NOT_HERE))
     entry = result.stages[1].against[0]
     assert isinstance(entry.mbu, Missing)
@@ -259,7 +259,7 @@ def test_a_model_in_the_cache_is_not_held_against_memory_bandwidth() -> None:
     assert entry.roofline.seconds == pytest.approx(DECODE_FLOPS / 1e13)
 
 
-def test_an_unknown_architecture_is_said_so() -> None:
+def test_an_unknown_architecture_is_missing_with_a_reason() -> None:
     strange = timings(1_000, 500)
     strange = replace(strange, model=replace(strange.model, architecture={"model_type": "mamba"}))
     result = efficiency(strange, NOT_HERE, hardware_named("h200"), NOT_HERE)
@@ -280,8 +280,8 @@ def known(value: Maybe[float]) -> float:
     return value
 
 
-def test_a_model_on_two_devices_is_held_against_the_limits_of_both() -> None:
-    """Twice the FLOP/s and bytes/s: half the MFU and MBU, half the floor, and it is said."""
+def test_a_model_on_two_devices_is_compared_with_both_peaks() -> None:
+    """Twice the FLOP/s and bytes/s: half the MFU and MBU, half the roofline time, and a note."""
     args = (NOT_HERE, given(1e13, 1e12), ceilings(0.5e13, 0.5e12))
     one, two = (found(efficiency(spread_over(devices), *args)) for devices in (1, 2))
     for alone, shared in zip(one.stages, two.stages, strict=True):

@@ -1,4 +1,4 @@
-"""Ceilings as denominators: the median, or the reason there is none."""
+"""Measured peaks as denominators: the median, or the reason why it is missing."""
 
 from llm_perf_opt.analysis.limits.peaks import bandwidth, peak_flops
 from llm_perf_opt.analysis.stats import summarize
@@ -13,12 +13,12 @@ ROWS = (
 CEILINGS = Ceilings("cuda", "NVIDIA H200", "GPU-1", "580", "2.11", 16, "2026-01-01T00:00:00+00:00", 9.0, 7.0, (), ROWS)
 
 
-def test_a_measured_ceiling_is_its_median() -> None:
+def test_a_measured_peak_is_the_median() -> None:
     assert peak_flops(CEILINGS, "bf16") == 796e12
     assert bandwidth(CEILINGS) == 4.348e12
 
 
-def test_a_missing_ceiling_keeps_its_reason() -> None:
+def test_a_missing_peak_keeps_its_reason() -> None:
     assert peak_flops(CEILINGS, "fp8") == Missing("no measured peak of fp8 matrix products: compute capability 8.0 has none")
 
 

@@ -1,4 +1,4 @@
-"""The least time on given hardware: sums of maxima, what-if rows, and where decode turns."""
+"""Roofline times: sums of maxima, what-if rows, and the batch at which decode becomes compute-bound."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ MLA = architecture_of(
 H100 = hardware_named("h100_sxm")
 
 
-def test_the_floor_is_a_sum_of_maxima_and_the_cache_is_read_while_attention_computes() -> None:
+def test_roofline_time_sums_maxima_and_counts_cache_reads_in_attention() -> None:
     stage = StageCost(
         (
             ComponentCost("attention_projections", 400, 400, 100, "attention_projections"),
@@ -85,7 +85,7 @@ def test_llama3_8b_on_an_h100() -> None:
     peak=st.floats(1e9, 1e16),
     bandwidth=st.floats(1e9, 1e13),
 )
-def test_the_floor_lies_between_the_longest_and_the_sum(step: Step, mla: Mla, peak: float, bandwidth: float) -> None:
+def test_roofline_time_is_between_the_longest_and_the_sum(step: Step, mla: Mla, peak: float, bandwidth: float) -> None:
     for architecture in (LLAMA3_8B, MLA):
         stage = step_cost(architecture, step, Formats(mla=mla))
         least = roofline_time(stage, peak, bandwidth)
@@ -131,7 +131,7 @@ def test_the_prompt_is_the_context_unless_given() -> None:
     assert (row.prompt, row.context) == (100, 100)
 
 
-def test_what_does_not_fit_and_what_has_no_peak_is_said() -> None:
+def test_what_does_not_fit_or_has_no_peak_is_reported() -> None:
     (big,) = what_if(LLAMA3_8B, H100, batches=[1024], contexts=[8192], formats=[BF16])
     assert big.fits is False
     (old,) = what_if(LLAMA3_8B, hardware_named("v100_sxm2_32gb"), batches=[1], contexts=[8], formats=[BF16])
@@ -169,7 +169,7 @@ def test_lists_are_checked(arguments: dict[str, Any], named: str) -> None:
     assert caught.value.fact.startswith(named)
 
 
-# --- where decode turns -----------------------------------------------------------------------------------------------
+# --- turning point ----------------------------------------------------------------------------------------------------
 
 
 def test_without_context_llama_turns_at_the_ridge() -> None:

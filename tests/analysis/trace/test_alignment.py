@@ -1,4 +1,4 @@
-"""Modules for a graph's kernels through the eager pass."""
+"""Modules for a graph's kernels from the eager pass."""
 
 import itertools
 from difflib import SequenceMatcher
@@ -102,7 +102,7 @@ def test_partners_never_cross(names: list[str]) -> None:
 
 
 def test_between_two_instances_of_a_label_that_every_layer_has_nothing_is_filled() -> None:
-    """Two layers: projection, product of the MLP, projection. The compiled MLP is of kernels that nobody knows."""
+    """Two layers: projection, product of the MLP, projection. The compiled MLP has unknown kernels."""
     eager_names, eager_modules = ["proj_a", "nvjet_mlp", "proj_b"], np.array([0, 1, 0])
     names = ["proj_a", "frobnicate_1", "frobnicate_2", "proj_b"]
     found = align_modules(eager_names, eager_modules, names, np.full(4, 10))

@@ -1,4 +1,4 @@
-"""A graph's kernels borrow the modules of the eager trace."""
+"""Modules of a graph's kernels from the eager trace."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_what_the_eager_pass_does_not_know_stays_without_and_is_shown() -> None:
     assert sum(share or 0 for share in found.coverage.values()) == pytest.approx(1)
 
 
-def test_modules_of_its_own_are_kept() -> None:
+def test_existing_modules_are_kept() -> None:
     found = borrow_modules(eager(), eager())
     assert found.coverage["own"] == 1
     assert named(found) == [module for _, module in KERNELS] * STEPS

@@ -58,10 +58,10 @@ def short_name(name: str, width: int) -> str:
     return f"{whole[:head]}…{whole[len(whole) - tail :]}"
 
 
-def short_names(one: str, other: str, width: int) -> tuple[str, str]:
+def short_names(first: str, second: str, width: int) -> tuple[str, str]:
     """Return two names cut to `width` characters so that different names stay different."""
-    shown = short_name(one, width), short_name(other, width)
-    names = normal_name(one), normal_name(other)
+    shown = short_name(first, width), short_name(second, width)
+    names = normal_name(first), normal_name(second)
     if shown[0] != shown[1] or names[0] == names[1]:
         return shown
     parting = next((at for at, (a, b) in enumerate(zip(*names, strict=False)) if a != b), min(map(len, names)))

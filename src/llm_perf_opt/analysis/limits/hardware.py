@@ -80,7 +80,7 @@ class Hardware:
         return found
 
     def ridge_flops_per_byte(self, dtype: str) -> Maybe[float]:
-        """The arithmetic intensity at which compute and memory take equally long."""
+        """Return the arithmetic intensity at which compute and memory take equally long."""
         peak = self.peak(dtype)
         return peak if isinstance(peak, Missing) else peak.flops_per_s / self.bandwidth_bytes_per_s
 
