@@ -149,7 +149,7 @@ def _roofline(found: Efficiency, kernels: Maybe[KernelEvidence]) -> Maybe[Roofli
     nothing: list[str] = []
     for stage in found.stages:
         points.append(_stage_point(stage))
-        for part in known(stage.parts, ()):
+        for part in known(stage.components, ()):
             point = _part_point(stage.stage, part)
             if point is not None:
                 points.append(point)

@@ -81,7 +81,7 @@ def _least(value: Maybe[RooflineTime]) -> list[Cell | Missing]:
 def _stage(name: str, title: str, stage: StageCost) -> Table:
     columns = [Column("component"), *numbers("FLOPs", "share", "bytes", "share")]
     table = Table(f"cost-{name}", title, columns)
-    for part in stage.parts:
+    for part in stage.components:
         shares = (cell(part.flops / stage.flops, percent), cell(part.bytes / stage.bytes, percent))
         table.add(part.name, cell(part.flops, flops), shares[0], cell(part.bytes, moved_bytes), shares[1])
     table.add("total", cell(stage.flops, flops), "", cell(stage.bytes, moved_bytes), "")

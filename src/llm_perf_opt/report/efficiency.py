@@ -131,12 +131,12 @@ def components_table(found: Efficiency) -> Table:
     columns = [Column("stage"), Column("component"), *numbers(*names), Column("bound by")]
     table = Table("parts", "Components of the model, in the profiled steps", columns, tools=True, foot=_COMPONENTS)
     for stage in found.stages:
-        if isinstance(stage.parts, Missing):
-            for cost in stage.cost.parts:
-                table.add(stage.stage, cost.name, *_work(cost.flops, cost.bytes), *[stage.parts] * 9)
+        if isinstance(stage.components, Missing):
+            for cost in stage.cost.components:
+                table.add(stage.stage, cost.name, *_work(cost.flops, cost.bytes), *[stage.components] * 9)
             continue
-        whole = sum(known(part.time_ns, 0) for part in stage.parts) or 1
-        for part in stage.parts:
+        whole = sum(known(part.time_ns, 0) for part in stage.components) or 1
+        for part in stage.components:
             table.add(stage.stage, part.name, *_component(part, whole))
     return table
 

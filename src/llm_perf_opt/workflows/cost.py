@@ -174,7 +174,7 @@ def _floor_json(value: Maybe[RooflineTime]) -> Any:
         "compute_s": value.compute_s,
         "memory_s": value.memory_s,
         "bound": value.bound,
-        "parts": [{"name": part.name, "seconds": part.seconds, "bound": part.bound} for part in value.parts],
+        "parts": [{"name": part.name, "seconds": part.seconds, "bound": part.bound} for part in value.components],
     }
 
 

@@ -102,7 +102,7 @@ ALL = [architecture_of(config) for config in (TINY, GEMMA3, SMALL_MOE, SMALL_MLA
 
 
 def parts(stage: StageCost) -> dict[str, tuple[int, int]]:
-    return {part.name: (part.flops, part.bytes) for part in stage.parts}
+    return {part.name: (part.flops, part.bytes) for part in stage.components}
 
 
 # --- hand-computed figures --------------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ def test_tied_weights_change_memory_but_not_flops() -> None:
 
 @pytest.mark.parametrize(("logits", "positions"), [("none", 0), ("last", 2), ("all", 6)])
 def test_logits_are_computed_for_the_positions_asked_for(logits: Logits, positions: int) -> None:
-    head = step_cost(architecture_of(TINY), Step(2, 3, 5, logits)).part("lm_head")
-    assert head is not None
+    stage = step_cost(architecture_of(TINY), Step(2, 3, 5, logits))
+    head = next(component for component in stage.components if component.name == "lm_head")
     assert head.flops == 2 * positions * 8 * 32
     assert head.bytes == (2 * (8 * 32 + positions * 32) if positions else 0)
 
@@ -354,8 +354,8 @@ def test_steps_together_are_their_sum() -> None:
     assert together.flops == sum(step.flops for step in steps)
     assert together.flops_full_attention == sum(step.flops_full_attention for step in steps)
     assert together.bytes == sum(step.bytes for step in steps)
-    assert [part.name for part in together.parts] == [part.name for part in steps[0].parts]
-    assert [part.within for part in together.parts] == [part.within for part in steps[0].parts]
+    assert [part.name for part in together.components] == [part.name for part in steps[0].components]
+    assert [part.within for part in together.components] == [part.within for part in steps[0].components]
 
 
 @settings(deadline=None)
@@ -370,7 +370,7 @@ def test_chunked_prefill_sums_to_the_whole(architecture: Architecture, batch: in
         ]
         pieces = combined(step_cost(architecture, step, Formats(mla=mla)) for step in steps)
         whole = step_cost(architecture, Step(batch, sum(chunks)), Formats(mla=mla))
-        assert {part.name: part.flops for part in pieces.parts} == {part.name: part.flops for part in whole.parts}
+        assert {part.name: part.flops for part in pieces.components} == {part.name: part.flops for part in whole.components}
         assert pieces.bytes >= whole.bytes
 
 
@@ -406,7 +406,7 @@ def test_a_window_no_shorter_than_the_text_is_no_window(step: Step, spare: int) 
 def test_more_never_costs_less(architecture: Architecture, formats: Formats, step: Step, more: tuple[int, int, int]) -> None:
     bigger = Step(step.batch + more[0], step.new_tokens + more[1], step.cached_tokens + more[2], step.logits)
     before, after = step_cost(architecture, step, formats), step_cost(architecture, bigger, formats)
-    for small, large in zip(before.parts, after.parts, strict=True):
+    for small, large in zip(before.components, after.components, strict=True):
         assert small.name == large.name
         assert small.flops <= large.flops
         assert small.flops_full_attention <= large.flops_full_attention
@@ -420,5 +420,5 @@ def test_causal_is_never_more_than_whole_and_weights_are_moved_once(
 ) -> None:
     stage = step_cost(architecture, step, formats)
     assert 0 < stage.flops <= stage.flops_full_attention
-    moved = sum(part.bytes for part in stage.parts if part.name not in ("kv_read", "kv_write", "lm_head", "embedding"))
-    assert moved <= weight_bytes(architecture, formats) + len(stage.parts)
+    moved = sum(part.bytes for part in stage.components if part.name not in ("kv_read", "kv_write", "lm_head", "embedding"))
+    assert moved <= weight_bytes(architecture, formats) + len(stage.components)

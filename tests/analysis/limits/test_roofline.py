@@ -59,7 +59,7 @@ def test_roofline_time_sums_maxima_and_counts_cache_reads_in_attention() -> None
         )
     )
     least = roofline_time(stage, peak_flops_per_s=10, bandwidth_bytes_per_s=10)
-    rows = [(part.name, part.compute_s, part.memory_s, part.seconds, part.bound) for part in least.parts]
+    rows = [(part.name, part.compute_s, part.memory_s, part.seconds, part.bound) for part in least.components]
     assert rows == [
         ("attention_projections", 40, 12, 40, "compute"),
         ("attention_core", 5, 8, 8, "memory"),
@@ -89,8 +89,8 @@ def test_roofline_time_is_between_the_longest_and_the_sum(step: Step, mla: Mla, 
     for architecture in (LLAMA3_8B, MLA):
         stage = step_cost(architecture, step, Formats(mla=mla))
         least = roofline_time(stage, peak, bandwidth)
-        assert sum(part.flops for part in least.parts) == stage.flops
-        assert sum(part.bytes for part in least.parts) == stage.bytes
+        assert sum(part.flops for part in least.components) == stage.flops
+        assert sum(part.bytes for part in least.components) == stage.bytes
         most = stage.flops / peak + stage.bytes / bandwidth
         assert max(least.compute_s, least.memory_s) <= least.seconds * (1 + 1e-12)
         assert least.seconds <= most * (1 + 1e-12)

@@ -112,31 +112,27 @@ class ComponentCost:
 class StageCost:
     """The cost of one or more steps, per component."""
 
-    parts: tuple[ComponentCost, ...]
+    components: tuple[ComponentCost, ...]
 
     @property
     def flops(self) -> int:
         """FLOPs with causal attention."""
-        return sum(part.flops for part in self.parts)
+        return sum(component.flops for component in self.components)
 
     @property
     def flops_full_attention(self) -> int:
         """FLOPs with full attention."""
-        return sum(part.flops_full_attention for part in self.parts)
+        return sum(component.flops_full_attention for component in self.components)
 
     @property
     def bytes(self) -> int:
         """Minimum bytes."""
-        return sum(part.bytes for part in self.parts)
+        return sum(component.bytes for component in self.components)
 
     @property
     def flops_per_byte(self) -> float:
         """Arithmetic intensity, with causal attention."""
         return self.flops / self.bytes
-
-    def part(self, name: ComponentName) -> ComponentCost | None:
-        """Return one component, or None if the model does not have it."""
-        return next((part for part in self.parts if part.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -144,7 +140,7 @@ class StageCost:
             "flops": self.flops,
             "flops_full_attention": self.flops_full_attention,
             "bytes": self.bytes,
-            "parts": [{"name": part.name, "flops": part.flops, "bytes": part.bytes} for part in self.parts],
+            "parts": [{"name": part.name, "flops": part.flops, "bytes": part.bytes} for part in self.components],
         }
 
 
@@ -211,7 +207,7 @@ def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -
         "kv_write": "attention_projections",
     }
     return StageCost(
-        tuple(_part(name, totals[name], formats, carriers.get(name, name)) for name in COMPONENT_NAMES if name in totals)
+        tuple(_component(name, totals[name], formats, carriers.get(name, name)) for name in COMPONENT_NAMES if name in totals)
     )
 
 
@@ -219,14 +215,14 @@ def combined(stages: Iterable[StageCost]) -> StageCost:
     """Return the sum of several steps, such as the chunks of a prefill or the steps of a decode."""
     totals: dict[ComponentName, ComponentCost] = {}
     for stage in stages:
-        for part in stage.parts:
-            so_far = totals.get(part.name, ComponentCost(part.name, 0, 0, 0, part.within))
-            totals[part.name] = ComponentCost(
-                part.name,
-                so_far.flops + part.flops,
-                so_far.flops_full_attention + part.flops_full_attention,
-                so_far.bytes + part.bytes,
-                part.within,
+        for component in stage.components:
+            so_far = totals.get(component.name, ComponentCost(component.name, 0, 0, 0, component.within))
+            totals[component.name] = ComponentCost(
+                component.name,
+                so_far.flops + component.flops,
+                so_far.flops_full_attention + component.flops_full_attention,
+                so_far.bytes + component.bytes,
+                component.within,
             )
     return StageCost(tuple(totals[name] for name in COMPONENT_NAMES if name in totals))
 
@@ -253,7 +249,7 @@ def kv_cache_bytes(architecture: Architecture, batch: int, tokens: int, formats:
     return size_bytes(batch * elements, formats.kv)
 
 
-def _part(name: ComponentName, work: Work, formats: Formats, within: ComponentName) -> ComponentCost:
+def _component(name: ComponentName, work: Work, formats: Formats, within: ComponentName) -> ComponentCost:
     moved = (
         size_bytes(work.weights, formats.weights)
         + size_bytes(work.kv, formats.kv)

@@ -7,7 +7,7 @@ are weighted by calls.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED, Join, Joined, counter_sum, join, weighted
 from llm_perf_opt.analysis.kernels.names import normal_name
@@ -25,6 +25,8 @@ from llm_perf_opt.counters.catalog import CounterRoles
 TIME_DIFFERS = 0.25
 """Difference between Nsight Compute's and the trace's duration above which it is reported."""
 WAVES = "launch__waves_per_multiprocessor"
+_BY_TIME = frozenset({"sm_pct", "dram_pct", "occupancy_pct", "waves"})
+"""Means over launch sizes that are weighted by time instead of calls."""
 NOT_SAMPLED = Missing("none of its launches was sampled")
 
 
@@ -93,7 +95,7 @@ class StageKernel:
     """Of the stage's kernel time."""
     variants: tuple[Variant, ...]
     per_call: Maybe[PerCall]
-    """Mean over the launch sizes with counters, weighted by calls (percentages: by time)."""
+    """Mean over the launch sizes with counters, weighted by calls (percentages and waves: by time)."""
     limits: RateLimits = NO_LIMITS
     """Limits of the device."""
 
@@ -291,22 +293,11 @@ def _over_variants(variants: Sequence[Variant], none: Missing) -> Maybe[PerCall]
     if not known:
         return none
 
-    def mean(amount: str, *, by_time: bool = False) -> Maybe[float]:
-        weights = [float(variant.total_ns if by_time else variant.calls) for variant, _ in known]
+    def mean(amount: str) -> Maybe[float]:
+        weights = [float(variant.total_ns if amount in _BY_TIME else variant.calls) for variant, _ in known]
         return weighted([getattr(counted, amount) for _, counted in known], weights if any(weights) else [1.0] * len(known))
 
-    return PerCall(
-        tensor_flops=mean("tensor_flops"),
-        vector_flops=mean("vector_flops"),
-        dram_read_bytes=mean("dram_read_bytes"),
-        dram_write_bytes=mean("dram_write_bytes"),
-        time_ns=mean("time_ns"),
-        sm_pct=mean("sm_pct", by_time=True),
-        dram_pct=mean("dram_pct", by_time=True),
-        occupancy_pct=mean("occupancy_pct", by_time=True),
-        waves=mean("waves", by_time=True),
-        half_flops=mean("half_flops"),
-    )
+    return PerCall(**{column.name: mean(column.name) for column in fields(PerCall)})
 
 
 def _total(variants: Iterable[Variant], amount: str) -> Maybe[float]:

@@ -61,7 +61,7 @@ class StageEfficiency:
     """Unprofiled time; for decode, of all steps together."""
     cost: StageCost
     against: tuple[RooflineComparison, ...]
-    parts: Maybe[tuple[ComponentEfficiency, ...]]
+    components: Maybe[tuple[ComponentEfficiency, ...]]
     busy: Maybe[float]
     """Kernel durations of the torch pass as a share of the unprofiled time."""
     launches: Maybe[int]
@@ -229,7 +229,7 @@ def _stage(
         time_ns=time,
         cost=cost,
         against=against,
-        parts=_components(stage, profiled_cost, torch, peak_sets),
+        components=_components(stage, profiled_cost, torch, peak_sets),
         busy=busy,
         launches=launches,
         verdict=word,
@@ -273,9 +273,9 @@ def _components(
     peaks, roofline = found
     parts = torch if isinstance(torch, Missing) else torch.parts
     if isinstance(parts, Missing):
-        return tuple(_component(component, parts, peaks) for component in roofline.parts)
+        return tuple(_component(component, parts, peaks) for component in roofline.components)
     times = {entry.part: entry.time_ns for entry in parts if entry.stage == stage.value}
-    rows = [_component(component, times.pop(component.name, _NO_WORK), peaks) for component in roofline.parts]
+    rows = [_component(component, times.pop(component.name, _NO_WORK), peaks) for component in roofline.components]
     rows.append(ComponentEfficiency("other", sum(times.values()), None, _NOT_MODELED, _NOT_MODELED, _NOT_MODELED))
     return tuple(rows)
 

@@ -58,22 +58,22 @@ class ComponentRoofline:
 class RooflineTime:
     """The roofline time of a stage: the least time that the hardware allows."""
 
-    parts: tuple[ComponentRoofline, ...]
+    components: tuple[ComponentRoofline, ...]
 
     @property
     def seconds(self) -> float:
         """Sum over the components."""
-        return sum(part.seconds for part in self.parts)
+        return sum(component.seconds for component in self.components)
 
     @property
     def compute_s(self) -> float:
         """Time of all FLOPs at the peak rate."""
-        return sum(part.compute_s for part in self.parts)
+        return sum(component.compute_s for component in self.components)
 
     @property
     def memory_s(self) -> float:
         """Time of all bytes at full bandwidth."""
-        return sum(part.memory_s for part in self.parts)
+        return sum(component.memory_s for component in self.components)
 
     @property
     def bound(self) -> Bound:
@@ -83,20 +83,22 @@ class RooflineTime:
 
 def compute_only_time(stage: StageCost, peak_flops_per_s: float) -> RooflineTime:
     """Return the roofline time of a stage whose bytes stay in a cache and take no time."""
-    return RooflineTime(tuple(replace(part, memory_s=0.0) for part in roofline_time(stage, peak_flops_per_s, 1.0).parts))
+    return RooflineTime(
+        tuple(replace(component, memory_s=0.0) for component in roofline_time(stage, peak_flops_per_s, 1.0).components)
+    )
 
 
 def roofline_time(stage: StageCost, peak_flops_per_s: float, bandwidth_bytes_per_s: float) -> RooflineTime:
     """Return the roofline time of a stage with causal attention."""
     peak = positive_number("peak_flops_per_s", peak_flops_per_s)
     bandwidth = positive_number("bandwidth_bytes_per_s", bandwidth_bytes_per_s)
-    parts = []
+    components = []
     for name in COMPONENT_NAMES:
-        members = [part for part in stage.parts if part.within == name]
+        members = [component for component in stage.components if component.within == name]
         if members:
-            flops, moved = sum(part.flops for part in members), sum(part.bytes for part in members)
-            parts.append(ComponentRoofline(name, flops, moved, flops / peak, moved / bandwidth))
-    return RooflineTime(tuple(parts))
+            flops, moved = sum(component.flops for component in members), sum(component.bytes for component in members)
+            components.append(ComponentRoofline(name, flops, moved, flops / peak, moved / bandwidth))
+    return RooflineTime(tuple(components))
 
 
 @dataclass(frozen=True)
@@ -205,9 +207,9 @@ def turning_point(architecture: Architecture, hardware: Hardware, context: int, 
     def bound_with(without: frozenset[str]) -> Callable[[int], bool]:
         def is_compute_bound(batch: int) -> bool:
             stage = step_cost(architecture, Step(batch, 1, context), formats)
-            counted = [part for part in stage.parts if part.name not in without]
-            compute_s = sum(part.flops for part in counted) / peak.flops_per_s
-            return compute_s >= sum(part.bytes for part in counted) / hardware.bandwidth_bytes_per_s
+            counted = [component for component in stage.components if component.name not in without]
+            compute_s = sum(component.flops for component in counted) / peak.flops_per_s
+            return compute_s >= sum(component.bytes for component in counted) / hardware.bandwidth_bytes_per_s
 
         return is_compute_bound
 
