@@ -1,6 +1,7 @@
-"""Measured peaks as denominators: the median, or the reason why it is missing."""
+"""Measured peaks as denominators, and the highest rates of a device."""
 
-from llm_perf_opt.analysis.limits.peaks import bandwidth, peak_flops
+from llm_perf_opt.analysis.limits.hardware import hardware_named
+from llm_perf_opt.analysis.limits.peaks import NO_LIMITS, Peaks, bandwidth, limits_of, peak_flops, possible_percentage
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings
 from llm_perf_opt.core.records import Missing
@@ -24,3 +25,20 @@ def test_a_missing_peak_keeps_its_reason() -> None:
 
 def test_what_was_never_measured_is_named() -> None:
     assert peak_flops(CEILINGS, "int8") == Missing("the measured peaks of NVIDIA H200 do not include int8 matrix products")
+
+
+UNKNOWN = Missing("no such device")
+
+
+def test_the_datasheet_takes_precedence_over_configured_peaks() -> None:
+    found = limits_of(hardware_named("h200"), Peaks("datasheet", "", 1.0, 2.0))
+    assert (found.flops_per_s, found.bytes_per_s) == (1979e12, 4800e9), "fp8, for a kernel may compute in any format"
+    given = limits_of(UNKNOWN, Peaks("datasheet", "", 1.0, 2.0))
+    assert (given.flops_per_s, given.bytes_per_s) == (1.0, 2.0)
+    assert limits_of(UNKNOWN) == NO_LIMITS
+
+
+def test_a_share_is_at_most_the_whole() -> None:
+    assert possible_percentage(100.0) == 100.0
+    assert possible_percentage(UNKNOWN) == UNKNOWN
+    assert isinstance(possible_percentage(100.1), Missing)
