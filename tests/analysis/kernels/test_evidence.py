@@ -65,15 +65,15 @@ def test_another_grid_makes_it_an_estimate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("roof", "peak", "passes"), [("datasheet", 49.9, False), ("measured", 49.9, True), ("measured", 48.0, False)]
+    ("peaks", "peak", "passes"), [("datasheet", 49.9, False), ("measured", 49.9, True), ("measured", 48.0, False)]
 )
-def test_more_than_the_hardware_can_is_an_error(roof: str, peak: float, passes: bool) -> None:
+def test_more_than_the_hardware_can_is_an_error(peaks: str, peak: float, passes: bool) -> None:
     stage = stage_of(whole("f", 10.0), whole("g", 60.0))
     if passes:
-        assert not isinstance(hfu(stage, roof, 2.0, peak), Missing)
+        assert not isinstance(hfu(stage, peaks, 2.0, peak), Missing)
     else:
         with pytest.raises(ImplausibleError, match="HFU of decode"):
-            hfu(stage, roof, 2.0, peak)
+            hfu(stage, peaks, 2.0, peak)
 
 
 def test_missing_inputs_keep_their_reason() -> None:
@@ -88,8 +88,8 @@ def test_missing_inputs_keep_their_reason() -> None:
 
 def test_of_a_recorded_model() -> None:
     prefill, decode = kernel_table(traced_uses(), counted(), HOPPER)
-    roofs = (Peaks("datasheet", "", 989e12, 4.8e12), Peaks("measured", "", Missing("not measured"), Missing("not measured")))
-    found = stage_hfu(prefill, roofs, 4.73e-3, 1.92e11)
+    peak_sets = (Peaks("datasheet", "", 989e12, 4.8e12), Peaks("measured", "", Missing("not measured"), Missing("not measured")))
+    found = stage_hfu(prefill, peak_sets, 4.73e-3, 1.92e11)
     sheet = dict(found.against)["datasheet"]
     assert not isinstance(sheet, Missing)
     assert sheet.share == pytest.approx(0.0431, abs=0.0002)

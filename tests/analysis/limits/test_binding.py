@@ -90,12 +90,19 @@ shares = st.floats(0, 1)
 
 @given(st.floats(0.01, 1), shares, shares, shares, shares, shares, shares, st.floats(0, READ_TOO_MUCH))
 def test_sampled_bounds_contain_the_true_share(
-    own: float, rest: float, busy: float, others_busy: float, gap_busy: float, floor: float, others_floor: float, more: float
+    own: float,
+    rest: float,
+    busy: float,
+    others_busy: float,
+    gap_busy: float,
+    roofline: float,
+    others_roofline: float,
+    more: float,
 ) -> None:
     """For any stages, gaps between repeats and error of the readings, the stage's true share is within its bounds."""
     others = (1 - own) * rest
     seen = min(1.0, own * busy + others * others_busy + (1 - own - others) * gap_busy + more)
-    found = sampled_share(seen, own, others, floor * busy, others_floor * others_busy)
+    found = sampled_share(seen, own, others, roofline * busy, others_roofline * others_busy)
     assert found.low - 1e-9 <= busy <= found.high + 1e-9
     assert 0 <= found.low <= found.high + 1e-9
 
@@ -127,9 +134,9 @@ def test_a_verdict_that_names_a_limit_is_near_it_and_has_seen_kernels_run(times:
 @given(st.floats(1, 100), st.floats(0, 1))
 def test_the_verdict_agrees_with_the_largest_share_of_the_time(times: float, more: float) -> None:
     """As in the budget: roofline time, kernels beyond it and waiting add up to the time."""
-    floor = 1 / times
-    busy = floor + more * (1 - floor)
-    parts = {MEMORY: floor, KERNELS: busy - floor, LAUNCH: 1 - busy}
+    roofline = 1 / times
+    busy = roofline + more * (1 - roofline)
+    parts = {MEMORY: roofline, KERNELS: busy - roofline, LAUNCH: 1 - busy}
     word, _ = verdict(nearest(times), KernelShare(busy, busy), on_cpu=False)
     if word in parts:
         assert parts[word] == pytest.approx(max(parts.values()))

@@ -60,8 +60,8 @@ def peaks_of(
     """Return the datasheet peaks and the measured peaks of all devices together, for a number format."""
     in_cache = _in_cache(timings, devices)
     return (
-        _together(_datasheet_roof(datasheet, numbers, in_cache), devices),
-        _together(_measured_roof(measured, numbers, in_cache), devices),
+        _together(_datasheet_peaks(datasheet, numbers, in_cache), devices),
+        _together(_measured_peaks(measured, numbers, in_cache), devices),
     )
 
 
@@ -90,7 +90,7 @@ def _in_cache(timings: CleanTimings, devices: int) -> Missing | None:
     )
 
 
-def _datasheet_roof(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | None) -> Peaks:
+def _datasheet_peaks(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | None) -> Peaks:
     if isinstance(hardware, Missing):
         return Peaks("datasheet", hardware.why, hardware, hardware)
     peak = hardware.peak(dtype)
@@ -99,7 +99,7 @@ def _datasheet_roof(hardware: Maybe[Hardware], dtype: str, in_cache: Missing | N
     return Peaks("datasheet", f"{hardware.source}{sums}", flops, in_cache or hardware.bandwidth_bytes_per_s, in_cache is not None)
 
 
-def _measured_roof(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | None) -> Peaks:
+def _measured_peaks(ceilings: Maybe[Ceilings], dtype: str, in_cache: Missing | None) -> Peaks:
     if isinstance(ceilings, Missing):
         return Peaks("measured", ceilings.why, ceilings, ceilings)
     source = f"{ceilings.device_name}, taken {ceilings.taken}"

@@ -19,7 +19,7 @@ from llm_perf_opt.traces.projection import NONE
 def device_lines(trace: Trace, stages: TraceStages, whole: Account) -> list[DeviceLine]:
     """Return every device with work; if there are several, with the stages on each."""
     found = stages_by_device(trace, stages) if len(whole.devices) > 1 else {}
-    return [_line(trace, time, _stages(found.get(time.device, ()) if time.device is not None else ())) for time in whole.devices]
+    return [_line(trace, time, found.get(-1 if time.device is None else time.device, ())) for time in whole.devices]
 
 
 def device_name(trace: Trace, device: int) -> str:
@@ -28,7 +28,7 @@ def device_name(trace: Trace, device: int) -> str:
     return trace.facts.get(f"device.{device}", "") or (listed[device] if 0 <= device < len(listed) else "")
 
 
-def _line(trace: Trace, time: DeviceTime, stages: list[DeviceStageLine]) -> DeviceLine:
+def _line(trace: Trace, time: DeviceTime, stages: Sequence[StageTime]) -> DeviceLine:
     number = -1 if time.device is None else time.device
     return DeviceLine(
         device=number,
@@ -39,15 +39,11 @@ def _line(trace: Trace, time: DeviceTime, stages: list[DeviceStageLine]) -> Devi
         idle_ns=time.idle_ns,
         span_ns=time.span_ns,
         idle=[IdleLine(cause.label, ns) for cause, ns in time.idle.items() if ns],
-        stages=stages,
+        stages=[
+            DeviceStageLine(stage.name, stage.busy_ns, stage.idle_ns, stage.span_ns, stage.kernels, stage.kernel_ns)
+            for stage in stages
+        ],
     )
-
-
-def _stages(found: Sequence[StageTime]) -> list[DeviceStageLine]:
-    return [
-        DeviceStageLine(stage.name, stage.busy_ns, stage.idle_ns, stage.span_ns, stage.kernels, stage.kernel_ns)
-        for stage in found
-    ]
 
 
 WHOLE = ""
