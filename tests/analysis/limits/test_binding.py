@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.limits.binding import (
     MEMORY,
     NEAR_ROOFLINE,
     NEITHER,
-    READ_TOO_MUCH,
+    UTILIZATION_MARGIN,
     UNKNOWN,
     VERDICTS,
     KernelShare,
@@ -88,7 +88,7 @@ def test_every_word_is_defined() -> None:
 shares = st.floats(0, 1)
 
 
-@given(st.floats(0.01, 1), shares, shares, shares, shares, shares, shares, st.floats(0, READ_TOO_MUCH))
+@given(st.floats(0.01, 1), shares, shares, shares, shares, shares, shares, st.floats(0, UTILIZATION_MARGIN))
 def test_sampled_bounds_contain_the_true_share(
     own: float,
     rest: float,

@@ -12,7 +12,7 @@ NEAR_ROOFLINE = 2.0
 """Up to this many times its roofline time, a stage is bound by memory or compute: the roofline time is at least half of its time,
 so nothing else in its budget is larger. Beyond it, look at the kernels or the host."""
 
-READ_TOO_MUCH = 0.15
+UTILIZATION_MARGIN = 0.15
 """How much sampled GPU utilization may exceed the kernels' share of the time, because it includes short gaps between kernels: in
 six runs on an H200 with a torch pass it was 0.06 (eager) to 0.13 (compiled) higher."""
 
@@ -45,7 +45,7 @@ VERDICTS = (
 EVIDENCE = (
     "The kernels' share of a stage's time comes from the torch pass (kernel durations over the unprofiled time). Without it, the "
     "GPU utilization sampled during the repeats bounds it, if they last long enough: the share is at most the utilization, at "
-    f"least {100 * READ_TOO_MUCH:.0f} points below it, because utilization includes short gaps, and at least the roofline time."
+    f"least {100 * UTILIZATION_MARGIN:.0f} points below it, because utilization includes short gaps, and at least the roofline time."
 )
 HOW_TO_KNOW = "use profiling.torch.enable=true"
 
@@ -107,41 +107,41 @@ def sampled_share(sampled: float, own: float, others: float, own_least: float, o
     assumes that the readings are exact and that the other stage's kernels ran for their roofline time only.
     """
     rest = max(0.0, 1 - own - others)
-    low = (sampled - READ_TOO_MUCH - others - rest) / own
+    low = (sampled - UTILIZATION_MARGIN - others - rest) / own
     high = (sampled - others * others_least) / own
     low, high = (min(1.0, max(own_least, end)) for end in (low, high))
     return KernelShare(low, high, sampled)
 
 
-def verdict(nearest: Maybe[RooflineDistance], share: Maybe[KernelShare], *, on_cpu: bool) -> tuple[str, str]:
+def verdict(distance: Maybe[RooflineDistance], share: Maybe[KernelShare], *, on_cpu: bool) -> tuple[str, str]:
     """Return a verdict of VERDICTS and the reason."""
     if not isinstance(share, Missing) and share.high < BUSY_ENOUGH:
         return LAUNCH, f"{share.words}; the device waits for the host to launch them"
-    if isinstance(nearest, Missing):
-        return UNKNOWN, nearest.why
+    if isinstance(distance, Missing):
+        return UNKNOWN, distance.why
     seen = "" if isinstance(share, Missing) else f"{share.words}; "
-    if nearest.times <= NEAR_ROOFLINE:
-        bound = nearest.roofline.bound
-        return COMPUTE if bound == "compute" else MEMORY, f"{seen}{nearest.words}, most of which is {bound}"
+    if distance.times <= NEAR_ROOFLINE:
+        bound = distance.roofline.bound
+        return COMPUTE if bound == "compute" else MEMORY, f"{seen}{distance.words}, most of which is {bound}"
     if on_cpu:
-        return NEITHER, f"{nearest.words}; on a CPU, slow kernels and the framework's own time cannot be separated"
+        return NEITHER, f"{distance.words}; on a CPU, slow kernels and the framework's own time cannot be separated"
     if isinstance(share, Missing):
-        return UNKNOWN, f"{nearest.words}, and nothing shows for how much of it kernels ran: {share.why} ({HOW_TO_KNOW})"
-    return _far_from_roofline(nearest, share)
+        return UNKNOWN, f"{distance.words}, and nothing shows for how much of it kernels ran: {share.why} ({HOW_TO_KNOW})"
+    return _far_from_roofline(distance, share)
 
 
-def _far_from_roofline(nearest: RooflineDistance, share: KernelShare) -> tuple[str, str]:
+def _far_from_roofline(distance: RooflineDistance, share: KernelShare) -> tuple[str, str]:
     """Return what takes most of the time beyond the roofline on a GPU, if it is the same at both bounds of the kernels' share."""
-    roofline = 1 / nearest.times
+    roofline = 1 / distance.times
     if max(share.low, roofline) < BUSY_ENOUGH:
-        return UNKNOWN, f"{nearest.words}, and {share.words}, so it is unclear whether the device waits ({HOW_TO_KNOW})"
+        return UNKNOWN, f"{distance.words}, and {share.words}, so it is unclear whether the device waits ({HOW_TO_KNOW})"
     slow = [busy - roofline > max(roofline, 1 - busy) for busy in (share.low, share.high)]
     if all(slow):
-        return KERNELS, f"{share.words}; {nearest.words}: the kernels are far from the device's peaks"
+        return KERNELS, f"{share.words}; {distance.words}: the kernels are far from the device's peaks"
     if any(slow):
         unclear = "so it is unclear whether kernels or waiting take most of it"
-        return UNKNOWN, f"{nearest.words}, and {share.words}, {unclear} ({HOW_TO_KNOW})"
-    return NEITHER, f"{share.words}; {nearest.words}, and {_shares_words(share, roofline)}: none of them stands out"
+        return UNKNOWN, f"{distance.words}, and {share.words}, {unclear} ({HOW_TO_KNOW})"
+    return NEITHER, f"{share.words}; {distance.words}, and {_shares_words(share, roofline)}: none of them stands out"
 
 
 def _shares_words(share: KernelShare, roofline: float) -> str:

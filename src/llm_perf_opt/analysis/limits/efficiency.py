@@ -223,7 +223,7 @@ def _stage(
     share = sampled[stage] if isinstance(busy, Missing) else KernelShare(busy, busy)
     if isinstance(share, Missing) and isinstance(busy, Missing):
         share = Missing(f"{busy.why}; {share.why}")
-    word, because = verdict(_nearest(against), share, on_cpu=not timings.model.device.startswith("cuda"))
+    word, because = verdict(_distance(against), share, on_cpu=not timings.model.device.startswith("cuda"))
     return StageEfficiency(
         stage=stage.value,
         time_ns=time,
@@ -343,7 +343,7 @@ def _sampled(
     return shares
 
 
-def _nearest(against: tuple[RooflineComparison, ...]) -> Maybe[RooflineDistance]:
+def _distance(against: tuple[RooflineComparison, ...]) -> Maybe[RooflineDistance]:
     """Return the distance from the roofline at the best known peaks."""
     for entry in reversed(against):
         if not isinstance(entry.roofline, Missing) and not isinstance(entry.times_roofline, Missing):
