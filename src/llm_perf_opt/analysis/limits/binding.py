@@ -44,8 +44,9 @@ VERDICTS = (
 
 EVIDENCE = (
     "The kernels' share of a stage's time comes from the torch pass (kernel durations over the unprofiled time). Without it, the "
-    "GPU utilization sampled during the repeats bounds it, if they last long enough: the share is at most the utilization, at "
-    f"least {100 * UTILIZATION_MARGIN:.0f} points below it, because utilization includes short gaps, and at least the roofline time."
+    "GPU utilization sampled during the repeats bounds it, if they last long enough: the share is at most the utilization, "
+    f"at least {100 * UTILIZATION_MARGIN:.0f} points below it, because utilization includes short gaps, and at least the roofline "
+    "time."
 )
 HOW_TO_KNOW = "use profiling.torch.enable=true"
 
@@ -79,13 +80,13 @@ class RooflineDistance:
 
     times: float
     roofline: RooflineTime
-    limits: str
+    peaks: str
 
     @property
     def words(self) -> str:
         """The distance as a clause of a sentence."""
         times = _on_its_side(self.times, NEAR_ROOFLINE, "{:,.1f}", "{:,.2f}", "{:,.3f}")
-        return f"it takes {times} × its roofline time of {duration(self.roofline.seconds * 1e9)} at the {self.limits} peaks"
+        return f"it takes {times} × its roofline time of {duration(self.roofline.seconds * 1e9)} at the {self.peaks} peaks"
 
 
 def _on_its_side(value: float, threshold: float, *formats: str) -> str:
