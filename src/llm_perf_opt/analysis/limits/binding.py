@@ -45,8 +45,8 @@ VERDICTS = (
 EVIDENCE = (
     "The kernels' share of a stage's time comes from the torch pass (kernel durations over the unprofiled time). Without it, the "
     "GPU utilization sampled during the repeats bounds it, if they last long enough: the share is at most the utilization, "
-    f"at least {100 * UTILIZATION_MARGIN:.0f} points below it, because utilization includes short gaps, and at least the roofline "
-    "time."
+    f"at least {100 * UTILIZATION_MARGIN:.0f} points below it, because utilization includes short gaps, and at least the "
+    "roofline time."
 )
 HOW_TO_KNOW = "use profiling.torch.enable=true"
 
