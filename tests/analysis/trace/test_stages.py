@@ -176,4 +176,4 @@ def test_nothing_to_go_by() -> None:
         built.launch(at, 10 * at + 10, 10 * at + 15, f"kernel {at}")
     found = find_stages(built.trace())
     assert (found.method, found.coverage) == ("none", 0.0)
-    assert "repeats" in found.why
+    assert "repeating" in found.why
