@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.kernels.classes import class_shares
 from llm_perf_opt.analysis.trace.accounting import DeviceTime, StageTime, account
 from llm_perf_opt.analysis.trace.attribution import attribute, modules_by_time, operators_by_time
 from llm_perf_opt.analysis.trace.graph_modules import AttributedTrace, borrow_modules
@@ -64,6 +63,5 @@ def test_figures_add_up(trace: Trace) -> None:
     modules_by_time(trace, attribution)
     kernels = int((trace.work.kind == WorkKind.KERNEL).sum())
     assert sum(row.calls for row in kernels_by_time(trace)) == kernels
-    assert sum(row.calls for row in class_shares(trace)) == kernels
     attributed = AttributedTrace(trace, stages, attribution)
     assert len(borrow_modules(attributed, attributed).module) == len(trace.work)

@@ -17,8 +17,8 @@ from llm_perf_opt.analysis.findings.finding import After, Kind, Saving
 from llm_perf_opt.analysis.findings.registry import RULES, find
 from llm_perf_opt.analysis.kernels.table import PerCall, StageKernel, StageKernels, Variant
 from llm_perf_opt.analysis.limits.efficiency import efficiency
-from llm_perf_opt.analysis.limits.floor import what_if
 from llm_perf_opt.analysis.limits.hardware import hardware_named
+from llm_perf_opt.analysis.limits.roofline import what_if
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.telemetry import TelemetrySummary

@@ -219,7 +219,7 @@ def test_no_labels_at_all(devices: int) -> None:
     steps = stage_of(found, "decode_step")
     assert (steps.count, steps.kernels, steps.gpu_busy_ns) == (8, 32, 160 * US)
     assert found.stage_coverage == pytest.approx(1 / devices)
-    assert ("on device 0 alone of 2" in found.stage_why) == (devices == 2)
+    assert ("only on device 0 of 2" in found.stage_why) == (devices == 2)
     assert (found.gpu.kernels, found.gpu.busy_ns) == (32 * devices, 160 * US)
 
 

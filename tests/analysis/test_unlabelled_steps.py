@@ -56,7 +56,7 @@ def test_a_label_around_every_step_is_no_decode_of_as_many_layers(labeled: Trace
     each = replace(outer, names=names)
     stages = find_stages(each)
     assert "decode_step" not in stages.names
-    assert "not told by the token" in stages.why
+    assert "no figures per token" in stages.why
     found = decode_of(each)
     assert (found.unit, found.units) == ("decode", STEPS)
     said = [one for one in find(gather(each, stages, account(each, stages), RunFacts())) if one.stage == "decode"]

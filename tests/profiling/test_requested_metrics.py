@@ -33,8 +33,8 @@ def test_the_richest_torch_preset_asked_for_is_recorded(overrides: list[str], pr
     ("asked", "words"),
     [
         ("profiling.metrics.sets=[rooflin]", "Did you mean 'roofline'"),
-        ("profiling.regions.include=['regex:(']", "no regular expression"),
-        ("profiling.regions.kernels_exclude=['regex:[']", "no regular expression"),
+        ("profiling.regions.include=['regex:(']", "regular expression"),
+        ("profiling.regions.kernels_exclude=['regex:[']", "regular expression"),
     ],
 )
 def test_a_wrong_set_or_pattern_is_refused_whatever_passes_are_asked_for(asked: str, words: str) -> None:

@@ -6,7 +6,7 @@ from kernel_fixtures import H200, counted, launch, report_of, traced_uses
 from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork, judge
 from llm_perf_opt.analysis.kernels.evidence import stage_hfu
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
-from llm_perf_opt.analysis.limits.roofs import RateLimits, Roof
+from llm_perf_opt.analysis.limits.peaks import Peaks, RateLimits
 from llm_perf_opt.core.machine_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.counters.catalog import roles
@@ -18,7 +18,7 @@ from llm_perf_opt.traces.ncu_csv import read_ncu
 from rendered import kernels_page, markdown_of
 
 HOPPER = roles("gh100")
-ROOFS = (Roof("datasheet", "", 989e12, 4.8e12), Roof("measured", "", Missing("not measured"), Missing("not measured")))
+ROOFS = (Peaks("datasheet", "", 989e12, 4.8e12), Peaks("measured", "", Missing("not measured"), Missing("not measured")))
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_a_rate_above_the_devices_peak_is_no_number() -> None:
     sampled = launch("f", 1, tensor=2_000_000, read=1_500, write=0, time=1_000)
     stages = kernel_table([KernelUse("decode", "f", 1, 128, 1, 1_000)], {"decode": report_of(sampled)}, HOPPER, limits=limits)
     for page in (kernels_page(stages), markdown_of(kernel_blocks(stages))):
-        assert "would be more than the device's highest peak, 1 TFLOP/s" in page
-        assert "would be more than the device's 1 GB/s" in page
+        assert "exceed the device's highest peak, 1 TFLOP/s" in page
+        assert "exceed the device's 1 GB/s" in page
         assert "| 1.500 kB |" in page
         assert "1.500 GB/s" not in page

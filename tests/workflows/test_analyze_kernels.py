@@ -58,7 +58,7 @@ def test_counters_join_the_kernels_of_the_timeline(tmp_path: Path) -> None:
     assert (decode.stage, decode.calls, decode.total_ns) == ("decode", 1528, 4_651_439)
     assert found.decode_steps == 8
     assert found.devices == {"decode": 1}
-    assert found.on_others("decode") is None
+    assert found.device_mismatch("decode") is None
     assert not isinstance(decode.counters, Missing)
     assert decode.counters > 0.8, "counters for most of the kernel time"
     assert "Nsight Systems" in found.sources["decode"]
@@ -101,7 +101,7 @@ def test_passes_that_did_not_launch_the_same_are_a_warning(tmp_path: Path) -> No
     assert not isinstance(found, Missing)
     (warning,) = found.warnings
     assert warning.id is WarningId.PASSES_DISAGREE
-    assert "Nsight Systems (nsys) holds 15" in warning.text
+    assert "Nsight Systems (nsys) has 15" in warning.text
     assert "torch.profiler 191.0" in warning.text
 
 
@@ -232,7 +232,7 @@ def test_counters_of_another_stage_are_refused_by_their_own_ranges(tmp_path: Pat
     found, regions = analyze_kernels(RunReader(folder), None, NO_TIMES), analyze_regions(RunReader(folder), {})
     assert not isinstance(found, Missing)
     assert found.stages[0].counters == Missing(
-        "251 of 251 launches in ncu_decode were not counted in decode_step: the counters are of something else"
+        "251 of 251 launches in ncu_decode were not counted in decode_step: the counters are of other work"
     )
     assert not isinstance(regions, Missing)
     assert not any(region.counters for region in regions.groups[0].regions)

@@ -174,7 +174,7 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
 
 
 def _kernel_rows(facts: BudgetFacts, problems: list[BudgetProblem], notes: list[str]) -> dict[BudgetKey, int]:
-    """Floor, extra work, and what kernels take beyond both."""
+    """Roofline time, extra work, and what kernels take beyond both."""
     if isinstance(facts.floor_ns, Missing):
         notes.append(f"All kernel time is in one row, because the roofline time is n/a: {facts.floor_ns.why}.")
         return {BudgetKey.BELOW_ROOF: facts.compute_ns}

@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import StageKernels
 from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency, request_cost, stage_samples
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices
-from llm_perf_opt.analysis.limits.roofs import Roof, best_floor
+from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time
 from llm_perf_opt.analysis.overhead import PassOverhead
 from llm_perf_opt.analysis.stats import ends, summarize
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
@@ -95,7 +95,7 @@ class StageEvidence:
     """Median gap between two kernels of which the second was waiting: what the device itself needs in between."""
     counters: Maybe[StageKernels]
     efficiency: StageEfficiency | None
-    roof: Maybe[Roof]
+    roof: Maybe[Peaks]
     """The limits of the floor."""
     unprofiled: bool
     """Whether the wall time is that of the unprofiled pass."""
@@ -251,7 +251,7 @@ def _wall(time: StageTime, unit: str, units: int, facts: RunFacts) -> tuple[int 
     return round(found.median) * times, (low * times, high * times), f"the unprofiled pass, median of {found.n} repeats"
 
 
-def _floor(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Roof]]:
+def _floor(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Peaks]]:
     """Of as many units, on the limits of all devices that share the work; `devices` are those that the trace shows."""
     if (elsewhere := more_devices(devices, devices_of(facts.timings))) is not None:
         return elsewhere, elsewhere
@@ -265,7 +265,7 @@ def _floor(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> 
         return _NO_STEPS, _NO_STEPS
     request = request_cost(facts.timings)
     cost = request if isinstance(request, Missing) else request.stage(Stage(stage), units)
-    least = cost if isinstance(cost, Missing) else best_floor(cost, facts.efficiency.roofs)
+    least = cost if isinstance(cost, Missing) else best_roofline_time(cost, facts.efficiency.peak_sets)
     if isinstance(least, Missing):
         return least, least
     roof, found = least
@@ -286,7 +286,7 @@ def _counters(stage: str, facts: RunFacts) -> Maybe[StageKernels]:
 
 
 def _counted(
-    counters: Maybe[StageKernels], roof: Maybe[Roof], stage: str, units: int, facts: RunFacts
+    counters: Maybe[StageKernels], roof: Maybe[Peaks], stage: str, units: int, facts: RunFacts
 ) -> tuple[Maybe[int], float]:
     """The executed work of the counted kernels, each at its roof, for as many units; and the share of the time it covers."""
     if isinstance(counters, Missing):
@@ -296,7 +296,7 @@ def _counted(
     peak, bandwidth = roof.peak_flops_per_s, roof.bandwidth_bytes_per_s
     if isinstance(peak, Missing) or isinstance(bandwidth, Missing) or isinstance(facts.kernels, Missing):
         return Missing("not both limits are known"), 0.0
-    if (several := facts.kernels.on_others(stage)) is not None:
+    if (several := facts.kernels.device_mismatch(stage)) is not None:
         return several, 0.0
     seconds = 0.0
     for row in counters.rows:

@@ -362,15 +362,15 @@ def _floor_ns(decode: Maybe[StageEfficiency], steps: Maybe[int]) -> Maybe[float]
     if isinstance(steps, Missing):
         return steps
     for entry in reversed(decode.against):
-        if not isinstance(entry.floor, Missing) and steps:
-            return entry.floor.seconds * 1e9 / steps
+        if not isinstance(entry.roofline, Missing) and steps:
+            return entry.roofline.seconds * 1e9 / steps
     return Missing("no peak is known to compare with")
 
 
 def _times_floor(decode: Maybe[StageEfficiency]) -> Maybe[float]:
     if isinstance(decode, Missing):
         return decode
-    known = [entry.times_floor for entry in reversed(decode.against) if not isinstance(entry.times_floor, Missing)]
+    known = [entry.times_roofline for entry in reversed(decode.against) if not isinstance(entry.times_roofline, Missing)]
     return known[0] if known else Missing("no peak is known to compare with")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.kernels.counter_selftest import judge, told_work
+from llm_perf_opt.analysis.kernels.counter_selftest import judge, reported_work
 from llm_perf_opt.analysis.kernels.selection import Launch, Selection, expected_passes, select
 from llm_perf_opt.analysis.trace.stage_launches import ANY_DOMAIN, all_launches, domains_of, range_launches, stage_launches
 from llm_perf_opt.config.passes import Pass, known_passes
@@ -312,7 +312,7 @@ def run_selftest(capture: Capture, counting: _Counting) -> None:
     capture.started(_SELFTEST)
     plan = PassPlan(_SELFTEST, argv, capture.profiling.pass_timeout_s, counting.version)
     read_counters(folder, plan, listener, CountersCheck(ncu, capture.profiling.max_trace_gb))
-    found = judge(folder.parsed(folder.counters_file(_SELFTEST), read_ncu), told_work(listener.ran), asked)
+    found = judge(folder.parsed(folder.counters_file(_SELFTEST), read_ncu), reported_work(listener.ran), asked)
     if isinstance(found, Missing):
         _mark_failed(folder, found.why)
         raise CaptureError(f"The counter self-test tells nothing: {found.why}.", f"See {folder.log_file(_SELFTEST)}.")

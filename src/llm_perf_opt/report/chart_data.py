@@ -8,7 +8,7 @@ from typing import Literal
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.names import short_name
-from llm_perf_opt.analysis.limits.efficiency import Efficiency, PartEfficiency, StageEfficiency
+from llm_perf_opt.analysis.limits.efficiency import ComponentEfficiency, Efficiency, StageEfficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import BudgetTable
 from llm_perf_opt.core.records import Maybe, Missing
@@ -94,13 +94,13 @@ def coarse_waterfalls(found: Maybe[Efficiency]) -> Maybe[tuple[Waterfall, ...]]:
 def _coarse(stages: Sequence[StageEfficiency]) -> Maybe[tuple[Waterfall, ...]]:
     made = []
     for stage in stages:
-        best = next((entry for entry in reversed(stage.against) if known(entry.floor, None)), None)
+        best = next((entry for entry in reversed(stage.against) if known(entry.roofline, None)), None)
         if best is None:
             return Missing("no peak is known to compare with")
         whole = round(stage.time_ns.median)
-        least = min(round(known(then(best.floor, lambda floor: floor.seconds), 0.0) * 1e9), whole)
+        least = min(round(known(then(best.roofline, lambda floor: floor.seconds), 0.0) * 1e9), whole)
         uses = (
-            Use("roofline time: the least work at the best known peaks", least, f"on the {best.roof.name} peak"),
+            Use("roofline time: the least work at the best known peaks", least, f"on the {best.peaks.name} peak"),
             Use("above the roofline time", whole - least, color=1),
         )
         made.append(Waterfall(stage.stage, f"{stage.stage}, one request", uses))
@@ -140,20 +140,20 @@ def roofline(found: Maybe[Efficiency], kernels: Maybe[KernelEvidence]) -> Maybe[
 
 
 def _roofline(found: Efficiency, kernels: Maybe[KernelEvidence]) -> Maybe[Roofline]:
-    peaks = [(roof, known(roof.peak_flops_per_s, None)) for roof in found.roofs]
+    peaks = [(roof, known(roof.peak_flops_per_s, None)) for roof in found.peak_sets]
     lines = [RoofLine(roof.name, peak, known(roof.bandwidth_bytes_per_s, None)) for roof, peak in peaks if peak is not None]
     if not lines:
-        why = next((str(roof.peak_flops_per_s) for roof in found.roofs), "n/a: none").removeprefix("n/a: ")
+        why = next((str(roof.peak_flops_per_s) for roof in found.peak_sets), "n/a: none").removeprefix("n/a: ")
         return Missing(f"no peak is known: {why}")
     points: list[Point] = []
     nothing: list[str] = []
     for stage in found.stages:
         points.append(_stage_point(stage))
-        for part in known(stage.parts, ()):
+        for part in known(stage.components, ()):
             point = _part_point(stage.stage, part)
             if point is not None:
                 points.append(point)
-            elif part.floor is not None and known(part.time_ns, None) is not None:
+            elif part.roofline is not None and known(part.time_ns, None) is not None:
                 nothing.append(f"{part.name} of {stage.stage}")
     left_out = [f"Without FLOPs or without bytes, so not on log axes: {', '.join(nothing)}."] if nothing else []
     if isinstance(kernels, Missing):
@@ -178,8 +178,8 @@ def _stage_point(stage: StageEfficiency) -> Point:
     )
 
 
-def _part_point(stage: str, part: PartEfficiency) -> Point | None:
-    least, time = part.floor, known(part.time_ns, None)
+def _part_point(stage: str, part: ComponentEfficiency) -> Point | None:
+    least, time = part.roofline, known(part.time_ns, None)
     if least is None or time is None or not least.flops or not least.bytes:
         return None
     rate = least.flops / max(time, 1) * 1e9

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.cost_model.cost import ModelCost, StageCost
-from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf
 from llm_perf_opt.analysis.limits.hardware import Hardware
+from llm_perf_opt.analysis.limits.roofline import RooflineTime, TurningPoint, WhatIf
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Block, Cell, Column, Document, Paragraph, Section, Table, cell, count_cell, numbers
 from llm_perf_opt.report.text import count, flops, milliseconds, moved_bytes, percent, significant, then
@@ -74,14 +74,14 @@ def _what_if(rows: Sequence[WhatIf]) -> Table:
     return table
 
 
-def _least(value: Maybe[Floor]) -> list[Cell | Missing]:
+def _least(value: Maybe[RooflineTime]) -> list[Cell | Missing]:
     return [cell(then(value, lambda floor: floor.seconds * 1e9), milliseconds), cell(then(value, lambda floor: floor.bound))]
 
 
 def _stage(name: str, title: str, stage: StageCost) -> Table:
     columns = [Column("component"), *numbers("FLOPs", "share", "bytes", "share")]
     table = Table(f"cost-{name}", title, columns)
-    for part in stage.parts:
+    for part in stage.components:
         shares = (cell(part.flops / stage.flops, percent), cell(part.bytes / stage.bytes, percent))
         table.add(part.name, cell(part.flops, flops), shares[0], cell(part.bytes, moved_bytes), shares[1])
     table.add("total", cell(stage.flops, flops), "", cell(stage.bytes, moved_bytes), "")

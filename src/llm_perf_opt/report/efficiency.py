@@ -5,8 +5,8 @@ from functools import partial
 
 from llm_perf_opt.analysis.kernels.evidence import Hfu, StageHfu
 from llm_perf_opt.analysis.limits.binding import VERDICTS
-from llm_perf_opt.analysis.limits.efficiency import Efficiency, PartEfficiency, RooflineComparison, StageEfficiency
-from llm_perf_opt.analysis.limits.floor import FloorPart
+from llm_perf_opt.analysis.limits.efficiency import ComponentEfficiency, Efficiency, RooflineComparison, StageEfficiency
+from llm_perf_opt.analysis.limits.roofline import ComponentRoofline
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Cell, Column, Item, Items, Table, cell, numbers
 from llm_perf_opt.report.text import (
@@ -49,7 +49,7 @@ def peaks_table(found: Efficiency) -> Table:
     """Return the peaks that stages are compared with."""
     columns = [Column("peaks"), *numbers(f"compute, {found.dtype}", "memory bandwidth", "ridge"), Column("source")]
     table = Table("roofs", "Peaks of the hardware", columns)
-    for roof in found.roofs:
+    for roof in found.peak_sets:
         table.add(
             f"{roof.name} peak",
             cell(roof.peak_flops_per_s, flops_per_s),
@@ -86,12 +86,12 @@ def limits_table(found: Efficiency, hfus: Sequence[StageHfu]) -> Table:
             shares = [cell(value, fine_percent) for value in (entry.mfu, entry.mfu_full_attention, entry.mbu)]
             table.add(
                 stage.stage,
-                f"{entry.roof.name} peak",
+                f"{entry.peaks.name} peak",
                 *shares[:2],
-                hfu_cell(_hfu(stage, entry.roof.name, hfus)),
+                hfu_cell(_hfu(stage, entry.peaks.name, hfus)),
                 shares[2],
                 _roofline_time(entry),
-                _times(entry.times_floor, stage),
+                _times(entry.times_roofline, stage),
                 cell(stage.busy, percent),
             )
     return table
@@ -110,8 +110,8 @@ def hfu_cell(value: Maybe[Hfu]) -> Cell | Missing:
 
 
 def _roofline_time(entry: RooflineComparison) -> Cell | Missing:
-    alone = ", compute alone" if entry.roof.in_cache else ""
-    return cell(then(entry.floor, lambda least: least.seconds * 1e9), milliseconds, alone)
+    alone = ", compute alone" if entry.peaks.in_cache else ""
+    return cell(then(entry.roofline, lambda least: least.seconds * 1e9), milliseconds, alone)
 
 
 def _times(value: Maybe[float], stage: StageEfficiency) -> Cell | Missing:
@@ -131,18 +131,18 @@ def components_table(found: Efficiency) -> Table:
     columns = [Column("stage"), Column("component"), *numbers(*names), Column("bound by")]
     table = Table("parts", "Components of the model, in the profiled steps", columns, tools=True, foot=_COMPONENTS)
     for stage in found.stages:
-        if isinstance(stage.parts, Missing):
-            for cost in stage.cost.parts:
-                table.add(stage.stage, cost.name, *_work(cost.flops, cost.bytes), *[stage.parts] * 9)
+        if isinstance(stage.components, Missing):
+            for cost in stage.cost.components:
+                table.add(stage.stage, cost.name, *_work(cost.flops, cost.bytes), *[stage.components] * 9)
             continue
-        whole = sum(known(part.time_ns, 0) for part in stage.parts) or 1
-        for part in stage.parts:
+        whole = sum(known(part.time_ns, 0) for part in stage.components) or 1
+        for part in stage.components:
             table.add(stage.stage, part.name, *_component(part, whole))
     return table
 
 
-def _component(part: PartEfficiency, whole_ns: int) -> list[Cell | Missing | str]:
-    least, time = part.floor, part.time_ns
+def _component(part: ComponentEfficiency, whole_ns: int) -> list[Cell | Missing | str]:
+    least, time = part.roofline, part.time_ns
     spent = [cell(time, milliseconds), cell(then(time, lambda ns: ns / whole_ns), percent)]
     if least is None:
         return [*[_OUTSIDE] * 3, *spent, *[_OUTSIDE] * 7]
@@ -156,7 +156,7 @@ def _component(part: PartEfficiency, whole_ns: int) -> list[Cell | Missing | str
         cell(part.mfu, fine_percent),
         cell(part.mbu, fine_percent),
         cell(least.seconds * 1e9, milliseconds),
-        cell(part.times_floor, times),
+        cell(part.times_roofline, times),
         bound_words(least),
     ]
 
@@ -166,6 +166,6 @@ def _work(computed: float, moved: float) -> list[Cell | Missing]:
     return [cell(computed, flops), cell(moved, moved_bytes), cell(intensity, significant)]
 
 
-def bound_words(floor: FloorPart) -> str:
+def bound_words(floor: ComponentRoofline) -> str:
     """Return whether compute or memory sets a component's roofline time; neither where it has none."""
     return floor.bound if floor.seconds else "nothing"

@@ -19,7 +19,7 @@ from llm_perf_opt.analysis.kernels.selection import Launch
 from llm_perf_opt.analysis.kernels.table import kernel_table
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.limits.hardware import devices_of, hardware_of_device
-from llm_perf_opt.analysis.limits.roofs import RateLimits, limits_of
+from llm_perf_opt.analysis.limits.peaks import RateLimits, limits_of
 from llm_perf_opt.analysis.regions.counters import CountedStage
 from llm_perf_opt.analysis.regions.records import RegionReport, Selection
 from llm_perf_opt.analysis.regions.regions import RegionOptions, regions
@@ -132,7 +132,7 @@ def _limits(reports: dict[str, Maybe[CounterReport]], timings: CleanTimings | No
     """Of the device that the counters are of."""
     names = [report.facts.get("device_name", "") for report in reports.values() if not isinstance(report, Missing)]
     name = next((name for name in names if name), timings.model.device_name if timings else "")
-    roofs = () if isinstance(efficiency, Missing) else efficiency.roofs
+    roofs = () if isinstance(efficiency, Missing) else efficiency.peak_sets
     return limits_of(hardware_of_device(name), next((roof for roof in roofs if roof.name == "datasheet"), None))
 
 

@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.kernels.evidence import PROGRAM, uses_of
 from llm_perf_opt.analysis.kernels.selection import Launch
 from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
 from llm_perf_opt.analysis.limits.hardware import hardware_of_device
-from llm_perf_opt.analysis.limits.roofs import limits_of
+from llm_perf_opt.analysis.limits.peaks import limits_of
 from llm_perf_opt.analysis.regions.records import RegionReport
 from llm_perf_opt.analysis.trace.stage_launches import all_launches
 from llm_perf_opt.core.machine_records import CounterReport

@@ -9,8 +9,8 @@ from typing import Any
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
 from llm_perf_opt.analysis.cost_model.cost import Formats, ModelCost, model_cost
 from llm_perf_opt.analysis.cost_model.families import architecture_of
-from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf, turning_point, what_if
 from llm_perf_opt.analysis.limits.hardware import Hardware, hardware_named
+from llm_perf_opt.analysis.limits.roofline import RooflineTime, TurningPoint, WhatIf, turning_point, what_if
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import ConfigError, words_of
 from llm_perf_opt.core.records import Maybe, Missing
@@ -166,7 +166,7 @@ def _row_json(row: WhatIf) -> dict[str, Any]:
     }
 
 
-def _floor_json(value: Maybe[Floor]) -> Any:
+def _floor_json(value: Maybe[RooflineTime]) -> Any:
     if isinstance(value, Missing):
         return _plain(value)
     return {
@@ -174,7 +174,7 @@ def _floor_json(value: Maybe[Floor]) -> Any:
         "compute_s": value.compute_s,
         "memory_s": value.memory_s,
         "bound": value.bound,
-        "parts": [{"name": part.name, "seconds": part.seconds, "bound": part.bound} for part in value.parts],
+        "parts": [{"name": part.name, "seconds": part.seconds, "bound": part.bound} for part in value.components],
     }
 
 

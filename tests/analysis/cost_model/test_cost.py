@@ -1,4 +1,4 @@
-"""FLOPs and bytes: the arithmetic to the eye, published figures, and properties that hold for any step."""
+"""FLOPs and bytes: hand-computed figures, published figures, and properties of every step."""
 
 import json
 from fractions import Fraction
@@ -25,7 +25,6 @@ from llm_perf_opt.analysis.cost_model.work import (
     Logits,
     Step,
     causal_pairs,
-    chunked_prefill,
     decode_steps,
     expected_experts,
     full_pairs,
@@ -103,10 +102,10 @@ ALL = [architecture_of(config) for config in (TINY, GEMMA3, SMALL_MOE, SMALL_MLA
 
 
 def parts(stage: StageCost) -> dict[str, tuple[int, int]]:
-    return {part.name: (part.flops, part.bytes) for part in stage.parts}
+    return {part.name: (part.flops, part.bytes) for part in stage.components}
 
 
-# --- the arithmetic, to the eye ---------------------------------------------------------------------------------------
+# --- hand-computed figures --------------------------------------------------------------------------------------------
 
 
 def test_one_step_of_a_tiny_model() -> None:
@@ -137,7 +136,7 @@ def test_llama3_8b_decode_reads_everything_but_the_embedding_table() -> None:
     assert stage.bytes == 2 * (8_030_261_248 - table + 4096) + 2049 * kv + 2 * 128256
 
 
-def test_tied_weights_change_what_is_held_and_not_what_is_done() -> None:
+def test_tied_weights_change_memory_but_not_flops() -> None:
     apart, tied = architecture_of(TINY), architecture_of(TINY | {"tie_word_embeddings": True})
     assert apart.params - tied.params == 32 * 8
     assert step_cost(apart, Step(2, 3, 5)) == step_cost(tied, Step(2, 3, 5))
@@ -145,8 +144,8 @@ def test_tied_weights_change_what_is_held_and_not_what_is_done() -> None:
 
 @pytest.mark.parametrize(("logits", "positions"), [("none", 0), ("last", 2), ("all", 6)])
 def test_logits_are_computed_for_the_positions_asked_for(logits: Logits, positions: int) -> None:
-    head = step_cost(architecture_of(TINY), Step(2, 3, 5, logits)).part("lm_head")
-    assert head is not None
+    stage = step_cost(architecture_of(TINY), Step(2, 3, 5, logits))
+    head = next(component for component in stage.components if component.name == "lm_head")
     assert head.flops == 2 * positions * 8 * 32
     assert head.bytes == (2 * (8 * 32 + positions * 32) if positions else 0)
 
@@ -259,7 +258,7 @@ def test_unknown_formats_are_named(arguments: dict[str, Any], named: str) -> Non
     assert caught.value.fact.startswith(named)
 
 
-# --- requests that mean nothing ---------------------------------------------------------------------------------------
+# --- invalid requests -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, "1", True, None, [1]])
@@ -282,7 +281,7 @@ def test_a_step_checks_itself() -> None:
         Step(1, 1, 0, "some")  # type: ignore[arg-type]
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def test_json_has_the_promised_shape() -> None:
@@ -313,12 +312,12 @@ def test_json_has_the_promised_shape() -> None:
     }
 
 
-def test_json_says_how_latent_attention_runs() -> None:
+def test_json_has_the_implementation_of_latent_attention() -> None:
     data = model_cost(architecture_of(SMALL_MLA), batch=1, prompt=4, context=4).to_json()
     assert data["assumptions"]["mla"] == "reexpand"
 
 
-# --- what holds for every step ----------------------------------------------------------------------------------------
+# --- properties of every step -----------------------------------------------------------------------------------------
 
 sizes = st.integers(1, 40)
 cached = st.integers(0, 40)
@@ -342,13 +341,8 @@ def test_pairs_are_those_of_the_mask(new: int, cached: int, window: int | None) 
     assert full_pairs(new, cached, window) == new * held >= sum(seen)
 
 
-def test_chunks_and_decode_steps_follow_one_another() -> None:
-    assert chunked_prefill(2, 10, 4) == (Step(2, 4, 0, "none"), Step(2, 4, 4, "none"), Step(2, 2, 8, "last"))
-    assert chunked_prefill(2, 8, 4) == (Step(2, 4, 0, "none"), Step(2, 4, 4, "last"))
-    assert chunked_prefill(1, 3, 100) == (Step(1, 3),)
+def test_decode_steps_follow_one_another() -> None:
     assert decode_steps(2, 10, 3) == (Step(2, 1, 10), Step(2, 1, 11), Step(2, 1, 12))
-    with pytest.raises(ConfigError, match="chunk"):
-        chunked_prefill(1, 3, 0)
     with pytest.raises(ConfigError, match="steps"):
         decode_steps(1, 3, -1)
 
@@ -360,8 +354,8 @@ def test_steps_together_are_their_sum() -> None:
     assert together.flops == sum(step.flops for step in steps)
     assert together.flops_full_attention == sum(step.flops_full_attention for step in steps)
     assert together.bytes == sum(step.bytes for step in steps)
-    assert [part.name for part in together.parts] == [part.name for part in steps[0].parts]
-    assert [part.within for part in together.parts] == [part.within for part in steps[0].parts]
+    assert [part.name for part in together.components] == [part.name for part in steps[0].components]
+    assert [part.within for part in together.components] == [part.within for part in steps[0].components]
 
 
 @settings(deadline=None)
@@ -376,7 +370,7 @@ def test_chunked_prefill_sums_to_the_whole(architecture: Architecture, batch: in
         ]
         pieces = combined(step_cost(architecture, step, Formats(mla=mla)) for step in steps)
         whole = step_cost(architecture, Step(batch, sum(chunks)), Formats(mla=mla))
-        assert {part.name: part.flops for part in pieces.parts} == {part.name: part.flops for part in whole.parts}
+        assert {part.name: part.flops for part in pieces.components} == {part.name: part.flops for part in whole.components}
         assert pieces.bytes >= whole.bytes
 
 
@@ -412,7 +406,7 @@ def test_a_window_no_shorter_than_the_text_is_no_window(step: Step, spare: int) 
 def test_more_never_costs_less(architecture: Architecture, formats: Formats, step: Step, more: tuple[int, int, int]) -> None:
     bigger = Step(step.batch + more[0], step.new_tokens + more[1], step.cached_tokens + more[2], step.logits)
     before, after = step_cost(architecture, step, formats), step_cost(architecture, bigger, formats)
-    for small, large in zip(before.parts, after.parts, strict=True):
+    for small, large in zip(before.components, after.components, strict=True):
         assert small.name == large.name
         assert small.flops <= large.flops
         assert small.flops_full_attention <= large.flops_full_attention
@@ -426,5 +420,5 @@ def test_causal_is_never_more_than_whole_and_weights_are_moved_once(
 ) -> None:
     stage = step_cost(architecture, step, formats)
     assert 0 < stage.flops <= stage.flops_full_attention
-    moved = sum(part.bytes for part in stage.parts if part.name not in ("kv_read", "kv_write", "lm_head", "embedding"))
-    assert moved <= weight_bytes(architecture, formats) + len(stage.parts)
+    moved = sum(part.bytes for part in stage.components if part.name not in ("kv_read", "kv_write", "lm_head", "embedding"))
+    assert moved <= weight_bytes(architecture, formats) + len(stage.components)

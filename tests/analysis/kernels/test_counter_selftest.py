@@ -1,11 +1,11 @@
-"""The verdict on counters, from a real count of known work and from wrong ones."""
+"""The counter self-test, with real and with wrong counts of known work."""
 
 from dataclasses import asdict, replace
 
 import pytest
 
 from kernel_fixtures import H200, launch, report_of
-from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork, SelfTest, judge, told_work
+from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork, SelfTest, judge, reported_work
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.machine_records import CountedKernel, CounterProblem, CounterReport
 from llm_perf_opt.core.records import Missing
@@ -61,7 +61,7 @@ def test_a_wrong_count_is_not_believed(wrong: dict[str, float], why: str) -> Non
     assert why in found.doubt.why
 
 
-def test_padding_is_allowed_beside_an_exact_product() -> None:
+def test_padding_is_allowed_next_to_an_exact_product() -> None:
     work = replace(WORK, gemms=(*WORK.gemms, KnownGemm("other", 128, 256, 512)))
     kernels = [
         within("gemm", launch("g", 1, tensor=2 * 4096**3)),
@@ -73,7 +73,7 @@ def test_padding_is_allowed_beside_an_exact_product() -> None:
     assert found.passed
 
 
-def test_nothing_counted_fails_and_says_so() -> None:
+def test_nothing_counted_fails_with_a_reason() -> None:
     empty = judge(report_of(), WORK, HOPPER)
     assert not isinstance(empty, Missing)
     assert not empty.passed
@@ -91,9 +91,9 @@ def test_a_chip_without_known_counters_has_no_verdict() -> None:
     assert isinstance(judge(report_of(), WORK, replace(HOPPER, tensor_flops={})), Missing)
 
 
-def test_what_the_child_says_is_checked() -> None:
+def test_the_reported_work_is_validated() -> None:
     from llm_perf_opt.runners.measure.counter_selftest import WORK as RUN
 
-    assert told_work({"event": "selftest", **asdict(RUN)}) == RUN
-    with pytest.raises(ParseError, match="did not say what it ran"):
-        told_work({"event": "selftest", "gemms": "none"})
+    assert reported_work({"event": "selftest", **asdict(RUN)}) == RUN
+    with pytest.raises(ParseError, match="did not report its work"):
+        reported_work({"event": "selftest", "gemms": "none"})

@@ -1,4 +1,4 @@
-"""Sampled launches joined to a trace's kernels; what is made of them is tested with the tables."""
+"""Sampled launches joined to a trace's kernels; the tables built from them are tested elsewhere."""
 
 from kernel_fixtures import launch
 from llm_perf_opt.analysis.kernels.join import join, weighted
@@ -8,7 +8,7 @@ from llm_perf_opt.core.records import Missing
 TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
 
 
-def test_each_launch_size_has_its_own_samples_and_another_grid_stands_in_weighted_by_calls() -> None:
+def test_each_launch_size_has_its_samples_or_those_of_other_grids_weighted_by_calls() -> None:
     uses = [KernelUse("decode", "f", grid, 128, calls, 100) for grid, calls in ((1, 1), (2, 3), (9, 5))]
     found = join([launch("f", 1, tensor=10), launch("f", 2, tensor=50), launch("gone", 1)], uses)
     assert found.unused == 1

@@ -1,4 +1,4 @@
-"""The spellings of three real tools join; everything else survives."""
+"""The spellings of three real tools have one normal form; other names stay valid."""
 
 import csv
 import gzip
@@ -138,7 +138,7 @@ def test_function_of(name: str, function: str) -> None:
     assert function_name(name) == function
 
 
-def test_a_name_deeper_than_any_compiler_writes_is_left_alone() -> None:
+def test_a_name_deeper_than_any_compiler_writes_is_unchanged() -> None:
     deep = "f" + "<g" * (DEEPEST + 1) + ">" * (DEEPEST + 1)
     assert normal_name(deep) == deep
     assert normal_name("void " + "f<" * 50_000) == "void " + "f<" * 50_000
@@ -175,7 +175,7 @@ def test_two_kernels_never_read_the_same(before: str, one: str, other: str, afte
     assert max(map(len, shown)) <= WIDTH
 
 
-def test_the_place_where_two_long_names_part_is_shown() -> None:
+def test_shortened_names_show_where_they_differ() -> None:
     one = "elementwise_kernel<128,4,gpu_kernel_impl_nocast<BinaryFunctor<BFloat16,BFloat16,MulFunctor<float>>>()::lambda#1>"
     assert short_name(one, 72) == short_name(one.replace("BFloat16,Mul", "BFloat32,Mul"), 72)
     shown = short_names(one, one.replace("BFloat16,Mul", "BFloat32,Mul"), 72)

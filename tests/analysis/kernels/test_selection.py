@@ -47,14 +47,14 @@ def test_at_least_top_functions() -> None:
     assert chosen(top=50).coverage == 1.0
 
 
-def test_a_tight_budget_takes_the_stretch_that_stands_for_the_most_time() -> None:
+def test_a_tight_budget_takes_the_launches_that_cover_the_most_time() -> None:
     found = chosen(budget_s=3 * 10 * 0.03 + 0.001)
     # The last layer's two GEMMs and the output layer: launches 4, 5 and 6 of the seven that match.
     assert (found.launch_skip, found.launch_count) == (14 + 4, 3)
     assert found.coverage == 0.95
 
 
-def test_a_tighter_one_gives_up_functions_and_says_so() -> None:
+def test_a_tighter_budget_drops_functions_and_notes_it() -> None:
     found = chosen(budget_s=2 * 10 * 0.03 + 0.001)
     # Two launches: the large GEMM in a layer and in the output layer (75 %) beat the large and the small in a layer (70 %).
     assert [kernel.function for kernel in found.kernels] == ["gemm_large"]
@@ -65,7 +65,7 @@ def test_a_tighter_one_gives_up_functions_and_says_so() -> None:
 
 def test_nothing_fits() -> None:
     found = select(Stage.PREFILL, STEPS, source="test", top=1, coverage=0.8, passes=10, budget_s=0.1)
-    assert found == Missing("not one launch of prefill fits in 0.1 s at 10 passes")
+    assert found == Missing("no launch of prefill fits in 0.1 s at 10 passes")
 
 
 def test_an_empty_timeline_has_a_reason() -> None:
@@ -90,7 +90,7 @@ def test_an_empty_timeline_has_a_reason() -> None:
     ],
 )
 def test_collectives_are_never_replayed(function: str, name: str) -> None:
-    """Their peers would wait for ever. Some are told by their namespace alone."""
+    """A replay would hang. Some are recognizable by their namespace only."""
     launches = [Launch(0, function, name, 1, 1, 900), Launch(0, "gemm", "g", 1, 1, 100)]
     found = select(Stage.PREFILL, launches, source="test", top=5, coverage=0.8, passes=1, budget_s=10.0)
     assert isinstance(found, Selection)
@@ -102,14 +102,12 @@ def test_collectives_are_never_replayed(function: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("collective_ns", "budget_s", "said", "unsaid"),
     [
-        (900, 10.0, "collectives take 64% of it, so that no more than 36% can be counted.", "budget_s"),
-        (900, 0.1, "no more than 36% can be counted; for more of that, raise profiling.ncu.budget_s", "nothing"),
-        (10, 0.1, "asked for; raise profiling.ncu.budget_s", "collectives take"),
+        (900, 10.0, "collectives take 64% of it, so at most 36% can be counted.", "budget_s"),
+        (900, 0.1, "at most 36% can be counted; to count more of that, raise profiling.ncu.budget_s", "nothing"),
+        (10, 0.1, "requested 80%; raise profiling.ncu.budget_s", "collectives take"),
     ],
 )
-def test_what_is_to_be_done_for_more_coverage_depends_on_what_stands_in_the_way(
-    collective_ns: int, budget_s: float, said: str, unsaid: str
-) -> None:
+def test_the_remedy_for_low_coverage_depends_on_its_cause(collective_ns: int, budget_s: float, said: str, unsaid: str) -> None:
     reduce = Launch(0, "ncclDevKernel_AllReduce", "ncclDevKernel_AllReduce()", 1, 1, collective_ns)
     gemms = [Launch(0, "gemm", "g", size, 1, 100) for size in range(1, 6)]
     found = select(Stage.PREFILL, [reduce, *gemms], source="test", top=5, coverage=0.8, passes=1, budget_s=budget_s)
@@ -139,7 +137,7 @@ launch_lists = st.lists(
 
 
 @given(launch_lists, st.integers(1, 4), st.floats(0.1, 1.0), st.floats(0.03, 3.0))
-def test_what_is_counted_lies_in_the_step_and_in_the_budget(
+def test_counted_launches_are_within_the_step_and_the_budget(
     launches: list[Launch], top: int, coverage: float, budget_s: float
 ) -> None:
     found = select(Stage.DECODE_STEP, launches, source="test", top=top, coverage=coverage, passes=1, budget_s=budget_s)

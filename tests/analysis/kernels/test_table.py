@@ -1,12 +1,12 @@
-"""Counters joined to a trace: on a recorded model, and where every figure can be checked by eye."""
+"""Counters joined to a trace: on a recorded model and on hand-made launches."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_fixtures import counted, launch, report_of, traced_uses
-from llm_perf_opt.analysis.kernels.table import StageKernels, kernel_table
-from llm_perf_opt.analysis.limits.roofs import NO_LIMITS, RateLimits
+from llm_perf_opt.analysis.kernels.table import NOT_SAMPLED, StageKernels, kernel_table
+from llm_perf_opt.analysis.limits.peaks import NO_LIMITS, RateLimits
 from llm_perf_opt.core.machine_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.counters.catalog import roles
@@ -45,7 +45,7 @@ def test_counters_join_the_whole_of_a_recorded_model() -> None:
     assert not head.time_differs
 
 
-# --- by eye -----------------------------------------------------------------------------------------------------------
+# --- hand-made launches -----------------------------------------------------------------------------------------------
 
 
 def test_work_is_weighted_by_the_calls_of_each_launch_size() -> None:
@@ -68,7 +68,7 @@ def test_work_is_weighted_by_the_calls_of_each_launch_size() -> None:
     assert (stage.flops, stage.tensor_flops, stage.dram_bytes, stage.counters) == (830, 800, 70, 1.0)
 
 
-def test_another_grid_stands_in_and_is_called_by_name() -> None:
+def test_counters_of_another_grid_are_marked_by_name() -> None:
     uses = [use("f", 10, 2, 600), use("f", 11, 1, 400)]
     stage = one_stage(uses, report_of(launch("f", 10, tensor=100)))
     assert stage.by_name == pytest.approx(0.4)
@@ -80,7 +80,7 @@ def test_another_grid_stands_in_and_is_called_by_name() -> None:
 def test_another_block_is_another_kernel() -> None:
     stage = one_stage([use("f", 10, 1, 100, block=256)], report_of(launch("f", 10, block=128, tensor=5)))
     assert stage.counters == 0
-    assert stage.rows[0].per_call == Missing("no launch of it was sampled")
+    assert stage.rows[0].per_call == NOT_SAMPLED
     assert isinstance(stage.flops, Missing)
 
 
@@ -139,11 +139,11 @@ def test_no_rate_and_no_share_is_above_what_the_device_can() -> None:
         assert isinstance(row.per_call.sm_pct, Missing)
 
 
-def test_without_counters_everything_says_why() -> None:
+def test_without_counters_every_figure_has_a_reason() -> None:
     spoiled = CounterReport((launch("f", 1, tensor=5),), {}, (CounterProblem("counters_missing", "All lost.", True),))
     for report, roles_of_chip, why in (
         (Missing("ncu is not here"), HOPPER, "ncu is not here"),
-        (spoiled, HOPPER, "cannot be believed: All lost."),
+        (spoiled, HOPPER, "All lost."),
         (report_of(launch("f", 1)), Missing("an unknown chip"), "an unknown chip"),
     ):
         (stage,) = kernel_table([use("f", 1, 2, 50)], {"decode": report}, roles_of_chip)

@@ -1,4 +1,4 @@
-"""No verdict says more than was seen."""
+"""Verdicts never go beyond the evidence."""
 
 import pytest
 from hypothesis import given
@@ -11,26 +11,26 @@ from llm_perf_opt.analysis.limits.binding import (
     KERNELS,
     LAUNCH,
     MEMORY,
-    NEAR_FLOOR,
+    NEAR_ROOFLINE,
     NEITHER,
-    READ_TOO_MUCH,
     UNKNOWN,
+    UTILIZATION_MARGIN,
     VERDICTS,
     KernelShare,
-    Nearest,
+    RooflineDistance,
     sampled_share,
     verdict,
 )
-from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
+from llm_perf_opt.analysis.limits.roofline import ComponentRoofline, RooflineTime
 from llm_perf_opt.core.records import Maybe, Missing
 
 NO_TORCH = Missing("the run was asked for without the torch pass")
 
 
-def nearest(times: float, bound: str = "memory") -> Nearest:
+def nearest(times: float, bound: str = "memory") -> RooflineDistance:
     flops, moved = (1, 10**9) if bound == "memory" else (10**9, 1)
     compute, memory = (1e-6, 1e-3) if bound == "memory" else (1e-3, 1e-6)
-    return Nearest(times, Floor((FloorPart("mlp", flops, moved, compute, memory),)), "measured")
+    return RooflineDistance(times, RooflineTime((ComponentRoofline("mlp", flops, moved, compute, memory),)), "measured")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_on_a_gpu_what_its_kernels_did_decides(times: float, share: Maybe[Kernel
         assert ("telemetry" in because) == (not isinstance(share.sampled, Missing))
 
 
-def test_on_a_cpu_the_floor_decides() -> None:
+def test_on_a_cpu_the_roofline_time_decides() -> None:
     assert verdict(nearest(2, "compute"), NO_TORCH, on_cpu=True)[0] == COMPUTE
     for times in (4, 6):
         far, because = verdict(nearest(times), NO_TORCH, on_cpu=True)
@@ -73,7 +73,7 @@ def test_on_a_cpu_the_floor_decides() -> None:
         assert f"{times}.0 × its roofline time" in because
 
 
-def test_without_limits_only_an_idle_device_is_told() -> None:
+def test_without_peaks_only_an_idle_device_has_a_verdict() -> None:
     none = Missing("no peak is known to compare with")
     assert verdict(none, NO_TORCH, on_cpu=False) == (UNKNOWN, none.why)
     assert verdict(none, KernelShare(0.9, 0.9), on_cpu=False)[0] == UNKNOWN
@@ -88,15 +88,21 @@ def test_every_word_is_defined() -> None:
 shares = st.floats(0, 1)
 
 
-@given(st.floats(0.01, 1), shares, shares, shares, shares, shares, shares, st.floats(0, READ_TOO_MUCH))
-def test_what_the_readings_leave_possible_holds_what_was(
-    own: float, rest: float, busy: float, others_busy: float, gap_busy: float, floor: float, others_floor: float, more: float
+@given(st.floats(0.01, 1), shares, shares, shares, shares, shares, shares, st.floats(0, UTILIZATION_MARGIN))
+def test_sampled_bounds_contain_the_true_share(
+    own: float,
+    rest: float,
+    busy: float,
+    others_busy: float,
+    gap_busy: float,
+    roofline: float,
+    others_roofline: float,
+    more: float,
 ) -> None:
-    """Whatever the stages and the gaps between repeats did, and however far the readings overstate it, the stage's own share lies
-    within what is told of it."""
+    """For any stages, gaps between repeats and error of the readings, the stage's true share is within its bounds."""
     others = (1 - own) * rest
     seen = min(1.0, own * busy + others * others_busy + (1 - own - others) * gap_busy + more)
-    found = sampled_share(seen, own, others, floor * busy, others_floor * others_busy)
+    found = sampled_share(seen, own, others, roofline * busy, others_roofline * others_busy)
     assert found.low - 1e-9 <= busy <= found.high + 1e-9
     assert 0 <= found.low <= found.high + 1e-9
 
@@ -105,9 +111,7 @@ def test_what_the_readings_leave_possible_holds_what_was(
     ("sampled", "prefill", "decode"),
     [(0.204, 0.262, 0.141), (0.926, 0.301, 0.875), (0.195, 0.199, 0.136), (0.24, 0.206, 0.173), (0.917, 0.24, 0.887)],
 )
-def test_the_torch_passes_of_real_runs_lie_within_what_the_readings_leave_possible(
-    sampled: float, prefill: float, decode: float
-) -> None:
+def test_torch_shares_of_real_runs_are_within_the_sampled_bounds(sampled: float, prefill: float, decode: float) -> None:
     """Runs of one model on an H200, eager and compiled: GPU utilization, and kernel time by the torch pass."""
     for share in (0.02, 0.11):  # of the repeats' time, for prefill
         for own, busy in ((share, prefill), (1 - share, decode)):
@@ -120,7 +124,7 @@ def test_a_verdict_that_names_a_limit_is_near_it_and_has_seen_kernels_run(times:
     share = KernelShare(min(one, two), max(one, two), 0.5)
     word, _ = verdict(nearest(times), share, on_cpu=False)
     if word in (MEMORY, COMPUTE):
-        assert times <= NEAR_FLOOR
+        assert times <= NEAR_ROOFLINE
     if word in (MEMORY, COMPUTE, KERNELS):
         assert max(share.low, 1 / times) >= BUSY_ENOUGH
     if word == LAUNCH:
@@ -128,17 +132,17 @@ def test_a_verdict_that_names_a_limit_is_near_it_and_has_seen_kernels_run(times:
 
 
 @given(st.floats(1, 100), st.floats(0, 1))
-def test_the_word_agrees_with_the_largest_part_of_the_time(times: float, more: float) -> None:
-    """As in the budget: the floor, what kernels take beyond it, and waiting make up the time."""
-    floor = 1 / times
-    busy = floor + more * (1 - floor)
-    parts = {MEMORY: floor, KERNELS: busy - floor, LAUNCH: 1 - busy}
+def test_the_verdict_agrees_with_the_largest_share_of_the_time(times: float, more: float) -> None:
+    """As in the budget: roofline time, kernels beyond it and waiting add up to the time."""
+    roofline = 1 / times
+    busy = roofline + more * (1 - roofline)
+    parts = {MEMORY: roofline, KERNELS: busy - roofline, LAUNCH: 1 - busy}
     word, _ = verdict(nearest(times), KernelShare(busy, busy), on_cpu=False)
     if word in parts:
         assert parts[word] == pytest.approx(max(parts.values()))
     else:
         assert word == NEITHER
-        assert max(parts.values()) <= BUSY_ENOUGH or times <= NEAR_FLOOR + 1e-9
+        assert max(parts.values()) <= BUSY_ENOUGH or times <= NEAR_ROOFLINE + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -162,5 +166,5 @@ def test_a_share_does_not_round_to_the_other_side_of_what_decides(share: float, 
 @pytest.mark.parametrize(
     ("times", "said"), [(2.04, "2.04"), (1.96, "1.96"), (2.0, "2.0"), (2.0004, "just over 2.0"), (3.46, "3.5")]
 )
-def test_times_its_floor_do_not_round_to_the_other_side_either(times: float, said: str) -> None:
+def test_times_roofline_does_not_round_across_the_threshold(times: float, said: str) -> None:
     assert nearest(times).words.startswith(f"it takes {said} × its roofline time")

@@ -1,4 +1,4 @@
-"""Distance from the limit, on hand-made timings whose arithmetic can be followed by eye."""
+"""Distance from the roofline, on hand-made timings that are easy to check."""
 
 from dataclasses import replace
 
@@ -99,13 +99,13 @@ def test_mfu_is_flops_over_time_times_peak() -> None:
     assert prefill.against[0].mfu_full_attention == pytest.approx((PREFILL_FLOPS + 32 * 3) / (1_000e-9 * 1e13))
 
 
-def test_floor_is_never_above_the_time_and_never_below_either_sum() -> None:
+def test_roofline_time_is_between_either_sum_and_the_time() -> None:
     result = found(efficiency(timings(100_000, 50_000), NOT_HERE, given(1e12, 1e11), NOT_HERE))
     for stage in result.stages:
         entry = stage.against[0]
-        assert not isinstance(entry.floor, Missing)
-        assert max(entry.floor.compute_s, entry.floor.memory_s) <= entry.floor.seconds <= stage.seconds
-        assert entry.times_floor == pytest.approx(stage.seconds / entry.floor.seconds)
+        assert not isinstance(entry.roofline, Missing)
+        assert max(entry.roofline.compute_s, entry.roofline.memory_s) <= entry.roofline.seconds <= stage.seconds
+        assert entry.times_roofline == pytest.approx(stage.seconds / entry.roofline.seconds)
 
 
 def bytes_of(stage: int) -> int:
@@ -124,13 +124,13 @@ def test_verdict_follows_the_launches_then_the_nearer_limit(stage: int) -> None:
         "launch-bound": (given(2e3 * flops, wide_bytes), 100_000),
     }
     for verdict, (hardware, kernel_ns) in cases.items():
-        # the other stage is made long enough never to be impossible
+        # the other stage is long enough to be plausible
         measured = timings(10**6, 10**9) if stage == 0 else timings(10**9, 5 * 10**5)
         kernels = torch_pass(kernel_ns if stage == 0 else 10**9, kernel_ns if stage == 1 else 2 * 10**9)
         assert found(efficiency(measured, kernels, hardware, NOT_HERE)).stages[stage].verdict == verdict
 
 
-def test_kernels_of_the_profiled_steps_are_held_against_as_many_unprofiled_ones() -> None:
+def test_kernels_are_compared_with_as_many_unprofiled_steps() -> None:
     one_step = replace(torch_pass(0, 400), decode_steps=1)
     decode = found(efficiency(timings(1_000, 500), one_step, given(1e15, 1e15), NOT_HERE)).stages[1]
     assert decode.busy == pytest.approx(400 / 500)
@@ -144,7 +144,7 @@ def test_logits_of_the_whole_prompt_cost_more() -> None:
 
 
 def row_of(table: Table, *names: str) -> dict[str, str]:
-    """The row that begins with these cells, by its columns."""
+    """Return the row that begins with these cells, by column."""
     cells = next(row for row in table.rows if tuple(cell.text for cell in row[: len(names)]) == names)
     return {column.name: cell.text for column, cell in zip(table.columns, cells, strict=True)}
 
@@ -155,43 +155,43 @@ def test_the_table_shows_what_was_found() -> None:
     assert row_of(table, "decode", "datasheet peak")["MFU (causal)"] == f"{DECODE_FLOPS / (1_000e-9 * 1e13) * 100:.3g} %"
     assert row_of(table, "decode", "measured peak")["MFU (causal)"] == "n/a"
     assert "not here" in table.reasons
-    least = result.stages[1].against[0].floor
+    least = result.stages[1].against[0].roofline
     assert not isinstance(least, Missing)
     assert row_of(table, "decode", "datasheet peak")["roofline time"] == duration(least.seconds * 1e9)
     assert row_of(components_table(result), "decode", "mlp")["time"] == "n/a", "without their times, what they compute"
     assert row_of(components_table(result), "decode", "mlp")["FLOPs"] == "1.536 kFLOP"
 
 
-def test_parts_are_held_against_their_own_floor() -> None:
+def test_components_are_compared_with_their_own_roofline_time() -> None:
     decode = found(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE)).stages[1]
-    assert not isinstance(decode.parts, Missing)
-    parts = {part.name: part for part in decode.parts}
+    assert not isinstance(decode.components, Missing)
+    parts = {part.name: part for part in decode.components}
     # two steps of 768 FLOP in 768 ns at 1e13 FLOP/s: 2 GFLOP/s of 10 TFLOP/s
     assert parts["mlp"].mfu == pytest.approx(2 * 768 / (768e-9 * 1e13))
-    assert parts["mlp"].times_floor == pytest.approx(768e-9 / (2 * 768 / 1e13))
+    assert parts["mlp"].times_roofline == pytest.approx(768e-9 / (2 * 768 / 1e13))
     assert parts["other"].time_ns == 32
     assert isinstance(parts["attention_core"].time_ns, Missing)
-    assert decode.cost.part("mlp") is not None
+    assert any(component.name == "mlp" for component in decode.cost.components)
     table = components_table(found(efficiency(timings(10**6, 10**6), torch_pass(1, 1), given(1e13, 1e15), NOT_HERE)))
     mlp = row_of(table, "decode", "mlp")
     assert (mlp["time"], mlp["share"], mlp["FLOP/s"]) == ("768 ns", "85.3 %", "2.000 GFLOP/s")
 
 
-def test_a_part_that_only_moves_what_stays_in_the_cache_has_no_floor() -> None:
-    """Norms have no FLOPs in the cost model: with the weights in the cache their floor is none, not 6.554e-23 ms."""
+def test_a_component_whose_bytes_stay_in_the_cache_has_no_roofline_time() -> None:
+    """Norms have no FLOPs: with the weights in the cache, their roofline time is missing instead of 6.554e-23 ms."""
     held = found(efficiency(timings(10**6, 10**6, cache_bytes=20_000), torch_pass(1, 1), given(1e13, 1e12), NOT_HERE))
-    assert held.roofs[0].in_cache
-    assert not isinstance(held.stages[1].parts, Missing)
-    norms = next(part for part in held.stages[1].parts if part.name == "norms")
-    assert norms.floor is not None
-    assert norms.floor.seconds == 0
+    assert held.peak_sets[0].in_cache
+    assert not isinstance(held.stages[1].components, Missing)
+    norms = next(part for part in held.stages[1].components if part.name == "norms")
+    assert norms.roofline is not None
+    assert norms.roofline.seconds == 0
     table = components_table(held)
     shown = row_of(table, "decode", "norms")
     assert (shown["roofline time"], shown["bound by"]) == ("0 ms", "nothing")
     assert not any("e-" in cell.text for row in table.rows for cell in row)
 
 
-def test_whole_attention_alone_never_stops_a_report() -> None:
+def test_full_attention_mfu_above_one_is_not_an_error() -> None:
     long = timings(1_000, 500)
     peak = PREFILL_FLOPS / 1_000e-9  # causal MFU is exactly 100 %, whole attention above
     prefill = found(efficiency(long, NOT_HERE, given(peak, 1e15), NOT_HERE)).stages[0].against[0]
@@ -200,7 +200,7 @@ def test_whole_attention_alone_never_stops_a_report() -> None:
     assert prefill.mfu_full_attention > 1.0
 
 
-def test_on_a_cpu_far_from_the_floor_is_near_neither_limit() -> None:
+def test_on_a_cpu_far_from_the_roofline_is_near_neither_limit() -> None:
     torch = replace(torch_pass(1, 1), activity=ON_CPU)
     far = timings(10_000_000, 10_000_000)
     far = replace(far, model=replace(far.model, device="cpu"))
@@ -209,11 +209,11 @@ def test_on_a_cpu_far_from_the_floor_is_near_neither_limit() -> None:
     assert {str(stage.busy) for stage in result.stages} == {"n/a: the run is on the CPU"}
 
 
-def test_on_a_gpu_nothing_is_said_of_what_nobody_looked_at() -> None:
+def test_on_a_gpu_without_evidence_the_verdict_is_unknown() -> None:
     far = timings(10_000_000, 10_000_000)
     result = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE))
     assert {stage.verdict for stage in result.stages} == {"not known"}
-    assert result.stages[1].binds == "What binds decode is not known"
+    assert result.stages[1].binds == "What bounds decode is not known"
     assert "not here; the device was not sampled (use profiling.torch.enable=true)" in result.stages[1].because
     busy = found(efficiency(far, NOT_HERE, given(1e12, 1e11), NOT_HERE, 1.0))
     assert {stage.verdict for stage in busy.stages} == {"kernel-bound"}
@@ -229,7 +229,7 @@ def test_on_a_gpu_nothing_is_said_of_what_nobody_looked_at() -> None:
 
 def test_every_word_on_the_page_is_explained_on_it() -> None:
     result = found(efficiency(timings(1_000, 500), NOT_HERE, given(1e13, 1e12), NOT_HERE))
-    assert "What binds decode is not known:" in [item.head for item in verdict_items(result).items]
+    assert "What bounds decode is not known:" in [item.head for item in verdict_items(result).items]
     assert [word for word, _ in used_verdicts(result)] == ["not known"], "words that are not used are not explained"
 
 
@@ -244,22 +244,22 @@ def test_above_a_hundred_percent_stops_with_what_to_check() -> None:
 def test_an_unknown_device_has_no_datasheet_figures() -> None:
     result = found(efficiency(timings(1_000, 500), NOT_HERE, hardware_of_device("NVIDIA L5"), ceilings(1e13, 1e12)))
     datasheet, measured = result.stages[0].against
-    for value in (datasheet.mfu, datasheet.mbu, datasheet.floor, datasheet.times_floor):
+    for value in (datasheet.mfu, datasheet.mbu, datasheet.roofline, datasheet.times_roofline):
         assert isinstance(value, Missing)
         assert "hardware.peak_tflops" in value.why
     assert not isinstance(measured.mfu, Missing)
 
 
-def test_a_model_in_the_cache_is_not_held_against_memory_bandwidth() -> None:
+def test_a_model_in_the_cache_is_not_bound_by_memory_bandwidth() -> None:
     result = found(efficiency(timings(1_000, 500, cache_bytes=20_000), NOT_HERE, given(1e13, 1.0), NOT_HERE))
     entry = result.stages[1].against[0]
     assert isinstance(entry.mbu, Missing)
     assert "fit in the last-level cache" in entry.mbu.why
-    assert not isinstance(entry.floor, Missing)
-    assert entry.floor.seconds == pytest.approx(DECODE_FLOPS / 1e13)
+    assert not isinstance(entry.roofline, Missing)
+    assert entry.roofline.seconds == pytest.approx(DECODE_FLOPS / 1e13)
 
 
-def test_an_unknown_architecture_is_said_so() -> None:
+def test_an_unknown_architecture_is_missing_with_a_reason() -> None:
     strange = timings(1_000, 500)
     strange = replace(strange, model=replace(strange.model, architecture={"model_type": "mamba"}))
     result = efficiency(strange, NOT_HERE, hardware_named("h200"), NOT_HERE)
@@ -280,17 +280,17 @@ def known(value: Maybe[float]) -> float:
     return value
 
 
-def test_a_model_on_two_devices_is_held_against_the_limits_of_both() -> None:
-    """Twice the FLOP/s and bytes/s: half the MFU and MBU, half the floor, and it is said."""
+def test_a_model_on_two_devices_is_compared_with_both_peaks() -> None:
+    """Twice the FLOP/s and bytes/s: half the MFU and MBU, half the roofline time, and a note."""
     args = (NOT_HERE, given(1e13, 1e12), ceilings(0.5e13, 0.5e12))
     one, two = (found(efficiency(spread_over(devices), *args)) for devices in (1, 2))
     for alone, shared in zip(one.stages, two.stages, strict=True):
         for before, after in zip(alone.against, shared.against, strict=True):
             assert known(after.mfu) == pytest.approx(known(before.mfu) / 2)
             assert known(after.mbu) == pytest.approx(known(before.mbu) / 2)
-            assert known(after.times_floor) == pytest.approx(known(before.times_floor) * 2)
-            assert known(after.roof.ridge_flops_per_byte) == pytest.approx(known(before.roof.ridge_flops_per_byte))
-            assert after.roof.source.startswith("2 devices together, each:")
+            assert known(after.times_roofline) == pytest.approx(known(before.times_roofline) * 2)
+            assert known(after.peaks.ridge_flops_per_byte) == pytest.approx(known(before.peaks.ridge_flops_per_byte))
+            assert after.peaks.source.startswith("2 devices together, each:")
     assert shared_words(2) in two.notes
     assert not any("devices" in note for note in one.notes)
 
@@ -313,6 +313,6 @@ def test_the_share_of_busy_time_is_the_mean_of_the_devices() -> None:
 def test_a_share_of_the_weights_may_stay_in_each_devices_cache() -> None:
     def cached(devices: int) -> bool:
         small = replace(spread_over(devices), model=replace(spread_over(devices).model, last_level_cache_bytes=6_000))
-        return found(efficiency(small, NOT_HERE, given(1e13, 1e12), NOT_HERE)).roofs[0].in_cache
+        return found(efficiency(small, NOT_HERE, given(1e13, 1e12), NOT_HERE)).peak_sets[0].in_cache
 
     assert (cached(1), cached(2)) == (False, True)  # 10,000 bytes of weights

@@ -1,4 +1,4 @@
-"""The hardware table: the driver's names find it, strangers do not, and the figures are the dense ones."""
+"""The hardware table: lookup by driver name, unknown names, and dense figures."""
 
 import subprocess
 import sys
@@ -133,7 +133,7 @@ def test_no_two_rows_share_a_name() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_format_without_a_peak_says_so() -> None:
+def test_a_format_without_a_peak_is_missing_with_a_reason() -> None:
     missing = hardware_named("a100_sxm_80gb").peak("fp8")
     assert isinstance(missing, Missing)
     assert "no fp8 peak for NVIDIA A100-SXM4-80GB" in missing.why
@@ -163,7 +163,7 @@ def test_a_described_format_must_have_a_rate() -> None:
 
 def test_costing_needs_no_framework() -> None:
     imports = "import sys; from llm_perf_opt.analysis.cost_model import cost, families"
-    imports += "; from llm_perf_opt.analysis.limits import floor, hardware"
+    imports += "; from llm_perf_opt.analysis.limits import hardware, roofline"
     code = f"{imports}; print({{'torch', 'transformers'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

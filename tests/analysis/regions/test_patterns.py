@@ -1,4 +1,4 @@
-"""Choosing names by patterns."""
+"""Selection of names by patterns."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from llm_perf_opt.analysis.regions.records import Selection
 from llm_perf_opt.core.errors import ConfigError
 
 
-def test_everything_is_taken_unless_said_otherwise() -> None:
+def test_everything_passes_the_empty_filter() -> None:
     assert Selection().takes("anything")
     assert str(Selection()) == "all"
 

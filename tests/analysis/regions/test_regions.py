@@ -64,7 +64,7 @@ def test_the_figures_of_a_small_request() -> None:
     assert (group.check.trace_kernel_ns, group.check.difference_ns, group.check.reconciles) == (147, 0, True)
 
 
-def test_excluded_kernels_are_listed_and_the_total_still_stands() -> None:
+def test_excluded_kernels_are_listed_and_the_total_still_reconciles() -> None:
     options = RegionOptions(kernels=Selection(include=("*",), exclude=("norm",)))
     group = only(regions(request().trace(), options))
     assert group.excluded == (KernelTime("norm", 2, 20),)
@@ -79,7 +79,7 @@ def test_what_is_not_included_is_excluded() -> None:
     assert group.check.difference_ns == 0
 
 
-def test_a_region_left_out_gives_its_work_to_the_one_around_it() -> None:
+def test_work_of_a_region_left_out_counts_in_the_one_around_it() -> None:
     group = only(regions(request().trace(), RegionOptions(regions=Selection(exclude=("decode_step",)))))
     assert by_path(group)["profile/decode"].self_kernel_ns == 40
     assert group.left_out == Rest(0, 0)
@@ -138,7 +138,7 @@ def counted_in(trace: Trace, stage: Stage, *kernels: CountedKernel) -> CountedSt
     return CountedStage(stage.value, step_of_work(trace, project(trace), stage) != NONE, kernels, {BYTES: "byte"})
 
 
-def test_counters_are_joined_by_kernel_variant_and_say_what_they_cover() -> None:
+def test_counters_are_joined_by_kernel_variant_with_their_coverage() -> None:
     trace = request().trace()
     counters = [
         counted_in(trace, Stage.PREFILL, launch("gemm", 64, 32, read=9000, sm=80)),
@@ -153,7 +153,7 @@ def test_counters_are_joined_by_kernel_variant_and_say_what_they_cover() -> None
     assert found["profile/decode/decode_step"].counters[0].value == 2000.0
 
 
-def test_what_was_counted_in_prefill_never_stands_for_decode() -> None:
+def test_counters_of_prefill_never_represent_decode() -> None:
     made = request()
     made.launch(130, 240, 250, "norm")  # in prefill, in the launch size that decode has too
     trace = made.trace()
@@ -168,20 +168,20 @@ def test_what_was_counted_in_prefill_never_stands_for_decode() -> None:
     assert (whole.value, whole.covered_ns) == (2500.0, 30)
 
 
-def test_launches_with_another_grid_stand_in_and_are_told_apart() -> None:
+def test_counters_of_launches_with_another_grid_are_marked() -> None:
     trace = request().trace()
     counters = [counted_in(trace, Stage.DECODE_STEP, launch("gemm", 4, 32, read=100))]
     value = by_path(only(regions(trace, counters=counters)))["profile/decode"].counters[0]
     assert (value.value, value.covered_ns, value.by_name_ns) == (200.0, 20, 20)
 
 
-def test_a_counter_nobody_took_is_missing_and_not_zero() -> None:
+def test_a_counter_not_collected_is_missing_and_not_zero() -> None:
     options = RegionOptions(counters=("lts__t_bytes.sum",))
     value = by_path(only(regions(request().trace(), options)))["profile"].counters[0].value
     assert isinstance(value, Missing)
 
 
-def test_a_counter_without_a_value_in_any_launch_stays_and_says_why() -> None:
+def test_a_counter_without_a_value_is_kept_with_a_reason() -> None:
     trace = request().trace()
     lost = launch("gemm", 8, 32, sm=40)
     lost.counters[BYTES] = Missing("the tool says n/a")
@@ -199,7 +199,7 @@ def test_how_counters_are_combined() -> None:
     assert how_combined("sm__cycles_active.min") == "smallest"
 
 
-def test_free_ranges_stand_beside_the_table() -> None:
+def test_free_ranges_are_listed_next_to_the_table() -> None:
     made = request()
     made.range(115, 510, "request 1", kind=RangeKind.START_END)
     made.range(490, 1000, "request 1", kind=RangeKind.START_END)
@@ -241,7 +241,7 @@ def test_the_record_goes_through_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(report), type=RegionReport) == report
 
 
-# --- against the obvious way --------------------------------------------------------------------------------------------
+# --- brute force --------------------------------------------------------------------------------------------------------
 
 
 @st.composite

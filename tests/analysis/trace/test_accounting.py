@@ -1,4 +1,4 @@
-"""Device time accounted for: against traces of known truth, real ones, and for all traces."""
+"""Device time: traces of known truth, real traces, and properties of all traces."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -147,11 +147,11 @@ def test_overlap_and_exposed_copies() -> None:
     built.launch(3, 125, 126, "Memset", kind=WorkKind.MEMSET)
     total = accounted(built.trace()).total
     assert (total.span_ns, total.busy_ns, total.idle_ns) == (26, 21, 5)
-    assert total.overlap_ns == (10 + 5 + 10 + 1) - 21
-    assert total.exposed_copy_ns == 21 - 15, "from 110 to 115 and the memset"
+    assert total.kernels.sum_ns + total.copies.sum_ns + total.memsets.sum_ns == 10 + 5 + 10 + 1
+    assert total.busy_ns - total.kernels.union_ns == 21 - 15, "from 110 to 115 and the memset"
 
 
-def test_devices_stand_by_themselves_and_together() -> None:
+def test_devices_are_reported_separately_and_together() -> None:
     built = Builder()
     built.launch(0, 10, 20, device=0)
     built.launch(1, 15, 30, device=1)
@@ -163,7 +163,7 @@ def test_devices_stand_by_themselves_and_together() -> None:
     assert (alone.total.busy_ns, alone.total.span_ns) == (15, 15)
 
 
-def test_a_stage_owns_what_it_launched_wherever_that_ran() -> None:
+def test_a_stage_owns_what_it_launched_whenever_it_ran() -> None:
     built = Builder()
     built.range(0, 10, "prefill")
     built.range(10, 20, "decode")
@@ -212,7 +212,7 @@ def test_a_trace_without_device_work_has_no_time() -> None:
     assert accounted(Builder().trace()).steps is None
 
 
-# --- always -----------------------------------------------------------------------------------------------------------
+# --- properties -------------------------------------------------------------------------------------------------------
 
 STEP = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60), st.integers(7, 9), st.integers(0, 1)), max_size=5)
 """Launches of a step: (host time before, device time, stream, device)."""

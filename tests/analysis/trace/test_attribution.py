@@ -25,7 +25,7 @@ def with_operators(built: Builder, operators: list[tuple[int, int, str]]) -> Tra
 
 
 def example() -> Trace:
-    """linear holds mm, which launches twice; add launches by itself; the last kernel has no operator."""
+    """linear contains mm, which launches twice; add launches by itself; the last kernel has no operator."""
     built = Builder()
     built.range(0, 100, "prefill")
     built.range(5, 40, "nn.Module: Attention_0", "nn.Module")

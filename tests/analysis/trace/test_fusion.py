@@ -1,4 +1,4 @@
-"""What fusing leaves: bounds by hand, and the measured truth of a compiled decode."""
+"""Fusion: hand-computed bounds, and measurements of a compiled decode."""
 
 import gzip
 import json
@@ -108,7 +108,7 @@ def test_what_a_compiler_left_of_a_mixture_of_experts(model: str) -> None:
     assert predicted == pytest.approx(recorded["graphs"]["step_ns"], rel=0.09)
 
 
-def test_a_dense_models_step_is_told_as_before() -> None:
+def test_the_prediction_for_a_dense_model_is_unchanged() -> None:
     """Eight steps of a Qwen2-shaped model on an H200: what its predictions, right within 5 %, are made from."""
     trace = read_torch_trace(H200 / "torch_trace.json.gz")
     found = fusion_of(trace, find_stages(trace).of_stage("decode_step"))

@@ -1,4 +1,4 @@
-"""Each device by itself: busy and idle add up to its span, and streams overlap only within it."""
+"""Each device: busy and idle add up to its span, and streams overlap only within it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ def two_devices() -> Trace:
     return built.trace(facts={"device.0": "NVIDIA H200", "device.1": "NVIDIA H100"})
 
 
-def test_devices_stand_by_themselves_beside_the_whole() -> None:
+def test_devices_are_reported_next_to_the_whole() -> None:
     trace = two_devices()
     stages = find_stages(trace)
     whole = account(trace, stages)

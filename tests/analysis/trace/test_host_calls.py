@@ -1,4 +1,4 @@
-"""What a step asks of the host, counted by hand on a small trace."""
+"""Host calls of a step, counted by hand on a small trace."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_calls_that_ask_the_driver_for_memory(call: str, asks: bool) -> None:
     assert (ALLOCATING.search(call) is not None) == asks
 
 
-def test_a_trace_without_the_stage_has_none_of_it() -> None:
+def test_a_trace_without_the_stage_has_no_host_calls() -> None:
     made = Builder()
     made.call(0, 10, "cudaDeviceSynchronize", correlation=1)
     trace = made.trace()
@@ -53,7 +53,7 @@ def test_a_trace_without_the_stage_has_none_of_it() -> None:
 
 
 def test_only_the_thread_that_launches_is_counted() -> None:
-    """A thread that copies results out waits for the device too, but holds no launch up."""
+    """A thread that copies results out also waits for the device, but delays no launch."""
     built = Builder()
     for step in range(3):
         at = 1000 * step

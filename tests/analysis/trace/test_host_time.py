@@ -24,7 +24,7 @@ def with_operators(built: Builder, rows: list[tuple[int, int, str, int]]) -> Tra
     return replace(built.trace(), operators=Operators(start, end, names, process, thread, np.full(len(rows), NO_NAME, np.int32)))
 
 
-def test_operators_and_what_lies_outside_them_add_up_to_the_wall_time() -> None:
+def test_time_inside_and_outside_operators_adds_up_to_the_wall_time() -> None:
     built = Builder()
     built.range(0, 1000, "prefill")
     built.range(1000, 1500, "decode")

@@ -1,4 +1,4 @@
-"""Each cause of idling by a drawn example, and what holds for every trace."""
+"""Each cause of idle time by example, and properties of every trace."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.trace.idle import SYNCHRONISING, IdleCause, host_side, occupation
+from llm_perf_opt.analysis.trace.idle import SYNCHRONIZING, IdleCause, host_side, occupation
 from llm_perf_opt.analysis.trace.intervals import union_blocks, union_ns
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind
 from llm_perf_opt.traces.projection import launching_calls
@@ -68,7 +68,7 @@ def test_device_latency_between_kernels_of_one_graph_launch_even_while_the_call_
 @pytest.mark.parametrize(
     "name", ["cudaStreamSynchronize", "cudaDeviceSynchronize_v3020", "cuEventSynchronize", "hipStreamSynchronize"]
 )
-def test_sync_the_host_was_held_as_the_device_went_idle(name: str) -> None:
+def test_sync_the_host_was_blocked_when_the_device_went_idle(name: str) -> None:
     built = Builder()
     built.launch(0, 10, 20)
     built.call(5, 22, name)
@@ -84,7 +84,7 @@ def test_a_sync_that_finds_the_device_idle_and_returns_at_once_is_not_the_cause(
     assert causes(built) == [(20, 40, "launch-bound")]
 
 
-def test_a_sync_on_another_thread_holds_nobody_up() -> None:
+def test_a_sync_on_another_thread_is_not_a_cause() -> None:
     built = Builder()
     built.launch(0, 10, 20)
     built.call(5, 39, "cudaStreamSynchronize", thread=99)
@@ -92,7 +92,7 @@ def test_a_sync_on_another_thread_holds_nobody_up() -> None:
     assert causes(built) == [(20, 40, "launch-bound")]
 
 
-def test_sync_a_copy_to_pageable_memory_holds_its_caller_like_one() -> None:
+def test_sync_a_copy_to_pageable_memory_blocks_its_caller() -> None:
     built = Builder()
     built.launch(0, 10, 20)
     built.call(5, 31, "cudaMemcpyAsync", correlation=8)
@@ -199,10 +199,10 @@ def test_other_work_fills_a_stages_gap() -> None:
     ],
 )
 def test_which_calls_wait_for_the_device(name: str, waits: bool) -> None:
-    assert (SYNCHRONISING.fullmatch(name) is not None) is waits
+    assert (SYNCHRONIZING.fullmatch(name) is not None) is waits
 
 
-# --- what holds for every trace ---------------------------------------------------------------------------------------
+# --- properties of every trace ----------------------------------------------------------------------------------------
 
 CALL = st.tuples(
     st.integers(0, 200),

@@ -1,4 +1,4 @@
-"""Unions of stretches, against counting every nanosecond."""
+"""Unions of intervals, compared with counting every nanosecond."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def test_blocks_cover_each_groups_nanoseconds_and_no_others(rows: list[tuple[int
 
 
 @given(STRETCHES, st.sampled_from([-(10**18), 0, 4 * 10**18]))
-def test_openers_and_closers_are_rows_of_the_block_whatever_the_clock(rows: list[tuple[int, int, int]], shift: int) -> None:
+def test_openers_and_closers_are_rows_of_the_block_for_any_clock(rows: list[tuple[int, int, int]], shift: int) -> None:
     start, end, group = columns(rows, shift)
     blocks = union_blocks(start, end, group)
     assert (start[blocks.opens] == blocks.start_ns).all()
@@ -61,7 +61,7 @@ def test_what_is_covered_before_a_moment(rows: list[tuple[int, int, int]], momen
     assert found.tolist() == [sum(moment < limit for moment in known) for limit in moments]
 
 
-def test_a_clock_too_wide_to_tell_groups_apart_by_height() -> None:
+def test_a_clock_too_wide_for_combined_keys() -> None:
     start = np.array([0, 4 * 10**18, 10, 4 * 10**18], np.int64)
     blocks = union_blocks(start, start + np.array([100, 5, 4 * 10**18, 7], np.int64), np.array([0, 0, 1, 1], np.int64))
     assert list(
@@ -73,7 +73,7 @@ def test_a_clock_too_wide_to_tell_groups_apart_by_height() -> None:
     ]
 
 
-def test_stretches_without_length_part_the_time_and_cover_nothing() -> None:
+def test_empty_intervals_separate_the_time_and_cover_nothing() -> None:
     start, end = np.array([0, 5, 9, 20], np.int64), np.array([2, 5, 12, 15], np.int64)
     blocks = union_blocks(start, end)
     assert list(zip(blocks.start_ns.tolist(), blocks.end_ns.tolist(), strict=True)) == [(0, 2), (5, 5), (9, 12)]

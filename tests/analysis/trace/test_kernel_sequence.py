@@ -1,4 +1,4 @@
-"""Steps found in the sequence of kernels alone."""
+"""Steps found in the sequence of kernels."""
 
 import random
 
@@ -75,7 +75,7 @@ def test_a_step_with_other_variants_or_an_extra_kernel_is_still_a_step() -> None
     assert steps_of(trace) == begins[1:]
 
 
-def test_without_a_kernel_of_its_own_a_step_shows_by_the_layers_broken_rhythm() -> None:
+def test_without_a_unique_kernel_irregular_layer_distances_mark_steps() -> None:
     same = [[*LAYER * 6, "add", "rms_norm", "out_gemm"]] * 10
     trace, begins = played(same)
     assert steps_of(trace) == begins

@@ -24,8 +24,8 @@ def lines(made: Builder) -> list[LabelLine]:
     return label_lines(trace, find_stages(trace))
 
 
-def test_a_label_holds_what_was_launched_in_it_and_in_inner_ones() -> None:
-    """forward 0–100 with routing inside twice; one routing lies in another and counts once; another thread launches, too."""
+def test_a_label_owns_what_was_launched_in_it_and_in_inner_ones() -> None:
+    """forward 0–100 with routing inside twice; one routing is inside another and counts once; another thread also launches."""
     made = Builder()
     made.range(0, 100, "forward", domain=None)
     made.range(10, 40, "routing", domain=None)
@@ -52,7 +52,7 @@ def test_stages_and_modules_are_no_labels_of_the_program() -> None:
     assert lines(made) == [LabelLine("my label", 1, 60, 1, 10)]
 
 
-def test_a_range_that_may_end_elsewhere_tells_no_kernels() -> None:
+def test_a_range_that_may_end_on_another_thread_has_no_kernels() -> None:
     made = Builder()
     made.range(0, 100, "request", kind=RangeKind.START_END)
     made.launch(30, 40, 50)
@@ -66,7 +66,7 @@ def event(cat: str, name: str, ts: float, dur: float, pid: int = 1, tid: int = 2
 
 @pytest.fixture
 def found(tmp_path: Path) -> TraceAnalysis:
-    """A torch trace whose labels no dialect knows."""
+    """A torch trace with labels of no dialect."""
     events = [event("user_annotation", "## preprocess ##", 0.0, 50.0), event("user_annotation", "capture_32", 100.0, 40.0)]
     for number, at in enumerate((10.0, 20.0, 110.0), 1):
         events.append(event("cuda_runtime", "cudaLaunchKernel", at, 1.0, correlation=number))

@@ -18,7 +18,7 @@ from trace_builders import PROCESS, THREAD, Builder
 
 
 def example() -> Trace:
-    """In prefill linear holds mm, which launches twice, and itself another linear; add launches by itself."""
+    """In prefill, linear contains mm, which launches twice, and another linear; add launches by itself."""
     built = Builder()
     built.range(0, 100, "prefill")
     built.launch(12, 200, 210, "gemm")
@@ -73,7 +73,7 @@ def test_stage_activity_of_traces_whose_truth_is_known(tmp_path: Path, recipe: R
         )
 
 
-def test_a_trace_without_stages_says_so() -> None:
+def test_a_trace_without_stages_has_a_reason() -> None:
     built = Builder()
     assert isinstance(stage_activity_of(built.trace()), Missing)
 

@@ -1,4 +1,4 @@
-"""Labels of the engines, as their sources spell them."""
+"""Labels of the engines, as in their sources."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def read(label: str) -> list[tuple[str, str]]:
         ("ProfilerStep#12", "profiler_step", "step"),
     ],
 )
-def test_a_label_is_read_by_its_dialect_alone(label: str, dialect: str, stage: str) -> None:
+def test_only_its_own_dialect_reads_a_label(label: str, dialect: str, stage: str) -> None:
     assert read(label) == [(dialect, stage)]
 
 

@@ -1,4 +1,4 @@
-"""Stages of any trace: whose labels, which method, what belongs to which."""
+"""Stages of any trace: dialects, methods, and the work of each stage."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def served(*labels: str, domain: str | None = None) -> Trace:
 
 
 def of_stages(trace: Trace) -> dict[str, list[int]]:
-    """Stage → per piece of work the ordinal of its instance there, -1 where none."""
+    """Return stage → index of its instance per row of work, -1 for none."""
     stages = find_stages(trace)
     found = {}
     for name in stages.names:
@@ -84,7 +84,7 @@ def test_steps_of_two_threads_are_two_decodes() -> None:
     assert len(find_stages(built.trace()).rows_of("decode")) == 2
 
 
-def test_what_lies_inside_a_step_does_not_end_a_run_of_them() -> None:
+def test_inner_labels_of_a_step_do_not_end_a_run() -> None:
     built = Builder()
     for begin in (0, 100):
         built.range(begin, begin + 50, "step[DECODE bs=1]", None)
@@ -96,12 +96,12 @@ def test_what_lies_inside_a_step_does_not_end_a_run_of_them() -> None:
     assert (found.of_stage("decode") >= 0).all()
 
 
-def test_mixed_steps_stand_by_themselves() -> None:
+def test_mixed_steps_are_separate() -> None:
     trace = served("execute_context_1(9)_generation_3(3)", "execute_context_0(0)_generation_4(4)")
     assert find_stages(trace).names == ("decode", "decode_step", "mixed_step")
 
 
-def test_profiler_steps_are_used_where_nothing_says_more() -> None:
+def test_profiler_steps_are_used_without_better_labels() -> None:
     assert find_stages(served("ProfilerStep#1", "ProfilerStep#2")).method == "profiler_step"
     built = Builder()
     built.range(0, 200, "ProfilerStep#1", None)
@@ -110,7 +110,7 @@ def test_profiler_steps_are_used_where_nothing_says_more() -> None:
     assert find_stages(built.trace()).method == "sglang"
 
 
-def test_a_bare_profile_gives_way_to_what_says_more() -> None:
+def test_a_bare_profile_label_is_a_last_resort() -> None:
     built = Builder()
     built.range(0, 200, "profile")
     built.range(10, 60, "step[DECODE bs=1]", None)
@@ -176,4 +176,4 @@ def test_nothing_to_go_by() -> None:
         built.launch(at, 10 * at + 10, 10 * at + 15, f"kernel {at}")
     found = find_stages(built.trace())
     assert (found.method, found.coverage) == ("none", 0.0)
-    assert "repeats" in found.why
+    assert "repeating" in found.why

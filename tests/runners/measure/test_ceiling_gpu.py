@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.analysis.limits.roofs import bandwidth, peak_flops
+from llm_perf_opt.analysis.limits.peaks import bandwidth, peak_flops
 from llm_perf_opt.core.machine_records import GpuSample
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure import ceiling_gpu, ceilings

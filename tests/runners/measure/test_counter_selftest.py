@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.analysis.kernels.counter_selftest import told_work
+from llm_perf_opt.analysis.kernels.counter_selftest import reported_work
 from llm_perf_opt.profiling.vendor.launch import Callbacks, run_child
 from llm_perf_opt.runners.measure import counter_selftest
 
@@ -37,4 +37,4 @@ def test_on_a_gpu_it_runs_what_it_says(tmp_path: Path) -> None:
     said: list[dict[str, Any]] = []
     finished = run_child(ARGV, log=tmp_path / "log.txt", timeout_s=900, callbacks=Callbacks(on_message=said.append))
     assert finished.exit_code == 0
-    assert told_work(said[-1]) == counter_selftest.WORK
+    assert reported_work(said[-1]) == counter_selftest.WORK

@@ -1,1 +1,1 @@
-"""What a forward step must compute and move, from the model's configuration."""
+"""FLOPs and bytes of a forward step, from the model's configuration."""

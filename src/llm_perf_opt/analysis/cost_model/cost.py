@@ -1,8 +1,8 @@
-"""FLOPs and least bytes of a stage, part by part.
+"""FLOPs and minimum bytes of a stage, per component.
 
-Bytes are the least that must cross the memory interface: each weight that is used, once; the cached keys and values
-that are seen; the new ones; the gathered embedding rows; the logits. Activations between parts are taken to stay on the
-chip.
+Bytes are the minimum that must cross the memory interface: each used weight once, the cached keys and values that are
+attended to, the new ones, the gathered embedding rows and the logits. Activations between components are assumed to
+stay on the chip.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from llm_perf_opt.analysis.cost_model.architecture import TRANSFORMERS_MLA, Architecture, Mla
 from llm_perf_opt.analysis.cost_model.work import (
-    PartName,
+    ComponentName,
     Step,
     Work,
     layer_work,
@@ -31,14 +31,14 @@ DTYPE_BITS: dict[str, int] = {
     "int4": 4,
     "fp4": 4,
 }
-"""Bits of one element. Scales and zero points of quantized formats are not counted: bytes are the least possible."""
+"""Bits per element. Scales and zero points of quantized formats are not counted, because bytes are a minimum."""
 
 _COMPUTE = {"int8": "bf16", "int4": "bf16"}
-"""Integer weights are taken as storage only (GPTQ, AWQ, bitsandbytes): multiplied after conversion to bf16."""
+"""Integer weights are storage formats (GPTQ, AWQ, bitsandbytes): they are converted to bf16 before the product."""
 
 
 def dtype_named(name: object, field: str = "dtype") -> str:
-    """The canonical name (`bf16`) of a format in any usual spelling (`torch.bfloat16`), or a ConfigError."""
+    """Return the canonical name (`bf16`) of a number format in any common spelling (`torch.bfloat16`)."""
     if not isinstance(name, str):
         raise ConfigError(f"{field} must be the name of a number format, not {shown(name)}.", _known())
     word = canonical_dtype(name)
@@ -48,7 +48,7 @@ def dtype_named(name: object, field: str = "dtype") -> str:
 
 
 def size_bytes(elements: float, dtype: str) -> int:
-    """Whole bytes of that many elements: exact and rounded up for an int, to the nearest for an expected value."""
+    """Return the bytes of `elements`: rounded up for an int, to the nearest for an expected value."""
     bits = DTYPE_BITS[dtype]
     if isinstance(elements, int):
         return -(-elements * bits // 8)
@@ -56,12 +56,12 @@ def size_bytes(elements: float, dtype: str) -> int:
 
 
 def activation_dtype(weight_dtype: str) -> str:
-    """What activations and logits are kept in beside such weights: the same format, or bf16 below 16 bits."""
+    """Return the format of activations and logits with such weights: the same, or bf16 below 16 bits."""
     return weight_dtype if DTYPE_BITS[weight_dtype] >= 16 else "bf16"
 
 
 def compute_dtype(weight_dtype: str) -> str:
-    """The format whose peak rate limits a matrix product with such weights."""
+    """Return the format whose peak rate applies to a matrix product with such weights."""
     return _COMPUTE.get(weight_dtype, weight_dtype)
 
 
@@ -69,13 +69,13 @@ def _known() -> str:
     return f"Known: {', '.join(DTYPE_BITS)}."
 
 
-PART_NAMES: tuple[PartName, ...] = get_args(PartName)
-"""In the order they are shown."""
+COMPONENT_NAMES: tuple[ComponentName, ...] = get_args(ComponentName)
+"""In display order."""
 
 
 @dataclass(frozen=True)
 class Formats:
-    """What weights and cache are kept in, and how latent attention runs. Any usual spelling of a format will do."""
+    """Number formats of weights and KV cache, in any common spelling, and the implementation of latent attention."""
 
     weights: str = "bf16"
     kv: str = "bf16"
@@ -91,66 +91,62 @@ class Formats:
 
 
 BF16 = Formats()
-"""Weights and cache in bf16, latent attention as transformers runs it."""
+"""Weights and cache in bf16, latent attention as in transformers."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one part of the model computes and moves in a stage, over all layers."""
+class ComponentCost:
+    """What one component computes and moves in a stage, over all layers."""
 
-    name: PartName
+    name: ComponentName
     flops: int
-    """Attention causal: a token meets those before it, within the window."""
+    """With causal attention: a token attends to earlier tokens within the window."""
     flops_full_attention: int
-    """Attention whole: each new token meets every key that is held, as frameworks count it."""
+    """With full attention: each new token attends to every key held, as frameworks count it."""
     bytes: int
-    within: PartName
-    """The part whose kernel moves these bytes while it computes: itself, but for the cache's."""
+    within: ComponentName
+    """The component whose kernel moves these bytes: another one for the KV cache, otherwise itself."""
 
 
 @dataclass(frozen=True)
 class StageCost:
-    """A step, or several together, part by part."""
+    """The cost of one or more steps, per component."""
 
-    parts: tuple[Part, ...]
+    components: tuple[ComponentCost, ...]
 
     @property
     def flops(self) -> int:
-        """With causal attention."""
-        return sum(part.flops for part in self.parts)
+        """FLOPs with causal attention."""
+        return sum(component.flops for component in self.components)
 
     @property
     def flops_full_attention(self) -> int:
-        """With whole attention."""
-        return sum(part.flops_full_attention for part in self.parts)
+        """FLOPs with full attention."""
+        return sum(component.flops_full_attention for component in self.components)
 
     @property
     def bytes(self) -> int:
-        """The least that must be moved."""
-        return sum(part.bytes for part in self.parts)
+        """Minimum bytes."""
+        return sum(component.bytes for component in self.components)
 
     @property
     def flops_per_byte(self) -> float:
-        """Arithmetic intensity, attention causal."""
+        """Arithmetic intensity, with causal attention."""
         return self.flops / self.bytes
 
-    def part(self, name: PartName) -> Part | None:
-        """One part, or None where the model has no such part."""
-        return next((part for part in self.parts if part.name == name), None)
-
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return {
             "flops": self.flops,
             "flops_full_attention": self.flops_full_attention,
             "bytes": self.bytes,
-            "parts": [{"name": part.name, "flops": part.flops, "bytes": part.bytes} for part in self.parts],
+            "parts": [{"name": part.name, "flops": part.flops, "bytes": part.bytes} for part in self.components],
         }
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """A model's prefill and one decode step, with what they were computed for."""
+    """The cost of a prefill and one decode step, with their assumptions."""
 
     architecture: Architecture
     formats: Formats
@@ -162,11 +158,11 @@ class ModelCost:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """What one more token of one sequence adds to the cache."""
+        """Bytes that one more token of a sequence adds to the cache."""
         return kv_bytes_per_token(self.architecture, self.formats)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `decode` is one step for the batch."""
+        """Return plain values for JSON; `decode` is one step of the batch."""
         return {
             "params": self.architecture.params,
             "active_params": self.architecture.active_params,
@@ -188,7 +184,7 @@ class ModelCost:
 
 
 def model_cost(architecture: Architecture, *, batch: int, prompt: int, context: int, formats: Formats = BF16) -> ModelCost:
-    """Prefill of `prompt` tokens and one decode step on `context` cached tokens, logits for the last token only."""
+    """Return the cost of a prefill of `prompt` tokens and a decode step on `context` cached ones; logits for the last token."""
     whole_number("prompt", prompt, at_least=1)
     whole_number("context", context, at_least=0)
     prefill = step_cost(architecture, Step(batch, prompt), formats)
@@ -197,51 +193,53 @@ def model_cost(architecture: Architecture, *, batch: int, prompt: int, context: 
 
 
 def step_cost(architecture: Architecture, step: Step, formats: Formats = BF16) -> StageCost:
-    """What one forward must compute and move."""
-    totals: dict[PartName, Work] = {}
+    """Return the cost of one forward step."""
+    totals: dict[ComponentName, Work] = {}
     for layer, count in architecture.layer_counts.items():
         for name, work in layer_work(layer, step, formats.mla):
             totals[name] = totals.get(name, Work()) + work.times(count)
     for name, work in model_work(architecture, step):
         totals[name] = totals.get(name, Work()) + work
     reexpands = architecture.has_latent_attention and formats.mla is Mla.REEXPAND
-    carriers: dict[PartName, PartName] = {
-        # A re-expanded latent is read by the projection that expands it, otherwise attention itself reads the cache.
+    carriers: dict[ComponentName, ComponentName] = {
+        # The projection that expands the latent also reads it; otherwise attention reads the cache.
         "kv_read": "attention_projections" if reexpands else "attention_core",
         "kv_write": "attention_projections",
     }
-    return StageCost(tuple(_part(name, totals[name], formats, carriers.get(name, name)) for name in PART_NAMES if name in totals))
+    return StageCost(
+        tuple(_component(name, totals[name], formats, carriers.get(name, name)) for name in COMPONENT_NAMES if name in totals)
+    )
 
 
 def combined(stages: Iterable[StageCost]) -> StageCost:
-    """Several steps as one stage: the chunks of a prefill, or all steps of a decode."""
-    totals: dict[PartName, Part] = {}
+    """Return the sum of several steps, such as the chunks of a prefill or the steps of a decode."""
+    totals: dict[ComponentName, ComponentCost] = {}
     for stage in stages:
-        for part in stage.parts:
-            so_far = totals.get(part.name, Part(part.name, 0, 0, 0, part.within))
-            totals[part.name] = Part(
-                part.name,
-                so_far.flops + part.flops,
-                so_far.flops_full_attention + part.flops_full_attention,
-                so_far.bytes + part.bytes,
-                part.within,
+        for component in stage.components:
+            so_far = totals.get(component.name, ComponentCost(component.name, 0, 0, 0, component.within))
+            totals[component.name] = ComponentCost(
+                component.name,
+                so_far.flops + component.flops,
+                so_far.flops_full_attention + component.flops_full_attention,
+                so_far.bytes + component.bytes,
+                component.within,
             )
-    return StageCost(tuple(totals[name] for name in PART_NAMES if name in totals))
+    return StageCost(tuple(totals[name] for name in COMPONENT_NAMES if name in totals))
 
 
 def weight_bytes(architecture: Architecture, formats: Formats = BF16) -> int:
-    """All weights as they lie in memory, every expert counted."""
+    """Return the bytes of all weights, including every expert."""
     return size_bytes(architecture.params, formats.weights)
 
 
 def kv_bytes_per_token(architecture: Architecture, formats: Formats = BF16) -> int:
-    """What one more token of one sequence adds to the cache, while no layer's window is full."""
+    """Return the bytes that one more token of a sequence adds to the cache while no layer's window is full."""
     elements = sum(count * layer.attention.kv_elements(formats.mla) for layer, count in architecture.layer_counts.items())
     return size_bytes(elements, formats.kv)
 
 
 def kv_cache_bytes(architecture: Architecture, batch: int, tokens: int, formats: Formats = BF16) -> int:
-    """The cache after `tokens` tokens a sequence; a layer with a window keeps what a next token can see."""
+    """Return the bytes of the cache after `tokens` tokens per sequence; a layer with a window keeps only its window."""
     whole_number("batch", batch, at_least=1)
     whole_number("tokens", tokens, at_least=0)
     elements = sum(
@@ -251,10 +249,10 @@ def kv_cache_bytes(architecture: Architecture, batch: int, tokens: int, formats:
     return size_bytes(batch * elements, formats.kv)
 
 
-def _part(name: PartName, work: Work, formats: Formats, within: PartName) -> Part:
+def _component(name: ComponentName, work: Work, formats: Formats, within: ComponentName) -> ComponentCost:
     moved = (
         size_bytes(work.weights, formats.weights)
         + size_bytes(work.kv, formats.kv)
         + size_bytes(work.activations, activation_dtype(formats.weights))
     )
-    return Part(name, work.flops, work.flops + work.full_attention_extra_flops, moved, within)
+    return ComponentCost(name, work.flops, work.flops + work.full_attention_extra_flops, moved, within)

@@ -1,7 +1,7 @@
-"""The arithmetic of one forward step: FLOPs, and elements moved, before any number format is chosen.
+"""FLOPs and elements moved in one forward step, independent of number formats.
 
-A step is B sequences × q new tokens on p cached ones. A multiply-add counts 2 and only matrix products count, as in the
-framework's own counter.
+A step processes q new tokens of each of B sequences on p cached tokens. A multiply-add counts as 2 FLOPs, and only
+matrix products count, as in PyTorch's FLOP counter.
 """
 
 import math
@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.cost_model.architecture import Architecture, GroupedA
 from llm_perf_opt.analysis.stats import whole_number
 from llm_perf_opt.core.errors import ConfigError
 
-PartName = Literal[
+ComponentName = Literal[
     "embedding",
     "attention_projections",
     "attention_core",
@@ -28,12 +28,12 @@ PartName = Literal[
 ]
 
 Logits = Literal["last", "all", "none"]
-"""Positions that logits are computed for: the last of each sequence, all, or none (a chunk before the last one)."""
+"""Positions with logits: the last of each sequence, all, or none (a prefill chunk before the last)."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward: `batch` sequences of `new_tokens` each, on `cached_tokens` that came before."""
+    """One forward step: `new_tokens` of each of `batch` sequences, on `cached_tokens` earlier ones."""
 
     batch: int
     new_tokens: int
@@ -49,27 +49,17 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        """New tokens of the whole batch."""
+        """New tokens in the batch."""
         return self.batch * self.new_tokens
 
     @property
     def logit_positions(self) -> int:
-        """Positions of the whole batch that logits are computed for."""
+        """Positions in the batch with logits."""
         return {"last": self.batch, "all": self.tokens, "none": 0}[self.logits]
 
 
-def chunked_prefill(batch: int, prompt: int, chunk: int) -> tuple[Step, ...]:
-    """A prompt in chunks: each on what the ones before left cached, logits only after the last."""
-    whole_number("prompt", prompt, at_least=1)
-    whole_number("chunk", chunk, at_least=1)
-    return tuple(
-        Step(batch, min(chunk, prompt - start), start, "last" if start + chunk >= prompt else "none")
-        for start in range(0, prompt, chunk)
-    )
-
-
 def decode_steps(batch: int, prompt: int, steps: int) -> tuple[Step, ...]:
-    """The decode steps after a prompt: one new token each, on a context that grows by one."""
+    """Return the decode steps after a prompt: one new token each, on a context that grows by one."""
     whole_number("prompt", prompt, at_least=0)
     whole_number("steps", steps, at_least=0)
     return tuple(Step(batch, 1, prompt + index) for index in range(steps))
@@ -77,13 +67,13 @@ def decode_steps(batch: int, prompt: int, steps: int) -> tuple[Step, ...]:
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs, and elements by what they are kept in."""
+    """FLOPs, and elements moved by the format they are stored in."""
 
     flops: int = 0
     full_attention_extra_flops: int = 0
-    """What counting attention whole adds to `flops`."""
+    """FLOPs that full attention adds to `flops`."""
     weights: float = 0
-    """Fractional only for experts, whose number is an expected value."""
+    """Fractional only for experts, because their number is an expected value."""
     kv: int = 0
     activations: int = 0
 
@@ -97,7 +87,7 @@ class Work:
         )
 
     def times(self, count: int) -> "Work":
-        """The same again in `count` layers."""
+        """Return the work of `count` such layers."""
         return Work(
             count * self.flops,
             count * self.full_attention_extra_flops,
@@ -108,7 +98,7 @@ class Work:
 
 
 def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int:
-    """Pairs of query and key of one sequence: the sum over i = 1..q of min(p + i, window)."""
+    """Return the query-key pairs of one sequence: the sum over i = 1..q of min(p + i, window)."""
     if window is None:
         window = cached_tokens + new_tokens
     growing = min(max(window - cached_tokens, 0), new_tokens)
@@ -116,30 +106,30 @@ def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int
 
 
 def full_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int:
-    """Pairs when every new token meets every key that is held: the cached ones in the window and all new ones."""
+    """Return the query-key pairs if every new token attends to all new tokens and the cached ones in the window."""
     return new_tokens * (new_tokens + tokens_kept(cached_tokens, window))
 
 
 def tokens_kept(tokens: int, window: int | None) -> int:
-    """How many of the tokens so far the next one can see, hence need to be cached: itself fills the window."""
+    """Return how many tokens the cache must hold: the next token sees them and itself within the window."""
     return tokens if window is None else min(tokens, window - 1)
 
 
 def expected_experts(experts: int, active: int, tokens: int) -> float:
-    """Distinct experts that `tokens` tokens use when each draws `active` of them evenly: E(1 - (1 - k/E)^T)."""
+    """Return the expected number of distinct experts if each token draws `active` of them uniformly: E(1 - (1 - k/E)^T)."""
     if active == experts:
         return float(experts)
     return -experts * math.expm1(tokens * math.log1p(-active / experts))
 
 
-def layer_work(layer: Layer, step: Step, mla: Mla) -> Iterator[tuple[PartName, Work]]:
-    """The parts of one layer."""
+def layer_work(layer: Layer, step: Step, mla: Mla) -> Iterator[tuple[ComponentName, Work]]:
+    """Yield the components of one layer."""
     attention, feed_forward, tokens = layer.attention, layer.feed_forward, step.tokens
     yield "attention_projections", _projections(attention, step, mla)
     yield "attention_core", _attention_core(layer, step, mla)
     cached = attention.kv_elements(mla) * step.batch
     yield "kv_read", Work(kv=cached * tokens_kept(step.cached_tokens, layer.window))
-    # Of a prompt longer than the window only the window's tokens need ever reach the cache.
+    # If the prompt is longer than the window, only the window's tokens reach the cache.
     yield "kv_write", Work(kv=cached * min(step.new_tokens, layer.window or step.new_tokens))
     yield "norms", Work(weights=layer.norm_params + attention.norm_params)
     if isinstance(feed_forward, Moe):
@@ -148,10 +138,10 @@ def layer_work(layer: Layer, step: Step, mla: Mla) -> Iterator[tuple[PartName, W
         yield "mlp", Work(2 * tokens * feed_forward.matrix_params, weights=feed_forward.params)
 
 
-def model_work(architecture: Architecture, step: Step) -> Iterator[tuple[PartName, Work]]:
-    """The parts outside the layers."""
+def model_work(architecture: Architecture, step: Step) -> Iterator[tuple[ComponentName, Work]]:
+    """Yield the components outside the layers."""
     projection = architecture.embedding_dim * architecture.hidden if architecture.projected_embedding else 0
-    # A row that is read twice is moved once, at best: never more rows than the table has.
+    # A row that is read twice moves at least once, so the table's size is the most rows to count.
     rows = min(step.tokens, architecture.vocabulary) * architecture.embedding_dim
     positions = min(step.new_tokens, architecture.position_rows) * architecture.hidden
     yield "embedding", Work(2 * step.tokens * projection, weights=rows + positions + projection)
@@ -170,7 +160,7 @@ def model_work(architecture: Architecture, step: Step) -> Iterator[tuple[PartNam
 def _projections(attention: GroupedAttention | LatentAttention, step: Step, mla: Mla) -> Work:
     weights = attention.matrix_params + attention.bias_params
     if isinstance(attention, GroupedAttention) or mla is not Mla.REEXPAND:
-        # Absorbed, the expansion's weights meet each new token's query and output instead of its latent: as many FLOPs.
+        # When absorbed, the expansion applies to each new token's query and output instead of its latent: same FLOPs.
         return Work(2 * step.tokens * attention.matrix_params, weights=weights)
     context = step.batch * (step.cached_tokens + step.new_tokens)
     flops = 2 * step.tokens * attention.token_params + 2 * context * attention.expansion_params
@@ -180,13 +170,13 @@ def _projections(attention: GroupedAttention | LatentAttention, step: Step, mla:
 def _attention_core(layer: Layer, step: Step, mla: Mla) -> Work:
     per_pair = layer.attention.flops_per_pair(mla)
     causal = causal_pairs(step.new_tokens, step.cached_tokens, layer.window)
-    whole = full_pairs(step.new_tokens, step.cached_tokens, layer.window)
-    return Work(step.batch * per_pair * causal, step.batch * per_pair * (whole - causal))
+    full = full_pairs(step.new_tokens, step.cached_tokens, layer.window)
+    return Work(step.batch * per_pair * causal, step.batch * per_pair * (full - causal))
 
 
-def _moe(moe: Moe, tokens: int) -> Iterator[tuple[PartName, Work]]:
+def _moe(moe: Moe, tokens: int) -> Iterator[tuple[ComponentName, Work]]:
     yield "router", Work(2 * tokens * moe.router_matrix_params, weights=moe.router_params)
-    touched = expected_experts(moe.experts, moe.active, tokens)
-    yield "experts", Work(2 * tokens * moe.active * moe.expert.matrix_params, weights=touched * moe.expert.params)
+    used = expected_experts(moe.experts, moe.active, tokens)
+    yield "experts", Work(2 * tokens * moe.active * moe.expert.matrix_params, weights=used * moe.expert.params)
     if moe.shared_params:
         yield "shared_experts", Work(2 * tokens * moe.shared_matrix_params, weights=moe.shared_params)

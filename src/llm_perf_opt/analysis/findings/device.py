@@ -12,8 +12,8 @@ from llm_perf_opt.analysis.findings.launching import place_of, wall_clock_saving
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.kernels.table import StageKernel
 from llm_perf_opt.analysis.limits.efficiency import RequestCost, request_cost
-from llm_perf_opt.analysis.limits.floor import largest_batch_within, step_floor, turning_point
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of
+from llm_perf_opt.analysis.limits.roofline import largest_batch_within, step_roofline_time, turning_point
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Missing
@@ -123,7 +123,7 @@ class _StepCost:
 
     def least_ns(self, batch: int) -> float:
         """The roofline time of a step; 0 where it is not known."""
-        found = step_floor(self.request.architecture, self.hardware, Step(batch, 1, self.context), self.request.formats)
+        found = step_roofline_time(self.request.architecture, self.hardware, Step(batch, 1, self.context), self.request.formats)
         return 0.0 if isinstance(found, Missing) else found.seconds * 1e9 / self.devices
 
     def alike(self, batch: int) -> int:

@@ -22,7 +22,7 @@ from llm_perf_opt.analysis.findings.launching import HOST_BOUND, launches_one_by
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import request_cost
-from llm_perf_opt.analysis.limits.roofs import best_floor
+from llm_perf_opt.analysis.limits.peaks import best_roofline_time
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.analysis.trace.stage_launches import KernelTotal
@@ -186,7 +186,7 @@ def logits_for_the_whole_prompt(evidence: Evidence) -> Finding | None:
         return None
     work = timings.workload
     lean = step_cost(request.architecture, Step(work.batch_size, work.padded_tokens, 0, "last"), request.formats)
-    most, least = (best_floor(cost, efficiency.roofs) for cost in (request.prefill, lean))
+    most, least = (best_roofline_time(cost, efficiency.peak_sets) for cost in (request.prefill, lean))
     if isinstance(most, Missing) or isinstance(least, Missing):
         return None
     saved = (most[1].seconds - least[1].seconds) * 1e9 * stage.units

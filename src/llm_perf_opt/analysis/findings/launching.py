@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.findings.finding import Bounds, Grounds, Place, ToTry, finding, gap_saving_of, milliseconds, saving_of
-from llm_perf_opt.analysis.limits.roofs import graph_interval_ns
+from llm_perf_opt.analysis.limits.peaks import graph_interval_ns
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.core.records import Missing

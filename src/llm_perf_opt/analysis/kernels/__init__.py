@@ -1,1 +1,1 @@
-"""Kernels by name, class and hardware counter."""
+"""Kernels by name, class and hardware counters."""

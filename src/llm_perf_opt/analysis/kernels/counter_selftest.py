@@ -1,8 +1,8 @@
-"""Are this machine's counters to be believed? Work of known size was counted; this says whether the counts are right.
+"""Check hardware counters against work of known size.
 
-A matrix product of M×K by K×N executes 2·M·N·K FLOPs. A kernel whose tile does not divide the matrix executes more, and which
-kernel runs is the library's choice. So several products are run: none may count less or far more, one must be exact.
-A copy that is much larger than the cache reads and writes its size in DRAM; what is still in the cache when it ends is allowed.
+A matrix product of M×K by K×N executes 2·M·N·K FLOPs. A kernel whose tile size does not divide the matrix executes more, and
+the library chooses the kernel. Therefore the test runs several products: none may count less or far more, and one must be exact.
+A copy much larger than the cache reads and writes its size in DRAM; the tolerance covers what remains in the cache.
 """
 
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED
+from llm_perf_opt.analysis.kernels.join import counter_sum
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.core.machine_records import CountedKernel, CounterReport
+from llm_perf_opt.core.machine_records import CounterReport
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.counters.catalog import CounterRoles
 
 COPY_TOLERANCE = 0.05
 PADDING = 0.25
-"""How much more than needed a kernel may execute because its tile does not divide the matrix; a wrong factor is 2 or more."""
+"""How much more a kernel may execute if its tile size does not divide the matrix; a wrong factor would be 2 or more."""
 
 
 @dataclass(frozen=True)
 class KnownGemm:
-    """A bf16 matrix product and the NVTX range it ran in."""
+    """A bf16 matrix product and its NVTX range."""
 
     range: str
     m: int
@@ -32,13 +32,13 @@ class KnownGemm:
 
     @property
     def flops(self) -> int:
-        """What it needs."""
+        """FLOPs of the product."""
         return 2 * self.m * self.n * self.k
 
 
 @dataclass(frozen=True)
 class KnownCopy:
-    """A kernel that reads and writes this many bytes, and the NVTX range it ran in."""
+    """A kernel that reads and writes this many bytes, and its NVTX range."""
 
     range: str
     size_bytes: int
@@ -46,7 +46,7 @@ class KnownCopy:
 
 @dataclass(frozen=True)
 class KnownWork:
-    """What a self-test ran."""
+    """The work of a self-test."""
 
     gemms: tuple[KnownGemm, ...]
     copy: KnownCopy
@@ -54,7 +54,7 @@ class KnownWork:
 
 @dataclass(frozen=True)
 class SelfTestRow:
-    """One figure: what it must be, and what was counted."""
+    """One expected and one counted value."""
 
     what: str
     unit: str
@@ -66,7 +66,7 @@ class SelfTestRow:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The verdict; `why` says what is wrong, or that nothing is."""
+    """The result; `why` says what is wrong, or that nothing is."""
 
     passed: bool
     rows: tuple[SelfTestRow, ...]
@@ -74,20 +74,20 @@ class SelfTest:
 
     @property
     def doubt(self) -> Missing | None:
-        """In place of every counter where the test failed."""
+        """Replaces every counter if the test failed, otherwise None."""
         return None if self.passed else Missing(f"the counter self-test failed: {self.why}")
 
 
-def told_work(fields: dict[str, Any]) -> KnownWork:
-    """What the child said it ran."""
+def reported_work(fields: dict[str, Any]) -> KnownWork:
+    """Return the work that the child process reported."""
     try:
         return msgspec.convert(fields, KnownWork)
     except msgspec.ValidationError as error:
-        raise ParseError(f"The counter self-test did not say what it ran: {error}.") from error
+        raise ParseError(f"The counter self-test did not report its work: {error}.") from error
 
 
 def judge(report: CounterReport, ran: KnownWork, roles: Maybe[CounterRoles]) -> Maybe[SelfTest]:
-    """Compare what was counted with what was run; Missing where this chip's counters are not known."""
+    """Compare the counts with the work; Missing if the chip's counters are unknown."""
     if isinstance(roles, Missing):
         return roles
     if not roles.tensor_flops:
@@ -105,11 +105,11 @@ def judge(report: CounterReport, ran: KnownWork, roles: Maybe[CounterRoles]) -> 
     if not exact and not wrong:
         wrong = ["no matrix product was counted exactly: " + "; ".join(_sentence(row) for row in gemms)]
     rows = (*gemms, *copies)
-    return SelfTest(not wrong, rows, "; ".join(wrong) or "every count is right")
+    return SelfTest(not wrong, rows, "; ".join(wrong) or "every count is correct")
 
 
 def _gemm(report: CounterReport, gemm: KnownGemm, roles: CounterRoles) -> SelfTestRow:
-    counted = _sum(_within(report, gemm.range), roles.tensor_flops)
+    counted = _counted(report, gemm.range, roles.tensor_flops)
     passed = not isinstance(counted, Missing) and gemm.flops <= counted <= gemm.flops * (1 + PADDING)
     return SelfTestRow(
         f"GEMM {gemm.m}×{gemm.n}×{gemm.k}",
@@ -122,28 +122,15 @@ def _gemm(report: CounterReport, gemm: KnownGemm, roles: CounterRoles) -> SelfTe
 
 
 def _copy(report: CounterReport, copy: KnownCopy, what: str, counter: str) -> SelfTestRow:
-    counted = _sum(_within(report, copy.range), {counter: 1})
+    counted = _counted(report, copy.range, {counter: 1})
     passed = not isinstance(counted, Missing) and abs(counted - copy.size_bytes) <= COPY_TOLERANCE * copy.size_bytes
     return SelfTestRow(f"copy, {what}", "byte", copy.size_bytes, counted, f"± {COPY_TOLERANCE * 100:.0f} %", passed)
 
 
-def _within(report: CounterReport, name: str) -> list[CountedKernel]:
-    return [kernel for kernel in report.kernels if name in (found.rpartition("@")[2] for found in kernel.ranges)]
-
-
-def _sum(kernels: list[CountedKernel], counters: dict[str, int]) -> Maybe[float]:
-    """Over all kernels of a range: a product may be split over several."""
-    if not kernels:
-        return Missing("no kernel was counted in its range")
-    total, found = 0.0, False
-    for kernel in kernels:
-        for name, factor in counters.items():
-            value = kernel.counters.get(name)
-            if isinstance(value, Missing):
-                return value
-            if value is not None:
-                total, found = total + value * factor, True
-    return total if found else NOT_COLLECTED
+def _counted(report: CounterReport, name: str, counters: dict[str, int]) -> Maybe[float]:
+    """Return the sum over all kernels of a range, because a product may be split over several."""
+    kernels = [kernel for kernel in report.kernels if name in (found.rpartition("@")[2] for found in kernel.ranges)]
+    return counter_sum(kernels, counters) if kernels else Missing("no kernel was counted in its range")
 
 
 def _sentence(row: SelfTestRow) -> str:

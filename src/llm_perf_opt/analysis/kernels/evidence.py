@@ -1,4 +1,4 @@
-"""Everything a run's traces and counters say of its kernels, in one record."""
+"""What the traces and counters of a run show about its kernels, in one record."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.kernels.selection import Launch, Selection
 from llm_perf_opt.analysis.kernels.table import StageKernels
 from llm_perf_opt.analysis.limits.efficiency import MEASURED_MARGIN, Efficiency, request_cost, stage_seconds
 from llm_perf_opt.analysis.limits.hardware import devices_of, other_devices
-from llm_perf_opt.analysis.limits.roofs import Roof
+from llm_perf_opt.analysis.limits.peaks import Peaks
 from llm_perf_opt.core.errors import ImplausibleError
 from llm_perf_opt.core.machine_records import CounterProblem, CounterReport, KernelUse
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
@@ -18,32 +18,33 @@ from llm_perf_opt.core.stages import DOMAIN, Stage
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 WHOLE = 0.9995
-"""Coverage from which on a stage's kernel time counts as counted wholly."""
+"""From this coverage on, a stage's kernel time counts as fully covered by counters."""
 
 Sign = Literal["", "≥", "≈", "≳"]
 
 
 @dataclass(frozen=True)
 class Hfu:
-    """One stage against one limit."""
+    """The hardware FLOPs utilization of one stage at one peak."""
 
     stage: str
-    roof: str
+    peaks: str
+    """`datasheet` or `measured`."""
     share: float
     executed_flops: float
     seconds: float
-    """Unprofiled, of as many steps as the trace holds."""
+    """Unprofiled time of as many steps as are in the trace."""
     peak_flops_per_s: float
     coverage: float
     """Share of the stage's kernel time whose FLOPs were counted."""
     sign: Sign
-    """≥: some kernels or kinds of FLOPs are not in it, packed half precision among them; ≈: for some, launches with another grid
-    stand in; ≳: both."""
+    """≥: some kernels or kinds of FLOPs are not included, such as packed half precision; ≈: counters of some kernels are from
+    launches with a different grid; ≳: both."""
 
 
 @dataclass(frozen=True)
-class AgainstModel:
-    """FLOPs that tensor cores executed beside those the cost model asks for, in the same steps."""
+class ExecutedFlops:
+    """FLOPs that the tensor cores executed and that the cost model requires, in the same steps."""
 
     stage: str
     tensor_flops: float
@@ -52,30 +53,30 @@ class AgainstModel:
 
     @property
     def ratio(self) -> float:
-        """Executed over needed."""
+        """Executed / required FLOPs."""
         return self.tensor_flops / self.model_flops
 
 
 @dataclass(frozen=True)
 class StageHfu:
-    """A stage against every limit, and beside the cost model."""
+    """The HFU of a stage at every peak, and its FLOPs compared with the cost model."""
 
     stage: str
     against: tuple[tuple[str, Maybe[Hfu]], ...]
-    """Name of the limits → HFU."""
-    model: Maybe[AgainstModel]
+    """Name of the peaks → HFU."""
+    model: Maybe[ExecutedFlops]
     half_flops: Maybe[float] = NOT_COLLECTED
-    """In packed half precision, at most; in no figure here."""
+    """Upper bound of FLOPs in packed half precision; not included in any other figure."""
 
 
-def stage_hfu(stage: StageKernels, roofs: Sequence[Roof], seconds: Maybe[float], model_flops: Maybe[float]) -> StageHfu:
-    """`seconds` (unprofiled) and `model_flops` are of as many steps as the trace holds that the calls were counted in."""
-    against = tuple((roof.name, hfu(stage, roof.name, seconds, roof.peak_flops_per_s)) for roof in roofs)
-    return StageHfu(stage.stage, against, against_model(stage, model_flops), stage.half_flops)
+def stage_hfu(stage: StageKernels, peak_sets: Sequence[Peaks], seconds: Maybe[float], model_flops: Maybe[float]) -> StageHfu:
+    """Return the HFU of a stage; `seconds` (unprofiled) and `model_flops` are of as many steps as are in the trace."""
+    against = tuple((peaks.name, hfu(stage, peaks.name, seconds, peaks.peak_flops_per_s)) for peaks in peak_sets)
+    return StageHfu(stage.stage, against, compare_with_model(stage, model_flops), stage.half_flops)
 
 
-def hfu(stage: StageKernels, roof: str, seconds: Maybe[float], peak_flops_per_s: Maybe[float]) -> Maybe[Hfu]:
-    """`seconds` is the unprofiled time of as many steps as the trace that the calls were counted in."""
+def hfu(stage: StageKernels, peaks: str, seconds: Maybe[float], peak_flops_per_s: Maybe[float]) -> Maybe[Hfu]:
+    """Return the HFU at one peak; `seconds` is the unprofiled time of as many steps as are in the trace."""
     for value in (stage.counters, stage.flops, seconds, peak_flops_per_s):
         if isinstance(value, Missing):
             return value
@@ -83,32 +84,32 @@ def hfu(stage: StageKernels, roof: str, seconds: Maybe[float], peak_flops_per_s:
     if time <= 0 or peak <= 0:
         return Missing("the stage's unprofiled time or the peak is not above zero")
     share = flops / (time * peak)
-    if share > (1.0 if roof == "datasheet" else MEASURED_MARGIN):
+    if share > (1.0 if peaks == "datasheet" else MEASURED_MARGIN):
         raise ImplausibleError(
-            f"HFU of {stage.stage} against the {roof} limit is {share:.1%}: {flops:.4g} FLOPs in {time:.4g} s at {peak:.4g}/s.",
-            "Check that the counters' chip is the one meant, that the trace and the unprofiled time hold the same number of "
-            "steps, the dtype that ran, and the limit (hardware.peak_tflops, llm-perf ceilings --refresh).",
+            f"HFU of {stage.stage} against the {peaks} peak is {share:.1%}: {flops:.4g} FLOPs in {time:.4g} s at {peak:.4g}/s.",
+            "Check that the counters are of the right chip, that the trace and the unprofiled time have the same number of "
+            "steps, the dtype, and the peak (hardware.peak_tflops, llm-perf ceilings --refresh).",
         )
-    return Hfu(stage.stage, roof, share, flops, time, peak, coverage, _sign(stage, coverage))
+    return Hfu(stage.stage, peaks, share, flops, time, peak, coverage, _sign(stage, coverage))
 
 
 def _sign(stage: StageKernels, coverage: float) -> Sign:
     half, counted = stage.half_flops, stage.flops
-    known = not isinstance(half, Missing) and not isinstance(counted, Missing) and half <= (1 - WHOLE) * counted
-    lacking = coverage < WHOLE or bool(stage.not_collected) or not known
+    no_half = not isinstance(half, Missing) and not isinstance(counted, Missing) and half <= (1 - WHOLE) * counted
+    incomplete = coverage < WHOLE or bool(stage.not_collected) or not no_half
     if stage.by_name:
-        return "≳" if lacking else "≈"
-    return "≥" if lacking else ""
+        return "≳" if incomplete else "≈"
+    return "≥" if incomplete else ""
 
 
-def against_model(stage: StageKernels, model_flops: Maybe[float]) -> Maybe[AgainstModel]:
-    """`model_flops` is the cost model's figure for as many steps as the trace holds."""
+def compare_with_model(stage: StageKernels, model_flops: Maybe[float]) -> Maybe[ExecutedFlops]:
+    """Compare executed FLOPs with the cost model's `model_flops` of as many steps as are in the trace."""
     for value in (stage.counters, stage.tensor_flops, model_flops):
         if isinstance(value, Missing):
             return value
     if not _known(model_flops):
-        return Missing("the cost model asks for no FLOPs in this stage")
-    return AgainstModel(stage.stage, _known(stage.tensor_flops), _known(model_flops), _known(stage.counters))
+        return Missing("the cost model requires no FLOPs in this stage")
+    return ExecutedFlops(stage.stage, _known(stage.tensor_flops), _known(model_flops), _known(stage.counters))
 
 
 def _known(value: Maybe[float]) -> float:
@@ -118,14 +119,14 @@ def _known(value: Maybe[float]) -> float:
 
 
 NOTABLE = 0.1
-"""Share of the larger count. Passes of one program agree to the kernel; a compiler or a library may choose a few differently."""
+"""Share of the larger count. Passes of one program usually agree exactly; a compiler or a library may choose other kernels."""
 _UNIT = {"decode": "decode step"}
 
 
 def disagreements(per_instance: Mapping[str, Mapping[str, float]]) -> tuple[RunWarning, ...]:
-    """What is to be said of stages that hold another number of kernels in one pass than in another.
+    """Return a warning for each stage whose number of kernels differs between passes.
 
-    `per_instance`: timeline → stage → kernels in a prefill, or in a decode step.
+    `per_instance`: timeline → stage → kernels per prefill or per decode step.
     """
     found = []
     (first, counts), *others = per_instance.items() if per_instance else (("", {}),)
@@ -134,52 +135,52 @@ def disagreements(per_instance: Mapping[str, Mapping[str, float]]) -> tuple[RunW
             mine, yours = counts[stage], theirs[stage]
             if abs(mine - yours) > NOTABLE * max(mine, yours):
                 words = (
-                    f"{first} holds {mine:,.1f} kernels per {_UNIT.get(stage, stage)}, {other} {yours:,.1f}: the passes did not "
-                    "launch the same, or one of them lost kernels. Each table of kernels says which pass it is of."
+                    f"{first} has {mine:,.1f} kernels per {_UNIT.get(stage, stage)}, {other} {yours:,.1f}: the passes launched "
+                    "different kernels, or one of them lost some. Each kernel table names its pass."
                 )
                 found.append(RunWarning(WarningId.PASSES_DISAGREE, words))
     return tuple(found)
 
 
 A_LITTLE = 0.05
-"""By which launches (of those planned) or kernel time (of the stage's) may fall short before it is a warning."""
+"""How far launches (of those planned) or kernel time (of the stage's) may fall short without a warning."""
 WHOLE_PROGRAM = "the program"
-"""The stage of a selection that is not of a range."""
+"""The stage of a selection without a range."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The plan and what came of it."""
+    """The plan for counters and its result."""
 
     note: str
     warning: RunWarning | None = None
-    """Where the two differ."""
+    """If the two differ."""
 
 
 def outcome(chosen: Selection, stage: str, launches: Maybe[int], joined: Maybe[float]) -> Outcome:
-    """`launches` are in the counters' table; `joined` is the share of the stage's kernel time that they stand for."""
+    """Compare the plan with the `launches` counted and the share of the stage's kernel time that is `joined` to them."""
     step = f" of step {chosen.step}" if chosen.step else ""
     planned = (
-        f"Counters of {stage}: planned were {len(chosen.kernels)} functions, chosen from {chosen.source}; "
-        f"{chosen.launch_count:,} launches{step}, which carry {_percent(chosen.coverage)} of the kernel time it was chosen from."
+        f"Counters of {stage}: planned {len(chosen.kernels)} functions, selected from {chosen.source}; "
+        f"{chosen.launch_count:,} launches{step}, which represent {_percent(chosen.coverage)} of its kernel time."
     )
     if isinstance(launches, Missing) or isinstance(joined, Missing):
-        lost = next(value for value in (launches, joined) if isinstance(value, Missing))
-        return Outcome(f"{planned} Counted: {lost}.")
+        missing = next(value for value in (launches, joined) if isinstance(value, Missing))
+        return Outcome(f"{planned} Counted: {missing}.")
     counted = f"{launches:,} launches, joined to {_percent(joined)} of the stage's kernel time"
     return Outcome(f"{planned} Counted: {counted}.", _shortfall(chosen, stage, launches, joined))
 
 
 def _shortfall(chosen: Selection, stage: str, launches: int, joined: float) -> RunWarning | None:
     few = launches < (1 - A_LITTLE) * chosen.launch_count
-    # A plan for one range of a program says nothing of the share of the whole.
+    # A plan for one range of a program has no target for the share of the whole program.
     comparable = chosen.stage in (stage, STAGES.get(stage), WHOLE_PROGRAM if stage == PROGRAM else stage)
     if not few and not (comparable and joined < chosen.coverage - A_LITTLE):
         return None
     words = (
         f"The counters of {stage} fall short of the plan: {launches:,} of {chosen.launch_count:,} launches were counted, and "
-        f"they join {_percent(joined)} of the stage's kernel time where {_percent(chosen.coverage)} was planned. The log of the "
-        "pass says whether it ended early; a program that launches other kernels each time cannot be sampled by place."
+        f"they are joined to {_percent(joined)} of the stage's kernel time instead of the planned {_percent(chosen.coverage)}. "
+        "Check the log of the pass for an early end. A program whose kernels differ between runs cannot be sampled by position."
     )
     return RunWarning(WarningId.COUNTERS_FALL_SHORT, words)
 
@@ -189,38 +190,38 @@ def _percent(share: float) -> str:
 
 
 STAGES: dict[str, Stage] = {"prefill": Stage.PREFILL, "decode": Stage.DECODE_STEP}
-"""A table's stage → the range whose kernels are in it."""
+"""Stage of a table → the range that contains its kernels."""
 PROGRAM = "program"
-"""The one stage of a program that has none."""
+"""The only stage of a program without stages."""
 
 
 @dataclass(frozen=True)
 class KernelEvidence:
-    """Kernels by stage, with the counters read of them."""
+    """Kernels by stage, with their counters."""
 
     sources: Mapping[str, str]
-    """Stage → the timeline its kernels are from."""
+    """Stage → timeline of its kernels."""
     decode_steps: int
     """In the timeline of decode."""
     stages: tuple[StageKernels, ...]
     hfus: tuple[StageHfu, ...]
     selftest: Maybe[SelfTest]
     notes: tuple[str, ...] = ()
-    """What was chosen and left out, and what could not be read."""
+    """What was selected, what was left out, and what could not be read."""
     devices: Mapping[str, int] = field(default_factory=dict)
-    """Stage → on how many devices its kernels ran."""
+    """Stage → number of devices that ran its kernels."""
     sharing: int = 1
-    """Devices that the limits are of."""
+    """Number of devices that the peaks cover."""
     warnings: tuple[RunWarning, ...] = ()
-    """What a reader of any figure from counters must know first."""
+    """Warnings that apply to every figure from counters."""
 
-    def on_others(self, stage: str) -> Missing | None:
-        """Why a stage's work may not be held against the limits, where they are of more or fewer devices."""
+    def device_mismatch(self, stage: str) -> Missing | None:
+        """Return why a stage's work cannot be compared with the peaks if they cover more or fewer devices, otherwise None."""
         return other_devices(self.devices.get(stage, 1), self.sharing)
 
 
 def counted_in_stage(report: CounterReport, name: str) -> Maybe[CounterReport]:
-    """Without launches that the report itself places outside the stage of this pass: prefill never stands for decode."""
+    """Return the report without launches outside the stage of this pass, because prefill never represents decode."""
     stage = next((stage for key, stage in STAGES.items() if name == f"ncu_{key}"), None)
     if stage is None or not any(kernel.ranges for kernel in report.kernels):
         return report
@@ -229,12 +230,12 @@ def counted_in_stage(report: CounterReport, name: str) -> Maybe[CounterReport]:
         return report
     what = f"{len(report.kernels) - len(inside):,} of {len(report.kernels):,} launches in {name} were not counted in {stage}"
     if not inside:
-        return Missing(f"{what}: the counters are of something else")
+        return Missing(f"{what}: the counters are of other work")
     return replace(report, kernels=inside, problems=(*report.problems, CounterProblem("other_ranges", what, fatal=False)))
 
 
 def uses_of(stage: str, launches: Sequence[Launch]) -> list[KernelUse]:
-    """Launches of a stage, one row per kernel and launch size."""
+    """Return the launches of a stage as one row per kernel and launch size."""
     totals: dict[tuple[str, int, int], list[int]] = {}
     for launch in launches:
         total = totals.setdefault(launch.variant, [0, 0])
@@ -250,7 +251,7 @@ def hfus_of(
     efficiency: Maybe[Efficiency],
     devices: Mapping[str, int],
 ) -> tuple[StageHfu, ...]:
-    """HFU of every stage that has kernels, over the unprofiled time of as many steps as the timeline holds."""
+    """Return the HFU of every stage with kernels, over the unprofiled time of as many steps as are in the timeline."""
     if timings is None or isinstance(efficiency, Missing):
         return ()
     cost = request_cost(timings)
@@ -259,8 +260,8 @@ def hfus_of(
         which = STAGES.get(stage.stage)
         if which is None:
             continue
-        needed = cost if isinstance(cost, Missing) else cost.stage(which, decode_steps)
-        flops: Maybe[float] = needed if isinstance(needed, Missing) else float(needed.flops)
+        stage_cost = cost if isinstance(cost, Missing) else cost.stage(which, decode_steps)
+        flops: Maybe[float] = stage_cost if isinstance(stage_cost, Missing) else float(stage_cost.flops)
         seconds = other_devices(devices.get(stage.stage, 1), devices_of(timings)) or stage_seconds(timings, which, decode_steps)
-        found.append(stage_hfu(stage, efficiency.roofs, seconds, flops))
+        found.append(stage_hfu(stage, efficiency.peak_sets, seconds, flops))
     return tuple(found)

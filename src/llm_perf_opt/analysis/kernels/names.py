@@ -1,9 +1,9 @@
-"""One spelling for a kernel, whichever tool names it.
+"""Normalize kernel names across tools.
 
 Nsight Systems, Nsight Compute and the framework's profiler print the same C++ function differently: with or without its
 parameters, its inner namespaces, casts before constants, `T1` for a template argument, `<unnamed>` or `(anonymous namespace)`.
-The normal form keeps what all of them print: the function, its template arguments, and the functions that lambdas stand in.
-Overloads that differ in nothing but parameter types have one normal form; a launch's grid and block tell them apart.
+The normal form keeps what all of them print: the function, its template arguments, and the functions that enclose lambdas.
+Overloads that differ only in parameter types share one normal form; grid and block of a launch distinguish them.
 """
 
 import re
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 DEEPEST = 100
-"""Levels of brackets in a name; no compiler nests as deep, and what does is left as it is."""
+"""Levels of brackets in a name; a name with more, which no compiler produces, stays unchanged."""
 LONGEST = 20_000
-"""Characters of a name that is still taken apart."""
+"""Characters of the longest name that is parsed."""
 
 _UNNAMED = re.compile(r"\(anonymous namespace\)|<unnamed>(?=::)|\{anonymous\}|`anonymous namespace'|_GLOBAL__N__\w+(?=::)")
 _CAST = re.compile(r"\([A-Za-z_][\w:]*(?: [A-Za-z_]\w*)*\)\s*(?=-?\d)")
@@ -25,31 +25,31 @@ _INTEGER = re.compile(r"(-?\d+)[uUlL]{0,3}$")
 _IGNORED = {"const", "volatile", "struct", "class", "enum", "__restrict__"}
 _CONSTANTS = {"true": "1", "false": "0"}
 _OPERATOR_BASE = 0xE000
-"""Operators stand as one private character while brackets are counted."""
+"""Operators are replaced by one private-use character while brackets are counted."""
 _OPERATORS = ("()", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<", ">")
 
 
 @lru_cache(maxsize=65_536)
 def normal_name(name: str) -> str:
-    """The spelling to join by. A name that is not a C++ function, or a mangled one, stays as it is but for blanks."""
+    """Return the normal form to join by. In a mangled name, or one that is not a C++ function, only whitespace changes."""
     words = _parsed(name)
     return _collapsed(name) if words is None else words[-1].text()
 
 
 @lru_cache(maxsize=65_536)
 def function_name(name: str) -> str:
-    """The function alone: no return type, namespaces, template arguments, parameters. What tools call the short or base name."""
+    """Return the function without return type, namespaces, template arguments and parameters (the tools' base name)."""
     words = _parsed(name)
     return _collapsed(name) if words is None else _restored(words[-1].parts[-1].name)
 
 
 def has_arguments(name: str) -> bool:
-    """Whether a name shows template arguments; without them it stands for every instance of the function."""
+    """Return whether a name has template arguments; without them it covers every instance of the function."""
     return normal_name(name) != function_name(name)
 
 
 def short_name(name: str, width: int) -> str:
-    """The normal form in at most `width` characters, cut in the middle: kernels often differ at their ends."""
+    """Return the normal form in at most `width` characters, cut in the middle because kernels often differ at their ends."""
     whole = normal_name(name)
     if len(whole) <= width:
         return whole
@@ -58,10 +58,10 @@ def short_name(name: str, width: int) -> str:
     return f"{whole[:head]}…{whole[len(whole) - tail :]}"
 
 
-def short_names(one: str, other: str, width: int) -> tuple[str, str]:
-    """Two names cut to `width`; where both would read the same and are not, the cut leaves the place where they part."""
-    shown = short_name(one, width), short_name(other, width)
-    names = normal_name(one), normal_name(other)
+def short_names(first: str, second: str, width: int) -> tuple[str, str]:
+    """Return two names cut to `width` characters so that different names stay different."""
+    shown = short_name(first, width), short_name(second, width)
+    names = normal_name(first), normal_name(second)
     if shown[0] != shown[1] or names[0] == names[1]:
         return shown
     parting = next((at for at, (a, b) in enumerate(zip(*names, strict=False)) if a != b), min(map(len, names)))
@@ -69,7 +69,7 @@ def short_names(one: str, other: str, width: int) -> tuple[str, str]:
 
 
 def _around(name: str, place: int, width: int) -> str:
-    """A name's beginning, and what stands around a place in it."""
+    """Return a name's beginning and the text around a position."""
     head = width // 3
     room = width - head - 2
     start = max(head, place - room // 4)
@@ -77,21 +77,21 @@ def _around(name: str, place: int, width: int) -> str:
     return f"{name[:head]}{'…' if start > head else ''}{name[start:end]}{'…' if end < len(name) else ''}"
 
 
-# --- a C++ name taken apart -------------------------------------------------------------------------------------------
+# --- parsing C++ names ------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Part:
-    """What stands between two `::`."""
+    """The text between two `::`."""
 
     name: str
     arguments: str | None = None
     called: bool = False
-    """Whether a parameter list follows: the part is a function."""
+    """Whether a parameter list follows, which makes it a function."""
 
     @property
     def plain(self) -> bool:
-        """A namespace, or a class that cannot be told from one."""
+        """Whether it is a namespace or a class that looks like one."""
         return self.arguments is None and not self.called and not _is_operator(self.name[-1:]) and "#" not in self.name
 
     def text(self) -> str:
@@ -100,7 +100,7 @@ class _Part:
 
 @dataclass
 class _Word:
-    """A scoped name, with the marks after it."""
+    """A scoped name with the punctuation after it."""
 
     parts: list[_Part] = field(default_factory=list)
     marks: str = ""
@@ -111,11 +111,11 @@ class _Word:
 
 
 class _NotCppError(Exception):
-    """The text is no C++ name."""
+    """The text is not a C++ name."""
 
 
 def _parsed(name: str) -> list[_Word] | None:
-    """The words of a function's declaration up to its parameters, or None where it is not one."""
+    """Return the words of a function declaration up to its parameters, or None if it is not one."""
     if len(name) > LONGEST or name.startswith("_Z"):
         return None
     try:
@@ -142,7 +142,7 @@ def _tokens(name: str) -> list[str]:
 
 
 def _without_lambda_types(text: str) -> str:
-    """`{lambda(int)#2}` and `[lambda(int) (instance 2)]` → `lambda#2`."""
+    """Replace `{lambda(int)#2}` and `[lambda(int) (instance 2)]` by `lambda#2`."""
     out, position = [], 0
     while found := _LAMBDA.search(text, position):
         end = _closing(text, found.start())
@@ -184,7 +184,7 @@ def _collapsed(name: str) -> str:
 
 
 class _Reader:
-    """Reads tokens from left to right."""
+    """Read tokens from left to right."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -192,14 +192,14 @@ class _Reader:
         self._depth = 0
 
     def declaration(self) -> list[_Word]:
-        """A function's return type and name, up to its own parameter list: what comes after it says nothing."""
+        """Return a function's return type and name, up to its parameter list."""
         return self._words(closing="", whole=True)
 
     def _next(self) -> str:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
     def _words(self, closing: str, whole: bool = False) -> list[_Word]:
-        """The words up to a comma or `closing`; `whole`: up to a parameter list that no scope follows."""
+        """Return the words up to a comma or `closing`; with `whole`, up to a parameter list without a scope after it."""
         words: list[_Word] = []
         joined = False
         while (piece := self._next()) not in ("", closing, ","):
@@ -236,7 +236,7 @@ class _Reader:
         return words[-1].parts[-1]
 
     def _group(self, words: list[_Word]) -> bool:
-        """A parenthesis; True where it is the parameter list of the last word and ends it."""
+        """Read a parenthesis; return whether it is the parameter list that ends the last word."""
         inside = self._list(")")
         if self._next() == "::":
             if not words:
@@ -252,7 +252,7 @@ class _Reader:
         return False
 
     def _list(self, closing: str) -> str:
-        """Arguments up to `closing`, in their normal form."""
+        """Return the arguments up to `closing` in normal form."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise _NotCppError
@@ -272,7 +272,7 @@ def _is_name(piece: str) -> bool:
 
 
 def _argument(words: list[_Word]) -> str:
-    """One argument; the return type before a function that a lambda stands in is left out, as not every tool prints it."""
+    """Return one argument without the return type of a function that encloses a lambda, which not every tool prints."""
     if words and any(part.called for part in words[-1].parts):
         words = words[-1:]
     return " ".join(word.text() for word in words)

@@ -1,8 +1,8 @@
-"""Which launches are worth hardware counters: the kernels that carry a stage's time, in a steady state, within a time budget.
+"""Select the launches to count: the kernels that take most of a stage's time, in a steady step, within a time budget.
 
-Nsight Compute replays a launch once per group of counters, so counting everything takes minutes to hours. A stage's kernels
-repeat from step to step and from layer to layer; one step of those that carry its time says the same. Names here are function
-names (no namespace, template or parameters), which is what the tool matches and counts.
+Nsight Compute replays a launch once per group of counters, so counting everything takes minutes to hours. The kernels of a
+stage repeat from step to step and from layer to layer, so one step of the longest ones is representative. Names are function
+names (no namespace, template or parameters), because the tool matches and counts those.
 """
 
 import math
@@ -13,17 +13,17 @@ from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
 from llm_perf_opt.core.records import Maybe, Missing
 
 SECONDS_PER_PASS = 0.03
-"""Of one replay with its save and restore of memory, H200 (0.4 s per kernel at 14 passes)."""
+"""Time of one replay, including saving and restoring memory, on an H200 (0.4 s per kernel at 14 passes)."""
 STEADY_STEP = 2
-"""The third step: the first ones still allocate and choose algorithms."""
+"""The third step; the first ones still allocate memory and choose algorithms."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel of a timeline, in the order of the launch calls."""
+    """One kernel of a timeline, in launch order."""
 
     step: int
-    """Which instance of the stage's range it lies in."""
+    """Index of the instance of the stage's range that contains it."""
     function: str
     name: str
     grid: int
@@ -33,7 +33,7 @@ class Launch:
 
     @property
     def variant(self) -> tuple[str, int, int]:
-        """What it is joined by: the kernel and its launch size."""
+        """The key to join by: the kernel and its launch size."""
         return self.name, self.grid, self.block
 
 
@@ -43,7 +43,7 @@ Ranked = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class SelectedKernel:
-    """A function that will be counted."""
+    """A function to count."""
 
     function: str
     calls: int
@@ -55,30 +55,30 @@ class SelectedKernel:
 
 @dataclass(frozen=True)
 class Selection:
-    """What Nsight Compute is told to count in one stage."""
+    """What Nsight Compute counts in one stage."""
 
     stage: str
     source: str
-    """The timeline it was chosen from."""
+    """The timeline it was selected from."""
     step: int
     kernels: tuple[SelectedKernel, ...]
     coverage: float
-    """Share of the sampled step's kernel time that the counted kernels and launch sizes carry."""
+    """Share of the sampled step's kernel time that the counted kernels and launch sizes take."""
     launch_skip: int
-    """Matching launches before the first one counted."""
+    """Matching launches before the first counted one."""
     launch_count: int
     steps_needed: int
-    """Steps the measured process must run to reach them."""
+    """Steps that the measured process must run to reach them."""
     passes: int
-    """Replays expected per launch."""
+    """Expected replays per launch."""
     seconds: float
-    """Expected for all of them."""
+    """Expected time of all replays."""
     notes: tuple[str, ...] = ()
 
 
 def expected_passes(metrics: Sequence[str], sections: Sequence[str] = ()) -> int:
-    """How often a launch is replayed for these counters; an estimate, since only the tool knows its groups."""
-    patched = sum("__sass_" in name for name in metrics)  # counted by instrumented code: a run each
+    """Return an estimate of the replays per launch; only the tool knows how it groups counters."""
+    patched = sum("__sass_" in name for name in metrics)  # counted by instrumented code, one replay each
     derived = sum("throughput" in name or ".pct_of_peak" in name for name in metrics)
     plain = len(metrics) - patched - derived
     return max(1, math.ceil(plain / 4) + derived + patched + 5 * len(sections))
@@ -94,31 +94,31 @@ def select(
     passes: int,
     budget_s: float,
 ) -> Maybe[Selection]:
-    """The launches to count, or why there are none.
+    """Return the launches to count, or why there are none.
 
-    At least `top` functions, and as many as it takes to carry `coverage` of the kernel time; the whole steady step where the
-    budget allows. Where it does not, the stretch of launches within the budget whose kernels and launch sizes carry the most
-    time, and of the functions so many that this is most.
+    Select at least `top` functions, and enough to cover `coverage` of the kernel time, in the whole steady step if the budget
+    allows it. Otherwise, select the consecutive launches within the budget and the number of functions whose kernels and
+    launch sizes take the most time.
     """
     if not launches:
-        return Missing(f"the timeline holds no kernel of {stage}")
+        return Missing(f"the timeline has no kernel of {stage}")
     step = min(STEADY_STEP, max(launch.step for launch in launches))
     sampled = [launch for launch in launches if launch.step == step]
     if not sampled:
-        return Missing(f"the timeline holds no kernel of step {step} of {stage}")
+        return Missing(f"the timeline has no kernel of step {step} of {stage}")
     whole_ns = max(1, sum(launch.duration_ns for launch in sampled))
     ranked = _ranked(sampled)
     collectives = {launch.function for launch in launches if _collective(launch)}
     replayable = [entry for entry in ranked if entry[0] not in collectives]
     if not replayable:
-        return Missing(f"{stage} ran nothing but collectives, which are never replayed")
+        return Missing(f"{stage} ran only collectives, which are never replayed")
     allowed = int(budget_s / (passes * SECONDS_PER_PASS))
     if not allowed:
-        return Missing(f"not one launch of {stage} fits in {budget_s:g} s at {passes} passes")
-    asked = _enough(replayable, top, coverage * whole_ns)
-    stretches = [_stretch(sampled, {name for name, _, _ in asked[:count]}, allowed) for count in range(len(asked), 0, -1)]
-    best = max(stretches, key=lambda found: found.covered_ns)  # the first of equals has the most functions
-    chosen = asked[: len(best.functions)]
+        return Missing(f"no launch of {stage} fits in {budget_s:g} s at {passes} passes")
+    wanted = _enough(replayable, top, coverage * whole_ns)
+    stretches = [_stretch(sampled, {name for name, _, _ in wanted[:count]}, allowed) for count in range(len(wanted), 0, -1)]
+    best = max(stretches, key=lambda found: found.covered_ns)  # on a tie, the first has the most functions
+    chosen = wanted[: len(best.functions)]
     before = sum(launch.function in best.functions for launch in launches if launch.step < step)
     covered = best.covered_ns / whole_ns
     reachable = sum(total for _, _, total in replayable)
@@ -133,51 +133,51 @@ def select(
         steps_needed=step + 1,
         passes=passes,
         seconds=round(best.count * passes * SECONDS_PER_PASS, 1),
-        notes=tuple(_notes(collectives, asked, chosen, _Shares(covered, reachable / whole_ns, coverage), budget_s)),
+        notes=tuple(_notes(collectives, wanted, chosen, _Shares(covered, reachable / whole_ns, coverage), budget_s)),
     )
 
 
 @dataclass(frozen=True)
 class _Shares:
-    """Of the step's kernel time."""
+    """Shares of the step's kernel time."""
 
     covered: float
     reachable: float
-    """By all that can be replayed."""
-    asked: float
+    """Share of all kernels that can be replayed."""
+    wanted: float
 
     @property
     def remedy(self) -> str:
-        """Of what stands in the way: time to replay in, or collectives, which no time would help."""
-        collectives = f"collectives take {1 - self.reachable:.0%} of it, so that no more than {self.reachable:.0%} can be counted"
-        if self.reachable >= self.asked:
-            return "raise profiling.ncu.budget_s or ask for fewer counters."
+        """What to do about the cause: too little time for replays, or collectives, for which more time does not help."""
+        collectives = f"collectives take {1 - self.reachable:.0%} of it, so at most {self.reachable:.0%} can be counted"
+        if self.reachable >= self.wanted:
+            return "raise profiling.ncu.budget_s or request fewer counters."
         if self.covered < self.reachable:
-            return f"{collectives}; for more of that, raise profiling.ncu.budget_s or ask for fewer counters."
+            return f"{collectives}; to count more of that, raise profiling.ncu.budget_s or request fewer counters."
         return f"{collectives}."
 
 
 def _notes(
-    collectives: Set[str], asked: Sequence[Ranked], chosen: Sequence[Ranked], shares: _Shares, budget_s: float
+    collectives: Set[str], wanted: Sequence[Ranked], chosen: Sequence[Ranked], shares: _Shares, budget_s: float
 ) -> Iterator[str]:
     if collectives:
         yield f"Collectives are not replayed: {', '.join(sorted(collectives))}."
-    if len(chosen) < len(asked):
-        yield f"Left out to stay within {budget_s:g} s: {', '.join(name for name, _, _ in asked[len(chosen) :])}."
-    if shares.covered < shares.asked:
+    if len(chosen) < len(wanted):
+        yield f"Left out to stay within {budget_s:g} s: {', '.join(name for name, _, _ in wanted[len(chosen) :])}."
+    if shares.covered < shares.wanted:
         yield (
-            f"What is counted stands for {shares.covered:.0%} of the kernel time, less than the {shares.asked:.0%} asked for; "
-            f"{shares.remedy}"
+            f"The counted launches represent {shares.covered:.0%} of the kernel time, less than the requested "
+            f"{shares.wanted:.0%}; {shares.remedy}"
         )
 
 
 def _collective(launch: Launch) -> bool:
-    """A collective waits for its peers, which a replay never reaches: it would hang. Some show it in their namespace alone."""
+    """Return whether a kernel is a collective: it waits for its peers, so a replay would hang."""
     return classify(launch.name) is KernelClass.COLLECTIVE
 
 
 def _ranked(launches: Sequence[Launch]) -> list[Ranked]:
-    """(function, calls, total ns), most time first."""
+    """Return the functions, longest first."""
     totals: dict[str, tuple[int, int]] = {}
     for launch in launches:
         calls, total = totals.get(launch.function, (0, 0))
@@ -198,7 +198,7 @@ def _enough(ranked: Sequence[Ranked], top: int, wanted_ns: float) -> list[Ranked
 
 @dataclass(frozen=True)
 class _Stretch:
-    """A run of matching launches, and the time its kernels and launch sizes carry in the whole step."""
+    """Consecutive matching launches, and the time that their kernels and launch sizes take in the whole step."""
 
     functions: frozenset[str]
     first: int
@@ -207,7 +207,7 @@ class _Stretch:
 
 
 def _stretch(sampled: Sequence[Launch], functions: Set[str], allowed: int) -> _Stretch:
-    """All launches of these functions, or the `allowed` in a row that stand for the most time; of equals the latest."""
+    """Return all launches of these functions, or the `allowed` consecutive ones that cover the most time, the latest on a tie."""
     matching = [launch for launch in sampled if launch.function in functions]
     worth: dict[tuple[str, int, int], int] = {}
     for launch in matching:

@@ -1,80 +1,82 @@
-"""Kernels of every stage from a trace, joined with what hardware counters said of some of their launches.
+"""The kernels of every stage of a trace, joined with the hardware counters of sampled launches.
 
-Calls and time are the trace's: Nsight Compute replays a kernel alone, often with other clocks and caches. Work per call
-(FLOPs, bytes) is the counters'. A row is one kernel; its launch sizes are joined one by one, so that a mean over them is
-weighted by how often each ran.
+Calls and time are from the trace, because Nsight Compute replays a kernel alone, often with different clocks and caches. Work
+per call (FLOPs, bytes) is from the counters. A row is one kernel; its launch sizes are joined one by one, so means over them
+are weighted by calls.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED, Join, Joined, join, weighted
+from llm_perf_opt.analysis.kernels.join import NOT_COLLECTED, Join, Joined, counter_sum, join, weighted
 from llm_perf_opt.analysis.kernels.names import normal_name
-from llm_perf_opt.analysis.limits.roofs import (
+from llm_perf_opt.analysis.limits.peaks import (
     NO_LIMITS,
     RateLimits,
     possible_bytes_rate,
     possible_flops_rate,
     possible_percentage,
 )
-from llm_perf_opt.core.machine_records import CountedKernel, CounterReport, KernelUse
+from llm_perf_opt.core.machine_records import CounterReport, KernelUse
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.counters.catalog import CounterRoles
 
 TIME_DIFFERS = 0.25
-"""Share by which Nsight Compute's duration may differ from the trace's before it is said."""
+"""Difference between Nsight Compute's and the trace's duration above which it is reported."""
 WAVES = "launch__waves_per_multiprocessor"
-NOT_SAMPLED = Missing("no launch of it was sampled")
+_BY_TIME = frozenset({"sm_pct", "dram_pct", "occupancy_pct", "waves"})
+"""Means over launch sizes that are weighted by time instead of calls."""
+NOT_SAMPLED = Missing("none of its launches was sampled")
 
 
 @dataclass(frozen=True)
 class PerCall:
-    """What counters said, per call: a mean over the sampled launch sizes."""
+    """Counters per call: a mean over the sampled launch sizes."""
 
     tensor_flops: Maybe[float]
     vector_flops: Maybe[float]
-    """Single and double precision beside the tensor cores."""
+    """Single and double precision outside the tensor cores."""
     dram_read_bytes: Maybe[float]
     dram_write_bytes: Maybe[float]
     time_ns: Maybe[float]
-    """Nsight Compute's own duration."""
+    """Duration under Nsight Compute."""
     sm_pct: Maybe[float]
     dram_pct: Maybe[float]
     occupancy_pct: Maybe[float]
     waves: Maybe[float] = NOT_COLLECTED
-    """Rounds of blocks that fill the whole device; below one, or just above a whole number, a part of it has nothing to do."""
+    """Rounds of blocks that fill the device; below one, or just above a whole number, part of the device is idle."""
     half_flops: Maybe[float] = NOT_COLLECTED
-    """An upper bound, in no other figure: packed half-precision instructions also move constants, in copies too."""
+    """Upper bound, not included elsewhere: packed half-precision instructions also move constants, even in copies."""
 
     @property
     def flops(self) -> Maybe[float]:
-        """On the tensor cores and in single and double precision beside them; of one kind alone where the other was not
-        collected."""
+        """FLOPs of the tensor cores plus single and double precision outside them, or the kind that was collected."""
         known = [value for value in (self.tensor_flops, self.vector_flops) if not isinstance(value, Missing)]
         return sum(known) if known else self.tensor_flops
 
     @property
     def dram_bytes(self) -> Maybe[float]:
-        """Read and written."""
-        for value in (self.dram_read_bytes, self.dram_write_bytes):
-            if isinstance(value, Missing):
-                return value
-        return _known(self.dram_read_bytes) + _known(self.dram_write_bytes)
+        """DRAM bytes read and written."""
+        if isinstance(self.dram_read_bytes, Missing):
+            return self.dram_read_bytes
+        if isinstance(self.dram_write_bytes, Missing):
+            return self.dram_write_bytes
+        return self.dram_read_bytes + self.dram_write_bytes
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel in one launch size."""
+    """A kernel at one launch size."""
 
     grid: int
     block: int
     calls: int
     total_ns: int
     sampled: int
-    """Launches whose counters stand for it."""
+    """Number of launches with its counters."""
     by_name: bool
-    """Whether those launches had another grid."""
+    """Whether those launches had a different grid."""
     per_call: Maybe[PerCall]
 
 
@@ -86,40 +88,40 @@ class StageKernel:
     name: str
     """In normal form."""
     spelled: str
-    """As the trace has it."""
+    """As in the trace."""
     calls: int
     total_ns: int
     share: float
     """Of the stage's kernel time."""
     variants: tuple[Variant, ...]
     per_call: Maybe[PerCall]
-    """Over the launch sizes that have counters, weighted by their calls (percentages: by their time)."""
+    """Mean over the launch sizes with counters, weighted by calls (percentages and waves: by time)."""
     limits: RateLimits = NO_LIMITS
-    """Of the device."""
+    """Limits of the device."""
 
     @property
     def mean_ns(self) -> float:
-        """Of a call, in the trace."""
+        """Mean duration of a call in the trace."""
         return self.total_ns / self.calls
 
     @property
     def counted_ns(self) -> int:
-        """The part of its time whose launch sizes have counters."""
+        """Time of the launch sizes with counters."""
         return sum(variant.total_ns for variant in self.variants if not isinstance(variant.per_call, Missing))
 
     @property
     def by_name(self) -> bool:
-        """Whether some of its counters are of launches with another grid."""
+        """Whether some of its counters are from launches with a different grid."""
         return any(variant.by_name for variant in self.variants)
 
     @property
     def flops_per_s(self) -> Maybe[float]:
-        """Counted FLOPs over the trace's time of the same launch sizes; never more than the device can."""
+        """Counted FLOPs / trace time of the same launch sizes; Missing if the device cannot reach it."""
         return possible_flops_rate(self._rate("flops"), self.limits)
 
     @property
     def bytes_per_s(self) -> Maybe[float]:
-        """Counted DRAM bytes over the trace's time of the same launch sizes; never more than the device can."""
+        """Counted DRAM bytes / trace time of the same launch sizes; Missing if the device cannot reach it."""
         return possible_bytes_rate(self._rate("dram_bytes"), self.limits)
 
     @property
@@ -128,20 +130,21 @@ class StageKernel:
         if isinstance(self.per_call, Missing):
             return self.per_call
         flops, moved = self.per_call.flops, self.per_call.dram_bytes
-        for value in (flops, moved):
-            if isinstance(value, Missing):
-                return value
-        return _known(flops) / _known(moved) if moved else Missing("it moved no byte of DRAM")
+        if isinstance(flops, Missing):
+            return flops
+        if isinstance(moved, Missing):
+            return moved
+        return flops / moved if moved else Missing("it moved no DRAM bytes")
 
     @property
     def time_ratio(self) -> Maybe[float]:
-        """Nsight Compute's duration over the trace's, of the same launch sizes."""
+        """Nsight Compute's duration / the trace's, of the same launch sizes."""
         own = self._sum("time_ns")
         return own if isinstance(own, Missing) else own / max(self.counted_ns, 1)
 
     @property
     def time_differs(self) -> bool:
-        """Whether the two durations are so far apart that the kernel ran under other conditions."""
+        """Whether the durations differ so much that the kernel must have run under different conditions."""
         ratio = self.time_ratio
         return not isinstance(ratio, Missing) and abs(ratio - 1) > TIME_DIFFERS
 
@@ -155,27 +158,27 @@ class StageKernel:
 
 @dataclass(frozen=True)
 class StageKernels:
-    """All kernels of a stage, the longest first."""
+    """All kernels of a stage, longest first."""
 
     stage: str
     rows: tuple[StageKernel, ...]
     total_ns: int
     calls: int
     counters: Maybe[float]
-    """Share of its kernel time that has counters."""
+    """Share of its kernel time with counters."""
     by_name: float
-    """Share of its kernel time whose counters are of launches with another grid."""
+    """Share of its kernel time whose counters are from launches with a different grid."""
     flops: Maybe[float]
-    """Executed, over all calls that have counters; packed half precision is not in it."""
+    """Executed FLOPs of all calls with counters, without packed half precision."""
     tensor_flops: Maybe[float]
     dram_bytes: Maybe[float]
     unused: int
-    """Sampled launches of kernels that the trace did not see in this stage."""
+    """Sampled launches of kernels that are not in this stage of the trace."""
     not_collected: tuple[str, ...]
-    """FLOP counters of the chip that were not asked for: their work is not in the figures."""
+    """FLOP counters of the chip that were not collected: the figures do not include their work."""
     notes: tuple[str, ...] = ()
     half_flops: Maybe[float] = NOT_COLLECTED
-    """At most, in packed half precision, over all calls that have counters."""
+    """Upper bound of FLOPs in packed half precision, over all calls with counters."""
 
 
 def kernel_table(
@@ -186,7 +189,7 @@ def kernel_table(
     limits: RateLimits = NO_LIMITS,
     no_counters: str = "no counters were read in this stage",
 ) -> tuple[StageKernels, ...]:
-    """Stages in the order their kernels come in; `reports` holds what was counted in a stage, or why nothing was."""
+    """Return the stages in the order of their kernels; `reports` has the counters of each stage, or why there are none."""
     stages: dict[str, list[KernelUse]] = defaultdict(list)
     for use in uses:
         if use.calls > 0:
@@ -230,7 +233,7 @@ def _unusable(report: Maybe[CounterReport], roles: Maybe[CounterRoles]) -> Missi
         return report
     fatal = next((problem for problem in report.problems if problem.fatal), None)
     if fatal:
-        return Missing(f"the counters of this stage cannot be believed: {fatal.what}")
+        return Missing(f"the counters of this stage are not valid: {fatal.what}")
     return roles if isinstance(roles, Missing) else None
 
 
@@ -272,8 +275,8 @@ def _row(
 
 def _mean_call(joined: Joined, roles: CounterRoles) -> PerCall:
     return PerCall(
-        tensor_flops=joined.mean(lambda sample: _flops(sample, roles.tensor_flops)),
-        vector_flops=joined.mean(lambda sample: _flops(sample, roles.vector_flops)),
+        tensor_flops=joined.mean(lambda sample: counter_sum([sample], roles.tensor_flops)),
+        vector_flops=joined.mean(lambda sample: counter_sum([sample], roles.vector_flops)),
         dram_read_bytes=joined.counter(roles.dram_read_bytes),
         dram_write_bytes=joined.counter(roles.dram_write_bytes),
         time_ns=joined.counter(roles.time_ns),
@@ -281,20 +284,8 @@ def _mean_call(joined: Joined, roles: CounterRoles) -> PerCall:
         dram_pct=possible_percentage(joined.counter(roles.dram_pct)),
         occupancy_pct=possible_percentage(joined.counter(roles.occupancy_pct)),
         waves=joined.counter(WAVES),
-        half_flops=joined.mean(lambda sample: _flops(sample, roles.half_flops)),
+        half_flops=joined.mean(lambda sample: counter_sum([sample], roles.half_flops)),
     )
-
-
-def _flops(sample: CountedKernel, counters: Mapping[str, int]) -> Maybe[float]:
-    """The sum over the counters that were collected; one of them without a value leaves none."""
-    total, any_of_them = 0.0, False
-    for name, flops in counters.items():
-        value = sample.counters.get(name)
-        if isinstance(value, Missing):
-            return value
-        if value is not None:
-            total, any_of_them = total + value * flops, True
-    return total if any_of_them else NOT_COLLECTED
 
 
 def _over_variants(variants: Sequence[Variant], none: Missing) -> Maybe[PerCall]:
@@ -302,26 +293,15 @@ def _over_variants(variants: Sequence[Variant], none: Missing) -> Maybe[PerCall]
     if not known:
         return none
 
-    def mean(amount: str, *, by_time: bool = False) -> Maybe[float]:
-        weights = [float(variant.total_ns if by_time else variant.calls) for variant, _ in known]
+    def mean(amount: str) -> Maybe[float]:
+        weights = [float(variant.total_ns if amount in _BY_TIME else variant.calls) for variant, _ in known]
         return weighted([getattr(counted, amount) for _, counted in known], weights if any(weights) else [1.0] * len(known))
 
-    return PerCall(
-        tensor_flops=mean("tensor_flops"),
-        vector_flops=mean("vector_flops"),
-        dram_read_bytes=mean("dram_read_bytes"),
-        dram_write_bytes=mean("dram_write_bytes"),
-        time_ns=mean("time_ns"),
-        sm_pct=mean("sm_pct", by_time=True),
-        dram_pct=mean("dram_pct", by_time=True),
-        occupancy_pct=mean("occupancy_pct", by_time=True),
-        waves=mean("waves", by_time=True),
-        half_flops=mean("half_flops"),
-    )
+    return PerCall(**{column.name: mean(column.name) for column in fields(PerCall)})
 
 
 def _total(variants: Iterable[Variant], amount: str) -> Maybe[float]:
-    """Over all calls of the launch sizes that have counters."""
+    """Return the sum over all calls of the launch sizes with counters."""
     total, why = 0.0, NOT_SAMPLED
     counted = False
     for variant in variants:
@@ -339,9 +319,3 @@ def _not_collected(joined: Join, roles: Maybe[CounterRoles]) -> tuple[str, ...]:
     if isinstance(roles, Missing) or not joined.found:
         return ()
     return tuple(name for name in (*roles.tensor_flops, *roles.vector_flops) if name not in joined.counters)
-
-
-def _known(value: Maybe[float]) -> float:
-    if isinstance(value, Missing):
-        raise TypeError(value.why)
-    return value

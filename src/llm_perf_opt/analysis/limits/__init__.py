@@ -1,1 +1,1 @@
-"""What the hardware allows, and how near a stage comes to it."""
+"""Hardware peaks, roofline times, and how close each stage comes to them."""

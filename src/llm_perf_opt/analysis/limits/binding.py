@@ -1,18 +1,18 @@
-"""What bounds a stage, and the evidence for it: no verdict goes beyond the measurements."""
+"""What bounds a stage, with the evidence; no verdict goes beyond the measurements."""
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.limits.floor import Floor
+from llm_perf_opt.analysis.limits.roofline import RooflineTime
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import duration
 
 BUSY_ENOUGH = 0.5
-"""Below this share of kernel time a stage waits for launches, whatever bounds its kernels."""
-NEAR_FLOOR = 2.0
+"""Below this share of kernel time, a stage waits for launches, whatever bounds its kernels."""
+NEAR_ROOFLINE = 2.0
 """Up to this many times its roofline time, a stage is bound by memory or compute: the roofline time is at least half of its time,
 so nothing else in its budget is larger. Beyond it, look at the kernels or the host."""
 
-READ_TOO_MUCH = 0.15
+UTILIZATION_MARGIN = 0.15
 """How much sampled GPU utilization may exceed the kernels' share of the time, because it includes short gaps between kernels: in
 six runs on an H200 with a torch pass it was 0.06 (eager) to 0.13 (compiled) higher."""
 
@@ -24,19 +24,19 @@ VERDICTS = (
     (LAUNCH, f"kernels run for less than {BUSY_ENOUGH:.0%} of its time; the device waits for the host to launch them."),
     (
         f"{MEMORY}, {COMPUTE}",
-        f"it takes up to {NEAR_FLOOR:g} × its roofline time, most of which is memory or compute, respectively. On a CPU, "
+        f"it takes up to {NEAR_ROOFLINE:g} × its roofline time, most of which is memory or compute, respectively. On a CPU, "
         "which is host and device in one, the roofline time alone decides.",
     ),
     (
         KERNELS,
-        f"it takes more than {NEAR_FLOOR:g} × its roofline time, and the kernel time beyond the roofline is larger than both the "
-        "roofline time and the waiting time: the kernels themselves are far from the device's peaks.",
+        f"it takes more than {NEAR_ROOFLINE:g} × its roofline time, and the kernel time beyond the roofline is larger than both "
+        "the roofline time and the waiting time: the kernels themselves are far from the device's peaks.",
     ),
     (
         NEITHER,
-        f"it takes more than {NEAR_FLOOR:g} × its roofline time, and no single cause stands out. On a CPU, slow kernels and the "
-        f"framework's own time cannot be separated; on a GPU, kernels run for at least {BUSY_ENOUGH:.0%} of its time, but the "
-        "kernel time beyond the roofline is not the largest share.",
+        f"it takes more than {NEAR_ROOFLINE:g} × its roofline time, and no single cause stands out. On a CPU, slow kernels and "
+        f"the framework's own time cannot be separated; on a GPU, kernels run for at least {BUSY_ENOUGH:.0%} of its time, but "
+        "the kernel time beyond the roofline is not the largest share.",
     ),
     (UNKNOWN, "no peak is known, or nothing shows whether the device was busy or waiting."),
 )
@@ -44,13 +44,14 @@ VERDICTS = (
 
 EVIDENCE = (
     "The kernels' share of a stage's time comes from the torch pass (kernel durations over the unprofiled time). Without it, the "
-    "GPU utilization sampled during the repeats bounds it, if they last long enough: the share is at most the utilization, at "
-    f"least {100 * READ_TOO_MUCH:.0f} points below it, because utilization includes short gaps, and at least the roofline time."
+    "GPU utilization sampled during the repeats bounds it, if they last long enough: the share is at most the utilization, "
+    f"at least {100 * UTILIZATION_MARGIN:.0f} points below it, because utilization includes short gaps, and at least the "
+    "roofline time."
 )
 HOW_TO_KNOW = "use profiling.torch.enable=true"
 
 
-_BY_TORCH = Missing("it is of the torch pass")
+_FROM_TORCH = Missing("the share is from the torch pass")
 
 
 @dataclass(frozen=True)
@@ -59,37 +60,37 @@ class KernelShare:
 
     low: float
     high: float
-    sampled: Maybe[float] = _BY_TORCH
+    sampled: Maybe[float] = _FROM_TORCH
     """The mean sampled utilization, if the bounds come from it."""
 
     @property
     def words(self) -> str:
-        """In words, for a sentence."""
+        """The share as a clause of a sentence."""
         low, high = (_on_its_side(end, BUSY_ENOUGH, "{:.0%}", "{:.1%}", "{:.2%}") for end in (self.low, self.high))
         if isinstance(self.sampled, Missing):
             return f"kernels fill {low} of the time"
-        reach = f"{low} to {high}" if low != high else low
+        interval = f"{low} to {high}" if low != high else low
         seen = f"GPU utilization {self.sampled:.0%} during the repeats"
-        return f"kernels run for {reach} of the time, according to telemetry ({seen}) and the roofline times"
+        return f"kernels run for {interval} of the time, according to telemetry ({seen}) and the roofline times"
 
 
 @dataclass(frozen=True)
-class Nearest:
+class RooflineDistance:
     """A stage's distance from its roofline time, at the best known peaks."""
 
     times: float
-    floor: Floor
-    limits: str
+    roofline: RooflineTime
+    peaks: str
 
     @property
     def words(self) -> str:
-        """In words, for a sentence."""
-        times = _on_its_side(self.times, NEAR_FLOOR, "{:,.1f}", "{:,.2f}", "{:,.3f}")
-        return f"it takes {times} × its roofline time of {duration(self.floor.seconds * 1e9)} at the {self.limits} peaks"
+        """The distance as a clause of a sentence."""
+        times = _on_its_side(self.times, NEAR_ROOFLINE, "{:,.1f}", "{:,.2f}", "{:,.3f}")
+        return f"it takes {times} × its roofline time of {duration(self.roofline.seconds * 1e9)} at the {self.peaks} peaks"
 
 
 def _on_its_side(value: float, threshold: float, *formats: str) -> str:
-    """Return the value in as few digits as keep it on its side of the threshold."""
+    """Return the value with just enough digits to keep it on its side of the threshold."""
     shown = [form.format(value) for form in formats]
     for text in shown:
         rounded = float(text.rstrip("%").replace(",", "")) / (100 if text.endswith("%") else 1)
@@ -99,62 +100,56 @@ def _on_its_side(value: float, threshold: float, *formats: str) -> str:
 
 
 def sampled_share(sampled: float, own: float, others: float, own_least: float, others_least: float) -> KernelShare:
-    """Return the bounds that the device's utilization over all repeats sets for one stage.
+    """Return the bounds of one stage's kernel share, from the device's utilization over all repeats.
 
-    `own` and `others` are the shares of the repeats' time that this stage and the other one take; what remains lies between
-    repeats. The stage's kernels run least where the readings overstate most and everything else kept the device busy throughout,
-    and most where the readings are exact and the other stage's ran no longer than its roofline time, which is the least that a
-    stage's kernels run: `…_least`, as a share of its time.
+    `own` and `others` are the shares of the repeats' time that this stage and the other one take; the remainder is between
+    repeats. `…_least` is a stage's roofline time as a share of its time: its kernels run at least that long. The lower bound
+    assumes that the readings are too high by the full margin and that the device was busy in all other time; the upper bound
+    assumes that the readings are exact and that the other stage's kernels ran for their roofline time only.
     """
     rest = max(0.0, 1 - own - others)
-    low = (sampled - READ_TOO_MUCH - others - rest) / own
+    low = (sampled - UTILIZATION_MARGIN - others - rest) / own
     high = (sampled - others * others_least) / own
     low, high = (min(1.0, max(own_least, end)) for end in (low, high))
     return KernelShare(low, high, sampled)
 
 
-def verdict(nearest: Maybe[Nearest], share: Maybe[KernelShare], *, on_cpu: bool) -> tuple[str, str]:
-    """Return a word of VERDICTS, and the reason."""
+def verdict(distance: Maybe[RooflineDistance], share: Maybe[KernelShare], *, on_cpu: bool) -> tuple[str, str]:
+    """Return a verdict of VERDICTS and the reason."""
     if not isinstance(share, Missing) and share.high < BUSY_ENOUGH:
         return LAUNCH, f"{share.words}; the device waits for the host to launch them"
-    if isinstance(nearest, Missing):
-        return UNKNOWN, nearest.why
+    if isinstance(distance, Missing):
+        return UNKNOWN, distance.why
     seen = "" if isinstance(share, Missing) else f"{share.words}; "
-    if nearest.times <= NEAR_FLOOR:
-        mostly = "compute" if nearest.floor.bound == "compute" else "memory"
-        word = COMPUTE if nearest.floor.bound == "compute" else MEMORY
-        return word, f"{seen}{nearest.words}, most of which is {mostly}"
+    if distance.times <= NEAR_ROOFLINE:
+        bound = distance.roofline.bound
+        return COMPUTE if bound == "compute" else MEMORY, f"{seen}{distance.words}, most of which is {bound}"
     if on_cpu:
-        return NEITHER, f"{nearest.words}; on a CPU, slow kernels and the framework's own time cannot be separated"
+        return NEITHER, f"{distance.words}; on a CPU, slow kernels and the framework's own time cannot be separated"
     if isinstance(share, Missing):
-        return UNKNOWN, f"{nearest.words}, and nothing shows for how much of it kernels ran: {share.why} ({HOW_TO_KNOW})"
-    return _far_from_the_floor(nearest, share)
+        return UNKNOWN, f"{distance.words}, and nothing shows for how much of it kernels ran: {share.why} ({HOW_TO_KNOW})"
+    return _far_from_roofline(distance, share)
 
 
-def _far_from_the_floor(nearest: Nearest, share: KernelShare) -> tuple[str, str]:
-    """Return what takes most of the time beyond the roofline on a GPU, wherever within its bounds the kernels' share is."""
-    floor = 1 / nearest.times
-    if max(share.low, floor) < BUSY_ENOUGH:
-        return UNKNOWN, f"{nearest.words}, and {share.words}, so it is unclear whether the device waits ({HOW_TO_KNOW})"
-    slow = [_kernels_take_most(busy, floor) for busy in (share.low, share.high)]
+def _far_from_roofline(distance: RooflineDistance, share: KernelShare) -> tuple[str, str]:
+    """Return what takes most of the time beyond the roofline on a GPU, if it is the same at both bounds of the kernels' share."""
+    roofline = 1 / distance.times
+    if max(share.low, roofline) < BUSY_ENOUGH:
+        return UNKNOWN, f"{distance.words}, and {share.words}, so it is unclear whether the device waits ({HOW_TO_KNOW})"
+    slow = [busy - roofline > max(roofline, 1 - busy) for busy in (share.low, share.high)]
     if all(slow):
-        return KERNELS, f"{share.words}; {nearest.words}: the kernels are far from the device's peaks"
+        return KERNELS, f"{share.words}; {distance.words}: the kernels are far from the device's peaks"
     if any(slow):
         unclear = "so it is unclear whether kernels or waiting take most of it"
-        return UNKNOWN, f"{nearest.words}, and {share.words}, {unclear} ({HOW_TO_KNOW})"
-    return NEITHER, f"{share.words}; {nearest.words}, and {_parts_words(share, floor)}: none of them stands out"
+        return UNKNOWN, f"{distance.words}, and {share.words}, {unclear} ({HOW_TO_KNOW})"
+    return NEITHER, f"{share.words}; {distance.words}, and {_shares_words(share, roofline)}: none of them stands out"
 
 
-def _kernels_take_most(busy: float, floor: float) -> bool:
-    """Return whether the kernel time beyond the roofline is the largest of the three shares of the time."""
-    return busy - floor > max(floor, 1 - busy)
-
-
-def _parts_words(share: KernelShare, floor: float) -> str:
+def _shares_words(share: KernelShare, roofline: float) -> str:
     """Return the three shares of the time; for bounds, at their midpoint."""
     busy = (share.low + share.high) / 2
     about = "" if share.low == share.high else "about "
-    return f"{about}{floor:.0%} is roofline time, {max(busy - floor, 0.0):.0%} kernels beyond it, {1 - busy:.0%} waiting"
+    return f"{about}{roofline:.0%} is roofline time, {max(busy - roofline, 0.0):.0%} kernels beyond it, {1 - busy:.0%} waiting"
 
 
 # --- efficiency metrics -----------------------------------------------------------------------------------------------
@@ -162,9 +157,8 @@ def _parts_words(share: KernelShare, floor: float) -> str:
 
 @dataclass(frozen=True)
 class EfficiencyMetric:
-    """The definition of one figure."""
+    """The definition of one metric."""
 
-    key: str
     label: str
     unit: str
     formula: str
@@ -173,49 +167,49 @@ class EfficiencyMetric:
 
 EFFICIENCY_METRICS = (
     EfficiencyMetric(
-        "flops", "Model FLOPs", "FLOP", "Σ components (matrix products, a multiply-add counts 2)",
+        "Model FLOPs", "FLOP", "Σ components (matrix products, a multiply-add counts 2)",
         "What the model requires: causal attention, logits for the last token in prefill. Kernels may execute more.",
     ),
     EfficiencyMetric(
-        "bytes", "Minimum bytes", "byte", "weights used once + cache read + cache written + gathered embedding rows + logits",
+        "Minimum bytes", "byte", "weights used once + cache read + cache written + gathered embedding rows + logits",
         "What must cross the memory interface. For a mixture of experts, the expected number of distinct experts.",
     ),
     EfficiencyMetric(
-        "mfu", "MFU (causal)", "%", "model FLOPs / (unprofiled time × peak FLOP/s of the run's dtype)",
+        "MFU (causal)", "%", "model FLOPs / (unprofiled time × peak FLOP/s of the run's dtype)",
         "Model FLOPs utilization with causal attention: a token attends only to earlier tokens.",
     ),
     EfficiencyMetric(
-        "mfu_full_attention", "MFU (whole attention)", "%",
+        "MFU (whole attention)", "%",
         "model FLOPs with the full attention matrix / (unprofiled time × peak FLOP/s)",
         "The same with the full attention matrix, as half the literature counts it. Only for comparison with published figures.",
     ),
     EfficiencyMetric(
-        "hfu", "HFU", "%", "executed FLOPs / (unprofiled time × peak FLOP/s)",
+        "HFU", "%", "executed FLOPs / (unprofiled time × peak FLOP/s)",
         "Hardware FLOPs utilization from counters: FLOPs of the tensor cores, plus single and double precision outside them. "
         "Packed half precision is excluded, because its instructions also move constants. n/a without counters.",
     ),
     EfficiencyMetric(
-        "mbu", "MBU", "%", "minimum bytes / (unprofiled time × memory bandwidth)",
+        "MBU", "%", "minimum bytes / (unprofiled time × memory bandwidth)",
         "Memory bandwidth utilization. n/a for a model that fits in the last-level cache.",
     ),
     EfficiencyMetric(
-        "intensity", "Arithmetic intensity", "FLOP/byte", "model FLOPs / minimum bytes",
+        "Arithmetic intensity", "FLOP/byte", "model FLOPs / minimum bytes",
         "Below the ridge, memory bounds a stage; above it, compute does.",
     ),
     EfficiencyMetric(
-        "ridge", "Ridge", "FLOP/byte", "peak FLOP/s / memory bandwidth",
+        "Ridge", "FLOP/byte", "peak FLOP/s / memory bandwidth",
         "The intensity at which compute and memory take equally long.",
     ),
     EfficiencyMetric(
-        "floor", "Roofline time", "ms", "Σ components max(FLOPs / peak, bytes / bandwidth)",
+        "Roofline time", "ms", "Σ components max(FLOPs / peak, bytes / bandwidth)",
         "The least time the stage can take at these peaks. Components run one after the other, so their times add up.",
     ),
     EfficiencyMetric(
-        "times_floor", "× roofline", "×", "unprofiled time / roofline time",
+        "× roofline", "×", "unprofiled time / roofline time",
         "How much faster the stage could be at most.",
     ),
     EfficiencyMetric(
-        "busy", "Kernels' share of the time", "%", "Σ kernel durations (torch pass) / unprofiled time of as many steps",
+        "Kernels' share of the time", "%", "Σ kernel durations (torch pass) / unprofiled time of as many steps",
         "How long the device is busy during the stage. Below 50 %, a GPU stage is launch-bound.",
     ),
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""What NVIDIA's datasheets promise: dense peak rates with their accumulate type, memory bandwidth, memory.
+"""Datasheet peaks of NVIDIA GPUs: dense rates with their accumulation type, memory bandwidth, memory size.
 
-Only figures that a datasheet or an architecture whitepaper states. A peak is dense: where the sheet gives the figure
-with 2:4 sparsity, half of it stands here. A device that is not listed has no peak, never a near one's.
+All figures are from a datasheet or an architecture whitepaper. Peaks are dense: if the source gives a rate with 2:4
+sparsity, the table has half of it. A device that is not listed has no peak, not that of a similar device.
 """
 
 from collections.abc import Mapping
@@ -14,27 +14,27 @@ from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 
 
 def devices_of(timings: Maybe[CleanTimings]) -> int:
-    """Devices that share the work of the run that was timed."""
+    """Return how many devices share the work of the timed run."""
     if isinstance(timings, Missing) or timings.runtime is None:
         return 1
     return max(timings.runtime.devices, 1)
 
 
-def other_devices(seen: int, limits: int) -> Missing | None:
-    """Why sums over the devices seen in a trace may not be held against the limits of `limits` devices; None where they may."""
-    if seen == limits:
+def other_devices(seen: int, expected: int) -> Missing | None:
+    """Return why sums over the devices in a trace cannot be compared with the peaks of `expected` devices, or None."""
+    if seen == expected:
         return None
-    of = "one" if limits == 1 else f"{limits} together"
+    of = "one" if expected == 1 else f"{expected} together"
     return Missing(f"the stage's kernels ran on {seen} {'device' if seen == 1 else 'devices'}, but the peaks are those of {of}")
 
 
-def more_devices(seen: int, limits: int) -> Missing | None:
-    """The same for a floor: one device of several still has its share to do, so fewer may be seen than share the work."""
-    return other_devices(seen, limits) if seen > limits else None
+def more_devices(seen: int, expected: int) -> Missing | None:
+    """Return the same for a roofline time, which also holds if only some of the devices that share the work are in the trace."""
+    return other_devices(seen, expected) if seen > expected else None
 
 
 def shared_words(devices: int) -> str:
-    """What is assumed where several devices share the work."""
+    """Return the note on what is assumed if several devices share the work."""
     return (
         f"The model runs on {devices} devices, assumed to be identical: peaks are those of all {devices} together, and the "
         "roofline time is that of the whole model divided among them, as in ideal tensor parallelism without communication."
@@ -42,37 +42,37 @@ def shared_words(devices: int) -> str:
 
 
 RATES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
-"""Formats that a peak can be given for."""
+"""Formats that can have a peak."""
 
 _HOW_TO_GIVE = "Pass hardware.peak_tflops= (dense) and hardware.bandwidth_gbs= from its datasheet."
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest dense rate of matrix products in one format."""
+    """The peak dense rate of matrix products in one format."""
 
     flops_per_s: float
     accumulate: str
-    """Format the products are summed in."""
+    """The accumulation format."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One product, as its datasheet has it."""
+    """One product's datasheet entry."""
 
     key: str
     """Short name for the command line."""
     name: str
     nvml_names: tuple[str, ...]
-    """What the driver reports for it."""
+    """Names that the driver reports for it."""
     peaks: Mapping[str, Peak]
     bandwidth_bytes_per_s: float
     memory_bytes: Maybe[int]
-    """Nominal; a process can have a little less."""
+    """Nominal; slightly less is available to a process."""
     source: str
 
     def peak(self, dtype: str) -> Maybe[Peak]:
-        """The peak of a format, or why there is none."""
+        """Return the peak of a format, or why it is missing."""
         found = self.peaks.get(dtype)
         if found is None:
             given = ", ".join(self.peaks)
@@ -80,13 +80,13 @@ class Hardware:
         return found
 
     def ridge_flops_per_byte(self, dtype: str) -> Maybe[float]:
-        """The arithmetic intensity at which compute and memory take equally long."""
+        """Return the arithmetic intensity at which compute and memory take equally long."""
         peak = self.peak(dtype)
         return peak if isinstance(peak, Missing) else peak.flops_per_s / self.bandwidth_bytes_per_s
 
 
 def hardware_named(key: str) -> Hardware:
-    """The product of a short key such as `h100_sxm`, or of the driver's name for it; ConfigError for any other."""
+    """Return the product with this key (`h100_sxm`) or driver name; raise a ConfigError if there is none."""
     found = HARDWARE.get(key.strip().lower().replace("-", "_")) or _BY_DEVICE_NAME.get(_plain(key))
     if found is not None:
         return found
@@ -94,7 +94,7 @@ def hardware_named(key: str) -> Hardware:
 
 
 def hardware_of_device(name: str) -> Maybe[Hardware]:
-    """The product behind the name that NVML reports, matched whole: a MIG slice or a laptop part is not the product."""
+    """Return the product whose full NVML name this is: a MIG slice or a laptop GPU is a different product."""
     found = _BY_DEVICE_NAME.get(_plain(name))
     if found is None:
         return Missing(f"no datasheet peak for '{name}': it is not in the hardware table. {_HOW_TO_GIVE}")
@@ -104,7 +104,7 @@ def hardware_of_device(name: str) -> Maybe[Hardware]:
 def given_hardware(
     *, dtype: str, peak_tflops: object, bandwidth_gbs: object, memory_gb: object = None, name: str = "given"
 ) -> Hardware:
-    """Hardware that the user describes."""
+    """Return hardware that the user describes."""
     if dtype not in RATES:
         raise ConfigError(f"hardware dtype '{dtype}' has no rate.{nearest(dtype, RATES)}", f"Known: {', '.join(RATES)}.")
     peak = Peak(positive_number("hardware.peak_tflops", peak_tflops) * 1e12, "not stated")
@@ -116,13 +116,13 @@ def given_hardware(
 
 
 def _plain(name: str) -> str:
-    # Drivers before 2021 leave out the maker's name.
+    # Drivers before 2021 omit the vendor's name.
     return " ".join(name.split()).casefold().removeprefix("nvidia ")
 
 
 def _row(key: str, nvml_names: tuple[str, ...], gbs: float, gib: int, tflops: Mapping[str, float], source: str) -> Hardware:
     peaks = {dtype: Peak(tflops[dtype] * 1e12, "int32" if dtype == "int8" else "fp32") for dtype in RATES if dtype in tflops}
-    # Device memory is sold in GB that are 2^30 bytes.
+    # A nominal GB of device memory is 2^30 bytes.
     return Hardware(key, nvml_names[0], nvml_names, MappingProxyType(peaks), gbs * 1e9, gib * 2**30, source)
 
 
@@ -144,7 +144,7 @@ _H100_PCIE = {"fp32": 51, "tf32": 378, "bf16": 756, "fp16": 756, "fp8": 1513, "i
 _H100_NVL = {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5, "fp8": 1670.5, "int8": 1670.5}
 _B200 = {"tf32": 1100, "bf16": 2250, "fp16": 2250, "fp8": 4500, "int8": 4500, "fp4": 9000}
 _GB200 = {"tf32": 1250, "bf16": 2500, "fp16": 2500, "fp8": 5000, "int8": 5000, "fp4": 10000}
-# GeForce halves its tensor rate when it accumulates in fp32, as torch does: the higher fp16 figure is not meant here.
+# GeForce tensor cores run at half rate with fp32 accumulation, which torch uses: these are not the higher fp16 figures.
 _RTX_3090 = {"fp32": 35.6, "tf32": 35.6, "bf16": 71, "fp16": 71}
 _RTX_4090 = {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2, "fp8": 330.3}
 _RTX_5090 = {"fp32": 104.8, "tf32": 104.8, "bf16": 209.5, "fp16": 209.5, "fp8": 419}

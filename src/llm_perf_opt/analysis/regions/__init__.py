@@ -1,1 +1,1 @@
-"""NVTX regions: what each launched."""
+"""NVTX regions and the work launched in them."""

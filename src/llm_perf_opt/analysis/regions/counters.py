@@ -1,13 +1,14 @@
-"""Hardware counters of a region: put together from the counted launches of its kernels' variants."""
+"""Hardware counters of a region, combined from counted launches of its kernels."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernels.join import Joined, join
+from llm_perf_opt.analysis.kernels.join import join
 from llm_perf_opt.analysis.kernels.names import normal_name
 from llm_perf_opt.analysis.regions.records import CounterValue, How, KernelTime
+from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.core.machine_records import CountedKernel, KernelUse
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind
@@ -21,12 +22,12 @@ Seen = dict[int, tuple[int, int]]
 
 @dataclass(frozen=True)
 class CountedStage:
-    """What was counted in one part of a trace. It stands for the kernels of that part alone: the same kernel in the same launch
-    size does other work in prefill than in decode."""
+    """The counted launches of one stage of a trace. They represent kernels of that stage only, because the same kernel at the
+    same launch size does different work in prefill and decode."""
 
     stage: str
     work: Bool
-    """Per row of device work: whether it belongs to this part."""
+    """Per row of device work: whether it belongs to this stage."""
     kernels: tuple[CountedKernel, ...]
     units: Mapping[str, str] = field(default_factory=dict)
     """Counter → its unit."""
@@ -34,32 +35,32 @@ class CountedStage:
 
 @dataclass(frozen=True)
 class _Counted:
-    """A variant that was counted."""
+    """The counters of one variant."""
 
     values: Mapping[str, Maybe[float]]
     """Counter → its value for one launch."""
     by_name: bool
-    """Whether the counted launches had another grid."""
+    """Whether the counted launches had a different grid."""
 
 
 @dataclass(frozen=True)
 class Variants:
-    """The kernels of a trace by stage, name, grid and block: launches of one variant do the same work, or nearly."""
+    """The kernels of a trace by stage, name, grid and block; launches of one variant do about the same work."""
 
     of_work: Int64
-    """Per row of device work."""
+    """Variant per row of device work."""
     names: tuple[str, ...]
     """Per variant."""
     counted: tuple[_Counted | None, ...]
     """Per variant: the counters of one launch, if it was counted."""
     shown: tuple[str, ...]
-    """The counters of the report."""
+    """Counters to show."""
     units: Mapping[str, str]
     """Counter → its unit."""
 
     @classmethod
     def of(cls, trace: Trace, stages: Sequence[CountedStage], shown: tuple[str, ...]) -> "Variants":
-        """Number the variants of a trace and look each up in its own stage."""
+        """Return the variants of a trace, each with the counters of its stage."""
         work = trace.work
         stage_of = np.zeros(len(work), np.int64)
         for number, stage in enumerate(stages, start=1):
@@ -81,18 +82,18 @@ class Variants:
             found = join(stage.kernels, uses).found
             for row in mine:
                 joined = found.get((normal_name(names[row]), *sizes[row]))
-                counted[row] = None if joined is None else _values(joined, counters)
+                if joined is not None:
+                    counted[row] = _Counted({name: joined.counter(name) for name in counters}, joined.by_name)
         units = {name: unit for stage in stages for name, unit in stage.units.items()}
         return cls(which.reshape(-1).astype(np.int64), names, tuple(counted), counters, units)
 
     def by_path(self, levels: Iterable[tuple[Int64, Int64]], duration: Int64) -> dict[int, Seen]:
-        """Per path: its variants. `levels` pairs rows of work with the path around each, once per level of nesting."""
+        """Return the variants of each path. `levels` has rows of work and the path around each, per level of nesting."""
         found: dict[int, Seen] = {}
         for rows, path in levels:
             key = path * (len(self.names) + 1) + self.of_work[rows]
             distinct, which = np.unique(key, return_inverse=True)
-            total = np.zeros(len(distinct), np.int64)
-            np.add.at(total, which.reshape(-1), duration[rows])
+            total = sums(which.reshape(-1), duration[rows], len(distinct))
             calls = np.bincount(which.reshape(-1), minlength=len(distinct))
             for number, count, ns in zip(distinct.tolist(), calls.tolist(), total.tolist(), strict=True):
                 of_path = found.setdefault(number // (len(self.names) + 1), {})
@@ -102,7 +103,7 @@ class Variants:
         return found
 
     def top(self, seen: Seen, most: int) -> tuple[KernelTime, ...]:
-        """The names that took the most time."""
+        """Return the kernel names that took the most time."""
         by_name: dict[str, tuple[int, int]] = {}
         for variant, (calls, ns) in seen.items():
             before = by_name.get(self.names[variant], (0, 0))
@@ -112,24 +113,20 @@ class Variants:
 
 
 def region_counters(variants: Variants, seen: Seen) -> tuple[CounterValue, ...]:
-    """Each counter over the kernels of a region, and the kernel time it stands on."""
+    """Return each counter over the kernels of a region, with the kernel time that it covers."""
     return tuple(_counter(counter, variants, seen) for counter in variants.shown)
 
 
 def how_combined(counter: str) -> How:
-    """Sums add up over launches; rates, averages and shares are weighed by the kernels' time."""
+    """Return how values of launches combine: sums add up; rates, averages and shares are weighted by kernel time."""
     ending = counter.rsplit(".", 1)[-1]
     endings: dict[str, How] = {"sum": "sum", "max": "largest", "min": "smallest"}
     return endings.get(ending, "mean by kernel time")
 
 
-def _values(joined: Joined, counters: Sequence[str]) -> _Counted:
-    return _Counted({name: joined.counter(name) for name in counters}, joined.by_name)
-
-
 def _counter(counter: str, variants: Variants, seen: Seen) -> CounterValue:
     how, unit = how_combined(counter), variants.units.get(counter, "")
-    having: list[tuple[float, int, int]] = []
+    values: list[tuple[float, int, int]] = []
     covered, by_name, why = 0, 0, NOT_COUNTED
     for variant, (calls, ns) in seen.items():
         counted = variants.counted[variant]
@@ -139,20 +136,20 @@ def _counter(counter: str, variants: Variants, seen: Seen) -> CounterValue:
         if isinstance(value, Missing):
             why = value
             continue
-        having.append((value, calls, ns))
+        values.append((value, calls, ns))
         covered += ns
         by_name += ns if counted.by_name else 0
-    if not having or (how == "mean by kernel time" and not covered):
+    if not values or (how == "mean by kernel time" and not covered):
         return CounterValue(counter, why, how, 0, unit)
-    return CounterValue(counter, _combined(how, having, covered), how, covered, unit, by_name)
+    return CounterValue(counter, _combined(how, values, covered), how, covered, unit, by_name)
 
 
-def _combined(how: How, having: Sequence[tuple[float, int, int]], covered: int) -> float:
-    """One value from those of variants with their calls and nanoseconds."""
+def _combined(how: How, values: Sequence[tuple[float, int, int]], covered: int) -> float:
+    """Combine the values of variants, given with their calls and nanoseconds."""
     if how == "sum":
-        return float(sum(value * calls for value, calls, _ in having))
+        return float(sum(value * calls for value, calls, _ in values))
     if how == "largest":
-        return max(value for value, _, _ in having)
+        return max(value for value, _, _ in values)
     if how == "smallest":
-        return min(value for value, _, _ in having)
-    return sum(value * ns for value, _, ns in having) / covered
+        return min(value for value, _, _ in values)
+    return sum(value * ns for value, _, ns in values) / covered

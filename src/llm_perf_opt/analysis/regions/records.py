@@ -1,4 +1,4 @@
-"""What is said about NVTX regions: frozen, integer nanoseconds, written as regions.json."""
+"""Records of NVTX regions in integer nanoseconds, written as regions.json."""
 
 import fnmatch
 import re
@@ -16,10 +16,10 @@ REGEX = "regex:"
 
 @dataclass(frozen=True)
 class Selection:
-    """Which names to take."""
+    """A filter on names."""
 
     include: tuple[str, ...] = ()
-    """Empty: all."""
+    """Empty for all."""
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -27,7 +27,7 @@ class Selection:
             _compiled(pattern)
 
     def takes(self, *spellings: str) -> bool:
-        """Whether a thing that goes by these spellings is taken."""
+        """Return whether an item with these spellings passes the filter."""
         if any(_matches(pattern, spellings) for pattern in self.exclude):
             return False
         return not self.include or any(_matches(pattern, spellings) for pattern in self.include)
@@ -46,7 +46,7 @@ def _matches(pattern: str, spellings: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A shell pattern has to match the whole name, a regular expression any part of it."""
+    """Return the compiled pattern: a shell pattern matches the whole name, a regular expression any part of it."""
     remedy = "Write a shell pattern such as *gemm*, or regex: and a regular expression such as regex:gemm|gemv."
     if not pattern.removeprefix(REGEX).strip():
         raise ConfigError(f"The pattern '{pattern}' is empty.", remedy)
@@ -55,7 +55,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern.removeprefix(REGEX))
     except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigError(f"The pattern '{pattern}' is no regular expression: {error}.", remedy) from error
+        raise ConfigError(f"The pattern '{pattern}' is not a regular expression: {error}.", remedy) from error
 
 
 ALL = Selection()
@@ -75,26 +75,26 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class CounterValue:
-    """A hardware counter over a region, from launches of the same kernels that were counted one by one."""
+    """A hardware counter of a region, combined from counted launches of the same kernels."""
 
     counter: str
     value: Maybe[float]
     how: How
-    """How the kernels' values were put together."""
+    """How the kernels' values were combined."""
     covered_ns: int
-    """Kernel time of the region that the value stands on."""
+    """Kernel time of the region that the value covers."""
     unit: str = ""
-    """As Nsight Compute names it; empty for a plain number."""
+    """As named by Nsight Compute; empty for a plain number."""
     by_name_ns: int = 0
-    """The part of it whose counters are of launches with another grid."""
+    """Time within `covered_ns` whose counters are from launches with a different grid."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """All instances of one path of ranges. Figures include the regions inside it unless they say `self`."""
+    """All instances of one path of ranges. Figures include inner regions unless their name has `self`."""
 
     path: tuple[str, ...]
-    """Labels, outermost first, as `DOMAIN@name` where there is a domain."""
+    """Labels, outermost first; `DOMAIN@name` if there is a domain."""
     instances: int
     wall_ns: int
     """Host time between begin and end, over all instances."""
@@ -103,21 +103,21 @@ class Region:
     """Sum of kernel durations."""
     self_kernels: int
     self_kernel_ns: int
-    """Of kernels launched outside any region inside this one."""
+    """Duration of kernels launched outside inner regions."""
     busy_ns: int
-    """Time in which its kernels or copies ran, overlaps counted once; the sum over devices where there are several."""
+    """Time in which its kernels or copies ran, overlaps counted once; summed over devices."""
     copies: int
     """Copies and memsets."""
     copy_ns: int
     launches: int
-    """Calls that started work; the replay of a CUDA graph is one."""
+    """Calls that started work; a CUDA graph replay counts as one."""
     top: tuple[KernelTime, ...]
     counters: tuple[CounterValue, ...] = ()
 
 
 @dataclass(frozen=True)
 class Rest:
-    """Kernels that no region in the table holds."""
+    """Kernels outside every region of the table."""
 
     kernels: int
     kernel_ns: int
@@ -129,12 +129,12 @@ class Reconciliation:
 
     trace_kernel_ns: int
     accounted_ns: int
-    """Outermost regions + outside + left out + excluded."""
+    """Outermost regions + outside + left out + excluded kernels."""
     difference_ns: int
     share: float
-    """The difference over the trace's kernel time."""
+    """The difference / the trace's kernel time."""
     reconciles: bool
-    """Within 1 %, and every region is the sum of itself and the regions inside it."""
+    """Whether the difference is within 1 %, and every region is the sum of its own kernels and its inner regions."""
 
 
 @dataclass(frozen=True)
@@ -142,31 +142,31 @@ class RegionGroup:
     """The regions of one process on one device, or of all."""
 
     process: int | None
-    """None: all processes together."""
+    """None for all processes together."""
     process_name: str
     device: int | None
-    """None: all devices together, or no device work at all."""
+    """None for all devices together, or without device work."""
     device_name: str
     regions: tuple[Region, ...]
-    """Each after the region it lies in."""
+    """Each after the region around it."""
     outside: Rest
-    """Launched outside any range."""
+    """Kernels launched outside any range."""
     left_out: Rest
-    """Launched in regions that the filter leaves out, with none around them in the table."""
+    """Kernels launched in regions that the filter leaves out, without a region around them in the table."""
     excluded: tuple[KernelTime, ...]
-    """Kernels that the filter excludes, with their time; in no figure above."""
+    """Kernels that the filter excludes, with their time; not included in the other figures."""
     check: Reconciliation
 
 
 @dataclass(frozen=True)
 class FreeRange:
-    """Start/end ranges of one name. They overlap freely, so they are in no total."""
+    """Start/end ranges of one name. They can overlap, so no total includes them."""
 
     label: str
     instances: int
     wall_ns: int
     kernels: int
-    """Launched by its process while one was open; by several open at once, counted for each."""
+    """Kernels that its process launched while a range was open; if several were open, counted for each."""
     kernel_ns: int
 
 
@@ -175,15 +175,15 @@ class RegionReport:
     """The NVTX regions of one trace."""
 
     complete: bool
-    """Whether the trace may be summed at all; if not, there are no groups."""
+    """Whether the trace is complete; if not, there are no groups."""
     aggregate: bool
-    """Processes and devices together."""
+    """Whether processes and devices are combined."""
     kernel_filter: Selection
     region_filter: Selection
     folded: int
-    """Regions too deep or too many for a table: their work counts as that of the region around them."""
+    """Number of regions too deep or too many for the table; their work counts in the region around them."""
     groups: tuple[RegionGroup, ...]
     free: tuple[FreeRange, ...] = ()
     problems: tuple[TraceProblem, ...] = field(default_factory=tuple)
     notes: tuple[str, ...] = ()
-    """What is to be said of the counters."""
+    """Notes on the counters."""

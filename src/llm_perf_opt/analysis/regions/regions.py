@@ -1,4 +1,4 @@
-"""NVTX regions: what each path of ranges launched, per process and device or all together, in totals that add up to the trace."""
+"""NVTX regions: the work launched in each path of ranges, per process and device or together; totals add up to the trace."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ from llm_perf_opt.analysis.regions.records import (
     Rest,
     Selection,
 )
-from llm_perf_opt.analysis.trace.intervals import union_ns
+from llm_perf_opt.analysis.trace.intervals import sums, union_ns
 from llm_perf_opt.traces.events import Int64, RangeKind, Trace, WorkKind, different
+from llm_perf_opt.traces.nesting import depths
 from llm_perf_opt.traces.projection import NONE, Bool, Projection, nearest_marked, project, through
 
 MOST_REGIONS = 1_000
-"""Some frameworks number their ranges, so that each has a name of its own: the largest are shown."""
+"""Some frameworks number their ranges, so that each name is unique: only the largest are shown."""
 DEEPEST = 64
 RECONCILES_WITHIN = 0.01
 
@@ -34,14 +35,14 @@ class RegionOptions:
     aggregate: bool = False
     """One table over all processes and devices."""
     kernels: Selection = ALL
-    """By the kernel's full name."""
+    """Filter on the kernel's full name."""
     regions: Selection = ALL
-    """By the region's name, or its path with slashes, with or without domains. The work of a region that is left out counts as
-    that of the region around it."""
+    """Filter on the region's name or slash-separated path, with or without domains. The work of a region that is left out counts
+    in the region around it."""
     top: int = 5
     """Kernels listed per region."""
     counters: tuple[str, ...] = ()
-    """Counters shown; empty: all there are."""
+    """Counters to show; empty for all."""
 
 
 def regions(
@@ -50,8 +51,8 @@ def regions(
     counters: Sequence[CountedStage] = (),
     projection: Projection | None = None,
 ) -> RegionReport:
-    """The report. A kernel has the counters of its own stage; a region that holds several stages sums them. An incomplete trace
-    has its problems listed and nothing summed."""
+    """Return the report. A kernel has the counters of its own stage; a region with several stages combines them. For an
+    incomplete trace, the report lists its problems and has no sums."""
     options = options or RegionOptions()
     projection = projection or project(trace)
     tree = _Tree.of(trace, projection, options.regions)
@@ -70,22 +71,20 @@ def regions(
 
 @dataclass(frozen=True)
 class _Tree:
-    """The paths that are shown."""
+    """The paths to show."""
 
     shown: Int64
-    """Per path: itself if shown, else the nearest shown path around it, or -1."""
+    """Per path: itself if shown, otherwise the nearest shown path around it, or -1."""
     above: Int64
     """Per shown path: the shown path around it."""
-    depth: Int64
-    """Per shown path: among shown ones."""
     names: dict[int, tuple[str, ...]]
-    """Shown path → its labels; a path's number is above those of the paths around it."""
+    """Shown path → its labels; a path has a larger number than the paths around it."""
     folded: int
 
     @classmethod
     def of(cls, trace: Trace, projection: Projection, selection: Selection) -> "_Tree":
         parent = projection.path_parent.astype(np.int64)
-        shallow = np.flatnonzero(_path_depths(parent) < DEEPEST).tolist()
+        shallow = np.flatnonzero(depths(parent) < DEEPEST).tolist()
         names = {path: projection.path_names(path) for path in shallow}
         nested = np.zeros(len(parent), np.bool_)
         nested[projection.path[trace.ranges.kind == RangeKind.PUSH_POP]] = True
@@ -96,11 +95,11 @@ class _Tree:
         shown = nearest_marked(parent, marked)
         above = np.where(marked, through(parent, shown), NONE)
         too_deep = int(np.count_nonzero(nested)) - sum(bool(nested[path]) for path in shallow)
-        return cls(shown, above, _path_depths(above), {path: names[path] for path in kept}, len(wanted) - len(kept) + too_deep)
+        return cls(shown, above, {path: names[path] for path in kept}, len(wanted) - len(kept) + too_deep)
 
 
 class _Table:
-    """Sums per shown path, group by group."""
+    """Sums per shown path, for one group at a time."""
 
     def __init__(self, trace: Trace, projection: Projection, tree: _Tree, options: RegionOptions, variants: Variants) -> None:
         self._trace, self._tree, self._options, self._variants = trace, tree, options, variants
@@ -158,17 +157,15 @@ class _Table:
         count, total_ns = self._upward(own_count), self._upward(own_ns)
         copy_count, copy_ns = (self._upward(column) for column in self._sums(copies))
         launching = different(self._call[(kernels | copies) & (self._call != NONE)])
-        launches = np.zeros(paths, np.int64)
-        np.add.at(launches, self._call_path[launching][self._call_path[launching] != NONE], 1)
-        launches = self._upward(launches)
-        instances, wall = np.zeros(paths, np.int64), np.zeros(paths, np.int64)
-        np.add.at(instances, self._range_path[ranges], 1)
-        np.add.at(wall, self._range_path[ranges], (self._trace.ranges.end_ns - self._trace.ranges.start_ns)[ranges])
+        launch_path = self._call_path[launching]
+        launches = self._upward(np.bincount(launch_path[launch_path != NONE], minlength=paths))
+        instances = np.bincount(self._range_path[ranges], minlength=paths)
+        wall = sums(self._range_path[ranges], (self._trace.ranges.end_ns - self._trace.ranges.start_ns)[ranges], paths)
         busy = self._busy(kernels | copies)
         tops = self._variants.by_path(self._ancestors(kernels), self._duration)
         for path in _preorder(self._tree):
             if not instances[path] and not count[path]:
-                continue  # of another process
+                continue  # the path is of another process
             seen = tops.get(path, {})
             yield Region(
                 path=self._tree.names[path],
@@ -187,15 +184,13 @@ class _Table:
             )
 
     def _sums(self, rows: Bool) -> tuple[Int64, Int64]:
-        """Per path: rows and nanoseconds launched right in it."""
+        """Return rows and nanoseconds launched directly in each path."""
         chosen = np.flatnonzero(rows & (self._path != NONE))
-        count, total = np.zeros(len(self._tree.shown), np.int64), np.zeros(len(self._tree.shown), np.int64)
-        np.add.at(count, self._path[chosen], 1)
-        np.add.at(total, self._path[chosen], self._duration[chosen])
-        return count, total
+        path, paths = self._path[chosen], len(self._tree.shown)
+        return np.bincount(path, minlength=paths), sums(path, self._duration[chosen], paths)
 
     def _upward(self, own: Int64) -> Int64:
-        """Per path: its own and that of all paths inside it."""
+        """Return the sum of each path and all paths inside it."""
         total: Int64 = own.copy()
         for path in sorted(self._tree.names, reverse=True):
             if self._tree.above[path] != NONE:
@@ -203,7 +198,7 @@ class _Table:
         return total
 
     def _ancestors(self, rows: Bool) -> Iterator[tuple[Int64, Int64]]:
-        """For each level of nesting: rows of work, and the shown path around each on that level."""
+        """Yield rows of work and the shown path around each, per level of nesting."""
         chosen = np.flatnonzero(rows & (self._path != NONE))
         path: Int64 = self._path[chosen]
         while len(chosen):
@@ -212,7 +207,7 @@ class _Table:
             chosen, path = chosen[path != NONE], path[path != NONE]
 
     def _busy(self, rows: Bool) -> dict[int, int]:
-        """Per path: the union of its work on each device, inside it included. Work is in the order of its start already."""
+        """Return the union of each path's work per device, including inner paths. Work is already sorted by start."""
         work = self._trace.work
         pieces: dict[int, list[Int64]] = {}
         for chosen, path in self._ancestors(rows):
@@ -234,17 +229,16 @@ class _Table:
         return Rest(int(np.count_nonzero(rows)), int(self._duration[rows].sum()))
 
     def _names(self, rows: Bool) -> Iterator[KernelTime]:
-        """Kernel names with their time, the longest first."""
+        """Yield kernel names with their time, longest first."""
         names, which = np.unique(self._trace.work.name[rows], return_inverse=True)
-        total = np.zeros(len(names), np.int64)
-        np.add.at(total, which.reshape(-1), self._duration[rows])
+        total = sums(which.reshape(-1), self._duration[rows], len(names))
         calls = np.bincount(which.reshape(-1), minlength=len(names))
         for place in np.argsort(-total, kind="stable").tolist():
             yield KernelTime(self._trace.name_of(int(names[place])), int(calls[place]), int(total[place]))
 
 
 def _reconciled(found: tuple[Region, ...], others: tuple[int, ...], trace_ns: int) -> Reconciliation:
-    """Add the table up as a reader would, from its rows."""
+    """Add up the rows of the table and compare them with the trace."""
     paths = {region.path: region for region in found}
     children: dict[tuple[str, ...], int] = {}
     outermost = 0
@@ -262,7 +256,7 @@ def _reconciled(found: tuple[Region, ...], others: tuple[int, ...], trace_ns: in
 
 
 def _free_ranges(trace: Trace, projection: Projection) -> Iterator[FreeRange]:
-    """Start/end ranges by label: what their process launched between start and end."""
+    """Yield start/end ranges by label, with what their process launched between start and end."""
     free = np.flatnonzero(trace.ranges.kind == RangeKind.START_END)
     if not len(free):
         return
@@ -290,25 +284,16 @@ def _spellings(path: tuple[str, ...]) -> tuple[str, ...]:
     return (path[-1], names[-1], "/".join(path), "/".join(names))
 
 
-def _path_depths(parent: Int64) -> Int64:
-    depth = np.zeros(len(parent), np.int64)
-    for path, above in enumerate(parent.tolist()):  # parents come first
-        if above != NONE:
-            depth[path] = depth[above] + 1
-    return depth
-
-
 def _largest(trace: Trace, projection: Projection, paths: list[int]) -> list[int]:
-    """At most MOST_REGIONS of the paths: those with the most host time."""
+    """Return at most MOST_REGIONS paths: those with the most host time."""
     if len(paths) <= MOST_REGIONS:
         return paths
-    wall = np.zeros(len(projection.path_parent), np.int64)
-    np.add.at(wall, projection.path, trace.ranges.end_ns - trace.ranges.start_ns)
+    wall = sums(projection.path.astype(np.int64), trace.ranges.end_ns - trace.ranges.start_ns, len(projection.path_parent))
     return sorted(sorted(paths, key=lambda path: -int(wall[path]))[:MOST_REGIONS])
 
 
 def _preorder(tree: _Tree) -> Iterator[int]:
-    """Each path after the one around it, siblings in the order they were first seen."""
+    """Yield each path after the one around it, siblings in the order of their first occurrence."""
     children: dict[int, list[int]] = {}
     for path in sorted(tree.names):
         children.setdefault(int(tree.above[path]), []).append(path)

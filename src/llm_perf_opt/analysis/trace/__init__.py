@@ -1,1 +1,1 @@
-"""What a trace says: stages, steps, idle time and whose work it was."""
+"""Trace analysis: stages, steps, idle time, and attribution of work to operators and modules."""

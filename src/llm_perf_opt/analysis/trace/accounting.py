@@ -1,15 +1,15 @@
-"""Where a device's time went, to the nanosecond: busy + idle = span, for the whole trace, each stage and each step.
+"""Device time, exact to the nanosecond: busy + idle = span, for the whole trace, each stage and each step.
 
-*Busy* is the union of kernels, copies and memsets over all streams; *span* runs from the first of them to the last; *idle* is the
-rest. Sums count overlapping work twice and stand beside the unions, never in their place.
+*Busy* is the union of kernels, copies and memsets over all streams; *span* is from the start of the first to the end of the
+last; *idle* is the rest. Sums, which count overlapping work more than once, are reported next to the unions.
 
-- A **stage** owns the work its launches started, wherever that work ran on the device's clock. Each instance of a stage has a
-  device window from the first to the last of its own work; busy is the union of that work, and the stage's figures are the sums
-  over its instances. Its wall time is the label's, on the host.
-- The **steps** of a decode share its time out without remainder: a step's window runs from its first work to the first work of
-  the next step (the last one to the end of its last work), and busy is everything the device did in it. The steps' windows
-  therefore sum to the time from the first step's first work to the last step's end, gaps between steps included.
-- With several devices, the total is the union over all of them ("at least one was busy"); each device also stands by itself.
+- A **stage** owns the work that its launches started, whenever that work ran on the device. The device window of an instance
+  is from the first to the last of its own work; busy is the union of that work, and a stage's figures are sums over its
+  instances. Its wall time is that of the label on the host.
+- The **steps** of a decode divide its time without remainder: a step's window is from its first work to the first work of the
+  next step (for the last step, to the end of its last work), and busy is everything that the device did in it. The windows
+  therefore add up to the time from the first step's first work to the last step's end, including gaps between steps.
+- With several devices, the total is the union over all of them ("at least one was busy"); each device also has its own figures.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,16 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, KernelClass
 from llm_perf_opt.analysis.trace.idle import HostSide, IdleCause, IdleGaps, Occupation, host_side, occupation
-from llm_perf_opt.analysis.trace.intervals import Blocks, distinct, exact_sum, renumbered, sums, union_blocks, union_ns
+from llm_perf_opt.analysis.trace.intervals import (
+    Blocks,
+    distinct,
+    exact_sum,
+    group_spans,
+    renumbered,
+    sums,
+    union_blocks,
+    union_ns,
+)
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind, different, different_pairs
 from llm_perf_opt.traces.projection import NONE, Bool, launching_calls
@@ -35,10 +44,10 @@ class KindTime:
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """How one device, or all of them together, spent the time from the first to the last of its work."""
+    """Busy and idle time of one device, or of all together, from the first to the last of its work."""
 
     device: int | None
-    """None: all devices together."""
+    """None for all devices together."""
     span_ns: int
     busy_ns: int
     idle_ns: int
@@ -48,16 +57,6 @@ class DeviceTime:
     idle: dict[IdleCause, int]
     """Idle time by cause; sums to `idle_ns`."""
 
-    @property
-    def overlap_ns(self) -> int:
-        """Time that the sums count more than once."""
-        return self.kernels.sum_ns + self.copies.sum_ns + self.memsets.sum_ns - self.busy_ns
-
-    @property
-    def exposed_copy_ns(self) -> int:
-        """Time in which copies and memsets ran and no kernel did."""
-        return self.busy_ns - self.kernels.union_ns
-
 
 @dataclass(frozen=True)
 class StageTime:
@@ -65,9 +64,9 @@ class StageTime:
 
     name: str
     count: int
-    """Instances, those without device work included."""
+    """Instances, including those without device work."""
     wall_ns: int
-    """Sum of the labels' host time; where the stages come from device work, of its windows."""
+    """Sum of the labels' host time; for stages found in device work, of their windows."""
     span_ns: int
     busy_ns: int
     idle_ns: int
@@ -81,7 +80,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The steps of a stage, parent by parent in the order of their first work; the columns are parallel."""
+    """The steps of a stage as parallel columns, sorted by parent and first work."""
 
     stage: str
     instance: Int64
@@ -101,19 +100,19 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Account:
-    """Everything: the whole, each device, each stage, each step."""
+    """The device time of the whole trace, each device, each stage and each step."""
 
     total: DeviceTime
     devices: tuple[DeviceTime, ...]
     stages: tuple[StageTime, ...]
     steps: StepTimes | None
-    """None where the trace shows no steps."""
+    """None if the trace has no steps."""
     gaps: IdleGaps
-    """Of all devices together."""
+    """Gaps of all devices together."""
 
 
 def account(trace: Trace, stages: TraceStages, device: int | None = None) -> Account:
-    """Account for a trace's device time. With `device`, only its work counts for the total, the stages and the steps."""
+    """Return the device time of a trace. With `device`, total, stages and steps include only its work."""
     host = host_side(trace, launching_calls(trace))
     rows = _on_device(trace, device)
     whole = occupation(trace, host, stages.of_work, rows)
@@ -131,7 +130,7 @@ def account(trace: Trace, stages: TraceStages, device: int | None = None) -> Acc
 
 
 def stages_by_device(trace: Trace, stages: TraceStages) -> dict[int, tuple[StageTime, ...]]:
-    """Device → the stages, of its work alone."""
+    """Return the stages of each device's own work."""
     host = host_side(trace, launching_calls(trace))
     groups = {name: stages.of_stage(name) for name in stages.names}
     return {
@@ -143,13 +142,13 @@ def stages_by_device(trace: Trace, stages: TraceStages) -> dict[int, tuple[Stage
 def _stage_times(
     trace: Trace, host: HostSide, stages: TraceStages, groups: dict[str, Int64], rows: Int64
 ) -> tuple[StageTime, ...]:
-    """Every stage, of these rows of device work. `groups`: stage → per row of work the instance it belongs to, or -1."""
+    """Return every stage of these rows of device work. `groups`: stage → instance per row of work, or -1."""
     blocks = union_blocks(trace.work.start_ns[rows], trace.work.end_ns[rows])
     return tuple(_stage_time(trace, host, stages, name, group, rows, blocks) for name, group in groups.items())
 
 
 def step_times(trace: Trace, host: HostSide, stages: TraceStages, rows: Int64, gaps: IdleGaps) -> StepTimes | None:
-    """Share the time of each decode (or of each run of steps) out among its steps; `gaps` are those of the work in `rows`."""
+    """Divide the time of each decode (or run of steps) among its steps; `gaps` are those of the work in `rows`."""
     name = stages.step_stage
     if name is None:
         return None
@@ -157,10 +156,7 @@ def step_times(trace: Trace, host: HostSide, stages: TraceStages, rows: Int64, g
     mine = rows[instance != NONE]
     steps = distinct(instance, len(stages.instances))
     of_step = renumbered(instance[instance != NONE], steps, len(stages.instances))
-    first = np.full(len(steps), np.iinfo(np.int64).max)
-    last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.minimum.at(first, of_step, trace.work.start_ns[mine])
-    np.maximum.at(last, of_step, trace.work.end_ns[mine])
+    first, last = group_spans(of_step, trace.work.start_ns[mine], trace.work.end_ns[mine], len(steps))
     order = np.lexsort((steps, first, stages.instances.parent[steps]))
     steps, first, last = steps[order], first[order], last[order]
     place = np.empty(len(order), np.int64)
@@ -243,7 +239,7 @@ def _stage_time(
 
 
 def _window_ends(parent: Int64, first: Int64, last: Int64) -> Int64:
-    """A step's window ends where the next step of the same parent begins; the last one's with its own work."""
+    """Return the end of each step's window: where the next step of the same parent begins, or where its own work ends."""
     if not len(first):
         return last
     followed = np.append(parent[1:] == parent[:-1], False)
@@ -251,7 +247,7 @@ def _window_ends(parent: Int64, first: Int64, last: Int64) -> Int64:
 
 
 def _idle_in_windows(gaps: IdleGaps, first: Int64, end: Int64) -> dict[IdleCause, Int64]:
-    """Idle time per window and cause. A window's bounds are starts or ends of work, so no gap lies across one."""
+    """Return idle time per cause and window. Windows start and end with work, so no gap crosses their bounds."""
     found = {}
     for cause in IdleCause:
         mine = gaps.cause == cause
@@ -274,24 +270,24 @@ def _distinct_per_group(group: Int64, value: Int64, groups: int) -> Int64:
 
 
 def side_by_side_notes(trace: Trace, stages: TraceStages, inner: str, devices: int) -> tuple[str, ...]:
-    """What is to be known of sums over work that several devices or threads do at the same time."""
+    """Return notes on figures of work that several devices or threads do at the same time."""
     found = []
     if devices > 1:
-        found.append(f"Busy is the time in which at least one of the stage's {devices} devices worked.")
+        found.append(f"Busy is the time in which at least one of the stage's {devices} devices was working.")
     instances = stages.instances.rows(stages.rows_of(inner))
     label = instances.range[instances.range != NONE]
     threads = len(different_pairs(trace.ranges.process[label], trace.ranges.thread[label])[0])
     length = exact_sum(instances.end_ns - instances.start_ns)
     if threads > 1 and union_ns(instances.start_ns, instances.end_ns) < length:
         found.append(
-            f"{threads} threads label the stage at the same time, as workers do: times and numbers are sums over all of them, "
-            "and those of one unit are means."
+            f"{threads} threads label the stage at the same time, as workers do: times and counts are sums over all of them, "
+            "and figures per unit are means."
         )
     return tuple(found)
 
 
 def overlap_of(trace: Trace, group: Int64, busiest: Bool, devices: int, kernels_ns: int) -> float:
-    """The time that the kernels of the busiest device cover in their sum; `kernels_ns` is what those of all devices cover."""
+    """Return covered time / summed time of the busiest device's kernels; `kernels_ns` is the time covered on all devices."""
     mine = (group != NONE) & (trace.work.kind == WorkKind.KERNEL) & busiest
     total = int((trace.work.end_ns - trace.work.start_ns)[mine].sum())
     covered = kernels_ns if devices == 1 else _kernels_ns(trace, np.where(mine, group, NONE))
@@ -299,8 +295,10 @@ def overlap_of(trace: Trace, group: Int64, busiest: Bool, devices: int, kernels_
 
 
 def on_the_busiest(trace: Trace, group: Int64) -> Bool:
-    """Per row of work: whether it ran on the device with the most work of its instance. Workers with a device each, which label
-    their own steps, all count; of devices that share a step, the one that it waits for longest."""
+    """Return per row of work whether it ran on the device with the most work of its instance.
+
+    If workers with one device each label their own steps, all of them count; if devices share a step, the slowest counts.
+    """
     found = np.ones(len(trace.work), np.bool_)
     mine = np.flatnonzero(group != NONE)
     numbers, device = np.unique(trace.work.device[mine], return_inverse=True)
@@ -319,14 +317,14 @@ def on_the_busiest(trace: Trace, group: Int64) -> Bool:
 
 
 def kernels_cover(trace: Trace, group: Int64, classes: UInt8) -> tuple[int, int]:
-    """What the kernels of a stage cover, instance by instance: collectives left out, and all of them."""
+    """Return the time that a stage's kernels cover, summed over instances: without collectives, and all."""
     collective = classes == CLASSES.index(KernelClass.COLLECTIVE)
-    everything = _kernels_ns(trace, group)
-    return (_kernels_ns(trace, np.where(collective, NONE, group)) if collective.any() else everything), everything
+    total = _kernels_ns(trace, group)
+    return (_kernels_ns(trace, np.where(collective, NONE, group)) if collective.any() else total), total
 
 
 def _kernels_ns(trace: Trace, group: Int64) -> int:
-    """Union of kernels, group by group."""
+    """Return the union of kernels per group, summed over groups."""
     rows = np.flatnonzero((group != NONE) & (trace.work.kind == WorkKind.KERNEL))
     blocks = union_blocks(trace.work.start_ns[rows], trace.work.end_ns[rows], group[rows])
     return int((blocks.end_ns - blocks.start_ns).sum())

@@ -1,7 +1,7 @@
-"""Whose device time it is: kernel → launch call → operator → module → stage and step.
+"""Attribute device time: kernel → launch call → operator → module → stage and step.
 
-An operator or a module owns what is launched while it is open on the launching thread. Its *self* time is what no inner one owns,
-its *total* time includes the inner ones'; an operator inside another of the same name is counted once.
+An operator or a module owns the work launched while it is open on the launching thread. Its *self* time excludes inner ones, its
+*total* time includes them; an operator inside another of the same name counts once.
 """
 
 import re
@@ -21,14 +21,15 @@ MODULE_LABEL = re.compile(
     rf"nn\.Module: (?P<torch>.+)|{re.escape(PART_LABEL)}(?P<part>.+)|\{{'Module': '(?P<hooks>[^']+)'.*",
     re.DOTALL,
 )
+"""Labels of modules: torch's module calls (with_modules, with_stack), this tool's components, and the layer-wise NVTX hooks of
+serving engines."""
 MOST_ROUNDS = 64
-"""All rows at once climb so far to those around them; what lies deeper is settled row by row."""
-"""torch's module calls (with_modules, with_stack), this tool's own parts, and the layer-wise NVTX hooks of serving engines."""
+"""Levels of nesting that are processed for all rows at once; deeper ones are processed row by row."""
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Columns parallel to the device work; -1 where the level is not known."""
+    """Columns parallel to the device work; -1 if the level is unknown."""
 
     call: Int64
     """The launch call."""
@@ -37,7 +38,7 @@ class Attribution:
     top_operator: Int64
     """Row of the outermost operator around the call."""
     operator_parent: Int64
-    """Per operator: the one around it."""
+    """Per operator: the operator around it."""
     module_range: Int64
     """Row of the range that labels the module."""
     module: Int64
@@ -57,17 +58,17 @@ class OwnerRow:
 
     name: str
     calls: int
-    """Instances that launched something, themselves or through inner ones."""
+    """Instances that launched work, directly or through inner ones."""
     kernels: int
-    """Pieces of device work launched by themselves, inner ones left out."""
+    """Device work launched directly, without inner ones."""
     self_ns: int
     total_ns: int
     share: float
-    """`self_ns` in all device time; these sum to the level's coverage."""
+    """`self_ns` / all device time; the shares add up to the level's coverage."""
 
 
 def attribute(trace: Trace, stages: TraceStages) -> Attribution:
-    """Find the owner of each piece of device work on every level."""
+    """Return the owner of each row of device work on every level."""
     call = launching_calls(trace)
     operator, operators = _owner(trace, call, trace.operators, np.arange(len(trace.operators)))
     modules, rows, of_range = _module_labels(trace)
@@ -97,19 +98,19 @@ def attribute(trace: Trace, stages: TraceStages) -> Attribution:
 
 
 def has_modules(trace: Trace) -> bool:
-    """Whether any range of the trace labels a module."""
+    """Return whether any range of the trace labels a module."""
     return any(MODULE_LABEL.fullmatch(trace.name_of(int(index))) for index in different(trace.ranges.name))
 
 
 def operators_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, ...]:
-    """Operators by the device time they own, the largest first."""
+    """Return operators by their own device time, longest first."""
     names = trace.operators.name.astype(np.int64)
     found = _by_owner(trace, attribution.operator, attribution.operator_parent, names, len(trace.names))
     return _rows(trace, [(trace.name_of(name), figures) for name, figures in found.items()])
 
 
 def modules_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, ...]:
-    """Modules by the device time they own, the largest first."""
+    """Return modules by their own device time, longest first."""
     _, rows, of_range = _module_labels(trace)
     owner = renumbered(attribution.module_range, rows, len(trace.ranges))
     picked = trace.ranges.rows(rows)
@@ -119,7 +120,7 @@ def modules_by_time(trace: Trace, attribution: Attribution) -> tuple[OwnerRow, .
 
 
 def _owner(trace: Trace, call: Int64, table: Ranges | Operators, rows: Int64) -> tuple[Int64, Nesting]:
-    """Per piece of device work: which of the table's rows is the innermost around its launch."""
+    """Return, per row of device work, the table's innermost row around its launch."""
     calls = trace.calls
     lane, call_lane = lanes_of((table.process[rows], table.thread[rows]), (calls.process, calls.thread))
     nesting = nest(table.start_ns[rows], table.end_ns[rows], lane)
@@ -130,9 +131,9 @@ def _owner(trace: Trace, call: Int64, table: Ranges | Operators, rows: Int64) ->
 
 
 def _module_labels(trace: Trace) -> tuple[tuple[str, ...], Int64, Int64]:
-    """The modules' names, the ranges that label one, and per range the module's place among the names."""
+    """Return the modules' names, the ranges that label one, and the module's index per range."""
     place: dict[str, int] = {}
-    of_name = np.full(len(trace.names) + 1, NONE, np.int64)  # the last entry answers NO_NAME
+    of_name = np.full(len(trace.names) + 1, NONE, np.int64)  # the last entry is for NO_NAME
     for index in different(trace.ranges.name):
         label = MODULE_LABEL.fullmatch(trace.name_of(int(index)))
         if label:
@@ -147,7 +148,7 @@ Figures = tuple[int, int, int, int]
 
 
 def _by_owner(trace: Trace, owner: Int64, parent: Int64, name: Int64, names: int) -> dict[int, Figures]:
-    """Name → (instances, pieces of work, self time, total time), climbing from each owner to those around it."""
+    """Return name → (instances, rows of work, self time, total time), going from each owner to those around it."""
     work = np.flatnonzero(owner != NONE)
     at = owner[work]
     duration = (trace.work.end_ns - trace.work.start_ns)[work]
@@ -158,7 +159,7 @@ def _by_owner(trace: Trace, owner: Int64, parent: Int64, name: Int64, names: int
     rounds = 0
     while len(at):
         rounds += 1
-        if rounds > MOST_ROUNDS:  # what is left, of each row once
+        if rounds > MOST_ROUNDS:  # process the remaining rows once each
             count, duration = _with_inner(parent, np.bincount(at, minlength=len(name)), sums(at, duration, len(name)))
             at = np.flatnonzero(count)
             reached[at] = True
@@ -177,7 +178,7 @@ def _by_owner(trace: Trace, owner: Int64, parent: Int64, name: Int64, names: int
 
 
 def outermost_of_its_name(parent: Int64, name: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
-    """Per row: whether nothing around it has its name. Asked for the given rows and all above them."""
+    """Return per row whether nothing around it has its name; valid for the given rows and all around them."""
     chain = rows
     asked = np.zeros(len(parent), np.bool_)
     rounds = 0
@@ -201,7 +202,7 @@ def outermost_of_its_name(parent: Int64, name: Int64, rows: Int64) -> npt.NDArra
 
 
 def _with_inner(parent: Int64, *columns: Int64) -> tuple[Int64, ...]:
-    """Each column with the sums over a row and all rows inside it; row by row, the innermost first."""
+    """Return each column with the sums over a row and all rows inside it, innermost rows first."""
     rows = np.argsort(-depths(parent), kind="stable").tolist()
     above = parent.tolist()
     sums_: list[list[int]] = [column.tolist() for column in columns]
@@ -213,7 +214,7 @@ def _with_inner(parent: Int64, *columns: Int64) -> tuple[Int64, ...]:
 
 
 def _outermost_by_place(parent: Int64, name: Int64) -> npt.NDArray[np.bool_]:
-    """Per row: whether nothing around it has its name. Rows get places such that those inside a row follow it."""
+    """Return per row whether nothing around it has its name, for any depth. Rows are numbered so that inner rows follow."""
     (size,) = _with_inner(parent, np.ones(len(parent), np.int64))
     above, sizes = parent.tolist(), size.tolist()
     place = [0] * len(above)
@@ -229,7 +230,7 @@ def _outermost_by_place(parent: Int64, name: Int64) -> npt.NDArray[np.bool_]:
     first = np.array(place, np.int64)
     order = np.lexsort((first, name))
     end, of = (first + size)[order], name[order]
-    reach = np.maximum.accumulate(end + of * (len(parent) + 1))  # every end of a name lies above all ends of those before it
+    reach = np.maximum.accumulate(end + of * (len(parent) + 1))  # every end of a name is above all ends of earlier names
     inside = np.append(False, (of[1:] == of[:-1]) & (first[order][1:] < reach[:-1] - of[:-1] * (len(parent) + 1)))
     outermost = np.ones(len(parent), np.bool_)
     outermost[order[inside]] = False
@@ -237,9 +238,9 @@ def _outermost_by_place(parent: Int64, name: Int64) -> npt.NDArray[np.bool_]:
 
 
 def _rows(trace: Trace, found: list[tuple[str, Figures]]) -> tuple[OwnerRow, ...]:
-    everything = int((trace.work.end_ns - trace.work.start_ns).sum())
+    whole = int((trace.work.end_ns - trace.work.start_ns).sum())
     rows = [
-        OwnerRow(name, calls, kernels, self_ns, total_ns, self_ns / everything if everything else 0.0)
+        OwnerRow(name, calls, kernels, self_ns, total_ns, self_ns / whole if whole else 0.0)
         for name, (calls, kernels, self_ns, total_ns) in found
     ]
     return tuple(sorted(rows, key=lambda row: (-row.self_ns, -row.total_ns, row.name)))

@@ -1,15 +1,15 @@
-"""All that is said of a trace, as one plain record: what is printed, kept as JSON and read back.
+"""The analysis of a trace as plain records, which are printed, saved as JSON and read back.
 
-A number that cannot be had is None, and `why` says why. Nothing here takes long to import: a kept analysis is shown at once.
+A missing number is None, and `why` has the reason. The module imports quickly, so that a saved analysis shows at once.
 """
 
 import msgspec
 
-OVERLAP = "Savings overlap and are not to be added: what one change saves, another cannot save again."
+OVERLAP = "Savings overlap, so do not add them: what one change saves, another cannot save again."
 
 
 class ProblemLine(msgspec.Struct, frozen=True):
-    """Something that makes a trace, or a part of it, unfit for a number."""
+    """A problem that makes some or all numbers of a trace unreliable."""
 
     id: str
     what: str
@@ -18,7 +18,7 @@ class ProblemLine(msgspec.Struct, frozen=True):
 
 
 class GpuTotals(msgspec.Struct, frozen=True):
-    """All devices together: busy is the union of kernels, copies and memsets; span runs from the first to the last of them."""
+    """All devices together: busy is the union of kernels, copies and memsets; span is from the first to the last of them."""
 
     kernels: int | None
     kernel_ns: int | None
@@ -28,7 +28,7 @@ class GpuTotals(msgspec.Struct, frozen=True):
 
 
 class StageLine(msgspec.Struct, frozen=True):
-    """One stage, all its instances together. Of a trace without device work only the wall time is known."""
+    """One stage, all its instances together. Without device work, only the wall time is known."""
 
     name: str
     count: int
@@ -39,11 +39,11 @@ class StageLine(msgspec.Struct, frozen=True):
     launches: int | None
     kernel_ns: int | None
     span_ns: int | None = None
-    """From the first to the last of its device work, summed over its instances: busy and idle add up to it."""
+    """Time from the first to the last of its device work, summed over its instances: busy + idle."""
 
 
 class StepLine(msgspec.Struct, frozen=True):
-    """One step; its window runs to the first work of the next."""
+    """One step; its window ends at the first work of the next."""
 
     stage: str
     step: int
@@ -68,11 +68,11 @@ class DeviceStageLine(msgspec.Struct, frozen=True):
 
 
 class DeviceLine(msgspec.Struct, frozen=True):
-    """One device by itself: busy is the union over its streams, and busy and idle add up to its span."""
+    """One device: busy is the union over its streams, and busy + idle = span."""
 
     device: int
     name: str
-    """Empty where the trace does not tell."""
+    """Empty if the trace does not name it."""
     kernels: int
     kernel_ns: int
     busy_ns: int
@@ -80,14 +80,14 @@ class DeviceLine(msgspec.Struct, frozen=True):
     span_ns: int
     idle: "list[IdleLine]"
     stages: list[DeviceStageLine]
-    """Of several devices; with one, the stages of the whole are its own."""
+    """Empty if there is only one device."""
 
 
 class GpuMetricLine(msgspec.Struct, frozen=True):
-    """One metric of a device while a stage's work ran on it, of the samples that fell into it."""
+    """One sampled metric of a device while a stage's work ran on it."""
 
     stage: str
-    """Empty: from the first to the last work of the device."""
+    """Empty for the time from the first to the last work of the device."""
     device: int
     metric: str
     samples: int
@@ -102,43 +102,43 @@ class HostOperatorLine(msgspec.Struct, frozen=True):
     name: str
     calls: int
     self_ns: int
-    """Without the operators inside it."""
+    """Without inner operators."""
     total_ns: int
-    """With them; an operator inside another of its name is counted once."""
+    """With inner operators; an operator inside another of its name counts once."""
     share: float
-    """`self_ns` in the time of all operators."""
+    """`self_ns` / the time of all operators."""
 
 
 class HostStageLine(msgspec.Struct, frozen=True):
-    """The host time of one stage: inside operators and outside them it adds up to the wall time."""
+    """The host time of one stage: time inside and outside operators adds up to the wall time."""
 
     name: str
     wall_ns: int
     operator_ns: int
-    """On the thread of the stage's label."""
+    """Time inside operators on the thread of the stage's label."""
     outside_ns: int
-    """Python, and whatever else the profiler does not record as an operator."""
+    """Python, and everything else that the profiler does not record as an operator."""
     operators: list[HostOperatorLine]
-    """Of that thread, shares of the stage's operator time."""
+    """Operators of that thread, with shares of the stage's operator time."""
 
 
 class HostTable(msgspec.Struct, frozen=True):
-    """Where the host's time went, of a trace that holds no device work."""
+    """Host time of a trace without device work."""
 
     operators: list[HostOperatorLine]
     stages: list[HostStageLine]
 
 
 class LabelLine(msgspec.Struct, frozen=True):
-    """All ranges of one label that marks neither a stage nor a module."""
+    """All ranges of one label that is neither a stage nor a module."""
 
     name: str
-    """As `DOMAIN@name` where it has a domain."""
+    """`DOMAIN@name` if it has a domain."""
     calls: int
     wall_ns: int
-    """Of the label, under the profiler; one inside another of its name counts once."""
+    """Time of the label under the profiler; one inside another of its name counts once."""
     kernels: int | None
-    """Launched while it was open, inner labels included; None where that is not told."""
+    """Kernels launched while it was open, including inner labels; None if unknown."""
     kernel_ns: int | None
 
 
@@ -154,13 +154,13 @@ class OwnerLine(msgspec.Struct, frozen=True):
 
 
 class BorrowedLine(msgspec.Struct, frozen=True):
-    """The kernels that one module owns, by the eager trace of the same model."""
+    """The kernels of one module, according to the eager trace of the same model."""
 
     name: str
     kernels: int
     self_ns: int
     share: float
-    """Of the summed kernel time."""
+    """Share of the summed kernel time."""
 
 
 class BorrowedTable(msgspec.Struct, frozen=True):
@@ -169,7 +169,7 @@ class BorrowedTable(msgspec.Struct, frozen=True):
     source: str
     """The eager trace."""
     coverage: dict[str, float | None]
-    """Share of the kernel time by how its module was found: own, name, class, between, nothing."""
+    """Share of the kernel time by how the module was found: own, name, class, between, nothing."""
     rows: list[BorrowedLine]
 
 
@@ -201,7 +201,7 @@ class BudgetLine(msgspec.Struct, frozen=True):
 
 
 class BudgetTable(msgspec.Struct, frozen=True):
-    """The budget of a stage; its rows sum to `wall_ns`."""
+    """The budget of a stage; its rows add up to `wall_ns`."""
 
     stage: str
     unit: str
@@ -215,7 +215,7 @@ class BudgetTable(msgspec.Struct, frozen=True):
 
 
 class ThroughputLine(msgspec.Struct, frozen=True):
-    """Tokens per second now and at a larger batch, and how long a token takes then: as long as a step."""
+    """Tokens per second now and at a larger batch, and the time of a step, which is that of a token."""
 
     batch: int
     batch_after: int
@@ -230,13 +230,13 @@ class ThroughputLine(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
-    """One finding, from the rule that makes it to JSON and page; savings are of wall time per `saving_per`."""
+    """One finding, from its rule to JSON and page; savings are wall time per `saving_per`."""
 
     id: str
     headline: str
     """The claim in one sentence."""
     claim: str
-    """The headline, and what is to be said after it."""
+    """The headline and what follows it."""
     saving_ns: int | None
     evidence: list[str]
     to_try: str
@@ -246,25 +246,25 @@ class Finding(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
     saving_high_ns: int | None
     saving_per: str
     saving_why: str
-    """Why there is no saving."""
+    """Why there is no saving; empty if there is one."""
     units: int
-    """How often the unit occurs in a request, or in the trace."""
+    """How often the unit occurs in a request or in the trace."""
     confidence: str
     because: str
     overrides: list[str]
     change: str
     counted: int = 0
-    """Units that the budget it stands on holds: decode steps in the trace. 0: all there are."""
+    """Units (decode steps in the trace) in the budget that it is based on; 0 for all."""
     before_ns: int | None = None
-    """The time per unit that the saving is taken from, and below what it is predicted to become."""
+    """The time per unit before the change; `after_ns` is the predicted time after it."""
     after_ns: int | None = None
     after_low_ns: int | None = None
     after_high_ns: int | None = None
     kept: float = 1.0
-    """Where the time before is measured otherwise, the share of the difference that the time after has, too: 0 where the time
-    after is predicted by itself, 1 where a saving is."""
+    """If another run measures a different time before, the share of the difference that also applies to the time after: 0 if
+    the rule predicts the time after, 1 if it predicts the saving."""
     throughput: ThroughputLine | None = None
-    """Of a change that makes no request faster: then nothing is saved, and `before_ns` and `after_ns` are a token's share of the
+    """For a change that makes no request faster: nothing is saved, and `before_ns` and `after_ns` are a token's share of the
     batch's step."""
 
     @property
@@ -274,7 +274,7 @@ class Finding(msgspec.Struct, frozen=True, rename={"to_try": "try"}):
 
 
 class TraceAnalysis(msgspec.Struct, frozen=True):
-    """One trace."""
+    """The analysis of one trace."""
 
     source: str
     complete: bool
@@ -285,7 +285,7 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     idle: list[IdleLine]
     findings: list[Finding]
     why: str
-    """Why there are no numbers; empty where there are."""
+    """Why there are no numbers; empty if there are."""
     profiler: str
     device: str
     stage_method: str
@@ -293,20 +293,20 @@ class TraceAnalysis(msgspec.Struct, frozen=True):
     stage_coverage: float | None
     """Share of the device time that belongs to a stage."""
     unknown_share: float | None
-    """Share of the kernel time whose class is not known."""
+    """Share of the kernel time whose class is unknown."""
     budgets: list[BudgetTable]
     steps: list[StepLine]
     modules: list[OwnerLine]
-    """By the device time of their own; empty where the trace labels none."""
+    """Modules by their own device time; empty if the trace labels none."""
     operators: list[OwnerLine] = msgspec.field(default_factory=list)
-    """The same of operators, by name; empty where the trace records none, as nsys does not."""
+    """Operators by their own device time; empty if the trace records none (nsys)."""
     borrowed: BorrowedTable | None = None
-    """Where an eager trace was given for it."""
+    """Modules from an eager trace, if one was given."""
     devices: list[DeviceLine] = msgspec.field(default_factory=list)
-    """Every device with work in the trace, each by itself."""
+    """Every device with work in the trace."""
     gpu_metrics: list[GpuMetricLine] = msgspec.field(default_factory=list)
-    """Sampled by nsys, where it was told to; of a run, from its nsys pass, whichever trace the rest is from."""
+    """GPU metrics sampled by nsys, if enabled; for a run, always from its nsys pass."""
     host: HostTable | None = None
-    """Of a trace without device work that records operators."""
+    """Host time, for a trace with operators but without device work."""
     labels: list[LabelLine] = msgspec.field(default_factory=list)
-    """What the program marked that is neither a stage nor a module."""
+    """Labels that are neither stages nor modules."""

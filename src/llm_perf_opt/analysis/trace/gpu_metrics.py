@@ -1,7 +1,7 @@
-"""What the samples of a GPU's metrics say of each stage.
+"""Device time per device, and sampled GPU metrics per stage.
 
-A sample belongs to a stage where its time lies between the first and the last of the stage's own work on that device, instance by
-instance: samples are on the device's clock, and the host's labels run ahead of it. Idle time inside a window counts.
+A sample belongs to a stage if its time is between the first and the last of the work of one of the stage's instances on that
+device. Host labels do not decide, because they run ahead of the device. Idle time inside a window counts.
 """
 
 from collections.abc import Sequence
@@ -10,52 +10,48 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.accounting import Account, DeviceTime, StageTime, stages_by_device
 from llm_perf_opt.analysis.trace.document import DeviceLine, DeviceStageLine, GpuMetricLine, IdleLine
-from llm_perf_opt.analysis.trace.intervals import covered_before, distinct, renumbered, union_blocks
+from llm_perf_opt.analysis.trace.intervals import covered_before, distinct, group_spans, renumbered, union_blocks
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.traces.events import Int64, Trace, different
 from llm_perf_opt.traces.projection import NONE
 
 
 def device_lines(trace: Trace, stages: TraceStages, whole: Account) -> list[DeviceLine]:
-    """Every device with work; where there are several, with what each stage did on it."""
+    """Return every device with work; if there are several, with the stages on each."""
     found = stages_by_device(trace, stages) if len(whole.devices) > 1 else {}
-    return [_line(trace, one, _stages(found.get(one.device, ()) if one.device is not None else ())) for one in whole.devices]
+    return [_line(trace, time, found.get(-1 if time.device is None else time.device, ())) for time in whole.devices]
 
 
 def device_name(trace: Trace, device: int) -> str:
-    """What the trace calls a device: nsys names each, torch lists all that the program saw; empty where neither does."""
+    """Return the device's name in the trace: nsys names each, torch lists all visible ones. Empty if neither does."""
     listed = [name.strip() for name in trace.facts.get("devices", "").split(", ")]
     return trace.facts.get(f"device.{device}", "") or (listed[device] if 0 <= device < len(listed) else "")
 
 
-def _line(trace: Trace, one: DeviceTime, stages: list[DeviceStageLine]) -> DeviceLine:
-    number = -1 if one.device is None else one.device
+def _line(trace: Trace, time: DeviceTime, stages: Sequence[StageTime]) -> DeviceLine:
+    number = -1 if time.device is None else time.device
     return DeviceLine(
         device=number,
         name=device_name(trace, number),
-        kernels=one.kernels.count,
-        kernel_ns=one.kernels.sum_ns,
-        busy_ns=one.busy_ns,
-        idle_ns=one.idle_ns,
-        span_ns=one.span_ns,
-        idle=[IdleLine(cause.label, ns) for cause, ns in one.idle.items() if ns],
-        stages=stages,
+        kernels=time.kernels.count,
+        kernel_ns=time.kernels.sum_ns,
+        busy_ns=time.busy_ns,
+        idle_ns=time.idle_ns,
+        span_ns=time.span_ns,
+        idle=[IdleLine(cause.label, ns) for cause, ns in time.idle.items() if ns],
+        stages=[
+            DeviceStageLine(stage.name, stage.busy_ns, stage.idle_ns, stage.span_ns, stage.kernels, stage.kernel_ns)
+            for stage in stages
+        ],
     )
 
 
-def _stages(found: Sequence[StageTime]) -> list[DeviceStageLine]:
-    return [
-        DeviceStageLine(stage.name, stage.busy_ns, stage.idle_ns, stage.span_ns, stage.kernels, stage.kernel_ns)
-        for stage in found
-    ]
-
-
 WHOLE = ""
-"""In place of a stage's name: from the first to the last work of the device."""
+"""Used as the stage's name for the time from the first to the last work of the device."""
 
 
 def gpu_metric_lines(trace: Trace, stages: TraceStages) -> list[GpuMetricLine]:
-    """Mean, least and most of each metric, for the whole and for each stage that a sample fell into."""
+    """Return mean, minimum and maximum of each metric, for the whole and for each stage with samples."""
     found: list[GpuMetricLine] = []
     for device in different(trace.samples.device).tolist():
         on_device = trace.work.device == device
@@ -67,15 +63,11 @@ def gpu_metric_lines(trace: Trace, stages: TraceStages) -> list[GpuMetricLine]:
 
 
 def _inside(trace: Trace, group: Int64, device: int) -> Int64:
-    """Rows of the device's samples that lie in a window of a group's work."""
+    """Return the rows of the device's samples inside a window of a group's work."""
     rows = np.flatnonzero(group != NONE)
     groups = distinct(group[rows], int(group.max(initial=0)) + 1)
     of_group = renumbered(group[rows], groups, int(group.max(initial=0)) + 1)
-    first = np.full(len(groups), np.iinfo(np.int64).max)
-    last = np.full(len(groups), np.iinfo(np.int64).min)
-    np.minimum.at(first, of_group, trace.work.start_ns[rows])
-    np.maximum.at(last, of_group, trace.work.end_ns[rows])
-    windows = union_blocks(first, last)
+    windows = union_blocks(*group_spans(of_group, trace.work.start_ns[rows], trace.work.end_ns[rows], len(groups)))
     mine = np.flatnonzero(trace.samples.device == device)
     times = trace.samples.time_ns[mine]
     return np.asarray(mine[covered_before(windows, times + 1) > covered_before(windows, times)])

@@ -1,4 +1,8 @@
-"""Modules for a whole trace of CUDA graphs or compiled code, stage by stage, from an eager trace of the same model."""
+"""Assign modules to the kernels of CUDA graphs or compiled code, per stage, from an eager trace of the same model.
+
+Kernels are matched in order: first by name, then by class between two matches (if both sides have as many of a class), then
+kernels between two of one module get that module.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -18,7 +22,7 @@ from llm_perf_opt.traces.projection import NONE
 
 
 class MatchedBy(IntEnum):
-    """The rule that gave a kernel its module."""
+    """The rule that assigned a module to a kernel."""
 
     NOTHING = 0
     NAME = 1
@@ -28,20 +32,20 @@ class MatchedBy(IntEnum):
 
 @dataclass(frozen=True)
 class ModuleAlignment:
-    """Columns parallel to the kernels that had no module."""
+    """Columns parallel to the kernels without modules."""
 
     module: Int64
-    """Index as in the eager pass, or -1."""
+    """Index of the eager pass's module, or -1."""
     partner: Int64
-    """Place in the eager sequence, or -1."""
+    """Index in the eager sequence, or -1."""
     matched_by: UInt8
     """A MatchedBy."""
     coverage: dict[MatchedBy, float | None]
-    """Share of the kernels' time by rule; None where they took no time."""
+    """Share of the kernels' time by rule; None if they took no time."""
 
 
 def align_modules(eager_names: Sequence[str], eager_modules: Int64, names: Sequence[str], duration_ns: Int64) -> ModuleAlignment:
-    """Give the kernels `names` (one step, in order) the modules of the eager step's kernels."""
+    """Assign the modules of an eager step's kernels to the kernels `names` of a step, both in order."""
     place = {name: index for index, name in enumerate(dict.fromkeys([*eager_names, *names]))}
     first = np.array([place[name] for name in eager_names], np.int64)
     second = np.array([place[name] for name in names], np.int64)
@@ -59,10 +63,10 @@ def align_modules(eager_names: Sequence[str], eager_modules: Int64, names: Seque
 
 
 def common_subsequence(first: Int64, second: Int64) -> Int64:
-    """Per element of `second`: its partner in `first` in a longest common subsequence, or -1. Memory grows linearly.
+    """Return, per element of `second`, its partner in `first` in a longest common subsequence, or -1. Memory grows linearly.
 
-    Common heads and tails are taken as they are; the middle is divided in two until it is short (Hirschberg's way), one vector
-    operation per row, so two steps of some thousand kernels take well under a second.
+    Common heads and tails are paired first; the middle is divided in two until it is short (Hirschberg's algorithm), with one
+    vector operation per row, so two steps of some thousand kernels take well under a second.
     """
     partner = np.full(len(second), NONE, np.int64)
     todo = [(0, len(first), 0, len(second))]
@@ -86,7 +90,7 @@ def common_subsequence(first: Int64, second: Int64) -> Int64:
 def _trimmed(
     first: Int64, second: Int64, partner: Int64, low: int, high: int, left: int, right: int
 ) -> tuple[int, int, int, int]:
-    """Pair off equal heads and tails: some longest common subsequence always contains them."""
+    """Pair equal heads and tails, which some longest common subsequence always contains; return the remaining bounds."""
     shorter = min(high - low, right - left)
     differs = np.flatnonzero(first[low : low + shorter] != second[left : left + shorter])
     head = int(differs[0]) if len(differs) else shorter
@@ -99,7 +103,7 @@ def _trimmed(
 
 
 def _lengths(first: Int64, second: Int64) -> Int64:
-    """How long the longest common subsequence of all of `first` with each head of `second` is (0 to all of it)."""
+    """Return the length of the longest common subsequence of `first` with each prefix of `second`."""
     row = np.zeros(len(second) + 1, np.int64)
     for element in first:
         through = row[:-1] + (second == element)
@@ -108,7 +112,7 @@ def _lengths(first: Int64, second: Int64) -> Int64:
 
 
 def _pair_classes(first: Int64, second: Int64, partner: Int64, by: UInt8) -> None:
-    """Rule 2, in the stretches between neighboring pairs."""
+    """Pair kernels by class between neighboring matches."""
     anchors = np.flatnonzero(partner != NONE)
     bounds = [(-1, -1), *zip(partner[anchors].tolist(), anchors.tolist(), strict=True), (len(first), len(second))]
     for (low, left), (high, right) in itertools.pairwise(bounds):
@@ -118,7 +122,7 @@ def _pair_classes(first: Int64, second: Int64, partner: Int64, by: UInt8) -> Non
         last = NONE
         for kind in dict.fromkeys(ours.tolist()):
             there, here = np.flatnonzero(theirs == kind), np.flatnonzero(ours == kind)
-            # partners must not cross those already made in this stretch
+            # pairs must not cross earlier ones in this interval
             if len(there) == len(here) and there[0] > last:
                 partner[left + 1 + here] = low + 1 + there
                 by[left + 1 + here] = MatchedBy.CLASS
@@ -126,8 +130,8 @@ def _pair_classes(first: Int64, second: Int64, partner: Int64, by: UInt8) -> Non
 
 
 def _fill_between(module: Int64, by: UInt8, partner: Int64, eager_modules: Int64) -> None:
-    """Rule 3. A label that every layer has says nothing of what stands between two of its instances: the eager pass must not
-    have been elsewhere meanwhile."""
+    """Assign a module to kernels between two of that module. Layers repeat labels, so the eager pass must not have left the
+    module in between."""
     known = np.flatnonzero(module != NONE)
     for left, right in zip(known[:-1].tolist(), known[1:].tolist(), strict=True):
         stayed = (eager_modules[partner[left] : partner[right] + 1] == module[left]).all()
@@ -138,7 +142,7 @@ def _fill_between(module: Int64, by: UInt8, partner: Int64, eager_modules: Int64
 
 @dataclass(frozen=True)
 class AttributedTrace:
-    """A trace with what has been found out about it."""
+    """A trace with its stages and attribution."""
 
     trace: Trace
     stages: TraceStages
@@ -147,21 +151,21 @@ class AttributedTrace:
 
 @dataclass(frozen=True)
 class BorrowedModules:
-    """Columns parallel to the device work of the trace that had no modules."""
+    """Columns parallel to the device work of the trace without modules."""
 
     modules: tuple[str, ...]
     module: Int64
-    """Index into `modules`, or -1. Work that had a module of its own keeps it."""
+    """Index into `modules`, or -1. Work that has a module keeps it."""
     matched_by: UInt8
-    """A MatchedBy; NOTHING for work with a module of its own, too."""
+    """A MatchedBy; also NOTHING for work that already had a module."""
     coverage: dict[str, float | None]
     """Share of the kernels' time: `own`, then by rule (`name`, `class`, `between`), and `nothing`."""
 
 
 def borrow_modules(eager: AttributedTrace, other: AttributedTrace) -> BorrowedModules:
-    """Lay each prefill and each step of `other` beside the last eager one of the same stage. Equal sequences are aligned once."""
+    """Align each prefill and step of `other` with the last eager one of the same stage. Equal sequences are aligned once."""
     place = {name: index for index, name in enumerate(dict.fromkeys([*eager.attribution.modules, *other.attribution.modules]))}
-    theirs = np.array([place[name] for name in eager.attribution.modules] + [NONE], np.int64)  # the last entry answers -1
+    theirs = np.array([place[name] for name in eager.attribution.modules] + [NONE], np.int64)  # the last entry is for -1
     own = np.array([place[name] for name in other.attribution.modules] + [NONE], np.int64)
     module = own[other.attribution.module]
     matched_by = np.full(len(module), MatchedBy.NOTHING, np.uint8)
@@ -169,7 +173,7 @@ def borrow_modules(eager: AttributedTrace, other: AttributedTrace) -> BorrowedMo
         examples = _instances(eager, stage)
         if not examples:
             continue
-        example = examples[-1]  # the last: by then, nothing is compiled, allocated or tuned any more
+        example = examples[-1]  # the last, when compilation, allocation and tuning are done
         names, modules = _names(eager.trace, example), theirs[eager.attribution.module[example]]
         known: dict[tuple[str, ...], ModuleAlignment] = {}
         for rows in _instances(other, stage):
@@ -183,7 +187,7 @@ def borrow_modules(eager: AttributedTrace, other: AttributedTrace) -> BorrowedMo
 
 
 def borrowed_table(found: BorrowedModules, trace: Trace, source: str) -> BorrowedTable:
-    """The kernels by their modules, the longest first."""
+    """Return kernel time by module, longest first."""
     rows = np.flatnonzero((trace.work.kind == WorkKind.KERNEL) & (found.module != NONE))
     duration = trace.work.end_ns - trace.work.start_ns
     whole = int(duration[trace.work.kind == WorkKind.KERNEL].sum())
@@ -198,7 +202,7 @@ def borrowed_table(found: BorrowedModules, trace: Trace, source: str) -> Borrowe
 
 
 def _instances(attributed: AttributedTrace, stage: str) -> list[Int64]:
-    """The kernels of each instance of a stage, in the order of their start."""
+    """Return the kernels of each instance of a stage, sorted by start."""
     work = attributed.trace.work
     of = attributed.stages.of_stage(stage)
     rows = np.flatnonzero((of != NONE) & (work.kind == WorkKind.KERNEL))

@@ -1,23 +1,22 @@
-"""What a stage asks of the host beside launches: waiting for the device, allocating device memory, copies across the bus."""
+"""Host calls of a stage other than launches: synchronization, allocation of device memory, copies over the bus; and fusion."""
 
 import re
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, KernelClass, class_of_work
 from llm_perf_opt.analysis.trace.idle import synchronizing_calls
-from llm_perf_opt.analysis.trace.intervals import covered_of_group, distinct, exact_sum, union_blocks
+from llm_perf_opt.analysis.trace.intervals import covered_of_group, distinct, exact_sum, matching, union_blocks
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
-from llm_perf_opt.traces.events import Int32, Int64, Trace, UInt8, WorkKind, different_pairs
+from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind, different_pairs
 from llm_perf_opt.traces.nesting import lanes_of
 from llm_perf_opt.traces.projection import NONE, Bool, launching_calls
 
 ALLOCATING = re.compile(
     r"(cuda|hip)(Malloc|Free|HostAlloc|MallocHost|FreeHost)(?!.*Async)\w*|cuMem(Alloc|Free|Create|Map)(?!.*Async)\w*"
 )
-"""Calls that ask the driver for memory or give it back: they hold the host up, and some wait for the device."""
+"""Calls that allocate or free memory in the driver: they block the host, and some wait for the device."""
 _TO_DEVICE = re.compile(r"HtoD|Host-to-Device|HostToDevice")
 _TO_HOST = re.compile(r"DtoH|Device-to-Host|DeviceToHost")
 _ITEM = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero)")
@@ -25,12 +24,12 @@ _ITEM = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero)")
 
 @dataclass(frozen=True)
 class HostCallCounts:
-    """Of all instances of a stage together, on the threads that launch its work; times are below the profiler."""
+    """Counts over all instances of a stage, on the threads that launch its work; times are under the profiler."""
 
     syncs: int
     sync_ns: int
     items: int
-    """Values read to the host one by one (`.item()`, `if tensor:`); only a torch trace tells."""
+    """Values read to the host one by one (`.item()`, `if tensor:`); only torch traces have them."""
     allocations: int
     allocation_ns: int
     to_device: int
@@ -39,9 +38,9 @@ class HostCallCounts:
 
 
 def host_calls(trace: Trace, stages: TraceStages, stage: str) -> HostCallCounts:
-    """Calls that begin inside the stage's labels on the thread that launches its work, and copies that its launches started.
+    """Return the calls inside the stage's labels on the thread that launches its work, and the copies its launches started.
 
-    What other threads wait for or allocate meanwhile does not hold the launches up, and is left out.
+    Calls of other threads are not counted, because they do not delay the launches.
     """
     windows = _launching_windows(trace, stages, stage)
     calls, operators = trace.calls, trace.operators
@@ -49,13 +48,13 @@ def host_calls(trace: Trace, stages: TraceStages, stage: str) -> HostCallCounts:
         windows.holding(rows.start_ns, rows.process, rows.thread, np.flatnonzero(chosen))
         for rows, chosen in (
             (calls, synchronizing_calls(trace)),
-            (calls, matching(trace, calls.name, ALLOCATING)),
-            (operators, matching(trace, operators.name, _ITEM)),
+            (calls, matching(trace, calls.name, ALLOCATING.search)),
+            (operators, matching(trace, operators.name, _ITEM.search)),
         )
     )
     copies = (stages.of_stage(stage) != NONE) & (trace.work.kind == WorkKind.MEMCPY)
-    to_device = copies & matching(trace, trace.work.name, _TO_DEVICE)
-    to_host = copies & matching(trace, trace.work.name, _TO_HOST)
+    to_device = copies & matching(trace, trace.work.name, _TO_DEVICE.search)
+    to_host = copies & matching(trace, trace.work.name, _TO_HOST.search)
     known = (to_device | to_host) & (trace.work.size_bytes > 0)
     return HostCallCounts(
         syncs=len(waits),
@@ -71,7 +70,7 @@ def host_calls(trace: Trace, stages: TraceStages, stage: str) -> HostCallCounts:
 
 @dataclass(frozen=True)
 class _Windows:
-    """When a stage was open on the threads of its labels; and when it was open without one, on those that launched its work."""
+    """When a stage was open: on the threads of its labels, or without a label, on the threads that launched its work."""
 
     process: Int64
     thread: Int64
@@ -83,7 +82,7 @@ class _Windows:
     bare_end_ns: Int64
 
     def holding(self, moment_ns: Int64, process: Int64, thread: Int64, rows: Int64) -> Int64:
-        """Those of the rows that begin inside a window of their own thread."""
+        """Return the rows that begin inside a window of their own thread."""
         lane, launching, mine = lanes_of((self.process, self.thread), self.launching, (process[rows], thread[rows]))
         _, inside = covered_of_group(union_blocks(self.start_ns, self.end_ns, lane), moment_ns[rows], mine)
         bare = union_blocks(self.bare_start_ns, self.bare_end_ns)
@@ -92,7 +91,7 @@ class _Windows:
 
 
 def _launching_windows(trace: Trace, stages: TraceStages, stage: str) -> _Windows:
-    """The stage's labels on their threads; instances without a label, on every thread that launched work of the stage."""
+    """Return the windows of a stage; those without a label are on every thread that launched work of the stage."""
     rows = stages.rows_of(stage)
     instances, ranges = stages.instances.rows(rows), trace.ranges
     labeled = np.flatnonzero(instances.range != NONE)
@@ -112,15 +111,6 @@ def _launching_windows(trace: Trace, stages: TraceStages, stage: str) -> _Window
     )
 
 
-def matching(trace: Trace, name: Int32, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Per row: whether its name begins so, or holds it. Each distinct name is looked at once."""
-    matches = np.zeros(len(trace.names) + 1, np.bool_)  # the last entry answers NO_NAME
-    for index in distinct(name.astype(np.int64), len(trace.names)):
-        matches[index] = pattern.search(trace.name_of(int(index))) is not None
-    found: npt.NDArray[np.bool_] = matches[name]
-    return found
-
-
 # --- fusion -----------------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +118,7 @@ FUSABLE = (KernelClass.ELEMENTWISE, KernelClass.NORM, KernelClass.REDUCTION, Ker
 _PRODUCTS = (KernelClass.GEMM, KernelClass.GEMV, KernelClass.ATTENTION, KernelClass.COLLECTIVE)
 _TOP_K = re.compile(r"gatherTopK|radixFindKthValues|computeBlockwiseWithinKCounts", re.IGNORECASE)
 _SMALL_SORT = re.compile(r"bitonicSort", re.IGNORECASE)
-"""Sorts in one block, of at most a few thousand values."""
+"""Sorts of at most a few thousand values in one block."""
 _GROUPED = re.compile(r"group(ed)?_?(mm|gemm)|GroupProblemShape", re.IGNORECASE)
 """Products of all experts at once."""
 _WITHIN_DEVICE = re.compile(r"DtoD|Device-to-Device|DeviceToDevice")
@@ -136,43 +126,44 @@ _WITHIN_DEVICE = re.compile(r"DtoD|Device-to-Device|DeviceToDevice")
 
 @dataclass(frozen=True)
 class Fusion:
-    """The kernels of a stage now, and after fusing. Sums over all its units."""
+    """The kernels of a stage before and after fusion, summed over all its units."""
 
     kept_kernels: int
     kept_ns: int
     fusable_kernels: int
     fusable_ns: int
     runs: int
-    """Kernels that the fusable ones become at best."""
+    """Fewest kernels that the fusable ones become."""
     sizes: int
-    """Kernels that they become at worst."""
+    """Most kernels that they become."""
     least_ns: int
     most_ns: int
 
     @property
     def fused_ns(self) -> float:
-        """The estimate of what the fusable kernels would take."""
+        """Estimated time of the fusable kernels after fusion."""
         return (self.least_ns + self.most_ns) / 2
 
     @property
     def kernels(self) -> float:
-        """The estimate of all kernels after fusing."""
+        """Estimated number of all kernels after fusion."""
         return self.kept_kernels + (self.runs + self.sizes) / 2
 
     @property
     def saved_ns(self) -> float:
-        """Kernel time that fusing saves."""
+        """Kernel time that fusion saves."""
         return self.fusable_ns - self.fused_ns
 
 
 def within_device(trace: Trace) -> Bool:
-    """Per row of device work: whether it is a copy from the device to itself, which a compiler makes part of its kernels."""
-    found: Bool = (trace.work.kind == WorkKind.MEMCPY) & matching(trace, trace.work.name, _WITHIN_DEVICE)
+    """Return per row of device work whether it is a copy within the device, which a compiler fuses into its kernels."""
+    found: Bool = (trace.work.kind == WorkKind.MEMCPY) & matching(trace, trace.work.name, _WITHIN_DEVICE.search)
     return found
 
 
 def fusion_of(trace: Trace, group: Int64, class_of: UInt8 | None = None) -> Fusion:
-    """`group` tells per row of device work its step or instance, -1 for work of other stages; nothing fuses across groups."""
+    """Return the fusion of a stage. `group` is the step or instance per row of device work, -1 for other work; kernels of
+    different groups do not fuse."""
     work = trace.work
     rows = np.flatnonzero((group != NONE) & ((work.kind == WorkKind.KERNEL) | within_device(trace)))
     rows = rows[np.lexsort((work.start_ns[rows], group[rows]))]
@@ -209,17 +200,17 @@ def _is_one_of(classes: UInt8, kinds: tuple[KernelClass, ...]) -> Bool:
 
 
 def _compiled_sorts(trace: Trace, rows: Int64, first: Bool) -> Bool:
-    """Sorts that a compiler makes kernels of: small ones that are no part of a top-k, whose own sort follows it at once."""
+    """Return which kernels are sorts that a compiler generates: small ones that do not directly follow a top-k."""
     name = trace.work.name[rows]
-    after_top_k = np.append(False, matching(trace, name, _TOP_K)[:-1])[: len(rows)] & ~first
-    found: Bool = matching(trace, name, _SMALL_SORT) & ~after_top_k
+    after_top_k = np.append(False, matching(trace, name, _TOP_K.search)[:-1])[: len(rows)] & ~first
+    found: Bool = matching(trace, name, _SMALL_SORT.search) & ~after_top_k
     return found
 
 
 def _after_routing(trace: Trace, rows: Int64, classes: UInt8, fusable: Bool, first: Bool) -> Bool:
-    """Whether the last kernel before that says so is a grouped product, or a top-k whose next product is a grouped one."""
+    """Return which kernels follow expert routing: after a grouped product, or a top-k whose next product is grouped."""
     name = trace.work.name[rows]
-    grouped, top_k = matching(trace, name, _GROUPED), matching(trace, name, _TOP_K)
+    grouped, top_k = matching(trace, name, _GROUPED.search), matching(trace, name, _TOP_K.search)
     if not grouped.any():
         return np.zeros(len(rows), np.bool_)
     product = ~fusable & (grouped | _is_one_of(classes, _PRODUCTS))
@@ -227,13 +218,13 @@ def _after_routing(trace: Trace, rows: Int64, classes: UInt8, fusable: Bool, fir
     places = np.arange(len(rows))
     next_product = np.minimum.accumulate(np.where(product, places, len(rows))[::-1])[::-1]
     leads = np.append(grouped, False)[next_product] & (np.append(step, -1)[next_product] == step)
-    opens = product | (top_k & leads)  # a top-k of the sampler leads to no product, and changes nothing
+    opens = product | (top_k & leads)  # a top-k of the sampler leads to no product and is ignored
     last = np.maximum.accumulate(np.where(opens, places, -1))
-    said: Bool = (last >= 0) & (step[last] == step) & (grouped | top_k)[last]
-    return said
+    found: Bool = (last >= 0) & (step[last] == step) & (grouped | top_k)[last]
+    return found
 
 
 def _loops(run: Int64, ends_a_loop: Bool) -> Int64:
-    """Per kernel the loop that it is computed in at worst: a number for each stretch that ends one, -1 for the rest of a run."""
+    """Return the loop of each kernel in the worst case: a number per sequence that ends one, -1 for the rest of a run."""
     begins = ends_a_loop & np.append(True, (run[1:] != run[:-1]) | ~ends_a_loop[:-1])
     return np.where(ends_a_loop, np.cumsum(begins), -1)

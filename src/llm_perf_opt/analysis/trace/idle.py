@@ -1,23 +1,23 @@
-"""Every stretch in which a device had nothing to do, however short, with exactly one cause.
+"""All idle gaps of a device, each with exactly one cause.
 
-A gap lies between the end of the last work before it and the start of the first work after it (the *next* work). The rules, in
-this order; the first that holds names the cause:
+A gap is the time between the end of the last work before it and the start of the first work after it (the *next* work). The
+first rule that applies decides the cause:
 
-1. **other work**: only for the gaps of one stage: work of other stages kept the device busy for at least half of the gap.
-2. **unknown**: the trace does not hold the call that launched the next work.
-3. **copy wait**: the next work is a copy whose call had begun before the device went idle, or began in the first half of the
-   gap: the copy was being set up, or staged through host memory. Or the gap follows a copy and the next work's call had returned
-   before: it waited to hear that the copy was done.
-4. **device latency**: the next work's call had returned before the device went idle, or both sides of the gap were launched by
-   one call (a CUDA graph): the work was queued and still started late.
-5. **sync**: the launching thread was held in a synchronizing call (or in a copy call that returned only when its copy was done)
-   at the moment the device went idle, so it could not run ahead; or such calls filled at least half of the gap. Across a step's
-   boundary, where the host has work of its own to do, only the second counts.
+1. **other work**: only for gaps of one stage: work of other stages kept the device busy for at least half of the gap.
+2. **unknown**: the trace does not have the call that launched the next work.
+3. **copy wait**: the next work is a copy whose call began before the device went idle or in the first half of the gap: the copy
+   was being set up or staged through host memory. Or the gap follows a copy and the next work's call returned before the gap:
+   the work waited for the copy to complete.
+4. **device latency**: the next work's call returned before the device went idle, or one call (a CUDA graph) launched the work on
+   both sides: the work was queued and still started late.
+5. **sync**: the launching thread was in a synchronizing call (or in a copy call that returned only when its copy was done) when
+   the device went idle, so it could not run ahead; or such calls filled at least half of the gap. At the boundary of a step,
+   where the host has other work to do, only the second condition applies.
 6. **host work between steps**: the two sides belong to different steps or stages, and the next work's launch call began in the
    second half of the gap.
-7. **launch-bound**: what remains. The launch call came, or returned, after the device had gone idle.
+7. **launch-bound**: all other gaps. The launch call came, or returned, after the device went idle.
 
-The causes of a trace's gaps sum to its idle time, to the nanosecond.
+The gaps of a trace add up to its idle time exactly.
 """
 
 import re
@@ -27,7 +27,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, covered_of_group, distinct, exact_sum, union_blocks
+from llm_perf_opt.analysis.trace.intervals import Blocks, covered_before, covered_of_group, exact_sum, matching, union_blocks
 from llm_perf_opt.traces.events import Columns, Int64, Trace, UInt8, WorkKind
 from llm_perf_opt.traces.nesting import lanes_of
 from llm_perf_opt.traces.projection import NONE, through
@@ -36,7 +36,7 @@ Bool = npt.NDArray[np.bool_]
 
 
 class IdleCause(IntEnum):
-    """Why a device had nothing to do."""
+    """Why a device was idle."""
 
     LAUNCH_BOUND = 0
     SYNC = 1
@@ -48,7 +48,7 @@ class IdleCause(IntEnum):
 
     @property
     def label(self) -> str:
-        """As it stands in tables and JSON."""
+        """The name in tables and JSON."""
         return _LABELS[self]
 
 
@@ -62,52 +62,52 @@ _LABELS = {
     IdleCause.UNKNOWN: "unknown",
 }
 
-SYNCHRONISING = re.compile(
+SYNCHRONIZING = re.compile(
     r"(cuda|hip)(Device|Stream|Event|Thread)Synchronize|cu(Ctx|Stream|Event)Synchronize"
     r"|(cuda|hip)(Memcpy|Memset)(?!.*Async)\w*|cu(Memcpy|Memset)(?!.*Async)\w*"
     r"|(cuda|hip)Free|cuMemFree"  # freeing device memory waits for the device
 )
-"""Calls that return only when the device is done; a version (`_v3020`) or per-thread-stream (`_ptsz`) ending may follow."""
+"""Calls that return only when the device is done, without version (`_v3020`) or per-thread-stream (`_ptsz`) suffix."""
 _VERSION = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class IdleGaps(Columns):
-    """One row per gap, in the order of group and time."""
+    """One row per gap, sorted by group and time."""
 
     start_ns: "Int64"
     end_ns: "Int64"
     cause: "UInt8"
     """An IdleCause."""
     before: "Int64"
-    """Row of the device work that ended last before the gap."""
+    """Row of the last device work before the gap."""
     after: "Int64"
-    """Row of the device work that ended the gap."""
+    """Row of the first device work after the gap."""
     group: "Int64"
 
     def by_cause(self) -> dict[IdleCause, int]:
-        """Nanoseconds per cause, every cause named."""
+        """Return nanoseconds per cause, for every cause."""
         length = self.end_ns - self.start_ns
         return {cause: exact_sum(length[self.cause == cause]) for cause in IdleCause}
 
 
 @dataclass(frozen=True)
 class HostSide:
-    """What the host did, prepared once for all the gaps that are looked at."""
+    """What the host did, computed once for all gaps."""
 
     call_of_work: Int64
     """Per row of device work: its launching call, or -1."""
     blocked: Blocks
-    """When each launching thread was held up in a synchronizing call; the group is the thread's lane."""
+    """When each launching thread was in a synchronizing call; the group is the thread's lane."""
     lane_of_call: Int64
 
 
 def host_side(trace: Trace, call_of_work: Int64) -> HostSide:
-    """Find when each thread was held in a call that waits for the device."""
+    """Return when each thread was in a call that waits for the device."""
     calls = trace.calls
     lane = lanes_of((calls.process, calls.thread))[0]
-    waits = _by_name(trace)[calls.name] | _blocking_copies(trace, call_of_work)
+    waits = synchronizing_calls(trace) | _blocking_copies(trace, call_of_work)
     rows = np.flatnonzero(waits)
     blocked = union_blocks(calls.start_ns[rows], calls.end_ns[rows], lane[rows])
     return HostSide(call_of_work, blocked, lane)
@@ -115,7 +115,7 @@ def host_side(trace: Trace, call_of_work: Int64) -> HostSide:
 
 @dataclass(frozen=True)
 class Occupation:
-    """What some device work covers, and what lies between."""
+    """The time that some device work covers, and the gaps in between."""
 
     busy_ns: int
     gaps: IdleGaps
@@ -124,10 +124,10 @@ class Occupation:
 def occupation(
     trace: Trace, host: HostSide, instance: Int64, rows: Int64, group: Int64 | None = None, around: Blocks | None = None
 ) -> Occupation:
-    """What the device work in `rows` covers, and the gaps between its blocks, each with its cause.
+    """Return the time that the device work in `rows` covers, and the gaps in between with their causes.
 
-    `instance` tells per row of work which step or stage it belongs to (-1: none); `group`, per row of work too, separates what
-    shall be looked at by itself, such as the instances of a stage; `around` is what all work covers: it may fill a gap (rule 1).
+    `instance` is the step or stage per row of work (-1 for none); `group`, also per row of work, separates work that is analyzed
+    on its own, such as the instances of a stage; `around` is what all work covers, which may fill a gap (rule 1).
     """
     work, chosen = trace.work, rows
     groups = np.zeros(len(chosen), np.int64) if group is None else group[chosen]
@@ -172,20 +172,12 @@ def _causes(trace: Trace, host: HostSide, instance: Int64, start: Int64, end: In
 
 
 def synchronizing_calls(trace: Trace) -> Bool:
-    """Per call: whether its name is one that returns only when the device is done."""
-    return np.asarray(_by_name(trace)[trace.calls.name])
-
-
-def _by_name(trace: Trace) -> Bool:
-    """Per name: whether it is a synchronizing call. The last entry answers NO_NAME."""
-    waits = np.zeros(len(trace.names) + 1, np.bool_)
-    for index in distinct(trace.calls.name.astype(np.int64), len(trace.names)):
-        waits[index] = SYNCHRONISING.fullmatch(_VERSION.sub("", trace.name_of(int(index)))) is not None
-    return waits
+    """Return per call whether it is one that returns only when the device is done."""
+    return matching(trace, trace.calls.name, lambda name: SYNCHRONIZING.fullmatch(_VERSION.sub("", name)))
 
 
 def _blocking_copies(trace: Trace, call_of_work: Int64) -> Bool:
-    """Per call: whether it started a copy and returned only when that was done: a copy to or from pageable memory."""
+    """Return per call whether it started a copy and returned only when it was done: a copy to or from pageable memory."""
     waits = np.zeros(len(trace.calls), np.bool_)
     copies = np.flatnonzero((trace.work.kind == WorkKind.MEMCPY) & (call_of_work != NONE))
     calls = call_of_work[copies]

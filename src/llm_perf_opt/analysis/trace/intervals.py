@@ -1,15 +1,16 @@
-"""Half-open stretches of integer time, many at once: what their union covers, and which of them opens and closes each block.
+"""Unions of half-open intervals of integer time, and other operations on columns.
 
-Everything is sorted, never searched pairwise: a million stretches cost a few sorts.
+Everything is sorted, nothing is compared pairwise: a million intervals cost a few sorts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.core.errors import ParseError
-from llm_perf_opt.traces.events import Int64, different
+from llm_perf_opt.traces.events import Int32, Int64, Trace, different
 from llm_perf_opt.traces.projection import NONE
 
 Bool = npt.NDArray[np.bool_]
@@ -17,29 +18,32 @@ Bool = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Blocks:
-    """The union of stretches, group by group: disjoint blocks in the order of group and time; blocks that touch are one."""
+    """The union of intervals per group: disjoint blocks, sorted by group and time; adjacent blocks are merged."""
 
     group: Int64
     start_ns: Int64
     end_ns: Int64
     opens: Int64
-    """Row of the stretch that starts the block; of several, the one the tie-break puts first."""
+    """Row of the interval that starts the block; the tie-break decides between several."""
     closes: Int64
-    """Row of the stretch that ends the block; of several, the one that started first."""
+    """Row of the interval that ends the block; of several, the one that started first."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
 
 def union_blocks(start_ns: Int64, end_ns: Int64, group: Int64 | None = None, tie_break: Int64 | None = None) -> Blocks:
-    """The union of stretches within each group. One without length is a block of its own where no other covers it: it covers
-    nothing, but parts the time around it. One that ends before it starts is left out."""
+    """Return the union of the intervals in each group.
+
+    An empty interval outside all others is a block of length 0, which separates the time around it. An interval that ends
+    before it starts is ignored.
+    """
     groups = np.zeros(len(start_ns), np.int64) if group is None else group
     rows = np.flatnonzero(end_ns >= start_ns)
     order = rows[_order(start_ns[rows], groups[rows], None if tie_break is None else tie_break[rows])]
     if not len(order):
-        nothing = np.empty(0, np.int64)
-        return Blocks(nothing, nothing, nothing, nothing, nothing)
+        empty = np.empty(0, np.int64)
+        return Blocks(empty, empty, empty, empty, empty)
     start, end, of = start_ns[order], end_ns[order], groups[order]
     reach, reached_by = _running_latest(end, of)
     first = np.empty(len(order), bool)
@@ -51,13 +55,13 @@ def union_blocks(start_ns: Int64, end_ns: Int64, group: Int64 | None = None, tie
 
 
 def union_ns(start_ns: Int64, end_ns: Int64) -> int:
-    """How much time the stretches cover together."""
+    """Return how much time the intervals cover together."""
     blocks = union_blocks(start_ns, end_ns)
     return int((blocks.end_ns - blocks.start_ns).sum())
 
 
 def covered_before(blocks: Blocks, moments: Int64) -> Int64:
-    """How much of the time before each moment the blocks of one group cover; a window's share is a difference of two."""
+    """Return how much time before each moment the blocks of one group cover; for a window, subtract two moments."""
     if not len(blocks):
         return np.zeros(len(moments), np.int64)
     whole = np.concatenate([np.zeros(1, np.int64), np.cumsum(blocks.end_ns - blocks.start_ns)])
@@ -68,7 +72,7 @@ def covered_before(blocks: Blocks, moments: Int64) -> Int64:
 
 
 def last_begun(blocks: Blocks, moments: Int64, group: Int64) -> Int64:
-    """For each moment the last block of its group that begins no later, or -1. Of all groups at once, however many there are."""
+    """Return the last block of the moment's group that begins at or before each moment, or -1; for all groups at once."""
     groups, starts = different(blocks.group), np.sort(blocks.start_ns)
 
     def key(of: Int64, ns: Int64) -> Int64:
@@ -78,11 +82,11 @@ def last_begun(blocks: Blocks, moments: Int64, group: Int64) -> Int64:
     last = np.searchsorted(key(blocks.group, blocks.start_ns), key(group, moments), side="right") - 1
     if not len(blocks):
         return last
-    return np.where(blocks.group[last] == group, last, -1)  # before the first it is -1, or the last of another group
+    return np.where(blocks.group[last] == group, last, -1)  # before the first block: -1, or the last of another group
 
 
 def covered_of_group(blocks: Blocks, moments: Int64, group: Int64) -> tuple[Int64, Bool]:
-    """How much of the time before each moment the blocks of its group cover, and whether one of them is open then."""
+    """Return how much time before each moment the blocks of its group cover, and whether one of them covers the moment."""
     last = last_begun(blocks, moments, group)
     known = last >= 0
     if not known.any():
@@ -96,7 +100,7 @@ def covered_of_group(blocks: Blocks, moments: Int64, group: Int64) -> tuple[Int6
 
 
 def _order(start_ns: Int64, group: Int64, tie_break: Int64 | None) -> Int64:
-    """By group, then start, then the tie-break. Ties are few: only they are sorted a second time."""
+    """Return the order by group, start and tie-break. Only the few ties are sorted a second time."""
     order = np.argsort(start_ns, kind="stable")
     if len(group) and (group != group[0]).any():
         order = order[np.argsort(group[order], kind="stable")]
@@ -111,47 +115,64 @@ def _order(start_ns: Int64, group: Int64, tie_break: Int64 | None) -> Int64:
 
 
 def _running_latest(end_ns: Int64, group: Int64) -> tuple[Int64, Int64]:
-    """Per row of a list sorted by group: the latest end so far in its group, and the first row that has it."""
+    """Return, per row of a list sorted by group, the latest end so far in its group and the first row with it."""
     low = end_ns.min()
     place = np.cumsum(np.append(0, group[1:] != group[:-1]))
     height, width = end_ns - low, int(end_ns.max()) - int(low) + 1
-    if int(place[-1] + 1) * width >= 2**62:  # too wide a clock for so many groups: ranks order the ends as well
+    if int(place[-1] + 1) * width >= 2**62:  # the keys would overflow: use ranks of the ends instead
         height = np.unique(end_ns, return_inverse=True)[1].reshape(-1).astype(np.int64)
         width = len(end_ns)
-    level = height + place * width  # every end of a group lies above all ends of the groups before it
+    level = height + place * width  # every end of a group is above all ends of the groups before it
     reached = np.maximum.accumulate(level)
     raises = np.append(True, level[1:] > reached[:-1])
     leader = np.maximum.accumulate(np.where(raises, np.arange(len(level)), 0))
     return end_ns[leader], leader
 
 
-# --- row numbers ------------------------------------------------------------------------------------------------------
+# --- rows and groups --------------------------------------------------------------------------------------------------
 
 
 def distinct(rows: Int64, size: int) -> Int64:
-    """The different rows of a table of `size` that occur, in order; -1 is left out. Marks them off: no sort, no hashing."""
+    """Return the distinct rows of a table of `size`, in order and without -1. Uses a mask instead of sorting or hashing."""
     seen = np.zeros(size, np.bool_)
     seen[rows[rows != NONE]] = True
     return np.flatnonzero(seen)
 
 
 def renumbered(rows: Int64, kept: Int64, size: int) -> Int64:
-    """Each row's place in `kept`, or -1."""
-    place = np.full(size + 1, NONE, np.int64)  # the last entry answers -1
+    """Return each row's index in `kept`, or -1."""
+    place = np.full(size + 1, NONE, np.int64)  # the last entry is for -1
     place[kept] = np.arange(len(kept))
     return np.asarray(place[rows])
 
 
 def exact_sum(values: Int64) -> int:
-    """The exact sum; a ParseError where it is beyond 64 bits, as sums over stretches that overlap can be."""
+    """Return the exact sum. Raise a ParseError if it exceeds 64 bits, which sums over overlapping intervals can."""
     found = int((values >> 32).sum()) * 2**32 + int((values & 0xFFFFFFFF).sum())
     if not -(2**63) <= found < 2**63:
-        raise ParseError("The trace cannot be analyzed: its times add up to more than 64 bits hold.", "Record it again.")
+        raise ParseError("The trace cannot be analyzed: the sum of its times exceeds 64 bits.", "Record it again.")
     return found
 
 
+def group_spans(group: Int64, start_ns: Int64, end_ns: Int64, groups: int) -> tuple[Int64, Int64]:
+    """Return the earliest start and the latest end of each group."""
+    first = np.full(groups, np.iinfo(np.int64).max)
+    last = np.full(groups, np.iinfo(np.int64).min)
+    np.minimum.at(first, group, start_ns)
+    np.maximum.at(last, group, end_ns)
+    return first, last
+
+
+def matching(trace: Trace, name: Int32, matches: Callable[[str], object]) -> Bool:
+    """Return per row whether its name matches; each distinct name is tested once."""
+    by_name = np.zeros(len(trace.names) + 1, np.bool_)  # the last entry is for NO_NAME
+    for index in distinct(name.astype(np.int64), len(trace.names)):
+        by_name[index] = bool(matches(trace.name_of(int(index))))
+    return np.asarray(by_name[name])
+
+
 def sums(group: Int64, values: Int64, groups: int) -> Int64:
-    """Exact integer sums per group; numpy's weighted bincount adds in floating point."""
+    """Return exact integer sums per group; numpy's weighted bincount adds in floating point."""
     total = np.zeros(groups, np.int64)
     np.add.at(total, group, values)
     return total

@@ -1,47 +1,48 @@
-"""The steps of a trace without labels: a decode loop launches the same kernels again and again.
+"""Find the steps of a trace without labels: a decode loop launches the same kernels again and again.
 
-On the stream with the most kernel time, kernels are read as a sequence of names. A name whose occurrences lie a constant number
-of kernels apart marks a period; a step is one period. Of the names that do, a sampling kernel is preferred (it runs once per
-token), then the longest period (a kernel of every layer repeats within a step too; it breaks its rhythm at each step's end, and
-these breaks are a marker of their own). Periods that launch what most do, or nearly so, are steps; a step begins where the device
-usually waits longest within the period, as a host does its own work between steps. What stands before a run of steps and computes
-is its prefill. A period with one attention and no sampling is a layer, not a step: a trace of one prefill shows no steps.
+The kernels of the stream with the most kernel time are a sequence of names. A name that occurs at a constant distance marks a
+period, and a step is one period. A sampling kernel is preferred as marker, because it runs once per token; then the longest
+period. (A kernel of every layer also repeats within a step; the irregular distances at each step's end are a second marker.)
+Periods with about the usual kernels are steps. A step begins where the device usually waits longest within the period, because
+the host has other work between steps. Kernels before a run of steps are its prefill if they compute. A period with one
+attention kernel and no sampling is a layer, not a step, so a trace of one prefill has no steps.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernels.classes import KernelClass, classify, within_reason
+from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind, different
+from llm_perf_opt.traces.health import within_reason
 from llm_perf_opt.traces.nesting import lanes_of, numbered
 
 LEAST_STEPS = 3
-"""Fewer repetitions than this are no rhythm."""
+"""Fewer repetitions do not count as steps."""
 LEAST_PERIOD = 2
 LEAST_COVERAGE = 0.5
-"""Share of the stream's kernels that the periods must cover: the rhythm of one prefill's layers is not the trace's."""
+"""Share of the stream's kernels that the periods must cover, so that the layers of one prefill do not count as steps."""
 REGULAR = 0.6
-"""Share of the distances between a marker's occurrences that must be the usual one."""
+"""Share of the distances between a marker's occurrences that must equal the most frequent one."""
 NEARLY = 0.1
-"""A step may be longer or shorter than the usual by this share: now and then a step launches something more."""
+"""Share by which a step may be longer or shorter than usual, because some steps launch additional kernels."""
 
 OTHER_KERNELS = 0.2
-"""Share of a step's kernels that may have another name than usual: as the context grows, other variants are chosen."""
+"""Share of a step's kernels that may have a different name than usual, because variants change as the context grows."""
 
 Stretch = tuple[int, int]
-"""From the start of its first work (ns) to that of the first work after it."""
+"""From the start of its first work to the start of the first work after it, in ns."""
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """Runs of steps, and what stands before them."""
+    """Runs of steps, and the prefill before each."""
 
     device: int
     period: int
-    """Kernels per step, usually."""
+    """Usual number of kernels per step."""
     runs: tuple[tuple[Stretch, ...], ...]
     heads: tuple[Stretch, ...]
     why: str
@@ -56,7 +57,7 @@ class _Marker:
 
 
 def find_repetition(trace: Trace) -> Repetition | None:
-    """The steps of the busiest stream, or None where nothing repeats."""
+    """Return the steps of the busiest stream, or None if nothing repeats."""
     rows, device = _busiest_stream(trace)
     names = trace.work.name[rows].astype(np.int64)
     marker = _best_marker(trace, names)
@@ -79,10 +80,10 @@ def find_repetition(trace: Trace) -> Repetition | None:
 
 
 def find_steps(trace: Trace, rows: Int64) -> tuple[Int64, str] | None:
-    """Inside one decode, whose device work is `rows`: the first kernel of each step, and the evidence; None where unclear.
+    """Return the first kernel of each step of a decode with device work `rows`, and the evidence; None if unclear.
 
-    A decode that is a single step shows a rhythm too, that of its layers. So a step must choose a token, what lies outside the
-    steps must hold no matrix product (the head of a single step would), and be less than half a step: then their number is right.
+    The layers of a single step also repeat. Therefore a step must sample a token, and the kernels outside the steps must be
+    less than half a step and have no matrix product, which the LM head of a single step would have.
     """
     kernels, _ = _busiest_stream(trace, rows)
     names = trace.work.name[kernels].astype(np.int64)
@@ -90,7 +91,7 @@ def find_steps(trace: Trace, rows: Int64) -> tuple[Int64, str] | None:
     if marker is None:
         return None
     first, last = int(marker.positions[0]), int(marker.positions[-1])
-    # A decode begins with its first step and ends with its last, unless something is prepared before, or done after.
+    # A decode usually begins with its first step and ends with its last; otherwise something runs before or after them.
     anchored = (first % marker.period, (last - len(names)) % marker.period)
     for lead in (*anchored, _lead(marker, trace.work.start_ns[kernels], trace.work.end_ns[kernels])):
         steps = [step for run in _runs(marker, lead, names) for step in run]
@@ -104,7 +105,7 @@ def _why(trace: Trace, marker: _Marker, periods: int) -> str:
 
 
 def _are_steps(trace: Trace, names: Int64, steps: list[tuple[int, int]], period: int) -> bool:
-    """Whether the periods make up the whole decode, each chooses a token, and the last holds no product that others do not."""
+    """Return whether the periods cover the decode, sample a token, and the last has no more products than the first."""
     outside = np.ones(len(names), np.bool_)
     for low, high in steps:
         outside[low:high] = False
@@ -116,7 +117,7 @@ def _are_steps(trace: Trace, names: Int64, steps: list[tuple[int, int]], period:
 
 
 def _busiest_stream(trace: Trace, among: Int64 | None = None) -> tuple[Int64, int]:
-    """The kernels of the stream with the most kernel time, in the order of their start, and its device."""
+    """Return the kernels of the stream with the most kernel time, sorted by start, and its device."""
     work = trace.work
     every = np.arange(len(work)) if among is None else among
     kernels = every[work.kind[every] == WorkKind.KERNEL]
@@ -129,7 +130,7 @@ def _busiest_stream(trace: Trace, among: Int64 | None = None) -> tuple[Int64, in
 
 
 def _best_marker(trace: Trace, names: Int64) -> _Marker | None:
-    """The name that marks the beginning of periods best; None where none does, or there are too few kernels to tell."""
+    """Return the name that best marks periods; None if no name does or there are too few kernels."""
     if len(names) < LEAST_STEPS * LEAST_PERIOD:
         return None
     distinct = different(names)
@@ -154,28 +155,28 @@ def _best_marker(trace: Trace, names: Int64) -> _Marker | None:
 
 
 def _usual_distances(name: Int64, place: Int64, names: int) -> tuple[Int64, Int64]:
-    """Per name the most frequent distance between its places, of several the shortest, and how often it occurs; else 0 and 0.
+    """Return each name's most frequent distance (the shortest on a tie) and its count; 0 and 0 if there is none.
 
-    Places are given name by name, in order. All names at once: there may be as many as places.
+    `place` is sorted by name and position. All names are processed at once, because there may be as many as places.
     """
     usual, often = np.zeros((2, names), np.int64)
     follows = name[1:] == name[:-1]
     width = int(place.max(initial=0)) + 1
     pairs, count = _runs_of(np.sort((name[1:] * width + np.diff(place))[follows]))
     of, distance = pairs // width, pairs % width
-    order = np.lexsort((-distance, count, of))  # of each name the last is the one
+    order = np.lexsort((-distance, count, of))  # the last entry of each name wins
     usual[of[order]], often[of[order]] = distance[order], count[order]
     return usual, often
 
 
 def _runs_of(ranked: Int64) -> tuple[Int64, Int64]:
-    """The different values of a column in order, and how often each occurs."""
+    """Return the distinct values of a sorted column and their counts."""
     first = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1])[: len(ranked)])
     return ranked[first], np.diff(first, append=len(ranked))
 
 
 def _off_beat(name: Int64, place: Int64, names: int) -> tuple[Int64, Int64]:
-    """Occurrences that come clearly too late or too early: a kernel of every layer shows the steps by these."""
+    """Return occurrences at clearly irregular distances, by which a kernel of every layer marks the steps."""
     usual, _ = _usual_distances(name, place, names)
     often = np.bincount(name, minlength=names) >= LEAST_STEPS
     of = name[1:]
@@ -184,7 +185,7 @@ def _off_beat(name: Int64, place: Int64, names: int) -> tuple[Int64, Int64]:
 
 
 def _lead(marker: _Marker, starts: Int64, ends: Int64) -> int:
-    """How many kernels before the marker its step begins: where the device waits longest, by the median over the periods."""
+    """Return how many kernels before the marker its step begins: where the device waits longest, by the median."""
     reach = np.maximum.accumulate(ends)
     waits = np.append(0, starts[1:] - reach[:-1])
     whole = marker.positions[marker.positions >= marker.period]
@@ -193,14 +194,14 @@ def _lead(marker: _Marker, starts: Int64, ends: Int64) -> int:
 
 
 def _runs(marker: _Marker, lead: int, names: Int64) -> list[list[tuple[int, int]]]:
-    """Steps as (first kernel, first kernel after), those that follow each other in one run."""
+    """Return runs of consecutive steps as (first kernel, first kernel after)."""
     begins = marker.positions - lead
     begins = begins[begins >= 0]
     whole = begins[begins + marker.period <= len(names)]
     if not len(whole):
         return []
     usual = _usual(names[whole[:, None] + np.arange(marker.period)])
-    # twice: a prefill has the marker too, and what is cut off at it becomes whole once it is known not to be a step
+    # twice: a prefill also has the marker, and the step cut off at it becomes whole once the prefill is excluded
     for _ in range(2):
         lengths = _step_lengths(begins, marker.period, len(names))
         begins = begins[[_alike(names[begin : begin + length], usual) for begin, length in zip(begins, lengths, strict=True)]]
@@ -214,14 +215,14 @@ def _runs(marker: _Marker, lead: int, names: Int64) -> list[list[tuple[int, int]
 
 
 def _step_lengths(begins: Int64, period: int, count: int) -> Int64:
-    """Up to the next step; where that is clearly further than a period, something else comes first."""
+    """Return the distance to the next step, or a period if the distance is clearly longer."""
     lengths = np.diff(np.append(begins, count))
     lengths[lengths > (1 + NEARLY) * period] = period
     return lengths
 
 
 def _earlier(names: Int64, usual: Int64, low: int, begin: int) -> list[tuple[int, int]]:
-    """Steps before the first marked one: the breaks of a layer's rhythm show a step only by the one before it."""
+    """Return steps before the first marked one, which irregular distances cannot mark."""
     found: list[tuple[int, int]] = []
     while begin - len(usual) >= low and _alike(names[begin - len(usual) : begin], usual):
         found.append((begin - len(usual), begin))
@@ -230,14 +231,14 @@ def _earlier(names: Int64, usual: Int64, low: int, begin: int) -> list[tuple[int
 
 
 def _usual(steps: Int64) -> Int64:
-    """The most frequent row."""
+    """Return the most frequent row."""
     weights = np.random.default_rng(0).integers(1, 2**62, steps.shape[1], dtype=np.uint64)
     _, first, counts = np.unique((steps.astype(np.uint64) * weights).sum(axis=1), return_index=True, return_counts=True)
     return np.asarray(steps[first[counts.argmax()]])
 
 
 def _alike(step: Int64, usual: Int64) -> bool:
-    """Whether a step launches what steps usually do, in their order where it is as long as they are."""
+    """Return whether a step launches about the usual kernels, in the same order if it has the usual length."""
     if abs(len(step) - len(usual)) > NEARLY * len(usual):
         return False
     if len(step) == len(usual):
@@ -249,18 +250,18 @@ def _alike(step: Int64, usual: Int64) -> bool:
 
 
 def _heads(runs: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """What stands before each run."""
+    """Return the kernels before each run."""
     ends = [0, *(run[-1][1] for run in runs[:-1])]
     return [(low, run[0][0]) for low, run in zip(ends, runs, strict=True) if low < run[0][0]]
 
 
 def _is_layer(trace: Trace, names: Int64) -> bool:
-    """Whether the period looks like one layer of a single pass: one attention, and no token is chosen."""
+    """Return whether the period looks like one layer: one attention kernel and no sampling."""
     classes = [classify(trace.name_of(int(name))) for name in names]
     return classes.count(KernelClass.ATTENTION) == 1 and KernelClass.SAMPLING not in classes
 
 
 def _computes(trace: Trace, names: Int64) -> bool:
-    """Whether there is a matrix product or an attention: a prefill has both, a warm-up of the allocator neither."""
+    """Return whether there is a matrix product or attention: a prefill has both, an allocator warm-up neither."""
     matrix = (KernelClass.GEMM, KernelClass.GEMV, KernelClass.ATTENTION)
     return any(classify(trace.name_of(int(name))) in matrix for name in different(names))

@@ -1,4 +1,4 @@
-"""Labels of a trace that are neither stages nor modules: what a program marked for itself, and what it launched meanwhile."""
+"""Labels in traces: the dialects that engines label stages in, and labels that are neither stages nor modules."""
 
 import re
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.trace.attribution import MODULE_LABEL, outermost_of_its_name
 from llm_perf_opt.analysis.trace.document import LabelLine
-from llm_perf_opt.analysis.trace.intervals import distinct, sums
+from llm_perf_opt.analysis.trace.intervals import distinct, matching, sums
 from llm_perf_opt.analysis.trace.stage_instances import DECODE_STEP, PREFILL, TraceStages
 from llm_perf_opt.config.runtimes import all_traits, by_step
 from llm_perf_opt.core.stages import MIXED_STEP, STAGE_NAMES, STEP
@@ -19,13 +19,13 @@ from llm_perf_opt.traces.projection import NONE, launching_calls, through
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one maker of traces labels its stages."""
+    """How one source of traces labels its stages."""
 
     name: str
     stage_of: Callable[[str], str | None]
-    """Label → stage, or None for a label that marks none."""
+    """Return the stage of a label, or None if it is not a stage."""
     our_domain_only: bool = False
-    """Whether labels of another NVTX domain than ours are somebody else's; names as plain as `decode` need it."""
+    """Whether only labels in this tool's NVTX domain count, because names such as `decode` are common."""
 
 
 _SGLANG_STEP = re.compile(r"step\[(\w+)(?: .*)?\]")
@@ -39,7 +39,7 @@ _SGLANG_MODES = {
     "TARGET_VERIFY": DECODE_STEP,
     "MIXED": MIXED_STEP,
 }
-"""Other modes (a draft model's steps, idle ones) are steps of which nothing more is said."""
+"""Other modes (steps of a draft model, idle steps) are plain steps."""
 
 
 def _own(label: str) -> str | None:
@@ -57,12 +57,12 @@ def _atom(label: str) -> str | None:
 
 
 _OTHER_ENGINES = (Dialect("sglang", _sglang), Dialect("atom", _atom))
-"""Engines that make traces and that no runtime here runs."""
+"""Engines whose traces are supported without a runtime."""
 
 
 def dialects() -> tuple[Dialect, ...]:
-    """Return every dialect in the order they are tried: the one that says most first."""
-    labels = [[Dialect(one.name, one.stage_of) for one in runtime.labels] for runtime in all_traits()]
+    """Return every dialect in the order they are tried, the most informative first."""
+    labels = [[Dialect(label.name, label.stage_of) for label in runtime.labels] for runtime in all_traits()]
     return (
         Dialect("labels", _own, our_domain_only=True),
         *(first for first, *_ in filter(None, labels)),
@@ -73,15 +73,15 @@ def dialects() -> tuple[Dialect, ...]:
 
 
 def engine_dialects() -> frozenset[str]:
-    """Return the dialects of programs that serve: their settings are their own, none of this tool's."""
+    """Return the dialects of serving engines, whose settings are not this tool's."""
     return frozenset(dialect.name for dialect in dialects()) - {"labels", "profiler_step"}
 
 
 def label_lines(trace: Trace, stages: TraceStages) -> list[LabelLine]:
-    """Each label by name and domain, those whose kernels took longest first.
+    """Return each label by name and domain, longest kernel time first.
 
-    A label holds the kernels that were launched while it was open on the launching thread; one inside another of its name counts
-    once. NVTX ranges that are started and ended by hand may end on another thread: what they hold is not told.
+    A label owns the kernels launched while it was open on the launching thread; one inside another of its name counts once.
+    The kernels of NVTX start/end ranges are unknown, because these may end on another thread.
     """
     rows, number, names = _labels(trace, stages)
     if not len(rows):
@@ -89,20 +89,20 @@ def label_lines(trace: Trace, stages: TraceStages) -> list[LabelLine]:
     ranges = trace.ranges.rows(rows)
     nested = ranges.kind == RangeKind.PUSH_POP
     lane, call_lane = lanes_of((ranges.process, ranges.thread), (trace.calls.process, trace.calls.thread))
-    lane = np.where(nested, lane, -1 - np.arange(len(rows)))  # a lane of its own, on which nothing is launched
+    lane = np.where(nested, lane, -1 - np.arange(len(rows)))  # a separate lane without launches
     nesting = nest(ranges.start_ns, ranges.end_ns, lane, overlapping=True)
     outer = outermost_of_its_name(nesting.parent, number, np.arange(len(rows)))
     wall = sums(number[outer], (ranges.end_ns - ranges.start_ns)[outer], len(names))
     calls = np.bincount(number, minlength=len(names))
     kernels, kernel_ns = _launched(trace, nesting.innermost(trace.calls.start_ns, call_lane), nesting.parent, number, outer)
-    told = np.bincount(number[nested], minlength=len(names)) > 0
+    known = np.bincount(number[nested], minlength=len(names)) > 0
     found = [
         LabelLine(
             name,
             int(calls[place]),
             int(wall[place]),
-            int(kernels[place]) if told[place] else None,
-            int(kernel_ns[place]) if told[place] else None,
+            int(kernels[place]) if known[place] else None,
+            int(kernel_ns[place]) if known[place] else None,
         )
         for place, name in enumerate(names)
     ]
@@ -110,15 +110,12 @@ def label_lines(trace: Trace, stages: TraceStages) -> list[LabelLine]:
 
 
 def _labels(trace: Trace, stages: TraceStages) -> tuple[Int64, Int64, list[str]]:
-    """Rows of the ranges that label neither, per row the number of its name, and the names, with their domain."""
+    """Return the ranges that are neither stages nor modules, the index of their name, and the names with their domain."""
     ranges = trace.ranges
     marks = np.zeros(len(ranges), np.bool_)
     marks[stages.instances.range[stages.instances.range != NONE]] = True
-    module = np.zeros(len(trace.names) + 1, np.bool_)  # the last entry answers NO_NAME
-    for index in distinct(ranges.name.astype(np.int64), len(trace.names)):
-        module[index] = MODULE_LABEL.fullmatch(trace.name_of(int(index))) is not None
     stage_names = distinct(ranges.name[marks].astype(np.int64), len(trace.names))
-    rows = np.flatnonzero(~marks & ~module[ranges.name] & ~np.isin(ranges.name, stage_names))
+    rows = np.flatnonzero(~marks & ~matching(trace, ranges.name, MODULE_LABEL.fullmatch) & ~np.isin(ranges.name, stage_names))
     domain, name = (column[rows].astype(np.int64) for column in (ranges.domain, ranges.name))
     domains, labels = different_pairs(domain, name)
     width = len(trace.names) + 1
@@ -133,7 +130,7 @@ def _labels(trace: Trace, stages: TraceStages) -> tuple[Int64, Int64, list[str]]
 def _launched(
     trace: Trace, of_call: Int64, parent: Int64, number: Int64, outer: "np.typing.NDArray[np.bool_]"
 ) -> tuple[Int64, Int64]:
-    """Kernels launched in each label and their time, climbing from the innermost label around each launch."""
+    """Return the kernels launched in each label and their time, from the innermost label around each launch outward."""
     names = int(number.max()) + 1
     count, time = np.zeros(names, np.int64), np.zeros(names, np.int64)
     owner = through(launching_calls(trace), of_call)

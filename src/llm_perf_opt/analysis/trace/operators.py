@@ -1,4 +1,4 @@
-"""The table of operators and the device work of each stage, from a trace alone: for profilers that run inside an engine."""
+"""Operator tables and the device work of each stage, from a trace alone, for profilers that run inside an engine."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from llm_perf_opt.traces.projection import Bool
 
 
 def host_table(trace: Trace, stages: TraceStages) -> HostTable:
-    """Operators of the whole trace and of each stage, the most time of their own first."""
+    """Return the operators of the whole trace and of each stage, longest self time first."""
     table = trace.operators
     lane, label_lane = lanes_of((table.process, table.thread), (trace.ranges.process, trace.ranges.thread))
     nesting = nest(table.start_ns, table.end_ns, lane)
@@ -28,13 +28,13 @@ def host_table(trace: Trace, stages: TraceStages) -> HostTable:
 
 
 def _labeled(trace: Trace, stages: TraceStages, name: str) -> Instances:
-    """The stage's instances, each with the row of a label on its thread: one that was put together has that of its first part."""
+    """Return the stage's instances, each with a label on its thread; one without its own has that of its first inner one."""
     every = stages.instances
     rows = stages.rows_of(name)
     label = every.range.copy()
     inner = np.flatnonzero((every.parent != NONE) & (every.range != NONE))[::-1]
     first = np.full(len(every), NONE, np.int64)
-    first[every.parent[inner]] = every.range[inner]  # written last, and so kept: the first of one parent
+    first[every.parent[inner]] = every.range[inner]  # in reverse order, so the first of each parent remains
     label[rows] = np.where(label[rows] == NONE, first[rows], label[rows])
     return Instances(**{**every.columns(), "range": label}).rows(rows[label[rows] != NONE])
 
@@ -43,9 +43,9 @@ def _stage(trace: Trace, name: str, instances: Instances, label_lane: Int64, lan
     table = trace.operators
     mine = np.zeros(len(table), np.bool_)
     inside_ns = 0
-    for one in different(label_lane).tolist():  # a thread each: few
-        on_lane = np.flatnonzero(lane == one)
-        of_lane = label_lane == one
+    for thread in different(label_lane).tolist():
+        on_lane = np.flatnonzero(lane == thread)
+        of_lane = label_lane == thread
         windows = union_blocks(instances.start_ns[of_lane], instances.end_ns[of_lane])
         begins = covered_before(windows, table.start_ns[on_lane] + 1) - covered_before(windows, table.start_ns[on_lane])
         mine[on_lane] = begins > 0
@@ -56,64 +56,56 @@ def _stage(trace: Trace, name: str, instances: Instances, label_lane: Int64, lan
 
 
 def _shared(blocks: Blocks, start_ns: Int64, end_ns: Int64) -> int:
-    """How much of the windows the blocks cover; windows that overlap count each for itself, as in the wall time."""
+    """Return how much of the windows the blocks cover; overlapping windows count separately, as in the wall time."""
     return exact_sum(covered_before(blocks, end_ns) - covered_before(blocks, start_ns))
 
 
 def _operators(trace: Trace, nesting: Nesting, rows: Int64) -> list[HostOperatorLine]:
-    """These operators by name. An inner operator lies in the same stage as the one around it."""
-    table = trace.operators
-    duration = np.maximum(table.end_ns - table.start_ns, 0)
-    inner = nesting.parent != NONE
-    own = duration - sums(nesting.parent[inner], duration[inner], len(table))
-    name = table.name.astype(np.int64)
-    outer = outermost_of_its_name(nesting.parent, name, rows)
-    names = len(trace.names)
-    calls = np.bincount(name[rows[~doubled(nesting.parent, name)[rows]]], minlength=names)
-    self_ns = sums(name[rows], own[rows], names)
-    counted = rows[outer[rows]]
-    total_ns = sums(name[counted], duration[counted], names)
-    whole = int(self_ns.sum())
+    """Return these operators by name; an inner operator is in the same stage as the one around it."""
+    times = _host_times(trace, nesting, rows)
+    whole = sum(self_ns for _, _, self_ns, _ in times)
     lines = [
-        HostOperatorLine(
-            trace.name_of(int(index)),
-            int(calls[index]),
-            int(self_ns[index]),
-            int(total_ns[index]),
-            int(self_ns[index]) / whole if whole else 0.0,
-        )
-        for index in np.flatnonzero(calls)
+        HostOperatorLine(name, calls, self_ns, total_ns, self_ns / whole if whole else 0.0)
+        for name, calls, self_ns, total_ns in times
     ]
     return sorted(lines, key=lambda line: (-line.self_ns, -line.total_ns, line.name))
 
 
-NO_MEMORY = "a trace does not say whose memory it was"
-
-
-def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
-    """Every operator by name, the most self time first; an operator inside another of its name is counted once in totals."""
-    table = trace.operators
-    nesting = nest(table.start_ns, table.end_ns, lanes_of((table.process, table.thread))[0])
-    duration = table.end_ns - table.start_ns
+def _host_times(trace: Trace, nesting: Nesting, rows: Int64) -> list[tuple[str, int, int, int]]:
+    """Return name, calls, self time and total time of these operators; the total counts nested calls of one name once."""
+    table, names = trace.operators, len(trace.names)
+    duration = np.maximum(table.end_ns - table.start_ns, 0)
     inner = nesting.parent != NONE
     own = duration - sums(nesting.parent[inner], duration[inner], len(table))
     name = table.name.astype(np.int64)
-    outer = outermost_of_its_name(nesting.parent, name, np.arange(len(table)))
-    names = len(trace.names)
-    calls = np.bincount(name[~doubled(nesting.parent, name)], minlength=names)
-    self_ns, total_ns = sums(name, own, names), sums(name[outer], duration[outer], names)
+    calls = np.bincount(name[rows[~_repeated(nesting.parent, name)[rows]]], minlength=names)
+    outer = rows[outermost_of_its_name(nesting.parent, name, rows)[rows]]
+    self_ns, total_ns = sums(name[rows], own[rows], names), sums(name[outer], duration[outer], names)
+    return [
+        (trace.name_of(int(index)), int(calls[index]), int(self_ns[index]), int(total_ns[index]))
+        for index in np.flatnonzero(calls)
+    ]
+
+
+NO_MEMORY = "a trace does not show which operator allocated memory"
+
+
+def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
+    """Return every operator by name, longest self time first; totals count nested calls of one name once."""
+    table = trace.operators
+    nesting = nest(table.start_ns, table.end_ns, lanes_of((table.process, table.thread))[0])
     device = _device_times(trace) if on_gpu else None
     rows = []
-    for index in np.flatnonzero(calls):
+    for name, calls, self_ns, total_ns in _host_times(trace, nesting, np.arange(len(table))):
         on_device: tuple[Maybe[int], Maybe[int]] = (Missing("the run is on the CPU"),) * 2
         if device is not None:
-            on_device = device.get(trace.name_of(int(index)), (0, 0))
+            on_device = device.get(name, (0, 0))
         rows.append(
             OperatorRow(
-                name=trace.name_of(int(index)),
-                calls=int(calls[index]),
-                cpu_total_ns=int(total_ns[index]),
-                cpu_self_ns=int(self_ns[index]),
+                name=name,
+                calls=calls,
+                cpu_total_ns=total_ns,
+                cpu_self_ns=self_ns,
                 device_total_ns=on_device[0],
                 device_self_ns=on_device[1],
                 cpu_memory_bytes=Missing(NO_MEMORY),
@@ -123,8 +115,8 @@ def operator_rows(trace: Trace, on_gpu: bool) -> tuple[OperatorRow, ...]:
     return tuple(sorted(rows, key=_weight))
 
 
-def doubled(parent: Int64, name: Int64) -> Bool:
-    """Rows that only repeat the one around them, of the same name and with nothing else inside: torch counts such a call once."""
+def _repeated(parent: Int64, name: Int64) -> Bool:
+    """Return rows that are the only inner row of one with the same name: torch counts such a call once."""
     inner = np.flatnonzero(parent != NONE)
     children = np.bincount(parent[inner], minlength=len(parent))
     found = np.zeros(len(parent), np.bool_)
@@ -133,10 +125,10 @@ def doubled(parent: Int64, name: Int64) -> Bool:
 
 
 def stage_activity_of(trace: Trace) -> Maybe[tuple[StageActivity, ...]]:
-    """Device work by stage; where the trace does not say which stage a step was, there is none."""
+    """Return device work by stage; Missing if the trace does not separate the stages."""
     stages = find_stages(trace)
     found = [entry for stage in (Stage.PREFILL, Stage.DECODE) if (entry := _activity(trace, stages, stage)) is not None]
-    return tuple(found) if found else Missing(f"the trace does not tell prefill from decode ({stages.why})")
+    return tuple(found) if found else Missing(f"the trace does not separate prefill and decode ({stages.why})")
 
 
 def _activity(trace: Trace, stages: TraceStages, stage: Stage) -> StageActivity | None:
@@ -150,7 +142,7 @@ def _activity(trace: Trace, stages: TraceStages, stage: Stage) -> StageActivity 
 
 
 def _device_times(trace: Trace) -> dict[str, tuple[Maybe[int], Maybe[int]]]:
-    """Operator → device time with and without inner operators."""
+    """Return operator → device time with and without inner operators."""
     rows = operators_by_time(trace, attribute(trace, find_stages(trace)))
     return {row.name: (row.total_ns, row.self_ns) for row in rows}
 

@@ -1,4 +1,4 @@
-"""The kernels of a stage, launch by launch in the order of the calls: what a choice of launches, and every sum, is made from."""
+"""The kernel launches of a stage in the order of the calls, and kernel totals by name."""
 
 from dataclasses import dataclass
 
@@ -8,36 +8,37 @@ import numpy.typing as npt
 from llm_perf_opt.analysis.kernels.classes import KernelClass, classify
 from llm_perf_opt.analysis.kernels.names import function_name
 from llm_perf_opt.analysis.kernels.selection import Launch
+from llm_perf_opt.analysis.trace.intervals import sums
 from llm_perf_opt.analysis.trace.stage_instances import TraceStages
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.traces.events import Int64, Trace, WorkKind, different
 from llm_perf_opt.traces.projection import NONE, Bool, Projection, nearest_marked, step_of_work, through
 
 ANY_DOMAIN = "*"
-"""As Nsight Systems spells it."""
+"""As in Nsight Systems."""
 
 
 def stage_launches(trace: Trace, projection: Projection, stage: Stage) -> list[Launch]:
-    """Every kernel launched inside a range of this stage; `step` counts the stage's instances from 0."""
+    """Return every kernel launched inside a range of this stage; `step` is the index of the stage's instance."""
     return _launches(trace, projection, step_of_work(trace, projection, stage))
 
 
 def kernels_per_instance(trace: Trace, projection: Projection, stage: Stage) -> float | None:
-    """Mean number of kernels over the ranges of this stage that launched any; None where none did."""
+    """Return the mean number of kernels over the ranges of this stage that launched any; None if none did."""
     instance = step_of_work(trace, projection, stage)
     mine = instance[(instance != NONE) & (trace.work.kind == WorkKind.KERNEL)]
     return len(mine) / len(different(mine)) if len(mine) else None
 
 
 def range_launches(trace: Trace, projection: Projection, name: str, domain: str) -> list[Launch]:
-    """The same of any range; an empty domain is the default one, `*` any."""
+    """Return every kernel launched inside a range of this name; an empty domain is the default one, `*` any."""
     domains = np.array([domain in (ANY_DOMAIN, text) for text in trace.names] + [domain in ("", ANY_DOMAIN)])
     marked = nearest_marked(projection.parent, _named(trace, name) & domains[trace.ranges.domain])
     return _launches(trace, projection, through(projection.range_of_work, marked))
 
 
 def domains_of(trace: Trace, name: str) -> set[str]:
-    """The domains in which a range of this name was pushed; "" is the default one."""
+    """Return the domains that have a range of this name; "" is the default one."""
     return {trace.name_of(int(index)) if index >= 0 else "" for index in different(trace.ranges.domain[_named(trace, name)])}
 
 
@@ -46,7 +47,7 @@ def _named(trace: Trace, name: str) -> npt.NDArray[np.bool_]:
 
 
 def all_launches(trace: Trace, projection: Projection) -> list[Launch]:
-    """Every kernel whose launch is known, as one step."""
+    """Return every kernel whose launch is known, as one step."""
     return _launches(trace, projection, np.where(projection.call_of_work != NONE, 0, NONE))
 
 
@@ -55,7 +56,7 @@ def _launches(trace: Trace, projection: Projection, instance: Int64) -> list[Lau
     rows = np.flatnonzero((instance != NONE) & (work.kind == WorkKind.KERNEL))
     call_start = trace.calls.start_ns[projection.call_of_work[rows]]
     rows = rows[np.lexsort((work.start_ns[rows], call_start))]
-    step = np.unique(instance[rows], return_inverse=True)[1].reshape(-1)  # ranges lie in the order of their start
+    step = np.unique(instance[rows], return_inverse=True)[1].reshape(-1)  # ranges are sorted by start
     functions = {int(index): function_name(trace.name_of(int(index))) for index in different(work.name[rows])}
     names, durations = work.name[rows].tolist(), (work.end_ns[rows] - work.start_ns[rows]).tolist()
     grids, blocks, devices = work.grid[rows].tolist(), work.block[rows].tolist(), work.device[rows].tolist()
@@ -80,13 +81,13 @@ class KernelTotal:
     total_ns: int
     mean_ns: float
     share: float
-    """Of the summed kernel time of the stage, or of the trace."""
+    """Share of the summed kernel time of the stage or the trace."""
 
 
 def kernels_by_time(
     trace: Trace, stages: TraceStages | None = None, stage: str | None = None, only: Bool | None = None
 ) -> tuple[KernelTotal, ...]:
-    """Kernels by their summed time, the largest first. With a stage, those its launches started; with `only`, those rows."""
+    """Return kernels by summed time, longest first; with `stage`, those that its launches started, with `only`, those rows."""
     chosen = trace.work.kind == WorkKind.KERNEL
     if stage is not None:
         if stages is None:
@@ -96,19 +97,18 @@ def kernels_by_time(
         chosen &= only
     rows = np.flatnonzero(chosen)
     duration = (trace.work.end_ns - trace.work.start_ns)[rows]
-    everything = int(duration.sum())
-    # two indices may carry one name; the names decide
+    whole = int(duration.sum())
+    # two indices may have the same name, so kernels are combined by name
     indices, number = np.unique(trace.work.name[rows], return_inverse=True)
     calls = np.bincount(number.reshape(-1), minlength=len(indices))
-    total = np.zeros(len(indices), np.int64)
-    np.add.at(total, number.reshape(-1), duration)
+    total = sums(number.reshape(-1), duration, len(indices))
     by_name: dict[str, tuple[int, int]] = {}
     for index, count, time in zip(indices.tolist(), calls.tolist(), total.tolist(), strict=True):
         name = trace.name_of(index)
         known = by_name.get(name, (0, 0))
         by_name[name] = (known[0] + count, known[1] + time)
     found = [
-        KernelTotal(name, classify(name), count, time, time / count, time / everything if everything else 0.0)
+        KernelTotal(name, classify(name), count, time, time / count, time / whole if whole else 0.0)
         for name, (count, time) in by_name.items()
     ]
     return tuple(sorted(found, key=lambda row: (-row.total_ns, row.name)))

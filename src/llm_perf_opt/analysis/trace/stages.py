@@ -1,8 +1,8 @@
-"""The stages and steps of any trace: from labels where there are some, else from the repeating sequence of kernels.
+"""Find the stages and steps of any trace: from labels, otherwise from the repeating sequence of kernels.
 
 The dialects of `labels` are tried in order; the first whose labels own device work is used. Without labels, and inside a
-decode whose steps have none, `kernel_sequence` looks for the steps. The result names the method and how much of the device time
-it covers.
+decode whose steps have no labels, `kernel_sequence` finds the steps. The result has the method and its coverage of the device
+time.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.analysis.kernels.classes import CLASSES, class_of_work
-from llm_perf_opt.analysis.trace.intervals import distinct
+from llm_perf_opt.analysis.trace.intervals import distinct, group_spans
 from llm_perf_opt.analysis.trace.kernel_sequence import Repetition, find_repetition, find_steps
 from llm_perf_opt.analysis.trace.labels import Dialect, dialects
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, DECODE_STEP, PREFILL, PROFILE, Instances, TraceStages, coverage_of
@@ -21,36 +21,36 @@ from llm_perf_opt.traces.nesting import lanes_of, nest
 from llm_perf_opt.traces.projection import NONE, launching_calls, nearest_marked, through
 
 _ORDER = (*STAGE_NAMES, MIXED_STEP, STEP)
-"""Stages as they are listed."""
+"""Stages in display order."""
 SEQUENCED_STEPS = "steps by kernel sequence"
-"""Behind the name of a dialect whose labels show a decode and not its steps."""
+"""Follows the name of a dialect that labels a decode but not its steps."""
 MOST_DECODES = 1000
-"""Steps are looked for in so many decodes, which takes a millisecond each; where there are more, in none."""
+"""Steps are searched in at most so many decodes, which takes a millisecond each; with more, in none."""
 
 
 def find_stages(trace: Trace, call_of_work: Int64 | None = None) -> TraceStages:
-    """The stages of a trace by the first method that finds device work in them."""
+    """Return the stages of a trace by the first method that finds device work in them."""
     calls = launching_calls(trace) if call_of_work is None else call_of_work
-    poorer: TraceStages | None = None
+    fallback: TraceStages | None = None
     for dialect in dialects():
         found = _from_labels(trace, calls, dialect)
         if found is None:
             continue
-        tells = found.names != (PROFILE,)  # a bare `profile` around everything says nothing of what is in it
-        if tells and ((found.of_work != NONE).any() or not len(trace.work)):
+        informative = found.names != (PROFILE,)  # a `profile` label around everything does not separate stages
+        if informative and ((found.of_work != NONE).any() or not len(trace.work)):
             return found
-        poorer = poorer or found
-    return _from_kernels(trace) or poorer or _nothing(trace)
+        fallback = fallback or found
+    return _from_kernels(trace) or fallback or _nothing(trace)
 
 
 def _from_labels(trace: Trace, call_of_work: Int64, dialect: Dialect) -> TraceStages | None:
     mine = np.flatnonzero(_in_our_domain(trace)) if dialect.our_domain_only else np.arange(len(trace.ranges))
-    meant = {int(index): dialect.stage_of(trace.name_of(int(index))) for index in different(trace.ranges.name[mine])}
-    names = tuple(name for name in _ORDER if name in meant.values())
+    stage_of = {int(index): dialect.stage_of(trace.name_of(int(index))) for index in different(trace.ranges.name[mine])}
+    names = tuple(name for name in _ORDER if name in stage_of.values())
     if not names:
         return None
-    stage = np.full(len(trace.names) + 1, NONE, np.int64)  # the last entry answers NO_NAME
-    for index, name in meant.items():
+    stage = np.full(len(trace.names) + 1, NONE, np.int64)  # the last entry is for NO_NAME
+    for index, name in stage_of.items():
         stage[index] = names.index(name) if name else NONE
     of_range = stage[trace.ranges.name]
     rows = mine[of_range[mine] != NONE]
@@ -62,7 +62,7 @@ def _from_labels(trace: Trace, call_of_work: Int64, dialect: Dialect) -> TraceSt
     if DECODE in names and DECODE_STEP not in names:
         found = _with_steps(trace, call_of_work, names, instances, of_work)
         if found is None:
-            why += "; decode has no labels of steps, and its kernels show none: it is not told by the token"
+            why += "; decode has no step labels and its kernels show no steps, so there are no figures per token"
         else:
             names, instances, of_work, steps = found
             method, why = f"{method}, {SEQUENCED_STEPS}", f"{why}; steps of decode by {steps}"
@@ -72,9 +72,9 @@ def _from_labels(trace: Trace, call_of_work: Int64, dialect: Dialect) -> TraceSt
 def _with_steps(
     trace: Trace, call_of_work: Int64, names: tuple[str, ...], instances: Instances, of_work: Int64
 ) -> tuple[tuple[str, ...], Instances, Int64, str] | None:
-    """The same with the steps of every decode, by the sequence of its kernels; None where one of them shows none.
+    """Add the steps of every decode from the sequence of its kernels; None if a decode shows no steps.
 
-    A step lasts from the launch of its first kernel to that of the next step's, and owns what was launched in between.
+    A step is from the launch of its first kernel to that of the next step's, and owns what was launched in between.
     """
     began = through(call_of_work, trace.calls.start_ns)
     by_owner = np.argsort(of_work, kind="stable")
@@ -108,17 +108,17 @@ def _with_steps(
         range=np.full(len(parent), NONE, np.int64),
     )
     joined, of_work = _sorted(_joined(instances, steps), of_work)
-    more = f", and so in {len(whys) - 1} more" if len(whys) > 1 else ""
+    more = f", and the same in {len(whys) - 1} more decodes" if len(whys) > 1 else ""
     return (*names, DECODE_STEP), joined, of_work, whys[0] + more
 
 
 def _in_our_domain(trace: Trace) -> npt.NDArray[np.bool_]:
-    ours = np.array([name == DOMAIN for name in trace.names] + [True], np.bool_)  # the last entry answers NO_NAME
+    ours = np.array([name == DOMAIN for name in trace.names] + [True], np.bool_)  # the last entry is for NO_NAME
     return np.asarray(ours[trace.ranges.domain])
 
 
 def _instances(trace: Trace, call_of_work: Int64, rows: Int64, stage: Int64) -> tuple[Instances, Int64]:
-    """The labeled ranges as instances, and the innermost one around each work's launch."""
+    """Return the labeled ranges as instances, and the innermost one around the launch of each row of work."""
     ranges, calls = trace.ranges, trace.calls
     lane, call_lane = lanes_of((ranges.process[rows], ranges.thread[rows]), (calls.process, calls.thread))
     nesting = nest(ranges.start_ns[rows], ranges.end_ns[rows], lane)
@@ -142,10 +142,10 @@ def _instances(trace: Trace, call_of_work: Int64, rows: Int64, stage: Int64) -> 
 
 
 def _inside_its_own(parent: Int64, stage: Int64) -> npt.NDArray[np.bool_]:
-    """Labels inside another of their stage, however deep. One that is set twice, as NVTX and as record_function, is one."""
+    """Return which labels are inside another of their stage: one set twice, as NVTX and record_function, counts once."""
     double = np.zeros(len(parent), np.bool_)
-    for one in different(stage):
-        mine = stage == one
+    for number in different(stage):
+        mine = stage == number
         double |= mine & (through(parent, nearest_marked(parent, mine)) != NONE)
     return double
 
@@ -153,10 +153,10 @@ def _inside_its_own(parent: Int64, stage: Int64) -> npt.NDArray[np.bool_]:
 def _with_decodes(
     trace: Trace, names: tuple[str, ...], instances: Instances, of_work: Int64
 ) -> tuple[tuple[str, ...], Instances, Int64]:
-    """Put each unbroken run of decode steps of a thread into a `decode`, as this tool's own labels have it."""
+    """Put each unbroken run of decode steps of a thread into a `decode`, as in this tool's labels."""
     ranges = trace.ranges
     lane = lanes_of((ranges.process[instances.range], ranges.thread[instances.range]))[0]
-    outer = np.flatnonzero(instances.parent == NONE)  # what lies inside a step does not end a run of them
+    outer = np.flatnonzero(instances.parent == NONE)  # inner instances of a step do not end a run
     order = outer[np.argsort(lane[outer], kind="stable")]
     in_run = instances.stage[order] == names.index(DECODE_STEP)
     begins = in_run & np.append(True, ~in_run[:-1] | (lane[order][1:] != lane[order][:-1]))
@@ -164,10 +164,7 @@ def _with_decodes(
     run[order[in_run]] = np.cumsum(begins)[in_run] - 1
     runs = int(begins.sum())
     members = np.flatnonzero(run != NONE)
-    first = np.full(runs, np.iinfo(np.int64).max)
-    last = np.full(runs, np.iinfo(np.int64).min)
-    np.minimum.at(first, run[members], instances.start_ns[members])
-    np.maximum.at(last, run[members], instances.end_ns[members])
+    first, last = group_spans(run[members], instances.start_ns[members], instances.end_ns[members], runs)
     every = (*names, DECODE)
     decodes = Instances(
         np.full(runs, len(names), np.int32), first, last, np.full(runs, NONE, np.int64), np.full(runs, NONE, np.int64)
@@ -187,7 +184,7 @@ def _reparented(instances: Instances, parent: Int64) -> Instances:
 
 
 def _sorted(instances: Instances, of_work: Int64) -> tuple[Instances, Int64]:
-    """In the order of their start, the outer first; references follow."""
+    """Sort by start, outer instances first, and update references."""
     depth = (instances.parent != NONE).astype(np.int64)
     order = np.lexsort((depth, -instances.end_ns, instances.start_ns))
     place = np.empty(len(order), np.int64)
@@ -203,12 +200,12 @@ def _from_kernels(trace: Trace) -> TraceStages | None:
     names = (PREFILL, DECODE, DECODE_STEP) if found.heads else (DECODE, DECODE_STEP)
     instances, of_work = _sorted(*_windows(trace, found, names))
     devices = len(different(trace.work.device))
-    where = f", on device {found.device} alone of {devices}" if devices > 1 else ""
+    where = f", only on device {found.device} of {devices}" if devices > 1 else ""
     return _stages(trace, "kernel sequence", found.why + where, names, instances, of_work)
 
 
 def _windows(trace: Trace, found: Repetition, names: tuple[str, ...]) -> tuple[Instances, Int64]:
-    """Instances from stretches of device work: heads are prefills, runs of steps decodes. All work in a window is its own."""
+    """Return instances from intervals of device work: heads are prefills, runs of steps decodes; each owns its window."""
     stretches = [*((PREFILL, NONE, head) for head in found.heads)]
     for run in found.runs:
         decode = len(stretches)
@@ -236,7 +233,7 @@ def _windows(trace: Trace, found: Repetition, names: tuple[str, ...]) -> tuple[I
 
 
 def _nothing(trace: Trace) -> TraceStages:
-    why = "no labels of stages, and no sequence of kernels that repeats" if len(trace.work) else "no labels and no device work"
+    why = "no stage labels and no repeating sequence of kernels" if len(trace.work) else "no labels and no device work"
     return _stages(trace, "none", why, (), Instances.none(), np.full(len(trace.work), NONE, np.int64))
 
 
@@ -248,7 +245,7 @@ def _stages(trace: Trace, method: str, why: str, names: tuple[str, ...], instanc
 
 
 def stage_columns(trace: Trace, stages: TraceStages | None = None) -> dict[str, dict[str, Any]]:
-    """Table → column → values. `stage` is the innermost one, `step` counts the steps of the trace from 0; NULL for none."""
+    """Return table → column → values. `stage` is the innermost one, `step` the step's index in the trace; NULL for none."""
     found = find_stages(trace) if stages is None else stages
     names = np.array([*found.names, None], object)
     stage = names[through(found.of_work, found.instances.stage.astype(np.int64))]
@@ -261,7 +258,7 @@ def _steps(stages: TraceStages, rows: int) -> Any:
         return np.full(rows, None, object)
     instance = stages.of_stage(stages.step_stage)
     steps = stages.rows_of(stages.step_stage)
-    place = np.full(len(stages.instances) + 1, None, object)  # the last entry answers -1
+    place = np.full(len(stages.instances) + 1, None, object)  # the last entry is for -1
     place[steps] = list(range(len(steps)))
     place[NONE] = None
     return place[instance]

@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from llm_perf_opt.analysis.cost_model.work import PartName
+from llm_perf_opt.analysis.cost_model.work import ComponentName
 from llm_perf_opt.core.records import PartTime
 from llm_perf_opt.core.stages import PART_LABEL
 
 _ATTENTION = r"(self_attn|attn|attention|self_attention)"
-RULES: tuple[tuple[str, bool, PartName], ...] = (
+RULES: tuple[tuple[str, bool, ComponentName], ...] = (
     # (the module's path ends so, it multiplies a weight matrix, the part)
     (r"(embed_tokens|embed_in|wte|wpe|embed_positions)", False, "embedding"),
     (r"(lm_head|embed_out)", False, "lm_head"),
@@ -29,7 +29,7 @@ RULES: tuple[tuple[str, bool, PartName], ...] = (
 _COMPILED = [(re.compile(rf"(?:.*\.)?{pattern}"), matrix, part) for pattern, matrix, part in RULES]
 
 
-def part_of(path: str, multiplies: bool) -> PartName | None:
+def part_of(path: str, multiplies: bool) -> ComponentName | None:
     """The part a module belongs to, or None for one that only holds others."""
     return next((part for rule, matrix, part in _COMPILED if rule.fullmatch(path) and (multiplies or not matrix)), None)
 

@@ -1,7 +1,8 @@
-"""The least time a stage can take on given hardware, and what would change it.
+"""The roofline time of a stage on given hardware, and what would change it.
 
-The floor is the sum over parts of max(FLOPs / peak, bytes / bandwidth): parts run one after the other, and within a
-part computing and moving overlap perfectly. The cache's bytes overlap with the part whose kernel moves them.
+The roofline time is the sum over components of max(FLOPs / peak, bytes / bandwidth): components run one after the
+other, and within a component compute and memory traffic overlap perfectly. The bytes of the KV cache count in the
+component whose kernel moves them.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Literal
 
 from llm_perf_opt.analysis.cost_model.architecture import Architecture
 from llm_perf_opt.analysis.cost_model.cost import (
-    PART_NAMES,
+    COMPONENT_NAMES,
     Formats,
     StageCost,
     compute_dtype,
@@ -18,7 +19,7 @@ from llm_perf_opt.analysis.cost_model.cost import (
     step_cost,
     weight_bytes,
 )
-from llm_perf_opt.analysis.cost_model.work import PartName, Step
+from llm_perf_opt.analysis.cost_model.work import ComponentName, Step
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.analysis.stats import positive_number, whole_number
 from llm_perf_opt.core.errors import ConfigError
@@ -26,17 +27,17 @@ from llm_perf_opt.core.records import Maybe, Missing
 
 Bound = Literal["compute", "memory"]
 
-_CACHE_PARTS = frozenset({"attention_core", "kv_read", "kv_write"})
+_CACHE_COMPONENTS = frozenset({"attention_core", "kv_read", "kv_write"})
 
 _MOST_BATCH = 2**20
-"""Beyond it the answer is that decode never turns."""
+"""The largest batch tried before decode counts as never compute-bound."""
 
 
 @dataclass(frozen=True)
-class FloorPart:
-    """One part's share, the cache's bytes counted where they are moved."""
+class ComponentRoofline:
+    """The roofline time of one component, including the cache's bytes that its kernel moves."""
 
-    name: PartName
+    name: ComponentName
     flops: int
     bytes: int
     compute_s: float
@@ -44,35 +45,35 @@ class FloorPart:
 
     @property
     def seconds(self) -> float:
-        """The longer of the two."""
+        """The larger of compute and memory time."""
         return max(self.compute_s, self.memory_s)
 
     @property
     def bound(self) -> Bound:
-        """Which of the two it is."""
+        """Which of compute and memory takes longer."""
         return "compute" if self.compute_s >= self.memory_s else "memory"
 
 
 @dataclass(frozen=True)
-class Floor:
-    """The least time of a stage."""
+class RooflineTime:
+    """The roofline time of a stage: the least time that the hardware allows."""
 
-    parts: tuple[FloorPart, ...]
+    components: tuple[ComponentRoofline, ...]
 
     @property
     def seconds(self) -> float:
-        """Sum over the parts."""
-        return sum(part.seconds for part in self.parts)
+        """Sum over the components."""
+        return sum(component.seconds for component in self.components)
 
     @property
     def compute_s(self) -> float:
-        """All FLOPs at the peak."""
-        return sum(part.compute_s for part in self.parts)
+        """Time of all FLOPs at the peak rate."""
+        return sum(component.compute_s for component in self.components)
 
     @property
     def memory_s(self) -> float:
-        """All bytes at full bandwidth."""
-        return sum(part.memory_s for part in self.parts)
+        """Time of all bytes at full bandwidth."""
+        return sum(component.memory_s for component in self.components)
 
     @property
     def bound(self) -> Bound:
@@ -80,22 +81,24 @@ class Floor:
         return "compute" if self.compute_s >= self.memory_s else "memory"
 
 
-def computing_alone(stage: StageCost, peak_flops_per_s: float) -> Floor:
-    """The floor of a stage whose bytes take no time: they stay in a cache."""
-    return Floor(tuple(replace(part, memory_s=0.0) for part in floor(stage, peak_flops_per_s, 1.0).parts))
+def compute_only_time(stage: StageCost, peak_flops_per_s: float) -> RooflineTime:
+    """Return the roofline time of a stage whose bytes stay in a cache and take no time."""
+    return RooflineTime(
+        tuple(replace(component, memory_s=0.0) for component in roofline_time(stage, peak_flops_per_s, 1.0).components)
+    )
 
 
-def floor(stage: StageCost, peak_flops_per_s: float, bandwidth_bytes_per_s: float) -> Floor:
-    """The floor of a stage; FLOPs with causal attention."""
+def roofline_time(stage: StageCost, peak_flops_per_s: float, bandwidth_bytes_per_s: float) -> RooflineTime:
+    """Return the roofline time of a stage with causal attention."""
     peak = positive_number("peak_flops_per_s", peak_flops_per_s)
     bandwidth = positive_number("bandwidth_bytes_per_s", bandwidth_bytes_per_s)
-    parts = []
-    for name in PART_NAMES:
-        members = [part for part in stage.parts if part.within == name]
+    components = []
+    for name in COMPONENT_NAMES:
+        members = [component for component in stage.components if component.within == name]
         if members:
-            flops, moved = sum(part.flops for part in members), sum(part.bytes for part in members)
-            parts.append(FloorPart(name, flops, moved, flops / peak, moved / bandwidth))
-    return Floor(tuple(parts))
+            flops, moved = sum(component.flops for component in members), sum(component.bytes for component in members)
+            components.append(ComponentRoofline(name, flops, moved, flops / peak, moved / bandwidth))
+    return RooflineTime(tuple(components))
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class WhatIf:
     hardware: str
     formats: Formats
     compute_dtype: str
-    """The format whose peak the floor was computed with."""
+    """The format whose peak the roofline time uses."""
     batch: int
     prompt: int
     context: int
@@ -113,13 +116,13 @@ class WhatIf:
     kv_cache_bytes: int
     """After the decode step."""
     fits: Maybe[bool]
-    """Whether weights and cache are within the device's nominal memory."""
-    prefill: Maybe[Floor]
-    decode: Maybe[Floor]
+    """Whether weights and cache fit in the device's nominal memory."""
+    prefill: Maybe[RooflineTime]
+    decode: Maybe[RooflineTime]
 
     @property
     def decode_tokens_per_s(self) -> Maybe[float]:
-        """Of the whole batch, at best."""
+        """Upper bound of the batch's decode throughput."""
         return self.decode if isinstance(self.decode, Missing) else self.batch / self.decode.seconds
 
 
@@ -132,7 +135,7 @@ def what_if(
     formats: Sequence[Formats],
     prompt: int | None = None,
 ) -> list[WhatIf]:
-    """A row for each combination; the prompt is as long as the context unless it is given."""
+    """Return a row per combination; the prompt defaults to the length of the context."""
     for name, values in (("batch", batches), ("context", contexts), ("dtype", formats)):
         if not values:
             raise ConfigError(f"{name} must have at least one value.")
@@ -148,25 +151,25 @@ def what_if(
     ]
 
 
-def step_floor(architecture: Architecture, hardware: Hardware, step: Step, formats: Formats) -> Maybe[Floor]:
-    """The least time of one step on the datasheet's limits."""
+def step_roofline_time(architecture: Architecture, hardware: Hardware, step: Step, formats: Formats) -> Maybe[RooflineTime]:
+    """Return the roofline time of one step at the datasheet peaks."""
     peak = hardware.peak(compute_dtype(formats.weights))
     if isinstance(peak, Missing):
         return peak
-    return floor(step_cost(architecture, step, formats), peak.flops_per_s, hardware.bandwidth_bytes_per_s)
+    return roofline_time(step_cost(architecture, step, formats), peak.flops_per_s, hardware.bandwidth_bytes_per_s)
 
 
 def largest_batch_within(
     architecture: Architecture, hardware: Hardware, batch: int, context: int, formats: Formats, longer: float
 ) -> Maybe[int]:
-    """The largest batch whose decode step has a floor at most `longer` (a share) above that of `batch`."""
-    now = step_floor(architecture, hardware, Step(batch, 1, context), formats)
+    """Return the largest batch whose decode step has a roofline time at most `longer` (a fraction) above that of `batch`."""
+    now = step_roofline_time(architecture, hardware, Step(batch, 1, context), formats)
     if isinstance(now, Missing):
         return now
     most_s = now.seconds * (1 + longer)
 
     def is_longer(larger: int) -> bool:
-        found = step_floor(architecture, hardware, Step(larger, 1, context), formats)
+        found = step_roofline_time(architecture, hardware, Step(larger, 1, context), formats)
         return isinstance(found, Missing) or found.seconds > most_s
 
     high = batch + 1
@@ -189,13 +192,13 @@ class TurningPoint:
     formats: Formats
     context: int
     step: Maybe[int]
-    """All parts together: at long contexts each sequence brings so many cached bytes that no batch turns it."""
+    """All components. At long contexts, each sequence adds so many cached bytes that no batch is compute-bound."""
     weights: Maybe[int]
-    """The parts that multiply weights, without attention over the cache."""
+    """The components that multiply weights, without attention over the cache."""
 
 
 def turning_point(architecture: Architecture, hardware: Hardware, context: int, formats: Formats) -> TurningPoint:
-    """Where decode turns from memory- to compute-bound as the batch grows."""
+    """Return the batch at which decode becomes compute-bound."""
     whole_number("context", context, at_least=0)
     peak = hardware.peak(compute_dtype(formats.weights))
     if isinstance(peak, Missing):
@@ -204,9 +207,9 @@ def turning_point(architecture: Architecture, hardware: Hardware, context: int, 
     def bound_with(without: frozenset[str]) -> Callable[[int], bool]:
         def is_compute_bound(batch: int) -> bool:
             stage = step_cost(architecture, Step(batch, 1, context), formats)
-            parts = [part for part in stage.parts if part.name not in without]
-            compute_s = sum(part.flops for part in parts) / peak.flops_per_s
-            return compute_s >= sum(part.bytes for part in parts) / hardware.bandwidth_bytes_per_s
+            counted = [component for component in stage.components if component.name not in without]
+            compute_s = sum(component.flops for component in counted) / peak.flops_per_s
+            return compute_s >= sum(component.bytes for component in counted) / hardware.bandwidth_bytes_per_s
 
         return is_compute_bound
 
@@ -214,8 +217,8 @@ def turning_point(architecture: Architecture, hardware: Hardware, context: int, 
         hardware=hardware.key,
         formats=formats,
         context=context,
-        step=_first_batch(bound_with(frozenset()), f"at a context of {context} the cache's bytes outgrow the FLOPs"),
-        weights=_first_batch(bound_with(_CACHE_PARTS), "the weights stay memory-bound"),
+        step=_first_batch(bound_with(frozenset()), f"at a context of {context}, the cache's bytes grow faster than the FLOPs"),
+        weights=_first_batch(bound_with(_CACHE_COMPONENTS), "the weights stay memory-bound"),
     )
 
 
@@ -233,13 +236,13 @@ def _row(architecture: Architecture, hardware: Hardware, batch: int, prompt: int
         weight_bytes=held,
         kv_cache_bytes=cache,
         fits=memory if isinstance(memory, Missing) else held + cache <= memory,
-        prefill=step_floor(architecture, hardware, Step(batch, prompt), formats),
-        decode=step_floor(architecture, hardware, Step(batch, 1, context), formats),
+        prefill=step_roofline_time(architecture, hardware, Step(batch, prompt), formats),
+        decode=step_roofline_time(architecture, hardware, Step(batch, 1, context), formats),
     )
 
 
 def _first_batch(is_compute_bound: Callable[[int], bool], why_never: str) -> Maybe[int]:
-    """The first batch for which it holds. Bytes grow ever slower with the batch and FLOPs evenly, so it turns once."""
+    """Return the smallest compute-bound batch. FLOPs grow linearly with the batch and bytes more slowly: one crossing."""
     high = 1
     while not is_compute_bound(high):
         high *= 2

@@ -1,4 +1,4 @@
-"""The least time on given hardware: sums of maxima, what-if rows, and where decode turns."""
+"""Roofline times: sums of maxima, what-if rows, and the batch at which decode becomes compute-bound."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.cost_model.architecture import Mla
-from llm_perf_opt.analysis.cost_model.cost import BF16, Formats, Part, StageCost, step_cost, weight_bytes
+from llm_perf_opt.analysis.cost_model.cost import BF16, ComponentCost, Formats, StageCost, step_cost, weight_bytes
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.cost_model.work import Step
-from llm_perf_opt.analysis.limits.floor import Floor, floor, turning_point, what_if
 from llm_perf_opt.analysis.limits.hardware import given_hardware, hardware_named
+from llm_perf_opt.analysis.limits.roofline import RooflineTime, roofline_time, turning_point, what_if
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import Missing
 
@@ -48,18 +48,18 @@ MLA = architecture_of(
 H100 = hardware_named("h100_sxm")
 
 
-def test_the_floor_is_a_sum_of_maxima_and_the_cache_is_read_while_attention_computes() -> None:
+def test_roofline_time_sums_maxima_and_counts_cache_reads_in_attention() -> None:
     stage = StageCost(
         (
-            Part("attention_projections", 400, 400, 100, "attention_projections"),
-            Part("attention_core", 50, 90, 0, "attention_core"),
-            Part("kv_read", 0, 0, 80, "attention_core"),
-            Part("kv_write", 0, 0, 20, "attention_projections"),
-            Part("mlp", 100, 100, 300, "mlp"),
+            ComponentCost("attention_projections", 400, 400, 100, "attention_projections"),
+            ComponentCost("attention_core", 50, 90, 0, "attention_core"),
+            ComponentCost("kv_read", 0, 0, 80, "attention_core"),
+            ComponentCost("kv_write", 0, 0, 20, "attention_projections"),
+            ComponentCost("mlp", 100, 100, 300, "mlp"),
         )
     )
-    least = floor(stage, peak_flops_per_s=10, bandwidth_bytes_per_s=10)
-    rows = [(part.name, part.compute_s, part.memory_s, part.seconds, part.bound) for part in least.parts]
+    least = roofline_time(stage, peak_flops_per_s=10, bandwidth_bytes_per_s=10)
+    rows = [(part.name, part.compute_s, part.memory_s, part.seconds, part.bound) for part in least.components]
     assert rows == [
         ("attention_projections", 40, 12, 40, "compute"),
         ("attention_core", 5, 8, 8, "memory"),
@@ -70,10 +70,10 @@ def test_the_floor_is_a_sum_of_maxima_and_the_cache_is_read_while_attention_comp
 
 
 def test_llama3_8b_on_an_h100() -> None:
-    decode = floor(step_cost(LLAMA3_8B, Step(1, 1, 2048)), 989e12, 3.35e12)
+    decode = roofline_time(step_cost(LLAMA3_8B, Step(1, 1, 2048)), 989e12, 3.35e12)
     assert decode.bound == "memory"
     assert decode.seconds == pytest.approx(15.28e9 / 3.35e12, rel=0.002)
-    prefill = floor(step_cost(LLAMA3_8B, Step(1, 2048)), 989e12, 3.35e12)
+    prefill = roofline_time(step_cost(LLAMA3_8B, Step(1, 2048)), 989e12, 3.35e12)
     assert prefill.bound == "compute"
     assert prefill.seconds == pytest.approx(29.7e12 / 989e12, rel=0.02)
 
@@ -85,12 +85,12 @@ def test_llama3_8b_on_an_h100() -> None:
     peak=st.floats(1e9, 1e16),
     bandwidth=st.floats(1e9, 1e13),
 )
-def test_the_floor_lies_between_the_longest_and_the_sum(step: Step, mla: Mla, peak: float, bandwidth: float) -> None:
+def test_roofline_time_is_between_the_longest_and_the_sum(step: Step, mla: Mla, peak: float, bandwidth: float) -> None:
     for architecture in (LLAMA3_8B, MLA):
         stage = step_cost(architecture, step, Formats(mla=mla))
-        least = floor(stage, peak, bandwidth)
-        assert sum(part.flops for part in least.parts) == stage.flops
-        assert sum(part.bytes for part in least.parts) == stage.bytes
+        least = roofline_time(stage, peak, bandwidth)
+        assert sum(part.flops for part in least.components) == stage.flops
+        assert sum(part.bytes for part in least.components) == stage.bytes
         most = stage.flops / peak + stage.bytes / bandwidth
         assert max(least.compute_s, least.memory_s) <= least.seconds * (1 + 1e-12)
         assert least.seconds <= most * (1 + 1e-12)
@@ -100,9 +100,9 @@ def test_the_floor_lies_between_the_longest_and_the_sum(step: Step, mla: Mla, pe
 def test_rates_must_be_numbers(rate: Any) -> None:
     stage = step_cost(MLA, Step(1, 1))
     with pytest.raises(ConfigError, match="peak_flops_per_s"):
-        floor(stage, rate, 1.0)
+        roofline_time(stage, rate, 1.0)
     with pytest.raises(ConfigError, match="bandwidth_bytes_per_s"):
-        floor(stage, 1.0, rate)
+        roofline_time(stage, 1.0, rate)
 
 
 # --- what if ----------------------------------------------------------------------------------------------------------
@@ -119,9 +119,9 @@ def test_a_row_for_each_combination() -> None:
     assert first.weight_bytes == weight_bytes(LLAMA3_8B)
     assert first.kv_cache_bytes == 513 * 131072
     assert first.fits is True
-    assert isinstance(first.decode, Floor)
-    assert first.decode == floor(step_cost(LLAMA3_8B, Step(1, 1, 512)), 989e12, 3.35e12)
-    assert first.prefill == floor(step_cost(LLAMA3_8B, Step(1, 256)), 989e12, 3.35e12)
+    assert isinstance(first.decode, RooflineTime)
+    assert first.decode == roofline_time(step_cost(LLAMA3_8B, Step(1, 1, 512)), 989e12, 3.35e12)
+    assert first.prefill == roofline_time(step_cost(LLAMA3_8B, Step(1, 256)), 989e12, 3.35e12)
     assert first.decode_tokens_per_s == 1 / first.decode.seconds
     assert rows[4].compute_dtype == "fp8"
 
@@ -131,7 +131,7 @@ def test_the_prompt_is_the_context_unless_given() -> None:
     assert (row.prompt, row.context) == (100, 100)
 
 
-def test_what_does_not_fit_and_what_has_no_peak_is_said() -> None:
+def test_what_does_not_fit_or_has_no_peak_is_reported() -> None:
     (big,) = what_if(LLAMA3_8B, H100, batches=[1024], contexts=[8192], formats=[BF16])
     assert big.fits is False
     (old,) = what_if(LLAMA3_8B, hardware_named("v100_sxm2_32gb"), batches=[1], contexts=[8], formats=[BF16])
@@ -147,7 +147,7 @@ def test_what_does_not_fit_and_what_has_no_peak_is_said() -> None:
 def test_integer_weights_are_multiplied_in_bf16() -> None:
     (row,) = what_if(LLAMA3_8B, H100, batches=[1], contexts=[8], formats=[Formats("int4")])
     assert row.compute_dtype == "bf16"
-    assert isinstance(row.decode, Floor)
+    assert isinstance(row.decode, RooflineTime)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_lists_are_checked(arguments: dict[str, Any], named: str) -> None:
     assert caught.value.fact.startswith(named)
 
 
-# --- where decode turns -----------------------------------------------------------------------------------------------
+# --- turning point ----------------------------------------------------------------------------------------------------
 
 
 def test_without_context_llama_turns_at_the_ridge() -> None:
@@ -196,7 +196,7 @@ def test_one_batch_less_is_memory_bound(architecture: Any, formats: Formats, con
         return
     peak = H100.peaks["fp8" if formats.weights == "fp8" else "bf16"].flops_per_s
     bounds = [
-        floor(step_cost(architecture, Step(batch, 1, context), formats), peak, H100.bandwidth_bytes_per_s).bound
+        roofline_time(step_cost(architecture, Step(batch, 1, context), formats), peak, H100.bandwidth_bytes_per_s).bound
         for batch in (turn.step - 1, turn.step, 4 * turn.step)
         if batch
     ]
