@@ -16,7 +16,7 @@ def advise(
     verify: Annotated[
         bool, typer.Option("--verify", help="Try the findings that are configuration changes, one at a time, on this machine.")
     ] = False,
-    top: Annotated[int, typer.Option(min=1, help="How many findings to try.")] = 3,
+    top: Annotated[int, typer.Option(min=1, help="With --verify: how many findings to try.")] = 3,
     remeasure: Annotated[
         bool, typer.Option("--remeasure", help="With --verify: measure the run's own configuration again first.")
     ] = False,
@@ -26,7 +26,7 @@ def advise(
 ) -> None:
     """List what to change first, and what each change would save.
 
-    With --verify, try the changes and print predicted and measured time.
+    With --verify, try the changes and print predicted and measured times.
     """
     note_debug(debug)
     from llm_perf_opt.cli.progress import progress_for
@@ -52,7 +52,7 @@ def advise(
     if not as_json:
         sys.stdout.write(advice_text(findings))
     if not chosen:
-        print("note: no finding is plain configuration that promises a saving: nothing to try", file=sys.stderr)
+        print("note: no finding is a configuration change that promises a saving, so there is nothing to try", file=sys.stderr)
         print_json({"run": str(run.folder.path), "findings": findings, "verification": None}) if as_json else None
         return
     with ended_in_order():

@@ -27,7 +27,7 @@ def analyze(
             metavar="RUN|TRACE", help="Take the modules of CUDA graph kernels from this eager run or trace of the same model."
         ),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Parse the trace again, and cache nothing.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Parse the trace again and do not cache the result.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -36,7 +36,7 @@ BUG = "This is a bug in llm-perf"
 app = typer.Typer(
     name="llm-perf",
     cls=WithCompletion,
-    help="Profile LLM inference: where every millisecond goes, how far it is from the roofline, what to change first.",
+    help="Profile LLM inference: where every millisecond goes, how far it is from the roofline, and what to change first.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -56,7 +56,7 @@ def _common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that stand before the verb."""
+    """Handle the options before the verb."""
 
 
 _VERBS = (

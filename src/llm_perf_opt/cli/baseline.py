@@ -12,7 +12,7 @@ from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_js
 app = typer.Typer(
     name="baseline",
     cls=WholeHelp,
-    help="Name runs as baselines, to compare with: `llm-perf compare NAME NEW`.",
+    help="Name runs as baselines to compare with: `llm-perf compare NAME NEW`.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -59,7 +59,7 @@ def list_baselines(runs_dir: RunsDir = RUNS_DIR, as_json: Json = False, debug: D
         print_json(rows)
         return
     for row in rows:
-        print(f"{row['name']}  {row['run']}{'' if row['there'] else '  (gone: there is no run at this path)'}")
+        print(f"{row['name']}  {row['run']}{'' if row['there'] else '  (gone: no run exists at this path)'}")
     if not rows:
         print(f"No baseline is set in {kept.file}. `llm-perf baseline set NAME RUN` sets one.")
 

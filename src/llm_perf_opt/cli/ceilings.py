@@ -12,14 +12,16 @@ def ceilings(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     device_index: Annotated[int, typer.Option(min=0, help="Which GPU, in the driver's order.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default torch decides.")] = None,
-    budget_s: Annotated[float | None, typer.Option(min=0.05, max=600, help="Seconds to measure; about nine by default.")] = None,
+    budget_s: Annotated[
+        float | None, typer.Option(min=0.05, max=600, help="How many seconds to measure; about nine by default.")
+    ] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again even if a cached result exists.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine's peak FLOP/s, bandwidth and launch rate, in seconds.
+    """Measure this machine's peak FLOP/s, bandwidth and launch rate.
 
-    The result is cached per device, driver and torch version.
+    This takes seconds. The result is cached per device, driver and torch version.
     """
     note_debug(debug)
     from datetime import datetime, timezone

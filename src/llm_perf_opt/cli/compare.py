@@ -27,14 +27,16 @@ def compare(
     more_new: Annotated[list[str] | None, typer.Option("--new", help="A run of the new side. May be repeated.")] = None,
     gate: Annotated[
         list[str] | None,
-        typer.Option(metavar="METRIC=TOLERANCE", help="Exit with 1 if it is worse by more than this: tpot=3%. May be repeated."),
+        typer.Option(
+            metavar="METRIC=TOLERANCE", help="Exit with 1 if the metric is worse by more than this: tpot=3%. May be repeated."
+        ),
     ] = None,
     experiment: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="A setting that differs on purpose. May be repeated.")
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND", help="Compare although this differs: hardware, model or workload. May be repeated."),
+        typer.Option(metavar="KIND", help="Compare even if this differs: hardware, model or workload. May be repeated."),
     ] = None,
     smallest: Annotated[
         float,
@@ -60,13 +62,13 @@ def compare(
 ) -> None:
     """Show what changed from BASE to NEW, and whether the change is real.
 
-    A change is faster or slower if its 98 % interval excludes zero. Use three runs per side, and alternate the sides.
-    With one run, the spread between processes is assumed; with two it is measured only roughly (on a quiet CPU it is
-    still assumed). On a busy CPU, fewer than three get no verdict. There is also none if the machine changed its speed
-    during the runs and that explains the difference.
+    The verdict is faster or slower if the 98 % interval of the change excludes zero. Use three runs per side, and
+    alternate the sides. With one run, the spread between processes is assumed. With two, it is measured only roughly
+    (on a quiet CPU it is still assumed). On a busy CPU, fewer than three runs get no verdict. There is also no verdict
+    if the machine changed its speed during the runs and that explains the difference.
 
-    Exit codes with --gate: 0 every gate passes, 1 a regression, 2 cannot tell, or the runs are not comparable.
-    Without --gate: 0. If a run is damaged: 5.
+    With --gate, the exit code is 0 if every gate passes, 1 on a regression, and 2 if it cannot tell or the runs are not
+    comparable. Without --gate it is 0. If a run is damaged, it is 5.
     """
     note_debug(debug)
     if as_json and markdown:

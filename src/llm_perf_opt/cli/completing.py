@@ -13,7 +13,7 @@ _RUN_FILES = ("*/*/*/run.json", "*/sweeps/*/sweep.json", "*/sweeps/*/*/run.json"
 
 
 def complete_override(incomplete: str) -> list[str]:
-    """Complete GROUP=OPTION and KEY=VALUE, one level at a time. A single key comes with values: the shell adds no space."""
+    """Complete GROUP=OPTION and KEY=VALUE, one level at a time. A single key comes with values, so the shell adds no space."""
     before, typed = _whole_word(incomplete)
     return _plain(found.removeprefix(before) for found in _overrides(typed))
 
@@ -102,7 +102,7 @@ def _assigned(key: str) -> Iterator[str]:
 
 
 def _values(key: str) -> tuple[str, ...]:
-    """Return the values a key takes; for a number or text, none and its default."""
+    """Return the values that a key takes; for a number or text, the empty value and its default."""
     from llm_perf_opt.config.choices import all_keys, default_of
 
     kind = all_keys().get(key)

@@ -15,11 +15,11 @@ def cost(
         typer.Argument(metavar="KEY=VALUE", help="model=NAME, model.architecture.FIELD=VALUE.", autocompletion=complete_override),
     ] = None,
     model_config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json, instead of model=.")] = None,
-    batch: Annotated[str, typer.Option(help="Sequences; with --hardware a list: 1,8,64.")] = "1",
+    batch: Annotated[str, typer.Option(help="Number of sequences; with --hardware, a list: 1,8,64.")] = "1",
     prompt: Annotated[str, typer.Option(help="Prompt tokens in prefill.")] = "2048",
-    context: Annotated[str, typer.Option(help="Cached tokens in the decode step; with --hardware a list.")] = "2048",
+    context: Annotated[str, typer.Option(help="Cached tokens in the decode step; with --hardware, a list.")] = "2048",
     dtype: Annotated[
-        str, typer.Option(help="Dtype of the weights: bf16, fp16, fp32, fp8, int8, int4, fp4; with --hardware a list.")
+        str, typer.Option(help="Dtype of the weights: bf16, fp16, fp32, fp8, int8, int4, fp4; with --hardware, a list.")
     ] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help="Dtype of the KV cache.")] = "bf16",
     mla: Annotated[str | None, typer.Option(help="Implementation of latent attention: expand_once, reexpand, absorb.")] = None,

@@ -1,4 +1,4 @@
-"""Add datasets, derive variants, check both."""
+"""Add datasets, derive variants from them, and check both."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -91,7 +91,7 @@ def check(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check for changes: a source or a variant that differs from its metadata, a dangling link. Exits with 1 if there is one."""
+    """Check for changes: a source or a variant that differs from its metadata, a dangling link. Exits with 1 if it finds any."""
     note_debug(debug)
     from llm_perf_opt.cli.watching import watched
     from llm_perf_opt.workspace.data.checking import check_dataset, unfinished
@@ -115,7 +115,7 @@ def check(
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help="A dataset that was added before.")],
+    name: Annotated[str, typer.Argument(help="A dataset added with `llm-perf dataset add`.")],
     variant: Annotated[str, typer.Option(help="Name of the variant; select it later with dataset.variant=NAME.")],
     parent: Annotated[str, typer.Option("--from", help="Start from another variant.")] = SOURCE,
     split: Annotated[str | None, typer.Option(help="Use only this split: train, validation, test.")] = None,
@@ -129,7 +129,7 @@ def prepare(
     join_lines: Annotated[
         bool, typer.Option("--join-lines", help="With --to txt: join the lines of a text with a space.")
     ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out unreadable records, and count them.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable records and count them.")] = False,
     root: Root = DATASETS_ROOT,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -34,19 +34,19 @@ def exec_program(
     ] = "",
     passes: Annotated[
         str | None,
-        typer.Option(help="Passes: program (unprofiled, for its time), nsys, ncu. By default all whose tool is installed."),
+        typer.Option(help="Passes: program (unprofiled, for its time), nsys, ncu. By default, all whose tool is installed."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Count at least this many kernels …")] = 10,
-    coverage: Annotated[float, typer.Option(min=0.01, max=1, help="… and enough to cover this share of the kernel time.")] = 0.8,
+    top: Annotated[int, typer.Option(min=1, help="Count at least this many kernels.")] = 10,
+    coverage: Annotated[float, typer.Option(min=0.01, max=1, help="Count enough to cover this share of the kernel time.")] = 0.8,
     budget_s: Annotated[float, typer.Option(min=0.1, help="Maximum seconds for replaying kernels.")] = 180.0,
     timeout_s: Annotated[float, typer.Option(min=1, max=1_000_000, help="Maximum seconds per pass.")] = 3600.0,
-    max_trace_gb: Annotated[float, typer.Option(min=0.01, help="Maximum disk space of a tool, in GB.")] = 2.0,
+    max_trace_gb: Annotated[float, typer.Option(min=0.01, help="Maximum disk space that a tool may use, in GB.")] = 2.0,
     device_index: Annotated[int, typer.Option(min=0, help="The GPU whose counters are read.")] = 0,
-    regions: Annotated[list[str] | None, typer.Option(help="NVTX regions to report, `step*` or `regex:…`; repeatable.")] = None,
-    without_regions: Annotated[list[str] | None, typer.Option(help="Regions to exclude; exclusion wins. Repeatable.")] = None,
-    kernels: Annotated[list[str] | None, typer.Option(help="Kernels to include in the regions report; repeatable.")] = None,
-    without_kernels: Annotated[list[str] | None, typer.Option(help="Kernels to exclude; exclusion wins. Repeatable.")] = None,
-    aggregate: Annotated[bool, typer.Option("--aggregate", help="Regions of all processes and devices in one table.")] = False,
+    regions: Annotated[list[str] | None, typer.Option(help="Regions to report: `step*` or `regex:…`. May be repeated.")] = None,
+    without_regions: Annotated[list[str] | None, typer.Option(help="Excluded regions; exclusion wins. May be repeated.")] = None,
+    kernels: Annotated[list[str] | None, typer.Option(help="Kernels to include in the regions report. May be repeated.")] = None,
+    without_kernels: Annotated[list[str] | None, typer.Option(help="Excluded kernels; exclusion wins. May be repeated.")] = None,
+    aggregate: Annotated[bool, typer.Option("--aggregate", help="Use one regions table for all processes and devices.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Run folder; by default runs/exec/NAME/TIME, named after the script or program.")
     ] = None,
@@ -54,7 +54,7 @@ def exec_program(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Profile any program: unprofiled, under Nsight Systems, and its longest kernels under Nsight Compute.
+    """Profile any program: time it, run it under Nsight Systems, and read counters of its longest kernels with Nsight Compute.
 
     The program runs once per pass. Its output is kept in raw/program/log.txt of the run. A tool that is not installed is
     skipped unless --passes names it.
@@ -123,7 +123,7 @@ def _behind_python(words: Sequence[str]) -> str:
 
 
 def _behind_launcher(words: Sequence[str], *, shell: bool = False) -> str:
-    """Return the first script, module or interpreter: which options of a launcher take a value is not known."""
+    """Return the first script, module or interpreter; it is unknown which options of a launcher take a value."""
     for at, word in enumerate(words):
         if word == "-c" and shell:
             return ""

@@ -85,7 +85,7 @@ def snapshot(
 
 @app.command()
 def status(names: Names = None, root: Root = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Show the state of each entry against its pin. Exits with 1 if something differs; warnings do not count."""
+    """Compare each entry with its pin. Exits with 1 if something differs; warnings do not count."""
     note_debug(debug)
     from llm_perf_opt.workspace.externals import verbs
     from llm_perf_opt.workspace.externals.places import Places
@@ -111,7 +111,7 @@ def guard(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check that nothing staged edits third_party/ or adds files that externals.yaml does not list. Exits with 1 if it does."""
+    """Check that no staged change edits third_party/ or adds files that externals.yaml does not list. Exits with 1 otherwise."""
     note_debug(debug)
     from llm_perf_opt.workspace.externals import guard as room
     from llm_perf_opt.workspace.externals.places import Places

@@ -18,7 +18,7 @@ app = typer.Typer(
 
 Chip = Annotated[str | None, typer.Option(help="ga100, ad102, gh100, gb100 or gb202; by default that of this machine's GPU.")]
 Installed = Annotated[
-    bool, typer.Option("--installed", help="Also check with the installed ncu; older versions lack some names.")
+    bool, typer.Option("--installed", help="Also check with the installed ncu; older versions do not have all names.")
 ]
 
 

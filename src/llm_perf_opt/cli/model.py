@@ -11,7 +11,7 @@ from llm_perf_opt.workspace.data.layout import MODELS_ROOT, given_root
 app = typer.Typer(
     name="model",
     cls=WholeHelp,
-    help="Link model folders, and check them.",
+    help="Link and check model folders.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -33,12 +33,12 @@ def outcome(folder: "RunFolder", analysis: "RunAnalysis | None") -> dict[str, An
 
 
 def _stage_key(stage: "StageTiming") -> str:
-    """Return the stage's name; for a sub-stage with its parent in front, since it may run in several."""
+    """Return the stage's name. A sub-stage is prefixed with its parent, because it may run in several stages."""
     return stage.name if stage.name in STAGE_NAMES else f"{stage.parent}/{stage.name}"
 
 
 def print_outcome(folder: "RunFolder", analysis: "RunAnalysis | None", images: "Maybe[list[Path]] | None" = None) -> None:
-    """The figures of the request, the warnings, and where the report lies; `images` are the PNG files, or why there are none."""
+    """Print the figures of the request, the warnings and the report's path. `images`: the PNG files, or why there are none."""
     from llm_perf_opt.analysis.metrics import METRICS
     from llm_perf_opt.core.records import Distribution, Missing
     from llm_perf_opt.report.run_tables import what_ran

@@ -52,7 +52,7 @@ def report(
         if limits:
             raise ConfigError("The report of `llm-perf exec` uses no peaks.", "Omit --peak-tflops and --bandwidth-gbs.")
         if open_page:
-            raise ConfigError("The report of a user's own program is Markdown, not a page.", "Leave --open out.")
+            raise ConfigError("The report of a user's own program is Markdown, not a page.", "Omit --open.")
         print_program(folder, report_program(run), as_json)
         return
     analysis = report_run(run, limits)

@@ -142,7 +142,7 @@ def _print_points(planned: "Planned") -> None:
 
 
 def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | None":
-    """The reports, also of a run that ended early; a report that fails must not hide why the run did."""
+    """Write the reports, also for a run that ended early. If the report fails, the error of the run still takes precedence."""
     from llm_perf_opt.workflows.analyze_run import report_run
     from llm_perf_opt.workflows.run_reader import RunReader
 

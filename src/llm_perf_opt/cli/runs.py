@@ -60,7 +60,7 @@ def runs(
 
 
 _LONGEST_WHY = 100
-"""Characters of a reason in the list; a tool's message can be many lines long."""
+"""Maximum length of a reason in the list; a tool's message can be many lines long."""
 
 
 def _line(text: str) -> str:

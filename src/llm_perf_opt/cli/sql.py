@@ -63,7 +63,7 @@ def sql(
 
 
 def _to_tell(opened: "CachedTrace", *, of_a_run: bool) -> "list[TraceProblem]":
-    """Return the problems to print: fatal ones each time, others once, on parsing, unless a run's settings cause them."""
+    """Return the problems to print: fatal ones always; others only after parsing, and if a run's settings do not cause them."""
     remarks = [one for one in opened.trace.problems if not (of_a_run and one.id in _AS_TOLD)] if opened.parsed else []
     return [one for one in opened.trace.problems if one.fatal or one in remarks]
 

@@ -43,7 +43,7 @@ class LastingFile:
                 raise
 
     def close_if_gone(self) -> None:
-        """Redirect the file to /dev/null if nobody can read it any more, including what it still buffers."""
+        """Redirect the file, including what it still buffers, to /dev/null if nobody can read it any more."""
         with suppress(OSError, ValueError):  # no real file, or closed: then there is nothing to do
             descriptor = self._file.fileno()
             if _is_gone(descriptor):
