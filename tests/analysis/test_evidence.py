@@ -7,7 +7,7 @@ import pytest
 from builders import MS, clean_timings, in_a_row
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
-from llm_perf_opt.analysis.findings.launching import launch_bound_decode
+from llm_perf_opt.analysis.findings.host import launch_bound_decode
 from llm_perf_opt.analysis.findings.registry import find
 from llm_perf_opt.analysis.trace.accounting import account
 from llm_perf_opt.analysis.trace.stages import find_stages

@@ -73,7 +73,7 @@ def test_an_nsys_export_has_eight_equal_steps_and_is_found_launch_bound(traces: 
     assert (found["gpu"]["kernels"], round(found["gpu"]["kernel_ns"] / 1e6, 3)) == (1528, 4.651)
     assert [step["kernels"] for step in found["steps"]] == [191] * 8
     assert found["findings"][0]["id"] == "launch_bound_decode"
-    assert "below the profiler" in found["findings"][0]["claim"]
+    assert "under the profiler" in found["findings"][0]["claim"]
     for budget in found["budgets"]:
         assert sum(row["ns"] for row in budget["rows"]) == budget["wall_ns"]
 
