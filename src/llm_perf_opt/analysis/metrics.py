@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from llm_perf_opt.analysis.separable import inseparable, unstepped
+from llm_perf_opt.analysis.separable import stages_unavailable, steps_unavailable
 from llm_perf_opt.analysis.stats import (
     PERCENTILE_METHOD,
     carried_percentile,
@@ -64,8 +64,8 @@ class MetricDefinition:
     def unavailable(self, timings: CleanTimings) -> Missing | None:
         """Why the figure cannot be had of these times, where it needs stages or steps that cannot be told apart."""
         if self.needs == "steps":
-            return unstepped(timings)
-        return inseparable(timings) if self.needs == "stages" else None
+            return steps_unavailable(timings)
+        return stages_unavailable(timings) if self.needs == "stages" else None
 
     def of(self, iteration: Iteration, workload: Workload) -> Maybe[float]:
         """The figure of one iteration."""
@@ -197,8 +197,8 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
         return ()
     whole = percentile([iteration.total_ns for iteration in iterations], 0.5)
     rows = []
-    shown = [stage for stage in Stage if stage is not Stage.DECODE_STEP or unstepped(timings) is None]
-    for stage in shown if inseparable(timings) is None else (Stage.PROFILE,):
+    shown = [stage for stage in Stage if stage is not Stage.DECODE_STEP or steps_unavailable(timings) is None]
+    for stage in shown if stages_unavailable(timings) is None else (Stage.PROFILE,):
         per_iteration, values = stage_values(stage, iterations)
         if not per_iteration:
             continue
@@ -240,7 +240,7 @@ def _same_length(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -
     """The unprofiled median over as many steps as the torch pass took."""
     whole = timings.workload.decode_steps
     steps = whole if isinstance(torch, Missing) else torch.decode_steps
-    untold = unstepped(timings) if stage is not Stage.PREFILL and steps < whole else None
+    untold = steps_unavailable(timings) if stage is not Stage.PREFILL and steps < whole else None
     if untold is not None:
         return untold
     cut = [replace(iteration, steps_ns=iteration.steps_ns[:steps]) for iteration in timings.iterations]
@@ -315,7 +315,7 @@ def substage_values(name: str, stage: Stage, iterations: Sequence[Iteration]) ->
 
 def context_drift(timings: CleanTimings) -> Maybe[Drift]:
     """How the decode step's time grows with the context."""
-    mixed = unstepped(timings)
+    mixed = steps_unavailable(timings)
     if mixed is not None:
         return mixed
     return drift([iteration.steps_ns for iteration in timings.iterations], timings.workload.padded_tokens + 1)

@@ -20,7 +20,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.separable import inseparable
+from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.core.records import CleanTimings
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 
@@ -85,7 +85,7 @@ class Stability:
 def run_stability(timings: CleanTimings) -> dict[str, Stability]:
     """Return whether a run kept its level: its requests (`e2e`), and prefill and decode where they are measured apart."""
     series = {"e2e": [repeat.total_ns for repeat in timings.iterations]}
-    if inseparable(timings) is None:
+    if stages_unavailable(timings) is None:
         series["prefill"] = [repeat.prefill_ns for repeat in timings.iterations]
         series["decode"] = [repeat.decode_ns for repeat in timings.iterations]
     return {key: stability(np.log(times)) for key, times in series.items() if times and min(times) > 0}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from llm_perf_opt.analysis.limits.hardware import devices_of
-from llm_perf_opt.analysis.separable import inseparable
+from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
@@ -193,7 +193,7 @@ def _energy(telemetry: Telemetry, timings: CleanTimings, window: Window) -> tupl
     prefill = [(it.started_ns, it.started_ns + it.prefill_ns) for it in timings.iterations]
     decode = [(it.started_ns + it.prefill_ns, it.started_ns + it.total_ns) for it in timings.iterations if it.steps_ns]
     rows = [_energy_of("measured repeats", telemetry, [window], resolved=True)]
-    mixed = inseparable(timings)
+    mixed = stages_unavailable(timings)
     if mixed is not None:
         seconds = (window[1] - window[0]) / 1e9
         return (*rows, *[Energy(f"{name}, all repeats", seconds, mixed, mixed) for name in ("prefill", "decode")])

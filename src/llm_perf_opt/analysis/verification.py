@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.separable import unstepped
+from llm_perf_opt.analysis.separable import steps_unavailable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
@@ -101,7 +101,7 @@ def _unit_times(finding: Finding, timings: CleanTimings) -> list[float] | Missin
     if finding.stage == PREFILL:
         found = [iteration.prefill_ns / share for iteration in timings.iterations]
     elif finding.stage == DECODE and finding.saving_per != DECODE:
-        untold = unstepped(timings) if finding.counted else None
+        untold = steps_unavailable(timings) if finding.counted else None
         if untold is not None:
             return untold
         # The steps that the prediction is of: later ones have a longer context, and the host its moods.

@@ -56,7 +56,7 @@ from llm_perf_opt.analysis.comparison.statistics import (
 )
 from llm_perf_opt.analysis.metrics import METRICS, stage_values, substage_values, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.separable import inseparable, unstepped
+from llm_perf_opt.analysis.separable import stages_unavailable, steps_unavailable
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.stages import Stage
@@ -294,7 +294,7 @@ def _stages(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement
 
 def _stage_effect(stage: Stage, base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> Maybe[Effect]:
     """Steps are paired where the same step stands at the same context on both sides."""
-    lacking = unstepped if stage is Stage.DECODE_STEP else inseparable
+    lacking = steps_unavailable if stage is Stage.DECODE_STEP else stages_unavailable
     mixed = next((why for run in (*base, *new) if (why := lacking(run)) is not None), None)
     if mixed is not None:
         return mixed
@@ -344,6 +344,10 @@ def _cure(key: str, timings: Sequence[CleanTimings]) -> Maybe[str]:
     metric = next((one for one in METRICS if one.key == key), None)
     needed = metric.least_tokens if metric else _LEAST_OF_DECODE
     of_decode = metric.stage is Stage.DECODE if metric else key in (Stage.DECODE.value, Stage.DECODE_STEP.value)
-    if not of_decode or any(unstepped(run) for run in timings) or all(run.workload.new_tokens >= needed for run in timings):
+    if (
+        not of_decode
+        or any(steps_unavailable(run) for run in timings)
+        or all(run.workload.new_tokens >= needed for run in timings)
+    ):
         return NO_CURE
     return f"at least {needed} new tokens (runtime.num_new_tokens={needed})"

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, Nearest, 
 from llm_perf_opt.analysis.limits.floor import Floor, FloorPart
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.roofs import Roof, best_floor, least_time, roofs_of
-from llm_perf_opt.analysis.separable import unstepped
+from llm_perf_opt.analysis.separable import steps_unavailable
 from llm_perf_opt.analysis.stats import percentile, summarize
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError
 from llm_perf_opt.core.machine_records import Ceilings
@@ -152,7 +152,7 @@ def stage_samples(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[list
     if stage is not Stage.PREFILL and not 0 < steps <= timings.workload.decode_steps:
         return Missing(f"the unprofiled pass has {timings.workload.decode_steps} decode steps, not {steps}")
     part = stage is not Stage.PREFILL and steps < timings.workload.decode_steps
-    untold = unstepped(timings) if part else None
+    untold = steps_unavailable(timings) if part else None
     return untold or [it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations]
 
 
