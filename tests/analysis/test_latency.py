@@ -213,7 +213,7 @@ def test_a_shorter_profiled_iteration_is_compared_with_as_many_steps() -> None:
 def test_a_stage_the_profiler_did_not_see_says_so() -> None:
     found = {row.name: row for row in stage_timings(clean_timings(), torch_pass(stage_wall_ns={"prefill": 200 * MS}))}
     assert found["prefill"].inflation == 2
-    assert found["decode"].inflation == found["decode"].profiled_ns == Missing("the torch pass did not see this stage")
+    assert found["decode"].inflation == found["decode"].profiled_ns == Missing("the torch pass did not record this stage")
 
 
 def test_without_the_torch_pass_its_reason_is_kept() -> None:
@@ -329,4 +329,4 @@ def test_a_torch_pass_of_fewer_steps_has_nothing_to_be_held_against_where_tokens
 def test_an_engine_hands_its_tokens_over_on_the_host() -> None:
     engine = clean_timings(runtime=RuntimeFacts("vllm", "1", "by arrival"))
     assert "ready on the device" in metrics(clean_timings())[0].definition
-    assert "in the caller's hands on the host" in metrics(engine)[0].definition
+    assert "returned to the caller on the host" in metrics(engine)[0].definition

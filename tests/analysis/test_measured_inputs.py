@@ -57,4 +57,4 @@ def test_texts_that_were_cut_or_left_out_are_counted() -> None:
     assert "5,000" in found[InputKind.CUT_PROMPTS]
     assert "996" in found[InputKind.UNUSED_RECORDS]
     assert "the first 4" in found[InputKind.UNUSED_RECORDS]
-    assert "uncounted" in said(texts=TextUse(4, 0, 10, 128, None))[InputKind.UNUSED_RECORDS]
+    assert "unknown number" in said(texts=TextUse(4, 0, 10, 128, None))[InputKind.UNUSED_RECORDS]

@@ -120,7 +120,7 @@ def test_a_run_that_moved_is_warned_of_once() -> None:
     assert movement_warnings(moving(FLAT, FLAT)) == []
     (warning,) = movement_warnings(moving(SHIFTED, SHIFTED))
     assert warning.text.startswith("End to end: repeats switch level at repeat 16 by +4.9%.")
-    assert "three runs a side" in warning.text
+    assert "three alternating runs" in warning.text
     (warning,) = movement_warnings(moving(SHIFTED / 1000, FLAT))
     assert warning.text.startswith("Prefill: repeats switch level at repeat 16")
     drifting = 100 * np.exp(0.04 * np.linspace(0, 1, 30) + noise(30, 0.002))

@@ -12,11 +12,11 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.stats import (
-    carried_percentile,
     drift,
     median_interval,
     percentile,
     summarize,
+    supported_percentile,
     within_target,
 )
 from llm_perf_opt.core.records import Distribution, Drift, Missing
@@ -78,8 +78,8 @@ def test_nothing_has_no_percentile() -> None:
 )
 def test_a_percentile_is_given_only_where_five_values_lie_beyond(share: float, needed: int) -> None:
     few, enough = list(range(needed - 1)), list(range(needed))
-    assert carried_percentile(few, share) == Missing(f"{needed - 1} values; p{share * 100:g} needs {needed}")
-    assert carried_percentile(enough, share) == percentile(enough, share)
+    assert supported_percentile(few, share) == Missing(f"{needed - 1} values; p{share * 100:g} needs {needed}")
+    assert supported_percentile(enough, share) == percentile(enough, share)
 
 
 # --- the interval of a median -----------------------------------------------------------------------------------------

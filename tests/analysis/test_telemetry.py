@@ -136,7 +136,7 @@ def test_stages_get_their_own_energy() -> None:
 
 def test_a_stage_shorter_than_two_readings_is_not_told_apart() -> None:
     found = summarize_telemetry(telemetry(constant(300, 5 * SECOND)), on_gpu(in_a_row(10, 199 * MS, (250 * MS,))))
-    why = Missing("it lasts 199 ms, under 2 readings 100 ms apart")
+    why = Missing("it lasts 199 ms, less than 2 sampling intervals of 100 ms")
     assert energy(found, "prefill, all repeats").from_power_j == why
     assert energy(found, "prefill, all repeats").from_counter_j == why
     assert energy(found, "decode, all repeats").from_power_j == pytest.approx(300 * 2.5)
@@ -153,7 +153,7 @@ def test_without_decode_there_is_no_energy_of_it() -> None:
 @pytest.mark.parametrize(("begin", "end"), [(-50 * MS, 500 * MS), (500 * MS, 1001 * MS)])
 def test_readings_that_do_not_reach_over_the_window_give_no_energy(begin: int, end: int) -> None:
     found = energy(summarize_telemetry(telemetry(constant(300, SECOND)), one_repeat(begin, end)))
-    assert found.from_power_j == found.from_counter_j == Missing("the readings do not reach over the window")
+    assert found.from_power_j == found.from_counter_j == Missing("the readings do not cover the window")
 
 
 def test_a_driver_without_a_counter_is_quoted() -> None:
@@ -217,7 +217,7 @@ def test_a_quantity_told_only_now_and_then_counts_what_was_told() -> None:
 
 def test_a_window_without_readings_says_so() -> None:
     found = summarize_telemetry(telemetry(cpu=[cpu_sample(5 * SECOND)]), one_repeat(0, SECOND))
-    assert reading(found, "processor frequency").median == Missing("no reading fell into the window")
+    assert reading(found, "processor frequency").median == Missing("there is no reading in the window")
     assert found.warnings == ()
 
 
@@ -264,17 +264,13 @@ def test_a_busy_neighbor_on_the_processors(others_pct: float, warned: bool) -> N
     found = warnings_of(cpu=[cpu_sample(at * MS, machine_pct=100 + others_pct, ours_pct=100.0) for at in range(4)])
     assert bool(found) == warned
     if warned:
-        assert found == (
-            f"Other processes used {others_pct / 100:.2f} processors on average while measuring (of 2): a busy neighbor.",
-        )
+        assert found == (f"Other processes used {others_pct / 100:.2f} of 2 processors on average while measuring.",)
 
 
 def test_our_own_work_counted_late_is_no_negative_neighbor() -> None:
     # The two counters are read one after the other; one reading may show more for us than for the machine.
     samples = [cpu_sample(0, machine_pct=100.0, ours_pct=150.0), cpu_sample(MS, machine_pct=160.0, ours_pct=100.0)]
-    assert warnings_of(cpu=samples) == (
-        "Other processes used 0.30 processors on average while measuring (of 2): a busy neighbor.",
-    )
+    assert warnings_of(cpu=samples) == ("Other processes used 0.30 of 2 processors on average while measuring.",)
 
 
 @pytest.mark.parametrize(("processes", "warned"), [(0, False), (1, False), (2, True), (Missing("NVML: Not Supported"), False)])
@@ -288,12 +284,12 @@ def test_a_gpu_that_was_busy_before_we_touched_it(busy: Any, warned: bool) -> No
     timings = on_gpu([iteration(SECOND, (), started_ns=10 * SECOND)], device_untouched_until_ns=2 * SECOND)
     samples = [gpu_sample(SECOND, gpu_utilisation_pct=busy), gpu_sample(3 * SECOND, gpu_utilisation_pct=99)]
     found = warnings_of(samples, timings=timings)
-    assert found == ((f"The GPU was {busy} % busy before this run touched it: a busy neighbor.",) if warned else ())
+    assert found == ((f"The GPU was {busy} % busy before this run used it: another process uses it.",) if warned else ())
 
 
 def test_a_gpu_watched_while_the_processors_worked_is_said() -> None:
     assert warnings_of([gpu_sample(0)], timings=clean_timings([iteration()])) == (
-        "Telemetry watched the GPU, but the model ran on the CPU.",
+        "Telemetry is of the GPU, but the model ran on the CPU.",
     )
 
 
@@ -340,7 +336,7 @@ def utilization(values: Sequence[Any], **changes: Any) -> Telemetry:
 
 
 def test_the_device_was_at_work_as_the_readings_of_the_repeats_alone_say() -> None:
-    """A reading looks back over up to a second: those of the first second may tell of what was before."""
+    """A reading covers up to a second before it: readings of the first second may include earlier time."""
     assert device_at_work(utilization([0] * 10 + [80] * 10), repeats(10, 200 * MS)) == pytest.approx(0.8)
     assert device_at_work(utilization([0] * 10 + [80, Missing("lost")] * 5), repeats(20, 100 * MS)) == pytest.approx(0.8)
 

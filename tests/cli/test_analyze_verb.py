@@ -256,7 +256,7 @@ def test_a_trace_of_the_cpu_alone_has_no_device_figures(tmp_path: Path) -> None:
     found = analyze_source(source, use_cache=False)
     assert found.error is None
     document = found.document
-    assert document.why == "the trace holds no work of a GPU"
+    assert document.why == "the trace contains no GPU work"
     assert (document.findings, document.budgets, document.devices, document.device) == ([], [], [], "")
     assert set(msgspec.to_builtins(document.gpu).values()) == {None}
     assert [(stage.name, stage.wall_ns) for stage in document.stages] == [("decode", 9000), ("decode_step", 6000)]
