@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from builders import MS, manifest
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.sweep import (
-    Ran,
-    Reach,
+    Interval,
+    PointFacts,
     SweepEntry,
     SweepRow,
     front_line,
-    not_told_apart,
+    indistinguishable,
     pareto_front,
     sweep_rows,
     swept_keys,
@@ -82,23 +82,23 @@ def _spread(number: int, tpot: float, rate: float, half: float) -> SweepRow:
 def test_points_whose_intervals_overlap_are_not_told_apart_and_what_is_surely_worse_is_beaten() -> None:
     places = [(20.4, 49), (20.8, 192), (18.0, 3550)]
     noisy = [_spread(number, *place, 0.3) for number, place in enumerate(places)]
-    assert [row.number for row in not_told_apart(noisy, "tpot")] == [2, 0, 1]
-    assert [row.number for row in not_told_apart(noisy, "decode_rate", most=True)] == [2]
+    assert [row.number for row in indistinguishable(noisy, "tpot")] == [2, 0, 1]
+    assert [row.number for row in indistinguishable(noisy, "decode_rate", most=True)] == [2]
     assert [row.number for row in pareto_front(noisy)] == [2], "no slower, as far as is known, and surely more throughput"
     quiet = [_spread(number, *place, 0.01) for number, place in enumerate(places)]
-    assert [row.number for row in not_told_apart(quiet, "tpot")] == [2]
+    assert [row.number for row in indistinguishable(quiet, "tpot")] == [2]
     assert [row.number for row in pareto_front(quiet)] == [2]
-    assert not_told_apart([], "tpot") == []
+    assert indistinguishable([], "tpot") == []
 
 
 def test_too_few_repeats_for_an_interval_reach_from_the_least_to_the_most() -> None:
     row = _row(0, 1.0, 1.0)
     few = replace(row, metrics={"tpot": summarize([1.0, 2.0, 4.0])})
-    reach = few.reach("tpot")
+    reach = few.interval("tpot")
     assert reach is not None
     assert (reach.low, reach.median, reach.high) == (1.0, 2.0, 4.0)
     assert few.repeats == 3
-    assert few.reach("ttft") is None
+    assert few.interval("ttft") is None
     assert sweep_rows(sweep_entries("no memory"))[-1].repeats == Missing("no memory")
 
 
@@ -133,8 +133,8 @@ def _measured(places: list[tuple[int, list[int]]]) -> list[SweepRow]:
     ]  # fmt: skip
 
 
-def _known(row: SweepRow, key: str) -> Reach:
-    reach = row.reach(key)
+def _known(row: SweepRow, key: str) -> Interval:
+    reach = row.interval(key)
     assert reach is not None
     return reach
 
@@ -186,7 +186,7 @@ def test_a_point_that_cannot_be_true_or_is_not_complete_wins_nothing() -> None:
     assert rows[0].why == "MBU of decode is 1107.8%. Check the clock."
     assert [row.ranked for row in rows] == [False, False, False, True]
     assert [row.number for row in pareto_front(rows)] == [3]
-    assert [row.number for row in not_told_apart(rows, "tpot")] == [3]
+    assert [row.number for row in indistinguishable(rows, "tpot")] == [3]
     chart = tradeoff_chart(rows, pareto_front(rows))
     scaling = parameter_chart(rows, "runtime.batch_size")
     assert not isinstance(chart, Missing)
@@ -215,7 +215,7 @@ def test_a_point_of_other_hardware_is_told_and_not_ranked() -> None:
     rows = sweep_rows(mixed)
     assert [row.status for row in rows] == ["other hardware", *["complete"] * 3]
     assert "device_name is a processor (most points: NVIDIA H200)" in rows[0].why
-    assert 0 not in {row.number for row in (*pareto_front(rows), *not_told_apart(rows, "tpot"))}
+    assert 0 not in {row.number for row in (*pareto_front(rows), *indistinguishable(rows, "tpot"))}
     assert all(row.ranked for row in sweep_rows([replace(entry, hardware=card) for entry in entries]))
     unknown = [replace(entry, hardware={} if number == 0 else card) for number, entry in enumerate(entries)]
     assert all(row.ranked for row in sweep_rows(unknown)), "what is not known cannot be said to differ"
@@ -239,7 +239,7 @@ def test_a_device_that_is_swept_over_may_differ() -> None:
 def _of_workload(number: int, tpot: float, batch: int = 1, **changes: Any) -> SweepRow:
     """Ten repeats that are all alike; the rate follows from the batch and the time."""
     figures = {"tpot": summarize([tpot * MS] * 10), "decode_rate": summarize([batch * 1e3 / tpot] * 10)}
-    did = Ran("a GPU", "", "m", 1000, "bf16", "eager", "512", 64, {})
+    did = PointFacts("a GPU", "", "m", 1000, "bf16", "eager", "512", 64, {})
     row = _row(number, tpot, 1.0)
     return replace(row, metrics=dict(figures), batch=batch, ran=replace(did, **changes), values={"point": str(number)})
 

@@ -19,7 +19,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Ran:
+class PointFacts:
     """One point as it really ran."""
 
     device: str
@@ -40,14 +40,14 @@ class Ran:
         return f"{self.model} ({self.parameters:,} parameters), {self.prompt_tokens} prompt tokens, {self.new_tokens} new tokens"
 
 
-def ran(analysis: RunAnalysis) -> Maybe[Ran]:
+def ran(analysis: RunAnalysis) -> Maybe[PointFacts]:
     """Of a point that was measured."""
     timings = analysis.timings
     if isinstance(timings, Missing):
         return timings
     model, work = timings.model, timings.workload
     lengths = sorted(set(work.prompt_tokens))
-    return Ran(
+    return PointFacts(
         device=_device(timings),
         host=_host(analysis),
         model=model.name,
@@ -107,7 +107,7 @@ def _most_common(values: Sequence[str]) -> str:
     return max(values, key=lambda value: counts[value])  # the first of equals
 
 
-def mixed_software(points: Sequence[Ran]) -> list[str]:
+def mixed_software(points: Sequence[PointFacts]) -> list[str]:
     """What is not of one version in all points: nothing sweeps over it, and it may change a figure."""
     names = dict.fromkeys(name for point in points for name in point.software)
     found = []
@@ -119,7 +119,7 @@ def mixed_software(points: Sequence[Ran]) -> list[str]:
     return found
 
 
-def mixed_models(points: Sequence[Ran], swept: Sequence[str]) -> list[str]:
+def mixed_models(points: Sequence[PointFacts], swept: Sequence[str]) -> list[str]:
     """The models that ran, where there are several and no swept key says so: of no two of them is a figure alike."""
     if any(key.split(".")[0] == "model" or key.endswith("dtype") for key in swept):
         return []
@@ -153,18 +153,18 @@ class SweepEntry:
 
 
 @dataclass(frozen=True)
-class Reach:
+class Interval:
     """A median and the ends it is known within."""
 
     low: float
     median: float
     high: float
 
-    def overlaps(self, other: "Reach") -> bool:
+    def overlaps(self, other: "Interval") -> bool:
         """Whether the two may be the same."""
         return self.low <= other.high and other.low <= self.high
 
-    def surely_below(self, other: "Reach") -> bool:
+    def surely_below(self, other: "Interval") -> bool:
         """Whether it is less, wherever in its reach each of them is."""
         return self.high < other.low
 
@@ -193,20 +193,20 @@ class SweepRow:
     """Its own report; empty where there is none to lead to."""
     ranked: bool = True
     """Whether its figures stand beside the others'; where they do not, `status` and `why` say what is wrong with them."""
-    ran: Maybe[Ran] = _NOT_MEASURED
+    ran: Maybe[PointFacts] = _NOT_MEASURED
 
     @property
     def workload(self) -> str:
         """What it did, in words; only points that did the same are ranked against each other. Empty where it is not known."""
         return "" if isinstance(self.ran, Missing) else self.ran.workload
 
-    def reach(self, key: str) -> Reach | None:
+    def interval(self, key: str) -> Interval | None:
         """A metric with the ends it is known within: the 95 % interval; of fewer repeats than that needs, the least and most."""
         value = self.metrics.get(key)
         if value is None or isinstance(value, Missing):
             return None
         low, high = ends(value)
-        return Reach(low, value.median, high)
+        return Interval(low, value.median, high)
 
     @property
     def repeats(self) -> Maybe[int]:
@@ -262,10 +262,10 @@ def pareto_front(rows: Sequence[SweepRow]) -> list[SweepRow]:
     placed = [
         (latency, rate, row)
         for row in rows
-        if row.ranked and (latency := row.reach("tpot")) is not None and (rate := row.reach("decode_rate")) is not None
+        if row.ranked and (latency := row.interval("tpot")) is not None and (rate := row.interval("decode_rate")) is not None
     ]
 
-    def beaten(latency: Reach, rate: Reach, row: SweepRow) -> bool:
+    def beaten(latency: Interval, rate: Interval, row: SweepRow) -> bool:
         for time, much, other in placed:
             if other.workload != row.workload:
                 continue
@@ -297,16 +297,16 @@ def front_line(front: Sequence[SweepRow]) -> list[SweepRow]:
     line: list[SweepRow] = []
     most = 0.0
     for row in front:
-        rate = row.reach("decode_rate")
+        rate = row.interval("decode_rate")
         if rate is not None and rate.median > most:
             line.append(row)
             most = rate.median
     return line
 
 
-def not_told_apart(rows: Sequence[SweepRow], key: str, *, most: bool = False) -> list[SweepRow]:
+def indistinguishable(rows: Sequence[SweepRow], key: str, *, most: bool = False) -> list[SweepRow]:
     """Of one workload the ranked point with the least median (or the `most`), then those whose intervals reach into its own."""
-    placed = [(reach, row) for row in rows if row.ranked and (reach := row.reach(key)) is not None]
+    placed = [(reach, row) for row in rows if row.ranked and (reach := row.interval(key)) is not None]
     placed.sort(key=lambda place: -place[0].median if most else place[0].median)
     return [row for reach, row in placed if reach.overlaps(placed[0][0])]
 
