@@ -1,4 +1,4 @@
-"""The points of a sweep side by side."""
+"""The points of a sweep and their ranking."""
 
 from dataclasses import replace
 from typing import Any
@@ -79,7 +79,7 @@ def _spread(number: int, tpot: float, rate: float, half: float) -> SweepRow:
     return SweepRow(number, {}, "complete", "", "", dict(figures), none, none, none, none, none, 0)
 
 
-def test_points_whose_intervals_overlap_are_not_told_apart_and_what_is_surely_worse_is_beaten() -> None:
+def test_points_with_overlapping_intervals_tie_and_clearly_worse_points_are_beaten() -> None:
     places = [(20.4, 49), (20.8, 192), (18.0, 3550)]
     noisy = [_spread(number, *place, 0.3) for number, place in enumerate(places)]
     assert [row.number for row in indistinguishable(noisy, "tpot")] == [2, 0, 1]
@@ -91,12 +91,12 @@ def test_points_whose_intervals_overlap_are_not_told_apart_and_what_is_surely_wo
     assert indistinguishable([], "tpot") == []
 
 
-def test_too_few_repeats_for_an_interval_reach_from_the_least_to_the_most() -> None:
+def test_too_few_repeats_for_an_interval_give_minimum_and_maximum() -> None:
     row = _row(0, 1.0, 1.0)
     few = replace(row, metrics={"tpot": summarize([1.0, 2.0, 4.0])})
-    reach = few.interval("tpot")
-    assert reach is not None
-    assert (reach.low, reach.median, reach.high) == (1.0, 2.0, 4.0)
+    interval = few.interval("tpot")
+    assert interval is not None
+    assert (interval.low, interval.median, interval.high) == (1.0, 2.0, 4.0)
     assert few.repeats == 3
     assert few.interval("ttft") is None
     assert sweep_rows(sweep_entries("no memory"))[-1].repeats == Missing("no memory")
@@ -134,9 +134,9 @@ def _measured(places: list[tuple[int, list[int]]]) -> list[SweepRow]:
 
 
 def _known(row: SweepRow, key: str) -> Interval:
-    reach = row.interval(key)
-    assert reach is not None
-    return reach
+    interval = row.interval(key)
+    assert interval is not None
+    return interval
 
 
 @given(measured)
