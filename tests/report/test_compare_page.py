@@ -9,7 +9,7 @@ import msgspec
 from builders import HOSTILE_NAMES, clean_timings, iteration, operator, run_analysis, torch_pass
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.effects import Judgement
-from llm_perf_opt.analysis.comparison.gates import parse_gates
+from llm_perf_opt.analysis.comparison.gates import NO_REMEDY, parse_gates
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.records import Iteration, MemoryPeaks, Missing
@@ -80,14 +80,14 @@ def test_the_terminal_says_why_memory_and_energy_are_not_compared() -> None:
 def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
     found = compared(2.0, Judgement())
     source = comparison_page(found)
-    assert "End to end: not distinguishable (+100.00 %; too few runs to know how much processes differ)" in source
+    assert "End to end: not distinguishable (+100.00 %; too few runs to measure how much processes differ)" in source
     assert next(rows for rows in read(source).tables if rows[0][0] == "metric")[1][3:5] == [
         "+100.00 % (unknown)",
         "not distinguishable",
     ]
     assert "so there is no interval and no verdict" in source
     assert "cannot tell: tpot: worse by 100.00%, 3.00% tolerated: too few runs" in comparison_text(found)
-    assert "To tell: 3 runs on each side" in comparison_text(found)
+    assert "To tell: 3 runs per side" in comparison_text(found)
     html = comparison_html(found)
     assert "whose interval is unknown" in html
     assert msgspec.json.decode(msgspec.json.encode(found))["metrics"][0]["effect"]["interval"]["why"]
@@ -177,7 +177,7 @@ def test_a_real_change_is_explained_by_what_moved_in_the_budget() -> None:
     assert "Why decode is faster" in comparison_html(told(0.9))
     assert "Why decode" not in comparison_text(told(1.0)), "what did not change needs no cause"
     gates = next(rows for rows in read(comparison_page(compared())).tables if rows[0][0] == "gate")
-    assert gates[3][3] == "More repeats do not cure this."
+    assert gates[3][3] == f"{NO_REMEDY.why}."
 
 
 def test_hostile_names_are_text() -> None:

@@ -10,7 +10,7 @@ import pytest
 from builders import MS, clean_timings, in_a_row, iteration, model_facts, operator, run_analysis, torch_pass, workload
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
-from llm_perf_opt.analysis.comparison.gates import parse_gates
+from llm_perf_opt.analysis.comparison.gates import NO_REMEDY, parse_gates
 from llm_perf_opt.analysis.comparison.sides import side_of, typical_run
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.metrics import METRICS
@@ -94,7 +94,7 @@ OTHER_DTYPE = run(timings=OTHER_MODEL, setting=("model", "dtype", "bf16"))
 
 
 @pytest.mark.parametrize(
-    ("new", "kind", "option", "cure"),
+    ("new", "kind", "option", "named"),
     [
         (LARGER_BATCH, "workload", "--experiment runtime.batch_size", {"experiment": ["runtime.batch_size"]}),
         (LARGER_BATCH, "workload", "--experiment runtime.batch_size", {"allow": ["workload"]}),
@@ -104,14 +104,14 @@ OTHER_DTYPE = run(timings=OTHER_MODEL, setting=("model", "dtype", "bf16"))
     ],
 )  # fmt: skip
 def test_runs_of_different_kinds_are_refused_until_the_difference_is_named(
-    new: RunAnalysis, kind: str, option: str, cure: dict[str, Any]
+    new: RunAnalysis, kind: str, option: str, named: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         one_to_one(run(), new)
     assert f"differ in their {kind}" in caught.value.fact
     assert option in caught.value.remedy
     assert caught.value.exit_code == 2
-    found = one_to_one(run(), new, **cure)
+    found = one_to_one(run(), new, **named)
     assert {fact.kind for fact in found.facts} == {kind}
 
 
@@ -149,7 +149,7 @@ def test_how_it_runs_may_differ_and_is_listed() -> None:
     assert [row.key for row in one_to_one(run(), newer).environment] == ["packages.torch"]
 
 
-def test_what_else_differs_beside_the_experiment_is_a_caution() -> None:
+def test_other_differences_than_the_experiment_are_a_caution() -> None:
     new = run(timings=BATCH_4, setting=("runtime", "batch_size", 4))
     new.config["runtime"]["compile"] = "default"
     found = one_to_one(run(), new, experiment=["runtime.batch_size"])
@@ -164,7 +164,7 @@ def test_cautions_name_other_tokens_and_disturbed_runs() -> None:
     cautions = " ".join(one_to_one(run(), other).cautions)
     assert "different tokens" in cautions
     assert "The machine was busy." in cautions
-    assert "2 runs a side measure it, if roughly; 3 find smaller changes" in cautions
+    assert "2 runs per side measure it roughly; 3 detect smaller changes" in cautions
 
 
 def test_several_runs_a_side_must_be_repeats() -> None:
@@ -249,9 +249,9 @@ def test_what_is_read_at_a_moment_or_not_known_is_no_hardware() -> None:
 def test_machines_of_one_kind_are_a_caution() -> None:
     assert not any("machines" in text for text in one_to_one(on_gpu(), on_gpu()).cautions)
     for new, names in ((on_gpu(host="node2"), "node1, node2"), (on_gpu(uuid="GPU-2"), "GPU-1, GPU-2")):
-        assert any(text.startswith("Two machines") and names in text for text in one_to_one(on_gpu(), new).cautions)
+        assert any("were made on 2" in text and names in text for text in one_to_one(on_gpu(), new).cautions)
     last = compare(Side((on_gpu(), on_gpu())), Side((on_gpu(), on_gpu(host="node2"), on_gpu(host="node3"))))
-    assert any(text.startswith("3 machines") for text in last.cautions)
+    assert any("were made on 3 machines" in text for text in last.cautions)
     assert [(row.key, row.base, row.new) for row in last.environment] == [("host", "node1", "node1; node2; node3")]
 
 
@@ -260,14 +260,19 @@ def test_machines_of_one_kind_are_a_caution() -> None:
     [
         (
             ("cuda:0", "cuda:0"),
-            (Missing("not watched"), 1.5),
+            (Missing("not sampled"), 1.5),
             "slower",
-            "is assumed, not measured. 2 runs a side measure it, if roughly; 3",
+            "is assumed, not measured. 2 runs per side measure it roughly; 3",
         ),
-        (("cpu", "cpu"), (0.02, 0.1), "slower", "is assumed, not measured. 3 runs a side measure it."),
-        (("cpu", "cpu"), (0.02, 0.4), "not distinguishable", "Too few runs for a verdict: other work used this CPU"),
-        (("cpu", "cpu"), (0.02, Missing("not watched")), "not distinguishable", "or nobody watched"),
-        (("cpu", "cuda:0"), (0.4, 0.0), "not distinguishable", "3 runs a side, in turn, measure it; --process-spread states it"),
+        (("cpu", "cpu"), (0.02, 0.1), "slower", "is assumed, not measured. 3 runs per side measure it."),
+        (("cpu", "cpu"), (0.02, 0.4), "not distinguishable", "Too few runs for a verdict: other processes used this CPU"),
+        (("cpu", "cpu"), (0.02, Missing("not sampled")), "not distinguishable", "its load was not sampled"),
+        (
+            ("cpu", "cuda:0"),
+            (0.4, 0.0),
+            "not distinguishable",
+            "3 alternating runs per side, or state the spread",
+        ),
     ],
 )
 def test_one_run_a_side_is_judged_on_an_accelerator_and_on_a_quiet_cpu(
@@ -420,7 +425,7 @@ def test_a_gate_on_too_short_a_decode_says_how_many_tokens_it_takes() -> None:
     assert [result.needed for result in one_to_one(run(), run(), gates=gates).gates] == [
         "at least 51 new tokens (runtime.num_new_tokens=51)",
         "at least 501 new tokens (runtime.num_new_tokens=501)",
-        Missing("More repeats do not cure this"),
+        NO_REMEDY,
     ]
     one_token = clean_timings([iteration(100 * MS, []) for _ in range(8)], workload=workload(new_tokens=1))
     (tpot,) = one_to_one(run(timings=one_token), run(timings=one_token), gates=parse_gates(["tpot=3%"], gate_names())).gates
@@ -462,7 +467,7 @@ def test_the_order_of_the_runs_is_known(base: tuple[int, ...], new: tuple[int, .
     found = compare(sides[0], sides[1], judgement=Judgement(process_spread=ACCELERATOR_SPREAD))
     assert found.judgement.order == order
     assert found.base_runs == tuple(f"at {hour}" for hour in sorted(base)), "rivals are looked for along one timeline"
-    assert any("in turn" in caution and "All runs of" in caution for caution in found.cautions) == said
+    assert any("Alternate the runs" in caution and "All runs of" in caution for caution in found.cautions) == said
 
 
 def at_level(factors: Sequence[float]) -> RunAnalysis:

@@ -94,14 +94,14 @@ def test_several_runs_a_side_measure_how_much_energy_differs() -> None:
 
 
 def test_runs_of_each_side_on_a_card_of_its_own_do_not_show_how_cards_differ() -> None:
-    """Three runs a side repeat well, each on its card: 9 % between the sides may be the cards'."""
+    """Three runs per side repeat well, each on its card: 9 % between the sides may be the cards'."""
     base = [on_card(joules) for joules in (50.0, 50.1, 49.9)]
     other = [on_card(joules * 1.09, card="GPU-2") for joules in (50.0, 50.1, 49.9)]
     found = held(base, other, "energy=3%")
     (gate,) = found.gates
     assert gate.outcome == "cannot tell"
     assert isinstance(gate.needed, Missing)
-    assert "run both sides on the same card, in turn" in gate.needed.why
+    assert "run both sides on the same card, alternating" in gate.needed.why
     mixed = [replace(one, env=two.env) for one, two in zip(other, [base[0], *other[1:]], strict=True)]
     both = [replace(one, env=two.env) for one, two in zip(base, [other[0], *base[1:]], strict=True)]
     assert exit_code(held(both, mixed, "energy=3%").gates) == 1
@@ -116,21 +116,21 @@ def test_no_number_of_runs_is_promised_where_the_cards_differ(runs: int, scatter
     (gate,) = held(base, new, "energy=5%").gates
     assert gate.outcome == "cannot tell"
     assert isinstance(gate.needed, Missing)
-    assert gate.needed.why.startswith("No number of runs shows how much the cards differ")
-    assert "the sides ran on different cards, and 10% of deviation is assumed between the powers" in gate.why
+    assert gate.needed.why.startswith("More runs do not show how much the cards differ")
+    assert "the sides ran on different cards, and the power of cards of one kind is assumed to deviate by 10%" in gate.why
     assert "restless" not in gate.why + gate.needed.why
     (unknown,) = held([replace(base[0], env={"cpu": {}})], [replace(new[0], env={"cpu": {}})], "energy=5%").gates
     assert "the sides may have run on different cards" in unknown.why
 
 
-def test_on_one_card_the_assumed_spread_is_named_and_runs_are_the_cure() -> None:
+def test_on_one_card_the_assumed_spread_is_named_and_runs_would_help() -> None:
     (gate,) = held([on_card(50)], [on_card(50 * 1.2357)], "energy=5%").gates
-    assert gate.why.endswith("(runs are taken to differ by 10.0%, which so few do not measure)")
+    assert gate.why.endswith("(runs are assumed to differ by 10.0%, because there are too few to measure it)")
     assert not isinstance(gate.needed, Missing)
-    assert "runs on each side" in gate.needed
+    assert "runs per side" in gate.needed
     (near,) = held([on_card(50)], [on_card(50 * 1.02)], "energy=3%").gates
     assert isinstance(near.needed, Missing)
-    assert near.needed.why.endswith("for runs that differ by 10.05%, as is assumed; 3 on each side would measure it")
+    assert near.needed.why.endswith("for runs that differ by 10.05% (assumed; 3 runs per side would measure it)")
 
 
 @pytest.mark.slow

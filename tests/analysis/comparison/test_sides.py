@@ -101,7 +101,7 @@ def test_traces_of_different_length_are_not_compared_in_decode() -> None:
     assert not any(kernel.stage == "decode" for kernel in (*found.kernels.appeared, *found.kernels.vanished))
     assert not isinstance(found.counters, Missing)
     assert {row.key.partition("/")[0] for row in found.counters} == {"prefill"}
-    why = "the traces hold 16 decode steps on one side and 8 on the other"
+    why = "the traces contain 16 decode steps on one side and 8 on the other"
     assert [text.partition(":")[0] for text in left_out(found) if why in text] == [
         "decode in the budget",
         "decode in the kernels",

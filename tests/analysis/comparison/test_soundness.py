@@ -34,7 +34,7 @@ def test_a_copy_of_a_run_is_known_by_what_was_measured() -> None:
     ):
         with pytest.raises(ConfigError, match="runs/1 and elsewhere are one run") as caught:
             check_distinct([measured(0), measured(1), copy])
-        assert "no repeat" in caught.value.remedy
+        assert "neither a repeat" in caught.value.remedy
     shortened = run_analysis(timings=clean_timings(TEN[:6]), run="shortened")
     with pytest.raises(ConfigError, match="are one run"):
         check_distinct([measured(0), shortened])
@@ -55,7 +55,7 @@ IMPOSSIBLE = ImplausibleError("MBU of decode is 1107.8%.", "Check the device.")
             measured(
                 1, impossible=IMPOSSIBLE, warnings=(RunWarning(WarningId.IMPLAUSIBLE, f"{IMPOSSIBLE.fact} {IMPOSSIBLE.remedy}"),)
             ),
-            "runs/1 cannot be true: MBU of decode is 1107.8%. Check the device",
+            "a figure of runs/1 is implausible: MBU of decode is 1107.8%. Check the device",
         ),
         (
             measured(1, manifest=manifest(passes=(PassRecord("clean", "failed", why="killed"),))),
@@ -110,7 +110,7 @@ def test_prompts_that_are_not_known_are_said_to_be() -> None:
     unknown = measured(1, prompts_sha256=Missing("it has no record of them"))
     found = held(measured(), unknown)
     assert found.facts == ()
-    assert "Whether runs/1 had the same prompts is not known: it has no record of them." in found.cautions
+    assert "The prompts of runs/1 are unknown and may differ: it has no record of them." in found.cautions
     other = replace(unknown, timings=replace(clean_timings(), tokens_sha256="1" * 64))
     assert "The two sides produced different tokens." in held(measured(), other).cautions
     known = replace(other, prompts_sha256="a" * 64)
@@ -133,7 +133,7 @@ def test_unknown_settings_are_said_once_and_are_no_repeats() -> None:
     found = held(measured(), unknown)
     assert found.settings == ()
     assert sum("settings of runs/1 are unknown" in text for text in found.cautions) == 1
-    with pytest.raises(ConfigError, match="Whether the runs of the base side are repeats of each other is not known"):
+    with pytest.raises(ConfigError, match="It is unknown whether the runs of the base side are repeats of each other"):
         check_one_side("the base side", [measured(), unknown])
 
 
