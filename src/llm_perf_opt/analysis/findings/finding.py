@@ -85,8 +85,8 @@ class Throughput:
     def after(self) -> PredictedTime:
         """The time per token: the step's time divided by the batch. A trial is compared by it."""
         steps = (self.larger_step_ns, self.larger_step_low_ns, self.larger_step_high_ns)
-        per_token = (round(ns / self.larger_batch) for ns in steps)
-        return PredictedTime(*per_token, round(self.step_ns / self.batch), kept=self.batch / self.larger_batch)
+        expected, low, high = (round(ns / self.larger_batch) for ns in steps)
+        return PredictedTime(expected, low, high, round(self.step_ns / self.batch), self.batch / self.larger_batch)
 
     @property
     def line(self) -> ThroughputLine:
