@@ -28,7 +28,7 @@ def stage_evidence(
     kernels: Sequence[tuple[str, int, int]] = (("nvjet_sm90_tst_128x8", 1000, 80 * MS),),
     launches: int = 1000,
     idle: Mapping[IdleCause, int] | None = None,
-    floor_ns: Maybe[int] | None = None,
+    roofline_ns: Maybe[int] | None = None,
     **changes: Any,
 ) -> StageEvidence:
     """A stage of ten units (a prefill: one) that keeps the device busy, unless told otherwise."""
@@ -49,7 +49,7 @@ def stage_evidence(
             busy_ns=busy_ns,
             compute_ns=busy_ns,
             idle=causes,
-            floor_ns=Missing("no cost model") if floor_ns is None else floor_ns,
+            roofline_ns=Missing("no cost model") if roofline_ns is None else roofline_ns,
         )
     )
     made = StageEvidence(

@@ -31,10 +31,10 @@ def test_rows_carry_figures_floors_and_what_binds_them() -> None:
     assert [row.values["runtime.batch_size"] for row in rows] == ["1", "2", "4", "8", "16"]
     assert rows[0].median("tpot") == 11 * MS
     assert rows[3].median("decode_rate") == pytest.approx(8 / 0.018)
-    assert not isinstance(rows[0].floor_ns, Missing)
+    assert not isinstance(rows[0].roofline_ns, Missing)
     assert not isinstance(rows[0].times_floor, Missing)
-    assert rows[0].times_floor == pytest.approx(11 * MS / rows[0].floor_ns, rel=1e-6)
-    assert rows[3].floor_rate == pytest.approx(8e9 / rows[3].floor_ns)  # type: ignore[operator]
+    assert rows[0].times_floor == pytest.approx(11 * MS / rows[0].roofline_ns, rel=1e-6)
+    assert rows[3].roofline_rate == pytest.approx(8e9 / rows[3].roofline_ns)  # type: ignore[operator]
     assert rows[0].decode_bound == "near neither limit"
     assert swept_keys(rows) == ["runtime.batch_size"]
 
@@ -43,7 +43,7 @@ def test_a_failed_point_is_a_row_with_its_reason() -> None:
     failed = sweep_rows(sweep_entries("out of memory"))[-1]
     assert (failed.status, failed.why) == ("failed", "out of memory")
     assert failed.median("tpot") == Missing("out of memory")
-    assert failed.floor_rate == Missing("out of memory")
+    assert failed.roofline_rate == Missing("out of memory")
     assert failed.label == "batch_size 16"
 
 

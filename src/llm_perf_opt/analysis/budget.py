@@ -17,9 +17,9 @@ from llm_perf_opt.core.units import duration
 class BudgetKey(str, Enum):
     """A row of the budget, in the order of the report."""
 
-    FLOOR = "floor"
+    ROOFLINE = "floor"
     EXTRA_WORK = "extra_work"
-    BELOW_ROOF = "below_roof"
+    ABOVE_ROOFLINE = "below_roof"
     EXPOSED = "exposed_copies"
     LAUNCH = "launch_gaps"
     SYNC = "sync"
@@ -37,9 +37,9 @@ class BudgetKey(str, Enum):
 
 
 _LABELS = {
-    BudgetKey.FLOOR: "roofline time: the least work at the best known peaks",
+    BudgetKey.ROOFLINE: "roofline time: the least work at the best known peaks",
     BudgetKey.EXTRA_WORK: "extra bytes and FLOPs, at the same peaks",
-    BudgetKey.BELOW_ROOF: "kernels above roofline",
+    BudgetKey.ABOVE_ROOFLINE: "kernels above roofline",
     BudgetKey.EXPOSED: "exposed copies and communication",
     BudgetKey.LAUNCH: "launch gaps",
     BudgetKey.SYNC: "sync",
@@ -109,7 +109,7 @@ class StageBudget:
         return self.wall_ns - self.busy_ns
 
 
-_SHOWN_AT_ZERO = (BudgetKey.FLOOR, BudgetKey.EXTRA_WORK, BudgetKey.BELOW_ROOF, BudgetKey.LAUNCH)
+_SHOWN_AT_ZERO = (BudgetKey.ROOFLINE, BudgetKey.EXTRA_WORK, BudgetKey.ABOVE_ROOFLINE, BudgetKey.LAUNCH)
 """Rows that are shown even if they are zero."""
 
 
@@ -131,7 +131,7 @@ class BudgetFacts:
     compute_ns: int
     """Union of its kernels, without collectives."""
     idle: Mapping[IdleCause, int]
-    floor_ns: Maybe[int] = field(default_factory=lambda: Missing("no cost model"))
+    roofline_ns: Maybe[int] = field(default_factory=lambda: Missing("no cost model"))
     counted_ns: Maybe[int] = field(default_factory=lambda: Missing("no counters were read"))
     """Roofline time of the work that the counted kernels executed."""
     counted_share: float = 0.0
@@ -175,27 +175,27 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
 
 def _kernel_rows(facts: BudgetFacts, problems: list[BudgetProblem], notes: list[str]) -> dict[BudgetKey, int]:
     """Return the roofline time, the extra work, and the kernel time beyond both."""
-    if isinstance(facts.floor_ns, Missing):
-        notes.append(f"All kernel time is in one row, because the roofline time is n/a: {facts.floor_ns.why}.")
-        return {BudgetKey.BELOW_ROOF: facts.compute_ns}
-    found = {BudgetKey.FLOOR: facts.floor_ns}
+    if isinstance(facts.roofline_ns, Missing):
+        notes.append(f"All kernel time is in one row, because the roofline time is n/a: {facts.roofline_ns.why}.")
+        return {BudgetKey.ABOVE_ROOFLINE: facts.compute_ns}
+    found = {BudgetKey.ROOFLINE: facts.roofline_ns}
     extra = 0
     if isinstance(facts.counted_ns, Missing):
         notes.append(f"Extra bytes and FLOPs are included in 'kernels above roofline': {facts.counted_ns.why}.")
     else:
-        extra = max(facts.counted_ns - facts.floor_ns, 0)
+        extra = max(facts.counted_ns - facts.roofline_ns, 0)
         found[BudgetKey.EXTRA_WORK] = extra
         if facts.counted_share < 0.9995:
             notes.append(
                 f"Counters cover {facts.counted_share:.0%} of the kernel time: extra bytes and FLOPs are at least what is shown."
             )
-    below = facts.compute_ns - facts.floor_ns - extra
-    found[BudgetKey.BELOW_ROOF] = below
+    below = facts.compute_ns - facts.roofline_ns - extra
+    found[BudgetKey.ABOVE_ROOFLINE] = below
     if below < 0:
         problems.append(
             BudgetProblem(
                 "kernels_under_floor",
-                f"kernels took {duration(facts.compute_ns)}, less than the {duration(facts.floor_ns + extra)} that their work "
+                f"kernels took {duration(facts.compute_ns)}, less than the {duration(facts.roofline_ns + extra)} that their work "
                 "needs at the known peaks: the peaks, the cost model or the trace do not belong together",
             )
         )

@@ -172,7 +172,7 @@ def _stage(
     time = _without_idle_units(time, stages, inner, active)
     busiest = on_the_busiest(trace, group)
     devices = len(different(trace.work.device[group != NONE])) or 1
-    floor_ns, roof = _floor(time.name, unit, units, facts, devices)
+    roofline_ns, roof = _roofline(time.name, unit, units, facts, devices)
     counters = _counters(time.name, facts)
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
     wall_ns, wall_ends, source = _wall(time, unit, units, facts)
@@ -190,7 +190,7 @@ def _stage(
             busy_ns=time.busy_ns,
             compute_ns=compute_ns,
             idle=time.idle,
-            floor_ns=floor_ns,
+            roofline_ns=roofline_ns,
             counted_ns=counted_ns,
             counted_share=share,
         )
@@ -248,7 +248,7 @@ def _wall(time: StageTime, unit: str, units: int, facts: RunFacts) -> tuple[int 
     return round(found.median) * times, (low * times, high * times), f"the unprofiled pass, median of {found.n} repeats"
 
 
-def _floor(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Roof]]:
+def _roofline(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Roof]]:
     """Return the roofline time of as many units on all devices that share the work. `devices`: those in the trace."""
     if (elsewhere := more_devices(devices, devices_of(facts.timings))) is not None:
         return elsewhere, elsewhere

@@ -182,7 +182,7 @@ class SweepRow:
     folder: str
     metrics: dict[str, Maybe[Distribution]]
     batch: Maybe[int]
-    floor_ns: Maybe[float]
+    roofline_ns: Maybe[float]
     """Roofline time of a decode step, at the best known peaks."""
     times_floor: Maybe[float]
     """Decode time divided by its roofline time."""
@@ -221,11 +221,11 @@ class SweepRow:
         return value if isinstance(value, Missing) else value.median
 
     @property
-    def floor_rate(self) -> Maybe[float]:
+    def roofline_rate(self) -> Maybe[float]:
         """Decode tokens per second if every step took its roofline time."""
-        if isinstance(self.floor_ns, Missing):
-            return self.floor_ns
-        return self.batch if isinstance(self.batch, Missing) else self.batch * 1e9 / self.floor_ns
+        if isinstance(self.roofline_ns, Missing):
+            return self.roofline_ns
+        return self.batch if isinstance(self.batch, Missing) else self.batch * 1e9 / self.roofline_ns
 
     @property
     def label(self) -> str:
@@ -334,7 +334,7 @@ def _row(number: int, entry: SweepEntry) -> SweepRow:
     return SweepRow(
         number, values, status, why, entry.folder, found,
         timings if isinstance(timings, Missing) else timings.workload.batch_size,
-        _floor_ns(decode, steps), _times_floor(decode), _bound(_stage(analysis, "prefill")), _bound(decode),
+        _roofline_ns(decode, steps), _times_roofline(decode), _bound(_stage(analysis, "prefill")), _bound(decode),
         len(analysis.warnings), entry.page, ranked, _facts(analysis),
     )  # fmt: skip
 
@@ -358,7 +358,7 @@ def _stage(analysis: RunAnalysis, name: str) -> Maybe[StageEfficiency]:
     return next((stage for stage in found.stages if stage.stage == name), Missing(f"the request has no {name}"))
 
 
-def _floor_ns(decode: Maybe[StageEfficiency], steps: Maybe[int]) -> Maybe[float]:
+def _roofline_ns(decode: Maybe[StageEfficiency], steps: Maybe[int]) -> Maybe[float]:
     if isinstance(decode, Missing):
         return decode
     if isinstance(steps, Missing):
@@ -369,7 +369,7 @@ def _floor_ns(decode: Maybe[StageEfficiency], steps: Maybe[int]) -> Maybe[float]
     return Missing("no peak is known to compare with")
 
 
-def _times_floor(decode: Maybe[StageEfficiency]) -> Maybe[float]:
+def _times_roofline(decode: Maybe[StageEfficiency]) -> Maybe[float]:
     if isinstance(decode, Missing):
         return decode
     known = [entry.times_floor for entry in reversed(decode.against) if not isinstance(entry.times_floor, Missing)]

@@ -233,7 +233,7 @@ def _figures(row: SweepRow) -> list[Cell | Missing]:
         *[_with_interval(row.metrics.get(key, Missing("it was not measured"))) for key in ("tpot", "ttft")],
         cell(row.median("e2e"), milliseconds),
         *[cell(row.median(key), significant) for key in ("decode_rate", "output_rate")],
-        cell(row.floor_ns, milliseconds),
+        cell(row.roofline_ns, milliseconds),
         cell(row.times_floor, times),
     ]
 

@@ -39,8 +39,8 @@ class Quantity:
 
 _QUANTITIES = (
     Quantity("TTFT", "ttft", True, None),
-    Quantity("TPOT", "tpot", True, lambda row: row.floor_ns),
-    Quantity("decode tokens/s", "decode_rate", False, lambda row: row.floor_rate),
+    Quantity("TPOT", "tpot", True, lambda row: row.roofline_ns),
+    Quantity("decode tokens/s", "decode_rate", False, lambda row: row.roofline_rate),
 )
 
 

@@ -22,7 +22,7 @@ from llm_perf_opt.core.units import duration
 
 LOW_OCCUPANCY = 25.0
 """Percent of the warps an SM can hold; below this, latency is hardly hidden."""
-NEAR_A_LIMIT = 60.0
+NEAR_A_PEAK = 60.0
 """Percent of a unit's peak; from here on, occupancy does not hold a kernel back."""
 NOTEWORTHY = 0.05
 """The least share of a stage's kernel time that makes a kernel part of a finding."""
@@ -77,12 +77,12 @@ def small_batch(evidence: Evidence) -> Finding | None:
     cost = _StepCost(request, facts.hardware, work.padded_tokens, devices_of(facts.timings))
     batch = work.batch_size
     larger, similar = cost.larger_batch(batch, work.new_tokens), cost.similar_batch(batch)
-    floors = [cost.roofline_ns(size) for size in (batch, larger, max(similar, batch))]
-    if larger < 2 * batch or min(floors) <= 0:
+    rooflines = [cost.roofline_ns(size) for size in (batch, larger, max(similar, batch))]
+    if larger < 2 * batch or min(rooflines) <= 0:
         return None
     # Expected: the step grows by its additional work at the device's peaks. At worst, all kernels grow with the batch.
     step_ns, busy_ns = stage.wall_ns, stage.per_unit(stage.budget.busy_ns)
-    then = step_ns + floors[1] - floors[0]
+    then = step_ns + rooflines[1] - rooflines[0]
     worst = step_ns + busy_ns * (larger / batch - 1)
     if larger / then < WORTHWHILE * batch / step_ns:
         return None
@@ -93,14 +93,14 @@ def small_batch(evidence: Evidence) -> Finding | None:
         place_of(evidence, stage),
         (
             f"At batch {batch}, a decode step reads the weights for {'one token' if batch == 1 else f'{batch} tokens at once'}.",
-            f"{_growth_words(cost, (batch, larger, similar), (floors[0], floors[1], floors[2]))} A larger batch gives more "
+            f"{_growth_words(cost, (batch, larger, similar), (rooflines[0], rooflines[1], rooflines[2]))} A larger batch gives more "
             "tokens per second; a single request is no faster.",
         ),
         Grounds(
             (
                 f"batch {batch}: {duration(step_ns, 3)} per step, {batch * 1e9 / step_ns:,.4g} tokens/s",
                 f"batch {larger}: {duration(then, 3)} per step, {larger * 1e9 / then:,.4g} tokens/s; the additional work takes "
-                f"{duration(floors[1] - floors[0], 3)} at the peaks of {facts.hardware.name}",
+                f"{duration(rooflines[1] - rooflines[0], 3)} at the peaks of {facts.hardware.name}",
             ),
             "medium",
             "the larger step is estimated as the current one plus its additional work at the device's peaks; at worst all "
@@ -153,10 +153,10 @@ class _StepCost:
         return int((memory * self.devices - weight_bytes(architecture, formats)) // sequence)
 
 
-def _growth_words(cost: _StepCost, batches: tuple[int, int, int], floors: tuple[float, float, float]) -> str:
+def _growth_words(cost: _StepCost, batches: tuple[int, int, int], rooflines: tuple[float, float, float]) -> str:
     """Return how the roofline time of a step grows with the batch: up to which batch it hardly does, or else by how much."""
     batch, larger, similar = batches
-    now, then, longest = (duration(ns, 3) for ns in floors)
+    now, then, longest = (duration(ns, 3) for ns in rooflines)
     name = cost.hardware.name
     if similar >= 2 * batch:
         return (
@@ -218,7 +218,7 @@ def _low_occupancy(row: StageKernel) -> tuple[str, float] | None:
     occupancy, sm, dram = call.occupancy_pct, call.sm_pct, call.dram_pct
     if isinstance(occupancy, Missing) or isinstance(sm, Missing) or isinstance(dram, Missing):
         return None
-    if occupancy >= LOW_OCCUPANCY or max(sm, dram) >= NEAR_A_LIMIT:
+    if occupancy >= LOW_OCCUPANCY or max(sm, dram) >= NEAR_A_PEAK:
         return None
     return f"occupancy {occupancy:.0f} %, SM {sm:.0f} %, DRAM {dram:.0f} %", 1 - max(sm, dram) / 100
 
@@ -227,8 +227,8 @@ def _partial_wave(row: StageKernel) -> tuple[str, float] | None:
     call = row.per_call
     if isinstance(call, Missing) or isinstance(call.waves, Missing) or call.waves <= 0:
         return None
-    limits = [value for value in (call.sm_pct, call.dram_pct) if not isinstance(value, Missing)]
+    peaks = [value for value in (call.sm_pct, call.dram_pct) if not isinstance(value, Missing)]
     empty = 1 - call.waves / math.ceil(call.waves)
-    if empty < TAIL or (limits and max(limits) >= NEAR_A_LIMIT):
+    if empty < TAIL or (peaks and max(peaks) >= NEAR_A_PEAK):
         return None
     return f"{call.waves:.2f} waves, {empty:.0%} of the block slots empty", empty
