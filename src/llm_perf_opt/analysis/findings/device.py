@@ -77,12 +77,13 @@ def small_batch(evidence: Evidence) -> Finding | None:
     cost = _StepCost(request, facts.hardware, work.padded_tokens, devices_of(facts.timings))
     batch = work.batch_size
     larger, similar = cost.larger_batch(batch, work.new_tokens), cost.similar_batch(batch)
-    rooflines = [cost.roofline_ns(size) for size in (batch, larger, max(similar, batch))]
-    if larger < 2 * batch or min(rooflines) <= 0:
+    least_ns, larger_least_ns = cost.roofline_ns(batch), cost.roofline_ns(larger)
+    if larger < 2 * batch or min(least_ns, larger_least_ns, cost.roofline_ns(max(similar, batch))) <= 0:
         return None
+    more_ns = larger_least_ns - least_ns
     # Expected: the step grows by its additional work at the device's peaks. At worst, all kernels grow with the batch.
     step_ns, busy_ns = stage.wall_ns, stage.per_unit(stage.budget.busy_ns)
-    then = step_ns + rooflines[1] - rooflines[0]
+    then = step_ns + more_ns
     worst = step_ns + busy_ns * (larger / batch - 1)
     if larger / then < WORTHWHILE * batch / step_ns:
         return None
@@ -93,14 +94,14 @@ def small_batch(evidence: Evidence) -> Finding | None:
         place_of(evidence, stage),
         (
             f"At batch {batch}, a decode step reads the weights for {'one token' if batch == 1 else f'{batch} tokens at once'}.",
-            f"{_growth_words(cost, (batch, larger, similar), (rooflines[0], rooflines[1], rooflines[2]))} A larger batch gives more "
-            "tokens per second; a single request is no faster.",
+            f"{_growth_words(cost, batch, larger, similar)} A larger batch gives more tokens per second; a single request is no "
+            "faster.",
         ),
         Grounds(
             (
                 f"batch {batch}: {duration(step_ns, 3)} per step, {batch * 1e9 / step_ns:,.4g} tokens/s",
                 f"batch {larger}: {duration(then, 3)} per step, {larger * 1e9 / then:,.4g} tokens/s; the additional work takes "
-                f"{duration(rooflines[1] - rooflines[0], 3)} at the peaks of {facts.hardware.name}",
+                f"{duration(more_ns, 3)} at the peaks of {facts.hardware.name}",
             ),
             "medium",
             "the larger step is estimated as the current one plus its additional work at the device's peaks; at worst all "
@@ -153,16 +154,15 @@ class _StepCost:
         return int((memory * self.devices - weight_bytes(architecture, formats)) // sequence)
 
 
-def _growth_words(cost: _StepCost, batches: tuple[int, int, int], rooflines: tuple[float, float, float]) -> str:
+def _growth_words(cost: _StepCost, batch: int, larger: int, similar: int) -> str:
     """Return how the roofline time of a step grows with the batch: up to which batch it hardly does, or else by how much."""
-    batch, larger, similar = batches
-    now, then, longest = (duration(ns, 3) for ns in rooflines)
-    name = cost.hardware.name
+    name, now = cost.hardware.name, duration(cost.roofline_ns(batch), 3)
     if similar >= 2 * batch:
         return (
             f"Its roofline time, the least that {name} allows, is {now}; up to batch {similar:,} it stays within "
-            f"{HARDLY_LONGER:.0%} of that ({longest})."
+            f"{HARDLY_LONGER:.0%} of that ({duration(cost.roofline_ns(similar), 3)})."
         )
+    then = duration(cost.roofline_ns(larger), 3)
     why = ": more sequences use more experts, whose weights must be read too" if cost.has_idle_experts else ""
     return f"Its roofline time, the least that {name} allows, grows from {now} to {then} at batch {larger}{why}."
 
