@@ -63,8 +63,6 @@ def stage_evidence(
         calls=QUIET,
         queued_gap_ns=1000.0,
         counters=Missing("no counters were read"),
-        efficiency=None,
-        roof=Missing("no limits"),
         unprofiled=True,
     )
     return replace(made, **changes)

@@ -68,7 +68,6 @@ class BudgetRow:
     """Summed over all units of the trace."""
     share: float
     """Share of the wall time."""
-    note: str = ""
 
     @property
     def label(self) -> str:

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, StageBudget, st
 from llm_perf_opt.analysis.kernels.classes import class_of_work
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import StageKernels
-from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency, request_cost, stage_samples
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, request_cost, stage_samples
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices
 from llm_perf_opt.analysis.limits.roofs import Roof, best_floor
 from llm_perf_opt.analysis.overhead import PassOverhead
@@ -94,9 +94,6 @@ class StageEvidence:
     queued_gap_ns: Maybe[float]
     """Median gap before a kernel that was already queued: what the device itself needs between two kernels."""
     counters: Maybe[StageKernels]
-    efficiency: StageEfficiency | None
-    roof: Maybe[Roof]
-    """The peaks that the roofline time was computed with."""
     unprofiled: bool
     """Whether the wall time comes from the unprofiled pass."""
     overlap: float = 1.0
@@ -206,8 +203,6 @@ def _stage(
         calls=host_calls(trace, stages, inner),
         queued_gap_ns=_queued_gap(account),
         counters=counters,
-        efficiency=_efficiency(time.name, facts),
-        roof=roof,
         unprofiled=unprofiled,
         overlap=overlap_of(trace, stages.of_stage(time.name), busiest, devices, kernels_ns),
         collective_ns=kernels_ns - compute_ns,
@@ -323,12 +318,6 @@ def _inner_copies(trace: Trace, group: Int64, account: Account, time: StageTime,
     whole = int(length.sum())
     waited = budget.ns(BudgetKey.EXPOSED) - (budget.busy_ns - compute_ns)
     return alone + (round(waited * int(length[inner[copy]].sum()) / whole) if whole else 0)
-
-
-def _efficiency(stage: str, facts: RunFacts) -> StageEfficiency | None:
-    if isinstance(facts.efficiency, Missing):
-        return None
-    return next((entry for entry in facts.efficiency.stages if entry.stage == stage), None)
 
 
 def _queued_gap(account: Account) -> Maybe[float]:
