@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from builders import MS
 from evidence_builders import stage_evidence
 from llm_perf_opt.analysis.evidence import StageEvidence
-from llm_perf_opt.analysis.findings.finding import saving_of
-from llm_perf_opt.analysis.findings.host import DEVICE_BOUND, HOST_BOUND, wall_clock_saving
+from llm_perf_opt.analysis.findings.finding import DEVICE_BOUND, HOST_BOUND, saving_of, wall_clock_saving
 from llm_perf_opt.analysis.trace.idle import IdleCause
 
 BOUNDS = (2.0 * MS, 4.0 * MS, 8.0 * MS)

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from llm_perf_opt.analysis.cost_model.cost import kv_cache_bytes, weight_bytes
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.findings.finding import Grounds, Throughput, ToTry, finding, largest_saving, saving_of
-from llm_perf_opt.analysis.findings.host import place_of, wall_clock_saving
+from llm_perf_opt.analysis.findings.finding import (
+    Grounds,
+    Throughput,
+    ToTry,
+    finding,
+    largest_saving,
+    place_of,
+    saving_of,
+    wall_clock_saving,
+)
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.kernels.table import StageKernel
 from llm_perf_opt.analysis.limits.efficiency import RequestCost, request_cost

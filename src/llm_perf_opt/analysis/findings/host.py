@@ -1,63 +1,14 @@
-"""Rules on the host: launch gaps, host work between steps, synchronization, allocations and copies.
-
-Also how much of a kernel-time saving reaches the wall clock, which other rules use.
-"""
-
-from dataclasses import dataclass
+"""Rules on the host: launch gaps, host work between steps, synchronization, allocations and copies."""
 
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
-from llm_perf_opt.analysis.findings.finding import Bounds, Grounds, Place, ToTry, finding, gap_saving_of, saving_of, unit_time
+from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding, gap_saving_of, place_of, saving_of, unit_time
 from llm_perf_opt.analysis.limits.roofs import graph_interval_ns
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import MIXED_STEP, STEP
 from llm_perf_opt.core.units import duration
-
-HOST_BOUND = 0.5
-"""If the device is busy for less than this share of a stage, a faster kernel only lengthens a gap."""
-DEVICE_BOUND = 0.9
-"""From this busy share on, all saved kernel time is saved wall time. Between the two, the counted share grows linearly."""
-INFLATED = 3.0
-"""If a profiler slows a stage more than this many times, the proportions of its gaps say little about the unprofiled ones."""
-
-
-@dataclass(frozen=True)
-class WallClockSaving:
-    """How much of a kernel-time saving reaches the wall clock."""
-
-    bounds: Bounds
-    claim: str = ""
-    """A sentence to append to the claim."""
-    because: str = ""
-    """A reason to add to the confidence; empty if there is nothing to add."""
-    certain: bool = False
-    """Whether it is certain that nothing is saved."""
-
-
-def wall_clock_saving(stage: StageEvidence, bounds: Bounds) -> WallClockSaving:
-    """Count kernel time only as far as the stage waits for the device and kernels do not run concurrently."""
-    low, expected, high = bounds
-    share = min(max((stage.busy_share - HOST_BOUND) / (DEVICE_BOUND - HOST_BOUND), 0.0), 1.0)
-    idle = f"the device is idle for {1 - stage.busy_share:.0%} of {stage.name}"
-    if share == 0 and stage.busy_share * (1.0 if stage.unprofiled else INFLATED) < HOST_BOUND:
-        why = "faster kernels only lengthen the gaps; first remove what the device waits for"
-        return WallClockSaving((0, 0, 0), f"It saves nothing now: {idle}.", why, certain=True)
-    if share == 0:
-        why = "under the profiler, faster kernels only lengthen the gaps; without it the gaps are shorter"
-        return WallClockSaving((0, 0, high), f"Under the profiler it saves nothing: {idle}.", why)
-    alone = stage.overlap
-    if share == 1 and alone == 1:
-        return WallClockSaving(bounds)
-    reasons = []
-    if share < 1:
-        reasons.append(f"{idle}, so {share:.0%} of the kernel time is counted")
-    if alone < 1:
-        reasons.append(f"kernels run concurrently, so they cover only {alone:.1%} of their summed time")
-    worst = low * alone if share == 1 else 0.0
-    return WallClockSaving((worst, expected * share * alone, high), because="; ".join(reasons))
-
 
 WAITING = 0.25
 """A stage is launch-bound if launch gaps and host work take at least this share of its wall time."""
@@ -201,14 +152,6 @@ def launches_one_by_one(stage: StageEvidence) -> bool:
 def profiled_gaps(stage: StageEvidence) -> str:
     """Return a reason to append if the saving is taken from gaps that the profiler lengthened."""
     return "" if stage.unprofiled else "; the gaps are those under the profiler: without it there is less to save"
-
-
-def place_of(evidence: Evidence, stage: StageEvidence) -> Place:
-    """Return the stage and how often its unit occurs in a request, or in the trace if no request is known."""
-    timings = evidence.facts.timings
-    if isinstance(timings, Missing):
-        return stage.name, stage.units
-    return stage.name, timings.workload.decode_steps if stage.by_token else 1
 
 
 def _wall_clause(stage: StageEvidence) -> str:

@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.cost_model.cost import step_cost
 from llm_perf_opt.analysis.cost_model.work import Step
 from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.findings.finding import (
+    HOST_BOUND,
     Bounds,
     Claim,
     Grounds,
@@ -15,10 +16,12 @@ from llm_perf_opt.analysis.findings.finding import (
     finding,
     gap_saving_of,
     largest_saving,
+    place_of,
     saving_of,
     unit_time,
+    wall_clock_saving,
 )
-from llm_perf_opt.analysis.findings.host import HOST_BOUND, launches_one_by_one, place_of, profiled_gaps, wall_clock_saving
+from llm_perf_opt.analysis.findings.host import launches_one_by_one, profiled_gaps
 from llm_perf_opt.analysis.kernels.classes import KernelClass
 from llm_perf_opt.analysis.kernels.names import short_name
 from llm_perf_opt.analysis.limits.efficiency import request_cost
@@ -74,17 +77,16 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
     headline = (
         f"{stage.per_unit(fusion.fusable_kernels):,.0f} elementwise, norm, reduction and copy kernels per {stage.unit} take "
         f"{unit_time(stage, fusion.fusable_ns)}; fused, they would be {stage.per_unit(fusion.runs):,.0f} to "
-        f"{stage.per_unit(fusion.sizes):,.0f} kernels of about {unit_time(stage, fusion.fused_ns)}."
+        f"{stage.per_unit(fusion.sizes):,.0f} kernels and take about {unit_time(stage, fusion.fused_ns)}."
     )
     rows = [row for row in stage.kernels if row.kind in _FUSED_CLASSES]
-    decode = stage.name == DECODE
     to_try = ToTry(
         ("runtime.cache=static", "runtime.compile=default")
-        if decode and not evidence.facts.compiled and launches_one_by_one(stage)
+        if stage.name == DECODE and not evidence.facts.compiled and launches_one_by_one(stage)
         else (),
         "Compile the step (torch.compile), or use fused kernels for norms, rotary embedding and activations.",
     )
-    if _host_bound(stage) and launches_one_by_one(stage):
+    if stage.busy_share < HOST_BOUND and launches_one_by_one(stage):
         gaps = stage.budget.ns(BudgetKey.LAUNCH) * gone
         return finding(
             "unfused_elementwise",
@@ -96,7 +98,7 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
             Grounds(
                 _rows(rows, stage),
                 "low",
-                f"the host's cost of launching compiled code is unknown; half of it is shown{profiled_gaps(stage)}",
+                f"the host time of launching compiled code is unknown; half of the gaps is shown{profiled_gaps(stage)}",
             ),
             gap_saving_of(stage, 0, gaps / 2, gaps),
             to_try,
@@ -217,10 +219,6 @@ def _without_tensor_cores(row: KernelTotal, stage: StageEvidence) -> bool:
         return False
     vector = sum(kind for kind in (counted.vector_flops, counted.half_flops) if not isinstance(kind, Missing))
     return row.kind is KernelClass.GEMM and counted.tensor_flops == 0 and vector > 0 and "splitKreduce" not in row.name
-
-
-def _host_bound(stage: StageEvidence) -> bool:
-    return stage.busy_share < HOST_BOUND
 
 
 def _noteworthy(rows: Sequence[KernelTotal], stage: StageEvidence) -> bool:

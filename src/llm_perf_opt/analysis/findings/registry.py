@@ -9,24 +9,8 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.findings.device import low_occupancy, small_batch, wave_tail
+from llm_perf_opt.analysis.findings import device, host, kernels, trust
 from llm_perf_opt.analysis.findings.finding import Kind, without_overrides
-from llm_perf_opt.analysis.findings.host import (
-    allocations_in_the_loop,
-    copies_from_the_host,
-    host_between_steps,
-    launch_bound_decode,
-    launch_bound_prefill,
-    syncs_per_step,
-)
-from llm_perf_opt.analysis.findings.kernels import (
-    cache_concatenation,
-    logits_for_the_whole_prompt,
-    math_attention,
-    products_without_tensor_cores,
-    unfused_elementwise,
-)
-from llm_perf_opt.analysis.findings.trust import noisy_machine, passes_disagree, profiler_inflation, throttled
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.labels import engine_dialects
 from llm_perf_opt.core.errors import ConfigError
@@ -35,24 +19,24 @@ from llm_perf_opt.core.records import Missing
 Rule = Callable[[Evidence], Finding | None]
 
 RULES: list[Rule] = [
-    launch_bound_decode,
-    launch_bound_prefill,
-    host_between_steps,
-    syncs_per_step,
-    allocations_in_the_loop,
-    copies_from_the_host,
-    cache_concatenation,
-    unfused_elementwise,
-    products_without_tensor_cores,
-    math_attention,
-    logits_for_the_whole_prompt,
-    low_occupancy,
-    wave_tail,
-    small_batch,
-    throttled,
-    noisy_machine,
-    profiler_inflation,
-    passes_disagree,
+    host.launch_bound_decode,
+    host.launch_bound_prefill,
+    host.host_between_steps,
+    host.syncs_per_step,
+    host.allocations_in_the_loop,
+    host.copies_from_the_host,
+    kernels.cache_concatenation,
+    kernels.unfused_elementwise,
+    kernels.products_without_tensor_cores,
+    kernels.math_attention,
+    kernels.logits_for_the_whole_prompt,
+    device.low_occupancy,
+    device.wave_tail,
+    device.small_batch,
+    trust.throttled,
+    trust.noisy_machine,
+    trust.profiler_inflation,
+    trust.passes_disagree,
 ]
 """Every rule. To add a finding, write its function in this folder and list it here."""
 

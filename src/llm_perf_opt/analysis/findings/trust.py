@@ -3,8 +3,7 @@
 from collections.abc import Set
 
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding
-from llm_perf_opt.analysis.findings.host import INFLATED
+from llm_perf_opt.analysis.findings.finding import INFLATED, Grounds, ToTry, finding
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Missing
