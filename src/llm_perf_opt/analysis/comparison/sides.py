@@ -95,8 +95,7 @@ def _counters(found: KernelEvidence) -> list[ComparedFigure]:
     rows = []
     for stage in found.stages:
         steps = _steps(found, stage.stage)
-        for name, value in (("FLOPs executed", stage.flops), ("DRAM bytes", stage.dram_bytes)):
-            unit = "FLOP" if "FLOP" in name else "byte"
+        for name, unit, value in (("FLOPs executed", "FLOP", stage.flops), ("DRAM bytes", "byte", stage.dram_bytes)):
             per_unit = value if isinstance(value, Missing) else value / steps
             rows.append(ComparedFigure(f"{stage.stage}/{name} of the counted kernels", unit, per_unit))
         rows.append(ComparedFigure(f"{stage.stage}/kernel time with counters", "share", stage.counters))
