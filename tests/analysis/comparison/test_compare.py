@@ -247,7 +247,7 @@ def test_what_is_read_at_a_moment_or_not_known_is_no_hardware() -> None:
 
 
 def test_machines_of_one_kind_are_a_caution() -> None:
-    assert not any("machines" in text for text in one_to_one(on_gpu(), on_gpu()).cautions)
+    assert not any("were made on" in text for text in one_to_one(on_gpu(), on_gpu()).cautions)
     for new, names in ((on_gpu(host="node2"), "node1, node2"), (on_gpu(uuid="GPU-2"), "GPU-1, GPU-2")):
         assert any("were made on 2" in text and names in text for text in one_to_one(on_gpu(), new).cautions)
     last = compare(Side((on_gpu(), on_gpu())), Side((on_gpu(), on_gpu(host="node2"), on_gpu(host="node3"))))

@@ -148,7 +148,7 @@ def test_a_setting_that_is_null_is_no_difference_from_none() -> None:
     for sides in ((base, new), (new, base)):
         found = held(*sides, experiment=["runtime.prompt_tokens"])
         assert [row.key for row in found.settings] == ["runtime.prompt_tokens"]
-        assert not any("Besides the experiment" in text for text in found.cautions)
+        assert not any("In addition to the experiment" in text for text in found.cautions)
     assert check_one_side("the base side", [base, measured(2, config={**base.config, "dataset": {"path": "a"}})])
     given = replace(new, config={**new.config, "dataset": {"root": "x", "path": "a"}})
     with pytest.raises(ConfigError, match="differ in their workload"):
