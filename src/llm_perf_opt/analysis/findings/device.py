@@ -204,7 +204,7 @@ def _device_finding(
     names = "; ".join(f"{short_name(row.name, 60)} ({words})" for row, (words, _) in limited[:3])
     text = claim.format(stage=stage.name, names=names)
     on_wall = wall_clock_saving(stage, (0, gain / 2, gain))
-    because = "counters show what is unused, not what a better kernel would reach; half of it is shown"
+    because = "counters show what is unused, not what a better kernel would reach; the expected saving is half of it"
     rows = tuple(
         f"{short_name(row.name, 90)}: {row.calls:,} calls, {duration(row.total_ns, 3)}, {row.share:.1%} of {stage.name}'s "
         f"kernel time, {words}"

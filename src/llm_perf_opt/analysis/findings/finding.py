@@ -240,10 +240,10 @@ def wall_clock_saving(stage: StageEvidence, bounds: Bounds) -> WallClockSaving:
     idle = f"the device is idle for {1 - stage.busy_share:.0%} of {stage.name}"
     if share == 0 and stage.busy_share * (1.0 if stage.unprofiled else INFLATED) < HOST_BOUND:
         why = "faster kernels only lengthen the gaps; first remove what the device waits for"
-        return WallClockSaving((0, 0, 0), f"It saves nothing now: {idle}.", why, certain=True)
+        return WallClockSaving((0, 0, 0), f"Changing this saves nothing now: {idle}.", why, certain=True)
     if share == 0:
         why = "under the profiler, faster kernels only lengthen the gaps; without it the gaps are shorter"
-        return WallClockSaving((0, 0, high), f"Under the profiler it saves nothing: {idle}.", why)
+        return WallClockSaving((0, 0, high), f"Under the profiler, changing this saves nothing: {idle}.", why)
     alone = stage.overlap
     if share == 1 and alone == 1:
         return WallClockSaving(bounds)

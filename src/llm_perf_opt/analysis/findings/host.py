@@ -100,7 +100,8 @@ def launch_bound_prefill(evidence: Evidence) -> Finding | None:
         Grounds(
             _launch_rows(stage),
             "low",
-            "how much of the gaps disappears depends on the shapes that prefill is compiled for; half of them is shown",
+            "how much of the gaps disappears depends on the shapes that prefill is compiled for; the expected saving is "
+            "half of them",
         ),
         gap_saving_of(stage, 0, gaps / 2, gaps),
         ToTry(
@@ -128,7 +129,7 @@ def host_between_steps(evidence: Evidence) -> Finding | None:
         Grounds(
             (f"budget of decode: host {_of_wall(stage, host)}",),
             "low",
-            f"each step may need some of this work; half of it is shown{profiled_gaps(stage)}",
+            f"each step may need some of this work; the expected saving is half of it{profiled_gaps(stage)}",
         ),
         gap_saving_of(stage, 0, host / 2, host),
         ToTry(
@@ -236,7 +237,7 @@ def syncs_per_step(evidence: Evidence) -> Finding | None:
         "syncs_per_step",
         place_of(evidence, stage),
         (
-            f"The host waits for the device {calls.syncs / stage.units:,.2g} times per {stage.unit}{items}; the device then has "
+            f"The host waits for the device {_times(calls.syncs / stage.units)} per {stage.unit}{items}; the device then has "
             f"nothing queued for {unit_time(stage, lost)}.",
         ),
         Grounds(
@@ -245,7 +246,7 @@ def syncs_per_step(evidence: Evidence) -> Finding | None:
                 f"budget of {stage.name}: sync {_of_wall(stage, lost)}",
             ),
             "medium",
-            "without the wait the host still has to launch; half of it is shown",
+            "without the wait, the host still has to launch; the expected saving is half of it",
         ),
         gap_saving_of(stage, 0, lost / 2, lost),
         ToTry(
@@ -270,14 +271,14 @@ def allocations_in_the_loop(evidence: Evidence) -> Finding | None:
         "allocations_in_the_loop",
         place_of(evidence, stage),
         (
-            f"The driver allocates or frees memory {calls.allocations / stage.units:,.2g} times per {stage.unit}, "
+            f"The driver allocates or frees memory {_times(calls.allocations / stage.units)} per {stage.unit}, "
             f"{unit_time(stage, calls.allocation_ns)} under the profiler: the framework's caching allocator is too "
             "small or disabled.",
         ),
         Grounds(
             (f"{calls.allocations:,} calls such as cudaMalloc and cudaFree, {duration(calls.allocation_ns, 3)}",),
             "medium",
-            "the calls were timed under the profiler and scaled like the idle time; half of it is shown",
+            "the calls were timed under the profiler and scaled like the idle time; the expected saving is half of that",
         ),
         gap_saving_of(stage, 0, most / 2, most),
         ToTry(
@@ -300,7 +301,7 @@ def copies_from_the_host(evidence: Evidence) -> Finding | None:
         "copies_from_the_host",
         place_of(evidence, stage),
         (
-            f"Each {stage.unit} copies from the host {calls.to_device / stage.units:,.2g} times{size}; copies that no kernel "
+            f"Each {stage.unit} copies from the host {_times(calls.to_device / stage.units)}{size}; copies that no kernel "
             f"hides take {unit_time(stage, lost)}.",
         ),
         Grounds(
@@ -309,7 +310,7 @@ def copies_from_the_host(evidence: Evidence) -> Finding | None:
                 f"budget of {stage.name}: exposed copies {_of_wall(stage, lost)}",
             ),
             "medium",
-            "some of these copies may be needed; half of the time is shown",
+            "some of these copies may be needed; the expected saving is half of their time",
         ),
         saving_of(stage, 0, lost / 2, lost),
         ToTry(
@@ -317,6 +318,10 @@ def copies_from_the_host(evidence: Evidence) -> Finding | None:
             "with non_blocking=True, one step ahead."
         ),
     )
+
+
+def _times(count: float) -> str:
+    return "once" if count == 1 else f"{count:,.2g} times"
 
 
 def _loop(evidence: Evidence) -> StageEvidence | None:

@@ -61,7 +61,7 @@ def cache_concatenation(evidence: Evidence) -> Finding | None:
         ),
         rows,
         (0, total / 2, total),
-        "some of these copies belong to rotary embedding, not to the cache; half of the time is shown",
+        "some of these copies belong to rotary embedding, not to the cache; the expected saving is half of their time",
         ToTry(("runtime.cache=static",), "Keep keys and values in preallocated tensors (StaticCache, or a paged cache)."),
     )
 
@@ -98,7 +98,8 @@ def unfused_elementwise(evidence: Evidence) -> Finding | None:
             Grounds(
                 _rows(rows, stage),
                 "low",
-                f"the host time of launching compiled code is unknown; half of the gaps is shown{profiled_gaps(stage)}",
+                "the host time of launching compiled code is unknown; the expected saving is half of the gaps"
+                + profiled_gaps(stage),
             ),
             gap_saving_of(stage, 0, gaps / 2, gaps),
             to_try,
@@ -134,7 +135,8 @@ def products_without_tensor_cores(evidence: Evidence) -> Finding | None:
             ),
             rows,
             (0, total / 2, total),
-            "bf16 halves the bytes of a memory-bound product and makes a compute-bound one far faster; half the time is shown",
+            "bf16 halves the bytes of a memory-bound product and makes a compute-bound one far faster; the expected saving is "
+            "half of their time",
             ToTry(
                 ("model.dtype=bf16",) if dtype in ("", "fp32") else (),
                 'Use bf16 or fp16 weights, or allow TF32 (torch.set_float32_matmul_precision("high")).',
@@ -165,7 +167,8 @@ def math_attention(evidence: Evidence) -> Finding | None:
             ),
             softmax,
             (0, 2 * total, 4 * total),
-            "a fused kernel replaces softmax, masking, scaling and the traffic of the scores; twice the softmax time is shown",
+            "softmax, masking, scaling and the traffic of the scores disappear, but a fused kernel takes time, too; the expected "
+            "saving is twice the softmax time",
             ToTry(
                 () if evidence.facts.attention == "sdpa" else ("runtime.attn_implementation=sdpa",),
                 "Use scaled_dot_product_attention with a mask that a fused backend supports.",
