@@ -31,7 +31,7 @@ def stage_evidence(
     roofline_ns: Maybe[int] | None = None,
     **changes: Any,
 ) -> StageEvidence:
-    """A stage of ten units (a prefill: one) that keeps the device busy, unless told otherwise."""
+    """Return a stage of ten units (a prefill: one) that by default keeps the device busy."""
     units = 1 if name == "prefill" else 10
     causes = {IdleCause.LAUNCH_BOUND: 10 * MS} if idle is None else dict(idle)
     total = sum(ns for _, _, ns in kernels)

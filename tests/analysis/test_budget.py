@@ -85,13 +85,13 @@ def test_busy_beyond_the_wall_time_is_named_not_clipped() -> None:
     assert sum(row.ns for row in budget.rows) == 250
 
 
-def test_without_a_cost_model_kernels_stand_in_one_row_and_that_is_said() -> None:
+def test_without_a_cost_model_all_kernels_are_in_one_row_with_a_note() -> None:
     budget = stage_budget(replace(FACTS, roofline_ns=Missing("an unknown architecture")))
     assert budget.ns(BudgetKey.ABOVE_ROOFLINE) == 280
     assert any("an unknown architecture" in note for note in budget.notes)
 
 
-def test_without_counters_extra_work_is_folded_and_that_is_said() -> None:
+def test_without_counters_extra_work_is_included_with_a_note() -> None:
     budget = stage_budget(replace(FACTS, counted_ns=Missing("no ncu here")))
     assert budget.ns(BudgetKey.ABOVE_ROOFLINE) == 180
     assert any("no ncu here" in note for note in budget.notes)
@@ -115,6 +115,6 @@ def test_shares_are_whole_exact_and_within_one_of_their_proportion(total: int, w
         assert abs(share * sum(weights) - total * weight) < sum(weights)
 
 
-def test_nothing_can_be_shared_out_without_weights() -> None:
+def test_no_weights_no_shares() -> None:
     with pytest.raises(ValueError, match="no weight"):
         apportion(5, [0, 0])

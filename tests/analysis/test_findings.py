@@ -38,7 +38,7 @@ SMALL = "void at::native::vectorized_elementwise_kernel<add>"
 
 
 def host_bound(**changes: Any) -> Evidence:
-    """Ten steps of 10 ms, of which the device works 1 ms in 100 launches."""
+    """Ten steps of 10 ms; the device is busy for 1 ms of each, in 100 launches."""
     made = stage_evidence(
         busy_ns=10 * MS, idle=WAITING, fusion=FUSABLE, kernels=[("nvjet", 200, 6 * MS), (SMALL, 800, 4 * MS)], **changes
     )
@@ -342,12 +342,12 @@ def test_small_batch_is_about_throughput_and_saves_no_time() -> None:
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, "one token"), (8, "8 tokens at once")])
-def test_small_batch_says_the_batch_that_ran(batch: int, tokens: str) -> None:
+def test_small_batch_names_the_batch_that_ran(batch: int, tokens: str) -> None:
     finding, _ = throughput_of(of_batch(batch))
     assert finding.claim.startswith(f"At batch {batch}, a decode step reads the weights for {tokens}.")
 
 
-def test_small_batch_claims_what_the_cost_model_says() -> None:
+def test_small_batch_agrees_with_the_cost_model() -> None:
     """Up to the batch it names, the roofline time is within a tenth of the present one, and not one batch further."""
     finding, _ = throughput_of(of_batch(1, **compose(["model=llama3_8b"]).config.model.architecture))
     named = re.search(r"is ([\d.]+) ms; up to batch ([\d,]+) it stays within 10% of that \(([\d.]+) ms\)", finding.claim)
@@ -361,7 +361,7 @@ def test_small_batch_claims_what_the_cost_model_says() -> None:
     assert last <= 1.1 * now < beyond
 
 
-def test_small_batch_of_a_mixture_says_that_more_experts_are_read() -> None:
+def test_small_batch_of_a_mixture_names_the_additional_experts() -> None:
     """What `llm-perf cost model=qwen3_30b_a3b --hardware h200` says, too: a step of batch 8 takes four times as long."""
     finding, line = throughput_of(of_batch(1, **compose(["model=qwen3_30b_a3b"]).config.model.architecture))
     grown = re.search(r"grows from ([\d.]+) ms to ([\d.]+) ms at batch 8: more sequences use more experts", finding.claim)
@@ -371,7 +371,7 @@ def test_small_batch_of_a_mixture_says_that_more_experts_are_read() -> None:
     assert "stays within" not in finding.claim
 
 
-def test_what_the_runs_configuration_refuses_is_said_in_words() -> None:
+def test_overrides_that_the_configuration_rejects_become_words() -> None:
     """Sub-stages cannot be bracketed in a compiled step: the tool would refuse what it proposes."""
     waiting = stage_evidence(busy_ns=10 * MS, idle=WAITING, fusion=FUSABLE)
     plain = asdict(compose(["model=tiny"]).config)
@@ -432,7 +432,7 @@ def test_throttled() -> None:
 def test_noisy_machine() -> None:
     noisy = found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(stable=False)))
     assert noisy is not None
-    assert not any(text.endswith(".") for text in noisy.evidence), "who shows them ends the sentence"
+    assert not any(text.endswith(".") for text in noisy.evidence), "the renderer ends the sentence"
     assert found("noisy_machine", evidence(stage_evidence(), telemetry=summary(WarningId.BUSY_PROCESSORS))) is not None
     assert found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(), telemetry=summary())) is None
 
@@ -507,7 +507,7 @@ def test_at_worst_graphs_leave_waiting_and_the_hosts_own_work_as_they_are() -> N
     assert stays.low_ns == bare.low_ns - 3 * MS
 
 
-def test_graphs_that_are_asked_for_already_are_not_asked_for_again() -> None:
+def test_graphs_that_are_already_enabled_are_not_proposed_again() -> None:
     given = host_bound()
     config = {"runtime": {"type": "pytorch", "cache": "static", "compile": "reduce-overhead"}}
     finding, _ = known("launch_bound_decode", replace(given, facts=replace(given.facts, config=config)))
@@ -558,7 +558,7 @@ def test_every_override_that_is_proposed_composes() -> None:
     st.integers(0, 120), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100), st.floats(0.1, 1.0), st.booleans(),
     st.integers(0, 40), st.integers(0, 100), st.integers(100, 300),
 )  # fmt: skip
-def test_no_saving_is_below_nothing_or_above_the_stage(
+def test_every_saving_is_between_zero_and_the_time_of_the_stage(
     busy: int, launch: int, host: int, sync: int, overlap: float, unprofiled: bool, calls: int, least: int, most: int
 ) -> None:
     causes = {IdleCause.LAUNCH_BOUND: launch * MS, IdleCause.HOST_BETWEEN_STEPS: host * MS, IdleCause.SYNC: sync * MS}

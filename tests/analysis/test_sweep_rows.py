@@ -26,7 +26,7 @@ from llm_perf_opt.report.sweep_charts import parameter_chart, tradeoff_chart
 from pages import sweep_entries
 
 
-def test_rows_carry_figures_floors_and_what_binds_them() -> None:
+def test_rows_have_metrics_roofline_times_and_verdicts() -> None:
     rows = sweep_rows(sweep_entries())
     assert [row.values["runtime.batch_size"] for row in rows] == ["1", "2", "4", "8", "16"]
     assert rows[0].median("tpot") == 11 * MS
@@ -140,7 +140,7 @@ def _known(row: SweepRow, key: str) -> Interval:
 
 
 @given(measured)
-def test_the_front_is_never_empty_and_holds_nothing_that_is_surely_worse(places: list[tuple[int, list[int]]]) -> None:
+def test_the_front_is_never_empty_and_contains_no_clearly_worse_point(places: list[tuple[int, list[int]]]) -> None:
     rows = _measured(places)
     front = pareto_front(rows)
     assert front
@@ -171,8 +171,8 @@ def test_the_line_goes_up_to_the_right_and_joins_the_ends_of_the_front(places: l
         assert values == sorted(values)
 
 
-def test_a_point_that_cannot_be_true_or_is_not_complete_wins_nothing() -> None:
-    """The fastest of them is impossible, the next failed, the next is partial for a figure that cannot be."""
+def test_implausible_and_incomplete_points_are_not_ranked() -> None:
+    """The fastest is implausible, the next failed, the next is partial because of an implausible figure."""
     entries = sweep_entries()[:4]
     names = ["impossible", "failed", "partial", "complete"]
     fastest = entries[0].analysis
@@ -207,7 +207,7 @@ def test_where_another_pass_failed_the_unprofiled_figures_still_count() -> None:
     assert not row.ranked
 
 
-def test_a_point_of_other_hardware_is_told_and_not_ranked() -> None:
+def test_a_point_on_other_hardware_is_named_and_not_ranked() -> None:
     card = {"device_name": "NVIDIA H200", "gpu.name": "NVIDIA H200", "cpu.name": "a"}
     other = {"device_name": "a processor", "cpu.name": "b"}
     entries = sweep_entries()[:4]
@@ -218,7 +218,7 @@ def test_a_point_of_other_hardware_is_told_and_not_ranked() -> None:
     assert 0 not in {row.number for row in (*pareto_front(rows), *indistinguishable(rows, "tpot"))}
     assert all(row.ranked for row in sweep_rows([replace(entry, hardware=card) for entry in entries]))
     unknown = [replace(entry, hardware={} if number == 0 else card) for number, entry in enumerate(entries)]
-    assert all(row.ranked for row in sweep_rows(unknown)), "what is not known cannot be said to differ"
+    assert all(row.ranked for row in sweep_rows(unknown)), "unknown facts do not count as different"
     halves = sweep_rows([replace(entry, hardware=card if number < 2 else other) for number, entry in enumerate(entries)])
     assert [row.ranked for row in halves] == [True, True, False, False], "of two halves the first"
     failed = [replace(mixed[0], status="failed", why="x"), *mixed[1:2], replace(mixed[2], hardware=other)]

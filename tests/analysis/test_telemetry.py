@@ -30,7 +30,7 @@ def on_gpu(iterations: Sequence[Iteration], **changes: Any) -> CleanTimings:
 
 
 def one_repeat(begin_ns: int, end_ns: int, prefill_ns: int | None = None) -> CleanTimings:
-    """One request in a window of its own, all of it prefill unless told otherwise."""
+    """One request in its own window, by default all prefill."""
     prefill = end_ns - begin_ns if prefill_ns is None else prefill_ns
     rest = end_ns - begin_ns - prefill
     return on_gpu([iteration(prefill, (rest,) if rest else (), started_ns=begin_ns)])
@@ -134,7 +134,7 @@ def test_stages_get_their_own_energy() -> None:
     assert energy(found).from_power_j == pytest.approx(3 * 220, abs=0.7)
 
 
-def test_a_stage_shorter_than_two_readings_is_not_told_apart() -> None:
+def test_a_stage_shorter_than_two_readings_has_no_energy() -> None:
     found = summarize_telemetry(telemetry(constant(300, 5 * SECOND)), on_gpu(in_a_row(10, 199 * MS, (250 * MS,))))
     why = Missing("it lasts 199 ms, less than 2 sampling intervals of 100 ms")
     assert energy(found, "prefill, all repeats").from_power_j == why
@@ -208,7 +208,7 @@ def test_a_quantity_the_driver_does_not_tell_is_missing_not_zero() -> None:
     assert (found.n, found.low, found.median, found.high) == (0, *[Missing("NVML: Not Supported")] * 3)
 
 
-def test_a_quantity_told_only_now_and_then_counts_what_was_told() -> None:
+def test_a_quantity_that_is_sometimes_missing_counts_its_known_readings() -> None:
     told: list[int | Missing] = [40, Missing("NVML: Timeout"), 44]
     samples = [gpu_sample(at * MS, temperature_c=value) for at, value in enumerate(told)]
     found = reading(summarize_telemetry(telemetry(samples), one_repeat(0, SECOND)), "GPU temperature")
@@ -246,7 +246,7 @@ def test_only_reasons_that_slow_the_gpu_are_throttling(bits: int, names: list[st
     assert throttle_names(bits) == names
 
 
-def test_throttling_is_counted_over_the_readings_that_tell() -> None:
+def test_throttling_is_counted_over_known_readings() -> None:
     told: list[int | Missing] = [0x4, 0x4 | 0x40, 0x0, Missing("NVML: Timeout")]
     found = warnings_of([gpu_sample(at * MS, throttle_bits=bits) for at, bits in enumerate(told)])
     assert found == (
@@ -255,7 +255,7 @@ def test_throttling_is_counted_over_the_readings_that_tell() -> None:
     )
 
 
-def test_throttling_outside_the_window_is_not_held_against_the_run() -> None:
+def test_throttling_outside_the_window_does_not_count() -> None:
     assert warnings_of([gpu_sample(0), gpu_sample(2 * SECOND, throttle_bits=0x4)]) == ()
 
 
@@ -287,7 +287,7 @@ def test_a_gpu_that_was_busy_before_we_touched_it(busy: Any, warned: bool) -> No
     assert found == ((f"The GPU was {busy} % busy before this run used it: another process uses it.",) if warned else ())
 
 
-def test_a_gpu_watched_while_the_processors_worked_is_said() -> None:
+def test_telemetry_of_an_unused_gpu_is_a_warning() -> None:
     assert warnings_of([gpu_sample(0)], timings=clean_timings([iteration()])) == (
         "Telemetry is of the GPU, but the model ran on the CPU.",
     )
@@ -297,7 +297,7 @@ def test_a_quiet_machine_has_no_warnings() -> None:
     assert warnings_of(constant(300, SECOND), [cpu_sample(at * 100 * MS) for at in range(10)]) == ()
 
 
-def test_a_driver_that_tells_nothing_is_survived() -> None:
+def test_a_driver_without_readings_is_no_error() -> None:
     silence = {field.name: Missing("NVML: Unknown Error") for field in fields(GpuSample) if field.name != "at_ns"}
     samples = [gpu_sample(at * 100 * MS, **silence) for at in range(11)]
     found = summarize_telemetry(telemetry(samples), one_repeat(0, SECOND))
@@ -316,7 +316,7 @@ def test_stages_that_ran_together_have_no_energy_of_their_own() -> None:
         assert energy(summary, f"{stage}, all repeats").from_power_j == Missing("mixed")
 
 
-def test_one_watched_device_of_several_is_said() -> None:
+def test_one_sampled_device_of_several_is_a_warning() -> None:
     runtime = RuntimeFacts("vllm", "1", "by arrival", devices=4)
     watched = telemetry(gpu=[gpu_sample(0)])
     timings = clean_timings(runtime=runtime)

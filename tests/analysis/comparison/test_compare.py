@@ -1,4 +1,4 @@
-"""Two sides: what is refused, what is said to differ, what is compared."""
+"""Two sides: errors, differences, comparisons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +52,7 @@ def run(
 
 
 def one_to_one(base: RunAnalysis, new: RunAnalysis, **more: Any) -> Comparison:
-    """The runs are on a CPU, of which nothing is assumed unless it is stated."""
+    """The runs are on a CPU, for which nothing is assumed unless stated."""
     return compare(Side((base,)), Side((new,)), judgement=Judgement(process_spread=ACCELERATOR_SPREAD), **more)
 
 
@@ -134,7 +134,7 @@ def test_naming_one_difference_does_not_excuse_another() -> None:
         ({"allow": ["hardwear"]}, "Did you mean 'hardware'?"),
     ],
 )
-def test_an_experiment_that_is_none_is_refused(options: dict[str, Any], said: str) -> None:
+def test_an_invalid_experiment_is_an_error(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         one_to_one(run(), run(), **options)
     assert said in caught.value.fact
@@ -167,7 +167,7 @@ def test_cautions_name_other_tokens_and_disturbed_runs() -> None:
     assert "2 runs per side measure it roughly; 3 detect smaller changes" in cautions
 
 
-def test_several_runs_a_side_must_be_repeats() -> None:
+def test_several_runs_per_side_must_be_repeats() -> None:
     found = compare(Side((run(), run(1.002), run(1.001))), Side((run(1.1), run(1.101), run(1.102))))
     assert found_effect(found, "tpot").verdict == "slower"
     assert found_effect(found, "tpot").runs == (3, 3)
@@ -206,7 +206,7 @@ def on_gpu(**changes: Any) -> RunAnalysis:
         (run(timings=BATCH_4, run="runs/other"), "workload: batch_size is 2"),
     ],
 )
-def test_every_run_of_a_side_is_held_to_what_the_first_ran(other: RunAnalysis, fact: str) -> None:
+def test_every_run_of_a_side_must_match_the_first(other: RunAnalysis, fact: str) -> None:
     """Although the settings are the same: on another machine, with another file behind the model's name."""
     first = run(run="runs/first")
     for sides in ((Side((first, run(), other)), Side((run(),))), (Side((run(),)), Side((first, other)))):
@@ -275,7 +275,7 @@ def test_machines_of_one_kind_are_a_caution() -> None:
         ),
     ],
 )
-def test_one_run_a_side_is_judged_on_an_accelerator_and_on_a_quiet_cpu(
+def test_one_run_per_side_is_judged_on_an_accelerator_and_on_a_quiet_cpu(
     devices: tuple[str, str], others: tuple[Maybe[float], Maybe[float]], verdict: str, caution: str
 ) -> None:
     runs = [
@@ -341,7 +341,7 @@ def test_a_run_has_the_medians_of_its_own_report() -> None:
     assert found.new == pytest.approx(200 * MS)
 
 
-def test_operators_inside_graphs_are_said_to_be_unseen() -> None:
+def test_operators_inside_graphs_are_noted_as_unseen() -> None:
     graphed = on_gpu()
     graphed.config["runtime"]["compile"] = "reduce-overhead"
     assert one_to_one(on_gpu(), graphed).unseen.startswith("new: decode is replayed from CUDA graphs.")
@@ -368,7 +368,7 @@ class Reading:
     value: Maybe[float]
 
 
-def test_what_other_analyses_hold_is_compared_where_both_sides_have_it() -> None:
+def test_other_figures_are_compared_if_both_sides_have_them() -> None:
     kernels = [Kernel("a", "decode", "gemm", 4, 100)]
     budget: Sequence[Reading] = [Reading("decode/busy", "ns", 60.0), Reading("decode/idle", "ns", 40.0)]
     after = [Reading("decode/busy", "ns", 60.0), Reading("decode/copies", "ns", 5.0)]
@@ -384,7 +384,7 @@ def test_what_other_analyses_hold_is_compared_where_both_sides_have_it() -> None
     assert half.kernels.why.startswith("new: ")
 
 
-def test_counters_that_no_side_has_are_told_once() -> None:
+def test_counters_that_no_side_has_give_one_reason() -> None:
     none = [
         Reading("decode/FLOPs", "FLOP", Missing("no Nsight Compute")),
         Reading("decode/bytes", "byte", Missing("no Nsight Compute")),
@@ -412,7 +412,7 @@ def test_of_several_runs_the_typical_one_is_looked_into() -> None:
     assert typical_run(untimed) == 1
 
 
-def test_gates_are_held_against_their_rows() -> None:
+def test_gates_are_checked_against_their_rows() -> None:
     gates = parse_gates(["tpot=3%", "ttft=20%", "throughput=3%", "memory.process=10%", "energy=5%", "itl_p99=3%"], gate_names())
     found = one_to_one(run(), run(1.1), gates=gates)
     assert [result.outcome for result in found.gates] == [
@@ -496,8 +496,8 @@ def test_a_switch_inside_a_run_keeps_every_row_without_a_verdict() -> None:
     assert told["judgement"]["order"] == "in turn"
 
 
-def test_a_switch_between_the_runs_cannot_be_told_from_a_change() -> None:
-    """Nothing in either run shows it: what the documentation says of one run a side."""
+def test_a_switch_between_the_runs_looks_like_a_change() -> None:
+    """Neither run shows it, as the documentation says about one run per side."""
     found = one_to_one(at_level([1.0] * 30), at_level([1.07] * 30))
     assert found_effect(found, "e2e").verdict == "slower"
     assert found_effect(found, "e2e").rival is None

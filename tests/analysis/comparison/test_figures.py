@@ -57,7 +57,7 @@ def test_energy_is_of_one_request() -> None:
 
 @pytest.mark.parametrize("more", [1.089, 1.215, 1.299])
 def test_energy_of_one_thing_on_two_cards_is_no_regression(more: float) -> None:
-    """So far apart lay three real pairs of one configuration."""
+    """Three real pairs of one configuration differed this much."""
     found = held([on_card(50.0)], [on_card(50.0 * more, card="GPU-2")], "energy=3%")
     assert exit_code(found.gates) == 2
     _, effect = usage(found, "energy.counter")
@@ -66,7 +66,7 @@ def test_energy_of_one_thing_on_two_cards_is_no_regression(more: float) -> None:
     assert effect.interval.low < 0 < effect.interval.high
 
 
-def test_a_large_change_of_energy_is_told_with_one_run_a_side() -> None:
+def test_a_large_change_of_energy_is_detected_with_one_run_per_side() -> None:
     for new, code, verdict in ((50 * 1.6, 1, "more"), (50 / 1.6, 0, "less")):
         found = held([on_card(50.0)], [on_card(new)], "energy=3%")
         assert exit_code(found.gates) == code
@@ -84,7 +84,7 @@ def test_energy_has_the_uncertainty_of_the_time_it_was_measured_over() -> None:
     assert [quiet.change, restless.change] == pytest.approx([0.6, 0.6])
 
 
-def test_several_runs_a_side_measure_how_much_energy_differs() -> None:
+def test_several_runs_per_side_measure_how_much_energy_differs() -> None:
     base = [on_card(joules) for joules in (50.0, 50.4, 49.7)]
     worse = held(base, [on_card(joules) for joules in (55.0, 55.5, 54.6)], "energy=3%")
     assert exit_code(worse.gates) == 1
@@ -146,7 +146,7 @@ def test_energy_of_the_same_thing_is_rarely_called_a_change() -> None:
     assert told <= 10
 
 
-def test_what_repeats_to_the_byte_is_told_to_the_byte() -> None:
+def test_what_repeats_to_the_byte_is_compared_to_the_byte() -> None:
     found = held(
         [on_card()], [on_card(allocated_bytes=GIB + 2**20)], "memory.allocated=0%", "memory.reserved=0%", "memory.device=0%"
     )
@@ -177,13 +177,13 @@ def test_runs_of_one_side_that_differ_show_that_it_is_not_exact() -> None:
 
 
 def test_resident_memory_has_an_interval() -> None:
-    """Real pairs of one thing lay up to 2 % apart."""
+    """Real pairs of equal runs differed by up to 2 %."""
     assert exit_code(held([on_card(resident=2.0)], [on_card(resident=2.04)], "memory.process=1%").gates) == 2
     assert exit_code(held([on_card(resident=2.0)], [on_card(resident=2.4)], "memory.process=1%").gates) == 1
     assert exit_code(held([on_card(resident=2.0)], [on_card(resident=2.0)], "memory.process=10%").gates) == 0
 
 
-def test_a_reading_that_a_run_lacks_is_missing_and_the_other_side_still_shown() -> None:
+def test_a_missing_reading_leaves_the_other_side_shown() -> None:
     none = Missing("the driver does not tell")
     row = next(row for row in held([on_card()], [on_card(device_used_bytes=none)]).memory if row.key == "memory.device")
     assert (row.base, row.new, row.effect) == (3 * GIB, none, none)

@@ -58,7 +58,7 @@ def test_a_gate_is_written_as_people_would(text: str, metric: str, tolerance: fl
         (["=3%"], "not METRIC=TOLERANCE"),
     ],
 )
-def test_a_wrong_gate_is_refused(texts: list[str], said: str) -> None:
+def test_a_wrong_gate_is_an_error(texts: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_gates(texts, gate_names())
     assert said in caught.value.fact
@@ -70,7 +70,7 @@ GATE = Gate("tpot", "tpot", 0.05)
 @pytest.mark.parametrize(
     ("change", "outcome"), [(0.0, "pass"), (-0.2, "pass"), (0.02, "pass"), (0.05, "cannot tell"), (0.12, "regression")]
 )
-def test_a_quiet_pair_is_told(change: float, outcome: str) -> None:
+def test_a_quiet_pair_is_decided(change: float, outcome: str) -> None:
     assert check_gate(GATE, measured(change), False).outcome == outcome
 
 
@@ -81,7 +81,7 @@ def test_less_throughput_is_the_regression() -> None:
     assert (check_gate(GATE, lost, False).outcome, check_gate(GATE, gained, False).outcome) == ("pass", "regression")
 
 
-def test_noise_is_told_as_such_with_what_would_help() -> None:
+def test_noise_is_undecided_with_what_would_help() -> None:
     some = check_gate(Gate("tpot", "tpot", 0.03), measured(0.0, deviation=0.025, n=8), False)
     assert some.outcome == "cannot tell"
     assert not isinstance(some.needed, Missing)
@@ -91,8 +91,8 @@ def test_noise_is_told_as_such_with_what_would_help() -> None:
     assert "scatter by" in restless.why
 
 
-def test_the_runs_asked_for_are_about_enough() -> None:
-    """Where it says N runs, N runs do tell."""
+def test_the_suggested_runs_are_about_enough() -> None:
+    """If N runs are suggested, N runs decide."""
     gate = Gate("tpot", "tpot", 0.04)
     first = check_gate(gate, measured(0.0, deviation=0.028, n=8), False)
     assert first.outcome == "cannot tell"
@@ -102,7 +102,7 @@ def test_the_runs_asked_for_are_about_enough() -> None:
     assert check_gate(gate, measured(0.0, deviation=0.028, n=8, runs=runs + 2), False).outcome == "pass"
 
 
-def test_a_change_at_the_tolerance_is_never_told() -> None:
+def test_a_change_at_the_tolerance_is_never_decided() -> None:
     found = measured(0.05, deviation=0.02, runs=2)
     near = check_gate(Gate("tpot", "tpot", found.change + 1e-9), found, False)
     assert near.outcome == "cannot tell"
@@ -111,7 +111,7 @@ def test_a_change_at_the_tolerance_is_never_told() -> None:
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_few_runs_where_nothing_may_be_assumed_cannot_be_told_and_say_how_many_can(runs: int) -> None:
+def test_few_runs_without_an_assumption_are_undecided_and_suggest_more(runs: int) -> None:
     for change, word in ((0.3, "worse by "), (-0.3, "better by ")):
         result = check_gate(GATE, measured(change, runs=runs, judgement=Judgement()), False)
         assert result.outcome == "cannot tell"
@@ -122,7 +122,7 @@ def test_few_runs_where_nothing_may_be_assumed_cannot_be_told_and_say_how_many_c
     assert told == ["regression", "pass"]
 
 
-def test_what_is_missing_cannot_be_told() -> None:
+def test_a_missing_metric_is_undecided() -> None:
     result = check_gate(GATE, Missing("one new token"), False)
     assert (result.outcome, result.why, result.needed) == (
         "cannot tell",
@@ -161,7 +161,7 @@ def test_figures_that_repeat_to_the_byte_decide_themselves() -> None:
         (2**21, "worse by 0.05% (2,097,152 bytes), 0.00% tolerated"),
     ],
 )
-def test_a_byte_too_many_is_said_not_rounded_to_the_same(more: int, said: str) -> None:
+def test_a_byte_too_many_is_not_rounded_away(more: int, said: str) -> None:
     bytes_held = 2**32
     exact = Gate("memory.reserved", "memory.reserved", 0.0)
     result = check_gate(exact, exactly(bytes_held, bytes_held + more), False, unit="bytes")
@@ -245,7 +245,7 @@ def test_an_outcome_says_better_or_worse_never_a_signed_worsening() -> None:
     assert not any("+" in text or "-" in text for text in said)
 
 
-def test_a_regression_outweighs_what_cannot_be_told() -> None:
+def test_a_regression_outweighs_an_undecided_gate() -> None:
     results = [check_gate(GATE, measured(change), False) for change in (0.0, 0.05, 0.12)]
     assert [exit_code(results[:1]), exit_code(results[:2]), exit_code(results)] == [0, 2, 1]
     assert exit_code([]) == 0

@@ -1,4 +1,4 @@
-"""Kernels paired by role: renamed ones meet, and each kernel of either side stands once."""
+"""Kernels paired by role: renamed kernels are paired, and each kernel appears once."""
 
 from dataclasses import dataclass, replace
 
@@ -96,7 +96,7 @@ def test_the_spellings_of_two_tools_are_one_name() -> None:
         assert [one.role for one in base] == [classify({nsight: torch for torch, nsight in pairs}[one.name]) for one in base]
 
 
-def test_template_arguments_tell_kernels_of_one_function_apart() -> None:
+def test_template_arguments_distinguish_kernels_of_one_function() -> None:
     """All of them retuned from eight elements a thread to four, and standing in another order: silu stays silu."""
     functors = ("silu_kernel", "MulFunctor<float>", "CUDAFunctor_add<float>")
     base = [Kernel(_VECTORIZED % ("8", name), "decode", "elementwise", 28, 1) for name in functors]

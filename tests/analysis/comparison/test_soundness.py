@@ -1,4 +1,4 @@
-"""Runs that cannot be compared: copies, unknown records, figures that cannot be."""
+"""Runs that cannot be compared: copies, unknown records, implausible figures."""
 
 from dataclasses import replace
 from typing import Any
@@ -64,7 +64,7 @@ IMPOSSIBLE = ImplausibleError("MBU of decode is 1107.8%.", "Check the device.")
         (measured(1, manifest=manifest(passes=(PassRecord("clean", "started"),))), "the unprofiled pass of runs/1 is started"),
     ],
 )
-def test_no_verdict_rests_on_a_run_that_cannot_be_believed(doubtful: RunAnalysis, said: str) -> None:
+def test_no_verdict_is_based_on_an_invalid_run(doubtful: RunAnalysis, said: str) -> None:
     for sides in ((measured(), doubtful), (doubtful, measured())):
         found = held(*sides)
         assert exit_code(found.gates) == 2
@@ -106,7 +106,7 @@ def test_other_prompts_that_a_setting_explains_name_the_setting() -> None:
     assert held(base, new, experiment=["dataset.path"]).facts
 
 
-def test_prompts_that_are_not_known_are_said_to_be() -> None:
+def test_unknown_prompts_are_a_caution() -> None:
     unknown = measured(1, prompts_sha256=Missing("it has no record of them"))
     found = held(measured(), unknown)
     assert found.facts == ()
@@ -128,7 +128,7 @@ def test_unknown_hardware_does_not_pass_for_equal(env: dict[str, Any]) -> None:
     assert not any("(not there)" in row.new and not env for row in found.environment)
 
 
-def test_unknown_settings_are_said_once_and_are_no_repeats() -> None:
+def test_unknown_settings_are_one_caution_and_not_repeats() -> None:
     unknown = measured(1, config={})
     found = held(measured(), unknown)
     assert found.settings == ()
@@ -138,7 +138,7 @@ def test_unknown_settings_are_said_once_and_are_no_repeats() -> None:
 
 
 def test_a_setting_that_is_null_is_no_difference_from_none() -> None:
-    """A version that has a setting more writes null where nobody set it: that is no experiment, and hinders none."""
+    """A version with an additional setting writes null if it is not set: that is not a difference."""
     base = measured(0, config={"dataset": {"root": None, "path": "a"}, "runtime": {"prompt_tokens": 8}})
     new = measured(1, config={"dataset": {"path": "a"}, "runtime": {"prompt_tokens": 16}})
     longer = clean_timings(
