@@ -65,7 +65,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Judged = TypeVar("Judged", "Row", UsageChange)
 
-RERUN = Missing("Rerun it, or leave it out")
+RERUN = Missing("Rerun the invalid run, or leave it out")
 """What a gate needs if a run is not valid."""
 SEE_ABOVE = "not judged: see the top"
 """The reason of a gate; the full reason is given once, in `Comparison.unjudged`."""
