@@ -15,9 +15,9 @@ from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 S = TypeVar("S", GpuSample, CpuSample)
 
-NEIGHBOUR_PROCESSORS = 0.25
+NEIGHBOR_PROCESSORS = 0.25
 """Other processes that use more processors than this cause a warning."""
-NEIGHBOUR_GPU_PCT = 5
+NEIGHBOR_GPU_PCT = 5
 """A GPU that is busier than this before the run causes a warning."""
 INTERVALS_PER_STAGE = 2
 """The energy of a stage shorter than this many sampling intervals is unknown."""
@@ -301,7 +301,7 @@ def _neighbors(
 ) -> list[RunWarning]:
     warnings = []
     others = _others(cpu)
-    if not isinstance(others, Missing) and others > NEIGHBOUR_PROCESSORS:
+    if not isinstance(others, Missing) and others > NEIGHBOR_PROCESSORS:
         words = f"Other processes used {others:.2f} of {telemetry.header.processors} processors on average while measuring."
         warnings.append(RunWarning(WarningId.BUSY_PROCESSORS, words))
     counts = [sample.processes for sample in gpu if not isinstance(sample.processes, Missing)]
@@ -312,7 +312,7 @@ def _neighbors(
         for sample in telemetry.gpu
         if sample.at_ns < timings.device_untouched_until_ns and not isinstance(sample.gpu_utilisation_pct, Missing)
     ]
-    if before and percentile(before, 0.5) > NEIGHBOUR_GPU_PCT:
+    if before and percentile(before, 0.5) > NEIGHBOR_GPU_PCT:
         words = f"The GPU was {percentile(before, 0.5):.0f} % busy before this run used it: another process uses it."
         warnings.append(RunWarning(WarningId.BUSY_GPU_BEFORE, words))
     return warnings
