@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.telemetry import (
     Energy,
     Reading,
     TelemetrySummary,
-    device_at_work,
+    device_busy_share,
     measured_window,
     summarize_telemetry,
     throttle_names,
@@ -337,8 +337,8 @@ def utilization(values: Sequence[Any], **changes: Any) -> Telemetry:
 
 def test_the_device_was_at_work_as_the_readings_of_the_repeats_alone_say() -> None:
     """A reading covers up to a second before it: readings of the first second may include earlier time."""
-    assert device_at_work(utilization([0] * 10 + [80] * 10), repeats(10, 200 * MS)) == pytest.approx(0.8)
-    assert device_at_work(utilization([0] * 10 + [80, Missing("lost")] * 5), repeats(20, 100 * MS)) == pytest.approx(0.8)
+    assert device_busy_share(utilization([0] * 10 + [80] * 10), repeats(10, 200 * MS)) == pytest.approx(0.8)
+    assert device_busy_share(utilization([0] * 10 + [80, Missing("lost")] * 5), repeats(20, 100 * MS)) == pytest.approx(0.8)
 
 
 def test_readings_that_do_not_stand_for_the_repeats_say_why() -> None:
@@ -346,12 +346,12 @@ def test_readings_that_do_not_stand_for_the_repeats_say_why() -> None:
         assert isinstance(found, Missing)
         return found.why
 
-    assert why(device_at_work(Missing("no sampler"), repeats(10, 200 * MS))) == "no sampler"
-    assert "too short" in why(device_at_work(utilization([90] * 12), repeats(10, 110 * MS)))
-    assert "too short" in why(device_at_work(utilization([90] * 20), repeats(2, 1000 * MS))), "less than three requests"
-    assert why(device_at_work(utilization([Missing("not told")] * 30), repeats(10, 200 * MS))) == "not told"
-    assert "other processes" in why(device_at_work(utilization([90] * 30, processes=2), repeats(10, 200 * MS)))
+    assert why(device_busy_share(Missing("no sampler"), repeats(10, 200 * MS))) == "no sampler"
+    assert "too short" in why(device_busy_share(utilization([90] * 12), repeats(10, 110 * MS)))
+    assert "too short" in why(device_busy_share(utilization([90] * 20), repeats(2, 1000 * MS))), "less than three requests"
+    assert why(device_busy_share(utilization([Missing("not told")] * 30), repeats(10, 200 * MS))) == "not told"
+    assert "other processes" in why(device_busy_share(utilization([90] * 30, processes=2), repeats(10, 200 * MS)))
     on_cpu = clean_timings(repeats(10, 200 * MS).iterations)
-    assert "on the CPU" in why(device_at_work(utilization([90] * 30), on_cpu))
+    assert "on the CPU" in why(device_busy_share(utilization([90] * 30), on_cpu))
     spread = replace(repeats(10, 200 * MS), runtime=RuntimeFacts("vllm", "1", "", devices=2))
-    assert "one of 2 devices" in why(device_at_work(utilization([90] * 30), spread))
+    assert "one of 2 devices" in why(device_busy_share(utilization([90] * 30), spread))

@@ -58,7 +58,7 @@ class Reading:
     high: Maybe[float]
 
 
-NOT_WATCHED = Missing("processor use was not sampled")
+NOT_SAMPLED = Missing("processor use was not sampled")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TelemetrySummary:
     note: str
     """What could not be sampled, and why."""
     warnings: tuple[RunWarning, ...]
-    others: Maybe[float] = NOT_WATCHED
+    others: Maybe[float] = NOT_SAMPLED
     """Mean number of processors that other processes used during the repeats."""
 
 
@@ -158,7 +158,7 @@ LEAST_REQUESTS = 3
 """The fewest readings, and requests that they cover, whose mean is taken as the mean of all repeats."""
 
 
-def device_at_work(telemetry: Maybe[Telemetry], timings: CleanTimings) -> Maybe[float]:
+def device_busy_share(telemetry: Maybe[Telemetry], timings: CleanTimings) -> Maybe[float]:
     """Return the share of the repeats' time during which kernels ran, from the driver's utilization, over all stages."""
     if isinstance(telemetry, Missing):
         return telemetry
