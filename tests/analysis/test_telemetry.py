@@ -196,8 +196,8 @@ def test_readings_come_in_the_units_people_read() -> None:
     shown = {row.name: (row.median, row.unit) for row in found.readings}
     assert shown["GPU power"] == (250.0, "W")
     assert shown["GPU memory in use"] == (3.0, "GiB")
-    assert shown["processors busy, whole machine"] == (1.5, "of one")
-    assert shown["processors busy, measured process"] == (1.25, "of one")
+    assert shown["processors busy, whole machine"] == (1.5, "processors")
+    assert shown["processors busy, measured process"] == (1.25, "processors")
     assert shown["resident memory, measured process"] == (0.5, "GiB")
     assert found.note == ""
 

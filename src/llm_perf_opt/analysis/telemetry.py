@@ -144,8 +144,8 @@ def _gpu_readings(samples: Sequence[GpuSample]) -> list[Reading]:
 
 def _cpu_readings(samples: Sequence[CpuSample]) -> list[Reading]:
     return [
-        _reading("processors busy, whole machine", "of one", samples, lambda s: s.machine_pct / 100),
-        _reading("processors busy, measured process", "of one", samples, lambda s: s.ours_pct / 100),
+        _reading("processors busy, whole machine", "processors", samples, lambda s: s.machine_pct / 100),
+        _reading("processors busy, measured process", "processors", samples, lambda s: s.ours_pct / 100),
         _reading("resident memory, measured process", "GiB", samples, lambda s: s.rss_bytes * 2**-30),
         _reading("processor frequency", "MHz", samples, lambda s: s.frequency_mhz),
     ]
