@@ -122,9 +122,9 @@ def effect(
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Maybe[Effect]:
     """Compare a metric: for each side and run, one value per repeat. `higher_is_better`: it is a rate."""
-    why = _unusable(base, new)
-    if why:
-        return Missing(why)
+    unusable = _unusable(base, new)
+    if unusable is not None:
+        return unusable
     sides = [[np.log(np.asarray(run, np.float64))[:, None] for run in side] for side in (base, new)]
     return _with_enough_repeats(_effect(sides[0], sides[1], 0, higher_is_better, judgement))
 
@@ -140,16 +140,16 @@ def usage_effect(
     `repeats`: for each side and run, the times of the repeats that the reading is a sum over. The reading is then divided among
     them in proportion to their times, so that it has their uncertainty.
     """
-    why = _unusable([[value] for value in base], [[value] for value in new])
-    if why:
-        return Missing(why)
+    unusable = _unusable([[value] for value in base], [[value] for value in new])
+    if unusable is not None:
+        return unusable
     if repeats is None:
         sides = [[np.log([[value]]) for value in side] for side in (base, new)]
         found: Maybe[Effect] = _exact(base, new, _effect(sides[0], sides[1], 0, False, judgement), judgement.smallest)
     else:
-        why = _unusable(*repeats)
-        if why:
-            return Missing(why)
+        unusable = _unusable(*repeats)
+        if unusable is not None:
+            return unusable
         shares = [
             [list(value * np.exp(np.log(times) - np.median(np.log(times)))) for value, times in zip(side, timed, strict=True)]
             for side, timed in zip((base, new), repeats, strict=True)
@@ -194,9 +194,9 @@ def paired_effect(
         [np.asarray([row[:steps] for row in run], np.float64).reshape(len(run), steps) for run in side] for side in (base, new)
     ]
     flat = [[[float(value) for value in run.ravel()] for run in side] for side in arrays]
-    why = _unusable(flat[0], flat[1])
-    if why:
-        return Missing(why)
+    unusable = _unusable(flat[0], flat[1])
+    if unusable is not None:
+        return unusable
     logs = [[np.log(run[:, kept]) for run in side] for side in arrays]
     return _with_enough_repeats(_effect(logs[0], logs[1], steps, False, judgement))
 
@@ -210,15 +210,16 @@ def _with_enough_repeats(found: Effect) -> Effect:
     return found
 
 
-def _unusable(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> str:
+def _unusable(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> Missing | None:
+    """Return why the values cannot be compared; None if they can."""
     for name, side in (("base", base), ("new", new)):
         if not side:
-            return f"the {name} side has no run"
+            return Missing(f"the {name} side has no run")
         if not all(side):
-            return f"a run of the {name} side has no value"
+            return Missing(f"a run of the {name} side has no value")
         if not all(math.isfinite(value) and value > 0 for run in side for value in run):
-            return f"the {name} side has a value that is not above zero"
-    return ""
+            return Missing(f"the {name} side has a value that is not above zero")
+    return None
 
 
 def _effect(
