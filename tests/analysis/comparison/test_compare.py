@@ -1,7 +1,7 @@
 """Two sides: errors, differences, comparisons."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,7 +10,9 @@ import pytest
 from builders import MS, clean_timings, in_a_row, iteration, model_facts, operator, run_analysis, torch_pass, workload
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
+from llm_perf_opt.analysis.comparison.figures import ComparedFigure
 from llm_perf_opt.analysis.comparison.gates import NO_REMEDY, parse_gates
+from llm_perf_opt.analysis.comparison.kernels import ComparedKernel
 from llm_perf_opt.analysis.comparison.sides import side_of, typical_run
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.metrics import METRICS
@@ -352,26 +354,10 @@ def test_operators_inside_graphs_are_noted_as_unseen() -> None:
     assert one_to_one(run(torch=many), run(torch=few)).unseen.startswith("new has far fewer calls of operators (900 and 100)")
 
 
-@dataclass(frozen=True)
-class Kernel:
-    name: str
-    stage: str
-    role: str
-    calls: int
-    time_ns: int
-
-
-@dataclass(frozen=True)
-class Reading:
-    key: str
-    unit: str
-    value: Maybe[float]
-
-
 def test_other_figures_are_compared_if_both_sides_have_them() -> None:
-    kernels = [Kernel("a", "decode", "gemm", 4, 100)]
-    budget: Sequence[Reading] = [Reading("decode/busy", "ns", 60.0), Reading("decode/idle", "ns", 40.0)]
-    after = [Reading("decode/busy", "ns", 60.0), Reading("decode/copies", "ns", 5.0)]
+    kernels = [ComparedKernel("a", "decode", "gemm", 4, 100)]
+    budget: Sequence[ComparedFigure] = [ComparedFigure("decode/busy", "ns", 60.0), ComparedFigure("decode/idle", "ns", 40.0)]
+    after = [ComparedFigure("decode/busy", "ns", 60.0), ComparedFigure("decode/copies", "ns", 5.0)]
     found = compare(Side((run(),), kernels, budget), Side((run(),), kernels, after))
     assert not isinstance(found.kernels, Missing)
     assert len(found.kernels.pairs) == 1
@@ -386,13 +372,13 @@ def test_other_figures_are_compared_if_both_sides_have_them() -> None:
 
 def test_counters_that_no_side_has_give_one_reason() -> None:
     none = [
-        Reading("decode/FLOPs", "FLOP", Missing("no Nsight Compute")),
-        Reading("decode/bytes", "byte", Missing("no Nsight Compute")),
+        ComparedFigure("decode/FLOPs", "FLOP", Missing("no Nsight Compute")),
+        ComparedFigure("decode/bytes", "byte", Missing("no Nsight Compute")),
     ]
-    some = [Reading("decode/FLOPs", "FLOP", 5.0), none[1]]
+    some = [ComparedFigure("decode/FLOPs", "FLOP", 5.0), none[1]]
     other = [replace(row, value=Missing("it failed")) for row in none]
 
-    def counters(base: Sequence[Reading], new: Sequence[Reading]) -> Any:
+    def counters(base: Sequence[ComparedFigure], new: Sequence[ComparedFigure]) -> Any:
         return compare(Side((run(),), counters=base), Side((run(),), counters=new)).counters
 
     assert counters(none, none) == Missing("no Nsight Compute")

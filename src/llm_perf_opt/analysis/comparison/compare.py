@@ -25,7 +25,7 @@ from llm_perf_opt.analysis.comparison.figures import (
     ALL_PROCESSES,
     DEVICE_MEMORY,
     MEMORY,
-    Figure,
+    ComparedFigure,
     FigureChange,
     OperatorChange,
     UsageChange,
@@ -40,8 +40,8 @@ from llm_perf_opt.analysis.comparison.figures import (
 from llm_perf_opt.analysis.comparison.gates import NO_REMEDY, Gate, GateResult, check_gate
 from llm_perf_opt.analysis.comparison.kernels import (
     NOT_TRACED,
+    ComparedKernel,
     KernelMatch,
-    MatchableKernel,
     TracedSteps,
     match_kernels,
     without_unequal_decode,
@@ -79,9 +79,9 @@ class Side:
 
     runs: tuple[RunAnalysis, ...]
     """In the order they were made."""
-    kernels: Maybe[Sequence[MatchableKernel]] = NOT_MADE
-    budget: Maybe[Sequence[Figure]] = NOT_MADE
-    counters: Maybe[Sequence[Figure]] = NOT_MADE
+    kernels: Maybe[Sequence[ComparedKernel]] = NOT_MADE
+    budget: Maybe[Sequence[ComparedFigure]] = NOT_MADE
+    counters: Maybe[Sequence[ComparedFigure]] = NOT_MADE
     typical: int = 0
     """Index of the run that operators, kernels, budget and counters come from."""
     budget_steps: int = 0

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.facts import distinct
@@ -13,20 +12,14 @@ from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow
 
 
-class Figure(Protocol):
+@dataclass(frozen=True)
+class ComparedFigure:
     """One figure of a budget or of counters; a key has the same meaning on both sides."""
 
-    @property
-    def key(self) -> str:
-        """Name with its stage: `decode/idle`."""
-
-    @property
-    def unit(self) -> str:
-        """Unit of the value."""
-
-    @property
-    def value(self) -> Maybe[float]:
-        """The figure."""
+    key: str
+    """Name with its stage: `decode/idle`."""
+    unit: str
+    value: Maybe[float]
 
 
 @dataclass(frozen=True)
@@ -165,7 +158,7 @@ def _figure(key: str, label: str, unit: str, base: Maybe[float], new: Maybe[floa
     return FigureChange(key, label, unit, base, new, change)
 
 
-def figure_changes(base: Sequence[Figure], new: Sequence[Figure]) -> tuple[FigureChange, ...]:
+def figure_changes(base: Sequence[ComparedFigure], new: Sequence[ComparedFigure]) -> tuple[FigureChange, ...]:
     """Return the changes of figures with the same key, in the order of the base. One-sided figures are marked."""
     sides = [{figure.key: figure for figure in side} for side in (base, new)]
     rows = []
@@ -177,7 +170,7 @@ def figure_changes(base: Sequence[Figure], new: Sequence[Figure]) -> tuple[Figur
     return tuple(rows)
 
 
-def stage_of(figure: Figure) -> str:
+def stage_of(figure: ComparedFigure) -> str:
     """Return the stage: the part of the key before the slash."""
     return figure.key.partition("/")[0]
 

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from llm_perf_opt.analysis.kernels.names import normal_name
 from llm_perf_opt.core.records import Maybe, Missing
@@ -57,28 +57,19 @@ _MOST_WORDS = 300
 """Words of a name that are compared. Real names have fewer; the cost grows quadratically."""
 
 
-class MatchableKernel(Protocol):
-    """What matching needs to know about a kernel. The rows of both sides are in the same kind of order."""
+@dataclass(frozen=True)
+class ComparedKernel:
+    """A kernel of a stage; in decode, per token. The kernels of both sides are in the same kind of order."""
 
-    @property
-    def name(self) -> str:
-        """Name in the trace. Tools spell names differently, so normalized names are compared."""
-
-    @property
-    def stage(self) -> str:
-        """The stage that launched it."""
-
-    @property
-    def role(self) -> str:
-        """Its class: gemm, attention, norm …"""
-
-    @property
-    def calls(self) -> float:
-        """Launches in the stage; in decode per token, so possibly fractional."""
-
-    @property
-    def time_ns(self) -> int:
-        """Total time of all calls."""
+    name: str
+    """As in the trace. Tools spell names differently, so normalized names are compared."""
+    stage: str
+    role: str
+    """Its class: gemm, attention, norm …"""
+    calls: float
+    """May be fractional: a kernel that runs in one of eight steps has 0.125 calls per token."""
+    time_ns: int
+    """Total time of all calls."""
 
 
 @dataclass(frozen=True)
@@ -97,27 +88,18 @@ class KernelPair:
 
 
 @dataclass(frozen=True)
-class LoneKernel:
-    """A kernel that only one side has."""
-
-    stage: str
-    role: str
-    name: str
-    calls: float
-    time_ns: int
-
-
-@dataclass(frozen=True)
 class KernelMatch:
     """Every kernel of both sides, once."""
 
     pairs: tuple[KernelPair, ...]
     """Largest difference of time first."""
-    appeared: tuple[LoneKernel, ...]
-    vanished: tuple[LoneKernel, ...]
+    appeared: tuple[ComparedKernel, ...]
+    """Kernels that only the new side has, longest first."""
+    vanished: tuple[ComparedKernel, ...]
+    """Kernels that only the base has."""
 
 
-def match_kernels(base: Sequence[MatchableKernel], new: Sequence[MatchableKernel]) -> KernelMatch:
+def match_kernels(base: Sequence[ComparedKernel], new: Sequence[ComparedKernel]) -> KernelMatch:
     """Pair kernels: first by equal name, then, within a stage and class, those whose names differ only in numbers (tiles, vector
     widths), then those with similar names, call counts and positions."""
     pairs: list[KernelPair] = []
@@ -146,7 +128,7 @@ def match_kernels(base: Sequence[MatchableKernel], new: Sequence[MatchableKernel
 
 
 def _by_role(
-    base: Sequence[MatchableKernel], new: Sequence[MatchableKernel], base_left: Sequence[int], new_left: Sequence[int]
+    base: Sequence[ComparedKernel], new: Sequence[ComparedKernel], base_left: Sequence[int], new_left: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Return the most likely counterparts among kernels without an equal name, most likely first."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -173,7 +155,7 @@ def _by_role(
     return chosen
 
 
-def _positions(rows: Sequence[MatchableKernel], indices: Sequence[int]) -> dict[int, float]:
+def _positions(rows: Sequence[ComparedKernel], indices: Sequence[int]) -> dict[int, float]:
     """Return the position of each kernel, 0 to 1, among the unpaired ones of its stage, class and call count."""
     groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for index in indices:
@@ -198,12 +180,11 @@ def _name_distance(one: str, other: str) -> float:
     return 1 - difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).ratio()
 
 
-def _pair(base: MatchableKernel, new: MatchableKernel, how: How) -> KernelPair:
+def _pair(base: ComparedKernel, new: ComparedKernel, how: How) -> KernelPair:
     return KernelPair(
         base.stage, base.role, base.name, new.name, how, base.calls, new.calls, base.time_ns, new.time_ns
     )  # fmt: skip
 
 
-def _alone(rows: Sequence[MatchableKernel], indices: Sequence[int] | set[int]) -> tuple[LoneKernel, ...]:
-    found = [LoneKernel(row.stage, row.role, row.name, row.calls, row.time_ns) for row in (rows[index] for index in indices)]
-    return tuple(sorted(found, key=lambda kernel: (-kernel.time_ns, kernel.stage, kernel.name)))
+def _alone(rows: Sequence[ComparedKernel], indices: Sequence[int] | set[int]) -> tuple[ComparedKernel, ...]:
+    return tuple(sorted((rows[index] for index in indices), key=lambda kernel: (-kernel.time_ns, kernel.stage, kernel.name)))

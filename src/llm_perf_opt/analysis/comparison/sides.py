@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from llm_perf_opt.analysis.comparison.compare import Side
+from llm_perf_opt.analysis.comparison.figures import ComparedFigure
+from llm_perf_opt.analysis.comparison.kernels import ComparedKernel
 from llm_perf_opt.analysis.kernels.classes import classify
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
@@ -12,27 +13,6 @@ from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.stages import Stage
-
-
-@dataclass(frozen=True)
-class ComparedKernel:
-    """A kernel of a stage; in decode, per token."""
-
-    name: str
-    stage: str
-    role: str
-    calls: float
-    """May be fractional: a kernel that runs in one of eight steps has 0.125 calls per token."""
-    time_ns: int
-
-
-@dataclass(frozen=True)
-class ComparedFigure:
-    """One figure of a budget or of counters."""
-
-    key: str
-    unit: str
-    value: Maybe[float]
 
 
 def side_of(runs: Sequence[RunAnalysis]) -> Side:
