@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from llm_perf_opt.analysis.budget import StageBudget
 from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
 from llm_perf_opt.analysis.findings.registry import find
@@ -50,20 +52,26 @@ def trace_document(trace: Trace, facts: RunFacts, source: str) -> TraceAnalysis:
 def _incomplete(trace: Trace, source: str) -> TraceAnalysis:
     """Return the problems of an incomplete trace, without figures."""
     why = "; ".join(problem.what for problem in trace.problems if problem.fatal)
+    bare = _without_figures(trace, source, f"the trace is incomplete: {why}")
+    return msgspec.structs.replace(bare, complete=False, device=_device(trace), stage_why="the trace is incomplete")
+
+
+def _without_figures(trace: Trace, source: str, why: str) -> TraceAnalysis:
+    """Return an analysis that has only the problems of the trace."""
     return TraceAnalysis(
         source=source,
-        complete=False,
+        complete=True,
         problems=_problems(trace),
         gpu=_NOTHING,
         stages=[],
         kernels=[],
         idle=[],
         findings=[],
-        why=f"the trace is incomplete: {why}",
+        why=why,
         profiler=trace.source,
-        device=_device(trace),
+        device="",
         stage_method="none",
-        stage_why="the trace is incomplete",
+        stage_why="",
         stage_coverage=None,
         unknown_share=None,
         budgets=[],
@@ -122,25 +130,14 @@ def _host_only(trace: Trace, stages: TraceStages, evidence: Evidence, source: st
     """
     instances = stages.instances
     walls = {name: instances.rows(stages.rows_of(name)) for name in stages.names}
-    return TraceAnalysis(
-        source=source,
-        complete=True,
+    return msgspec.structs.replace(
+        _without_figures(trace, source, _NO_WORK.what),
         problems=_with_no_work(_problems(trace)),
-        gpu=_NOTHING,
         stages=[StageLine(name, len(rows), exact_sum(rows.end_ns - rows.start_ns), *[None] * 5) for name, rows in walls.items()],
-        kernels=[],
-        idle=[],
         findings=list(find(evidence)),
-        why=_NO_WORK.what,
-        profiler=trace.source,
-        device="",
         stage_method=stages.method,
         stage_why=stages.why,
-        stage_coverage=None,
-        unknown_share=None,
-        budgets=[],
         steps=_host_steps(stages),
-        modules=[],
         host=host_table(trace, stages) if len(trace.operators) else None,
         labels=label_lines(trace, stages),
     )
