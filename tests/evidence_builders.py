@@ -28,10 +28,10 @@ def stage_evidence(
     kernels: Sequence[tuple[str, int, int]] = (("nvjet_sm90_tst_128x8", 1000, 80 * MS),),
     launches: int = 1000,
     idle: Mapping[IdleCause, int] | None = None,
-    floor_ns: Maybe[int] | None = None,
+    roofline_ns: Maybe[int] | None = None,
     **changes: Any,
 ) -> StageEvidence:
-    """A stage of ten units (a prefill: one) that keeps the device busy, unless told otherwise."""
+    """Return a stage of ten units (a prefill: one) that by default keeps the device busy."""
     units = 1 if name == "prefill" else 10
     causes = {IdleCause.LAUNCH_BOUND: 10 * MS} if idle is None else dict(idle)
     total = sum(ns for _, _, ns in kernels)
@@ -49,7 +49,7 @@ def stage_evidence(
             busy_ns=busy_ns,
             compute_ns=busy_ns,
             idle=causes,
-            floor_ns=Missing("no cost model") if floor_ns is None else floor_ns,
+            roofline_ns=Missing("no cost model") if roofline_ns is None else roofline_ns,
         )
     )
     made = StageEvidence(
@@ -63,8 +63,6 @@ def stage_evidence(
         calls=QUIET,
         queued_gap_ns=1000.0,
         counters=Missing("no counters were read"),
-        efficiency=None,
-        roof=Missing("no limits"),
         unprofiled=True,
     )
     return replace(made, **changes)

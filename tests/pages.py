@@ -66,7 +66,7 @@ def full_analysis(names: Sequence[str] = (), **changes: Any) -> RunAnalysis:
 
 def trace_analysis(names: Sequence[str] = ()) -> TraceAnalysis:
     """A budget of 10 ms per token and as many findings as there are names, or four."""
-    amounts = {BudgetKey.FLOOR: MS, BudgetKey.BELOW_ROOF: 2 * MS, BudgetKey.LAUNCH: 6 * MS, BudgetKey.HOST: MS}
+    amounts = {BudgetKey.ROOFLINE: MS, BudgetKey.ABOVE_ROOFLINE: 2 * MS, BudgetKey.LAUNCH: 6 * MS, BudgetKey.HOST: MS}
     rows = [BudgetLine(key.value, key.label, 8 * ns, ns / (10 * MS)) for key, ns in amounts.items()]
     rows[0] = BudgetLine(rows[0].key, names[0], rows[0].ns, rows[0].share) if names else rows[0]
     budget = BudgetTable("decode", "token", 8, 80 * MS, "the unprofiled pass", 24 * MS, rows, [], list(names))

@@ -21,7 +21,7 @@ FACTS = BudgetFacts(
     busy_ns=300,
     compute_ns=280,
     idle={IdleCause.LAUNCH_BOUND: 2000, IdleCause.SYNC: 600, IdleCause.HOST_BETWEEN_STEPS: 700, IdleCause.COPY_WAIT: 300},
-    floor_ns=100,
+    roofline_ns=100,
     counted_ns=150,
     counted_share=1.0,
 )
@@ -32,9 +32,9 @@ def test_every_row_by_hand() -> None:
     """Idle is 700 unprofiled; the trace idled for 3,600 inside its window and 100 outside it: 2000, 600, 800 and 300 of 3,700."""
     budget = stage_budget(FACTS)
     assert {row.key: row.ns for row in budget.rows} == {
-        BudgetKey.FLOOR: 100,
+        BudgetKey.ROOFLINE: 100,
         BudgetKey.EXTRA_WORK: 50,
-        BudgetKey.BELOW_ROOF: 130,
+        BudgetKey.ABOVE_ROOFLINE: 130,
         BudgetKey.EXPOSED: 20 + 57,  # 300/3700 of 700 is 56.76
         BudgetKey.LAUNCH: 378,  # 378.38
         BudgetKey.SYNC: 114,  # 113.51
@@ -64,7 +64,7 @@ def test_rows_sum_to_the_wall_time_whatever_comes(
             wall_ns=wall,
             busy_ns=busy,
             compute_ns=compute,
-            floor_ns=Missing("none") if floor is None else floor,
+            roofline_ns=Missing("none") if floor is None else floor,
             counted_ns=Missing("none") if counted is None else counted,
             idle=dict(zip(IdleCause, idle, strict=True)),
             span_ns=span,
@@ -75,7 +75,7 @@ def test_rows_sum_to_the_wall_time_whatever_comes(
     below_zero = {row.key for row in budget.rows if row.ns < 0}
     named = {problem.id for problem in budget.problems}
     assert (BudgetKey.DISAGREEMENT in below_zero) == ("busy_over_wall" in named) == (busy > wall)
-    assert (BudgetKey.BELOW_ROOF in below_zero) == ("kernels_under_floor" in named)
+    assert (BudgetKey.ABOVE_ROOFLINE in below_zero) == ("kernels_under_floor" in named)
 
 
 def test_busy_beyond_the_wall_time_is_named_not_clipped() -> None:
@@ -85,20 +85,20 @@ def test_busy_beyond_the_wall_time_is_named_not_clipped() -> None:
     assert sum(row.ns for row in budget.rows) == 250
 
 
-def test_without_a_cost_model_kernels_stand_in_one_row_and_that_is_said() -> None:
-    budget = stage_budget(replace(FACTS, floor_ns=Missing("an unknown architecture")))
-    assert budget.ns(BudgetKey.BELOW_ROOF) == 280
+def test_without_a_cost_model_all_kernels_are_in_one_row_with_a_note() -> None:
+    budget = stage_budget(replace(FACTS, roofline_ns=Missing("an unknown architecture")))
+    assert budget.ns(BudgetKey.ABOVE_ROOFLINE) == 280
     assert any("an unknown architecture" in note for note in budget.notes)
 
 
-def test_without_counters_extra_work_is_folded_and_that_is_said() -> None:
+def test_without_counters_extra_work_is_included_with_a_note() -> None:
     budget = stage_budget(replace(FACTS, counted_ns=Missing("no ncu here")))
-    assert budget.ns(BudgetKey.BELOW_ROOF) == 180
+    assert budget.ns(BudgetKey.ABOVE_ROOFLINE) == 180
     assert any("no ncu here" in note for note in budget.notes)
 
 
 def test_counters_that_find_no_extra_work_are_worth_a_row() -> None:
-    found = stage_budget(replace(FACTS, counted_ns=FACTS.floor_ns))
+    found = stage_budget(replace(FACTS, counted_ns=FACTS.roofline_ns))
     assert [row.ns for row in found.rows if row.key is BudgetKey.EXTRA_WORK] == [0]
 
 
@@ -115,6 +115,6 @@ def test_shares_are_whole_exact_and_within_one_of_their_proportion(total: int, w
         assert abs(share * sum(weights) - total * weight) < sum(weights)
 
 
-def test_nothing_can_be_shared_out_without_weights() -> None:
+def test_no_weights_no_shares() -> None:
     with pytest.raises(ValueError, match="no weight"):
         apportion(5, [0, 0])

@@ -1,4 +1,4 @@
-"""Evidence of a run: the unprofiled time of as many steps, the floor of as many, the trace's kernels."""
+"""Evidence of a run: unprofiled time and roofline time of as many steps, kernels of the trace."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from builders import MS, clean_timings, in_a_row
 from llm_perf_opt.analysis.budget import BudgetKey
 from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
-from llm_perf_opt.analysis.findings.launching import launch_bound_decode
+from llm_perf_opt.analysis.findings.host import launch_bound_decode
 from llm_perf_opt.analysis.findings.registry import find
 from llm_perf_opt.analysis.trace.accounting import account
 from llm_perf_opt.analysis.trace.stages import find_stages
@@ -25,7 +25,7 @@ def given(facts: RunFacts) -> Evidence:
 
 
 def test_the_wall_time_is_that_of_as_many_unprofiled_steps() -> None:
-    """The trace holds eight steps; the unprofiled pass has ten of 4.37 ms, as was measured on that card."""
+    """The trace contains eight steps; the unprofiled pass has ten of 4.37 ms, as measured on that card."""
     timings = clean_timings(in_a_row(10, 5 * MS, [4_370_000] * 10))
     found = given(RunFacts(timings=timings))
     decode = found.stage("decode")

@@ -38,7 +38,7 @@ def test_kernel_time_that_a_change_could_save_is_that_of_the_busiest_device() ->
 
 
 def floor_of(timings: CleanTimings, devices_seen: int) -> Maybe[int]:
-    """The floor in the budget of a decode that the trace shows on so many devices."""
+    """Return the roofline time in the budget of a decode that the trace shows on this many devices."""
     trace = (two_devices(second_ns=60) if devices_seen == 2 else one_device()).trace()
     stages = find_stages(trace)
     limits = efficiency(timings, Missing("no torch pass"), hardware_named("h200"), Missing("no ceilings"))
@@ -65,7 +65,7 @@ def spread_over(devices: int) -> CleanTimings:
     return clean_timings(model=facts, runtime=RuntimeFacts("vllm", "1", "by arrival", devices=devices))
 
 
-def test_the_floor_is_shared_by_the_devices_and_missing_where_the_run_does_not_know_of_them() -> None:
+def test_devices_share_the_roofline_time_which_is_missing_if_the_run_does_not_know_them() -> None:
     alone, shared = floor_of(spread_over(1), 1), floor_of(spread_over(2), 2)
     assert isinstance(alone, int)
     assert shared == pytest.approx(alone / 2, abs=1)

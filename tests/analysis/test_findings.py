@@ -1,4 +1,4 @@
-"""Every rule fires where it should and holds its tongue where it must not; savings are of the wall clock."""
+"""Every rule fires where it should and only there; savings are wall-clock savings."""
 
 import re
 from dataclasses import asdict, replace
@@ -13,7 +13,7 @@ from evidence_builders import NOTHING_TO_FUSE, QUIET, evidence, stage_evidence
 from llm_perf_opt.analysis.cost_model.cost import Formats
 from llm_perf_opt.analysis.cost_model.families import architecture_of
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.findings.finding import After, Kind, Saving
+from llm_perf_opt.analysis.findings.finding import Kind, PredictedTime, Saving
 from llm_perf_opt.analysis.findings.registry import RULES, find
 from llm_perf_opt.analysis.kernels.table import PerCall, StageKernel, StageKernels, Variant
 from llm_perf_opt.analysis.limits.efficiency import efficiency
@@ -38,7 +38,7 @@ SMALL = "void at::native::vectorized_elementwise_kernel<add>"
 
 
 def host_bound(**changes: Any) -> Evidence:
-    """Ten steps of 10 ms, of which the device works 1 ms in 100 launches."""
+    """Ten steps of 10 ms; the device is busy for 1 ms of each, in 100 launches."""
     made = stage_evidence(
         busy_ns=10 * MS, idle=WAITING, fusion=FUSABLE, kernels=[("nvjet", 200, 6 * MS), (SMALL, 800, 4 * MS)], **changes
     )
@@ -56,7 +56,7 @@ def known(rule_id: str, given: Evidence) -> tuple[Finding, Saving]:
 
 
 def saving_in(finding: Finding) -> Saving:
-    """The saving that a finding holds, put together again."""
+    """Return the saving stored in a finding."""
     expected, low, high = finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns
     assert expected is not None
     assert low is not None
@@ -64,10 +64,10 @@ def saving_in(finding: Finding) -> Saving:
     return Saving(expected, low, high, finding.saving_per, finding.counted, after_in(finding))
 
 
-def after_in(finding: Finding) -> After:
+def after_in(finding: Finding) -> PredictedTime:
     times = (finding.after_ns, finding.after_low_ns, finding.after_high_ns, finding.before_ns)
     expected, low, high, before = (time for time in times if time is not None)
-    return After(expected, low, high, before, finding.kept)
+    return PredictedTime(expected, low, high, before, finding.kept)
 
 
 def ceilings(graph_ns: float) -> Ceilings:
@@ -96,12 +96,12 @@ def test_a_saving_is_no_surer_than_the_time_it_is_taken_from() -> None:
     finding, saving = known("launch_bound_decode", host_bound(wall_ends_ns=(80.0 * MS, 130.0 * MS), request_units=127))
     assert saving.expected_ns == plain.expected_ns
     assert saving.low_ns == plain.low_ns - 2 * MS
-    assert saving.high_ns == plain.high_ns, "of the time shown, no more than what does not stay"
-    assert "10.0 ms per token (8.00 ms to 13.0 ms) over the first 10 of 127 steps, of which" in finding.claim
+    assert saving.high_ns == plain.high_ns, "at most the time shown minus what stays"
+    assert "10.0 ms per token (8.00 ms to 13.0 ms) over the first 10 of 127 steps" in finding.claim
     assert "over the first" not in known("launch_bound_decode", host_bound(request_units=10))[0].claim
     short = known("launch_bound_decode", host_bound(wall_ends_ns=(1.0 * MS, 130.0 * MS)))[1]
     assert short.low_ns == 0
-    assert "per token, of which" in known("launch_bound_decode", host_bound(wall_ends_ns=(100.0 * MS, 100.0 * MS)))[0].claim
+    assert "10.0 ms per token;" in known("launch_bound_decode", host_bound(wall_ends_ns=(100.0 * MS, 100.0 * MS)))[0].claim
 
 
 @pytest.mark.parametrize(("stable", "confidence"), [(True, "high"), (False, "medium")])
@@ -111,13 +111,13 @@ def test_times_that_did_not_reach_their_target_lower_the_confidence(stable: bool
     assert finding.confidence == confidence
     assert ("did not reach their spread target" in finding.because) is not stable
     below, _ = known("launch_bound_decode", evidence(*host_bound(unprofiled=False).stages, timings=timings))
-    assert below.confidence == "medium", "it is not of those times"
+    assert below.confidence == "medium", "it is not based on those times"
 
 
-def test_below_the_profiler_the_saving_may_be_nothing_and_that_is_said() -> None:
+def test_under_the_profiler_the_saving_may_be_zero_and_the_claim_says_so() -> None:
     finding, saving = known("launch_bound_decode", host_bound(unprofiled=False))
     assert saving.low_ns == 0
-    assert "below the profiler" in finding.claim
+    assert "under the profiler" in finding.claim
     assert finding.confidence == "medium"
 
 
@@ -326,28 +326,28 @@ def throughput_of(given: Evidence) -> tuple[Finding, ThroughputLine]:
 
 
 def test_small_batch_is_about_throughput_and_saves_no_time() -> None:
-    finding, told = throughput_of(of_batch(2))
+    finding, line = throughput_of(of_batch(2))
     assert finding.kind == Kind.THROUGHPUT.value
     assert finding.saving_ns is None, "a single request is no faster"
-    assert finding.weight_ns == 0, "nothing to be ranked by beside real savings"
+    assert finding.weight_ns == 0, "it is not ranked among savings"
     assert finding.overrides == ["runtime.batch_size=16"]
-    assert (told.batch, told.batch_after, told.step_ns, told.step_after_low_ns) == (2, 16, 10 * MS, 10 * MS)
-    assert told.step_ns < told.step_after_ns <= told.step_after_high_ns, "the larger step is longer"
-    assert finding.counted == 10, "it is verified over the steps that it is told of"
+    assert (line.batch, line.batch_after, line.step_ns, line.step_after_low_ns) == (2, 16, 10 * MS, 10 * MS)
+    assert line.step_ns < line.step_after_ns <= line.step_after_high_ns, "the larger step is longer"
+    assert finding.counted == 10, "it is verified over the steps that it is based on"
     assert (finding.before_ns, finding.kept) == (5 * MS, 2 / 16)
-    assert finding.after_ns == round(told.step_after_ns / 16)
-    assert told.tokens_per_s == pytest.approx(200)
-    assert told.tokens_per_s_after == pytest.approx(16e9 / told.step_after_ns)
+    assert finding.after_ns == round(line.step_after_ns / 16)
+    assert line.tokens_per_s == pytest.approx(200)
+    assert line.tokens_per_s_after == pytest.approx(16e9 / line.step_after_ns)
     assert found("small_batch", of_batch(4096)) is None
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, "one token"), (8, "8 tokens at once")])
-def test_small_batch_says_the_batch_that_ran(batch: int, tokens: str) -> None:
+def test_small_batch_names_the_batch_that_ran(batch: int, tokens: str) -> None:
     finding, _ = throughput_of(of_batch(batch))
-    assert finding.claim.startswith(f"At batch {batch} a decode step reads its weights for {tokens}.")
+    assert finding.claim.startswith(f"At batch {batch}, a decode step reads the weights for {tokens}.")
 
 
-def test_small_batch_claims_what_the_cost_model_says() -> None:
+def test_small_batch_agrees_with_the_cost_model() -> None:
     """Up to the batch it names, the roofline time is within a tenth of the present one, and not one batch further."""
     finding, _ = throughput_of(of_batch(1, **compose(["model=llama3_8b"]).config.model.architecture))
     named = re.search(r"is ([\d.]+) ms; up to batch ([\d,]+) it stays within 10% of that \(([\d.]+) ms\)", finding.claim)
@@ -361,17 +361,17 @@ def test_small_batch_claims_what_the_cost_model_says() -> None:
     assert last <= 1.1 * now < beyond
 
 
-def test_small_batch_of_a_mixture_says_that_more_experts_are_read() -> None:
+def test_small_batch_of_a_mixture_names_the_additional_experts() -> None:
     """What `llm-perf cost model=qwen3_30b_a3b --hardware h200` says, too: a step of batch 8 takes four times as long."""
-    finding, told = throughput_of(of_batch(1, **compose(["model=qwen3_30b_a3b"]).config.model.architecture))
-    grown = re.search(r"grows from ([\d.]+) ms to ([\d.]+) ms at batch 8: more sequences reach more experts", finding.claim)
+    finding, line = throughput_of(of_batch(1, **compose(["model=qwen3_30b_a3b"]).config.model.architecture))
+    grown = re.search(r"grows from ([\d.]+) ms to ([\d.]+) ms at batch 8: more sequences use more experts", finding.claim)
     assert grown is not None
     assert float(grown[2]) / float(grown[1]) == pytest.approx(5.47 / 1.28, rel=0.02)
-    assert told.step_after_ns - told.step_ns == pytest.approx((float(grown[2]) - float(grown[1])) * MS, rel=0.01)
-    assert "hardly" not in finding.claim
+    assert line.step_after_ns - line.step_ns == pytest.approx((float(grown[2]) - float(grown[1])) * MS, rel=0.01)
+    assert "stays within" not in finding.claim
 
 
-def test_what_the_runs_configuration_refuses_is_said_in_words() -> None:
+def test_overrides_that_the_configuration_rejects_become_words() -> None:
     """Sub-stages cannot be bracketed in a compiled step: the tool would refuse what it proposes."""
     waiting = stage_evidence(busy_ns=10 * MS, idle=WAITING, fusion=FUSABLE)
     plain = asdict(compose(["model=tiny"]).config)
@@ -432,7 +432,7 @@ def test_throttled() -> None:
 def test_noisy_machine() -> None:
     noisy = found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(stable=False)))
     assert noisy is not None
-    assert not any(text.endswith(".") for text in noisy.evidence), "who shows them ends the sentence"
+    assert not any(text.endswith(".") for text in noisy.evidence), "the renderer ends the sentence"
     assert found("noisy_machine", evidence(stage_evidence(), telemetry=summary(WarningId.BUSY_PROCESSORS))) is not None
     assert found("noisy_machine", evidence(stage_evidence(), timings=clean_timings(), telemetry=summary())) is None
 
@@ -507,7 +507,7 @@ def test_at_worst_graphs_leave_waiting_and_the_hosts_own_work_as_they_are() -> N
     assert stays.low_ns == bare.low_ns - 3 * MS
 
 
-def test_graphs_that_are_asked_for_already_are_not_asked_for_again() -> None:
+def test_graphs_that_are_already_enabled_are_not_proposed_again() -> None:
     given = host_bound()
     config = {"runtime": {"type": "pytorch", "cache": "static", "compile": "reduce-overhead"}}
     finding, _ = known("launch_bound_decode", replace(given, facts=replace(given.facts, config=config)))
@@ -558,7 +558,7 @@ def test_every_override_that_is_proposed_composes() -> None:
     st.integers(0, 120), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100), st.floats(0.1, 1.0), st.booleans(),
     st.integers(0, 40), st.integers(0, 100), st.integers(100, 300),
 )  # fmt: skip
-def test_no_saving_is_below_nothing_or_above_the_stage(
+def test_every_saving_is_between_zero_and_the_time_of_the_stage(
     busy: int, launch: int, host: int, sync: int, overlap: float, unprofiled: bool, calls: int, least: int, most: int
 ) -> None:
     causes = {IdleCause.LAUNCH_BOUND: launch * MS, IdleCause.HOST_BETWEEN_STEPS: host * MS, IdleCause.SYNC: sync * MS}

@@ -1,4 +1,4 @@
-"""Latency and throughput from hand-made timings, with the arithmetic beside each figure."""
+"""Latency and throughput from handmade timings, with the arithmetic next to each figure."""
 
 import pytest
 from hypothesis import given, settings
@@ -71,7 +71,7 @@ def test_figures_are_distributions_over_the_repeats() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 10**9), st.lists(st.integers(1, 10**9), min_size=3, max_size=3)), min_size=1, max_size=40)
 )
-def test_a_rate_is_what_its_formula_makes_of_the_time_beside_it(requests: list[tuple[int, list[int]]]) -> None:
+def test_a_rate_follows_from_the_time_next_to_it(requests: list[tuple[int, list[int]]]) -> None:
     """Also of an even number of repeats, whose middle two are averaged, and at the ends, which swap."""
     timings = clean_timings([iteration(prefill, steps) for prefill, steps in requests])
     for rate_key, time_key, tokens in (("prefill_rate", "ttft", 16), ("decode_rate", "tpot", 2), ("output_rate", "e2e", 8)):
@@ -120,7 +120,7 @@ def test_a_percentile_of_gaps_needs_gaps_enough() -> None:
     assert reason(enough, "itl_p99") == "50 values; p99 needs 500"
 
 
-def test_nothing_measured_says_so() -> None:
+def test_without_measurements_the_reason_is_given() -> None:
     timings = clean_timings([])
     assert {reason(timings, metric.key) for metric in metrics(timings)} == {"no iteration was measured"}
     assert stage_timings(timings, NO_TORCH) == ()
@@ -210,10 +210,10 @@ def test_a_shorter_profiled_iteration_is_compared_with_as_many_steps() -> None:
     assert found["decode_step"] == 15 / 10
 
 
-def test_a_stage_the_profiler_did_not_see_says_so() -> None:
+def test_a_stage_that_the_profiler_did_not_record_gives_the_reason() -> None:
     found = {row.name: row for row in stage_timings(clean_timings(), torch_pass(stage_wall_ns={"prefill": 200 * MS}))}
     assert found["prefill"].inflation == 2
-    assert found["decode"].inflation == found["decode"].profiled_ns == Missing("the torch pass did not see this stage")
+    assert found["decode"].inflation == found["decode"].profiled_ns == Missing("the torch pass did not record this stage")
 
 
 def test_without_the_torch_pass_its_reason_is_kept() -> None:
@@ -294,7 +294,7 @@ def mixed() -> CleanTimings:
     return clean_timings(runtime=RuntimeFacts("vllm", "1", "by arrival", inseparable="they ran together"))
 
 
-def test_what_needs_the_stages_apart_is_missing_where_they_ran_together() -> None:
+def test_metrics_of_stages_are_missing_if_the_stages_ran_together() -> None:
     found = {metric.key: metric.value for metric in metrics(mixed())}
     missing = {key for key, value in found.items() if isinstance(value, Missing)}
     assert missing == {"tpot", "itl_p50", "itl_p90", "itl_p99", "prefill_rate", "decode_rate"}
@@ -304,7 +304,7 @@ def test_what_needs_the_stages_apart_is_missing_where_they_ran_together() -> Non
 
 
 @pytest.mark.parametrize("told", ["they came at once", ""], ids=["told by the meter", "seen in the record"])
-def test_what_needs_single_steps_is_missing_where_tokens_came_at_once(told: str) -> None:
+def test_metrics_of_steps_are_missing_if_tokens_came_at_once(told: str) -> None:
     repeats = in_a_row(10, steps_ns=(0, 0, 9 * MS))
     timings = clean_timings(repeats, runtime=RuntimeFacts("vllm", "1", "by arrival", unstepped=told))
     found = {metric.key: metric.value for metric in metrics(timings)}
@@ -315,7 +315,7 @@ def test_what_needs_single_steps_is_missing_where_tokens_came_at_once(told: str)
     assert isinstance(context_drift(timings), Missing)
 
 
-def test_a_torch_pass_of_fewer_steps_has_nothing_to_be_held_against_where_tokens_came_at_once() -> None:
+def test_a_torch_pass_of_fewer_steps_has_no_inflation_if_tokens_came_at_once() -> None:
     repeats = in_a_row(10, steps_ns=(0, 0, 9 * MS))
     timings = clean_timings(repeats, runtime=RuntimeFacts("vllm", "1", "by arrival", unstepped="they came at once"))
     torch = torch_pass(decode_steps=2)
@@ -329,4 +329,4 @@ def test_a_torch_pass_of_fewer_steps_has_nothing_to_be_held_against_where_tokens
 def test_an_engine_hands_its_tokens_over_on_the_host() -> None:
     engine = clean_timings(runtime=RuntimeFacts("vllm", "1", "by arrival"))
     assert "ready on the device" in metrics(clean_timings())[0].definition
-    assert "in the caller's hands on the host" in metrics(engine)[0].definition
+    assert "returned to the caller on the host" in metrics(engine)[0].definition

@@ -1,4 +1,4 @@
-"""What a run says of its inputs."""
+"""Notes on the inputs of a run."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def said(config: dict[str, Any] = STORED, dtype: str = "fp32", **facts: Any) -> 
     return found
 
 
-def test_a_run_of_stored_weights_as_they_are_says_no_more_than_its_prompts() -> None:
+def test_stored_weights_that_are_not_cast_add_no_note() -> None:
     assert said(weights=WeightFacts("stored", {"fp32": 100}), texts=TextUse(2, 0, 10, 16, 0)) == {}
     assert measured_inputs(Missing("it failed"), RANDOM) == ()
 
@@ -44,7 +44,7 @@ def test_random_weights_are_called_that_also_in_runs_that_did_not_record_it() ->
         ({}, "bf16", []),
     ],
 )
-def test_weights_in_another_format_than_stored_are_said_to_be_cast(stored: dict[str, int], dtype: str, words: list[str]) -> None:
+def test_cast_weights_get_a_note(stored: dict[str, int], dtype: str, words: list[str]) -> None:
     found = said(dtype=dtype, weights=WeightFacts("stored", stored))
     assert set(found) == ({InputKind.CAST_WEIGHTS} if words else set())
     assert all(word in found[InputKind.CAST_WEIGHTS] for word in words)
@@ -57,4 +57,4 @@ def test_texts_that_were_cut_or_left_out_are_counted() -> None:
     assert "5,000" in found[InputKind.CUT_PROMPTS]
     assert "996" in found[InputKind.UNUSED_RECORDS]
     assert "the first 4" in found[InputKind.UNUSED_RECORDS]
-    assert "uncounted" in said(texts=TextUse(4, 0, 10, 128, None))[InputKind.UNUSED_RECORDS]
+    assert "unknown number" in said(texts=TextUse(4, 0, 10, 128, None))[InputKind.UNUSED_RECORDS]

@@ -115,7 +115,7 @@ def test_three_streams_that_overlap() -> None:
     copied = next(one for one in found.findings if one.id == "cache_concatenation")
     assert copied.saving_ns is not None
     assert copied.saving_ns < decode.busy_ns / 8 / 2  # half of what the copies cover, not of their sum
-    assert "side by side" in copied.because
+    assert "concurrently" in copied.because
 
 
 def test_kernels_without_length() -> None:

@@ -1,4 +1,4 @@
-"""The profiler's own work is no operator, and is told where the passes' overhead is."""
+"""The profiler's own work is not an operator; it is shown with the overhead of the passes."""
 
 from types import SimpleNamespace
 

@@ -48,7 +48,7 @@ def test_a_level_shift_is_found_with_its_place_and_size(count: int, at: int, siz
 
 
 @pytest.mark.parametrize(("count", "at"), [(100, 51), (121, 100), (1000, 301)])
-def test_a_long_run_is_folded_and_its_place_still_told(count: int, at: int) -> None:
+def test_a_long_run_is_folded_and_its_place_still_found(count: int, at: int) -> None:
     found = stability(steps(count, at, 0.05) + noise(count))
     assert found.movement is Movement.SHIFT
     assert found.at == pytest.approx(at, abs=count / 60 + 1)
@@ -77,7 +77,7 @@ def test_equal_repeats_and_few_values_are_steady() -> None:
 
 @pytest.mark.parametrize("count", [10, 30])
 @pytest.mark.parametrize(("kind", "most"), [("normal", 0.02), ("log-normal", 0.02), ("bimodal", 0.02), ("AR(1) 0.8", 0.15)])
-def test_steady_runs_are_rarely_said_to_move(count: int, kind: str, most: float) -> None:
+def test_steady_runs_are_rarely_called_moving(count: int, kind: str, most: float) -> None:
     """The level is 1 % for each test. Neighbors as alike as 0.8 pass more: so few repeats hardly tell them from a drift."""
     runs = [np.log(run) for pair in pairs(kind, Plan(repeats=count), 250) for side in pair for run in side]
     assert kind in STATIONARY
@@ -102,7 +102,7 @@ FLAT = 100 * np.exp(noise(30, 0.002))
 SHIFTED = 100 * np.exp(steps(30, 16, 0.05) + noise(30, 0.002))
 
 
-def test_a_run_is_told_by_its_requests_and_its_stages() -> None:
+def test_a_run_is_judged_by_its_requests_and_its_stages() -> None:
     assert {key: one.movement for key, one in moving(FLAT, FLAT).items()} == dict.fromkeys(
         ("e2e", "prefill", "decode"), Movement.STEADY
     )
@@ -110,7 +110,7 @@ def test_a_run_is_told_by_its_requests_and_its_stages() -> None:
     assert [found[key].movement for key in ("e2e", "prefill", "decode")] == [Movement.SHIFT, Movement.SHIFT, Movement.STEADY]
 
 
-def test_stages_that_ran_together_are_not_told_apart() -> None:
+def test_stages_that_ran_together_are_not_judged() -> None:
     together = clean_timings([iteration()] * 10, runtime=RuntimeFacts("vllm", "1", "by arrival", inseparable="together"))
     assert list(run_stability(together)) == ["e2e"]
     assert "decode" not in run_stability(clean_timings([iteration(steps_ns=())] * 10))
@@ -120,7 +120,7 @@ def test_a_run_that_moved_is_warned_of_once() -> None:
     assert movement_warnings(moving(FLAT, FLAT)) == []
     (warning,) = movement_warnings(moving(SHIFTED, SHIFTED))
     assert warning.text.startswith("End to end: repeats switch level at repeat 16 by +4.9%.")
-    assert "three runs a side" in warning.text
+    assert "three alternating runs" in warning.text
     (warning,) = movement_warnings(moving(SHIFTED / 1000, FLAT))
     assert warning.text.startswith("Prefill: repeats switch level at repeat 16")
     drifting = 100 * np.exp(0.04 * np.linspace(0, 1, 30) + noise(30, 0.002))

@@ -12,11 +12,11 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.stats import (
-    carried_percentile,
     drift,
     median_interval,
     percentile,
     summarize,
+    supported_percentile,
     within_target,
 )
 from llm_perf_opt.core.records import Distribution, Drift, Missing
@@ -78,8 +78,8 @@ def test_nothing_has_no_percentile() -> None:
 )
 def test_a_percentile_is_given_only_where_five_values_lie_beyond(share: float, needed: int) -> None:
     few, enough = list(range(needed - 1)), list(range(needed))
-    assert carried_percentile(few, share) == Missing(f"{needed - 1} values; p{share * 100:g} needs {needed}")
-    assert carried_percentile(enough, share) == percentile(enough, share)
+    assert supported_percentile(few, share) == Missing(f"{needed - 1} values; p{share * 100:g} needs {needed}")
+    assert supported_percentile(enough, share) == percentile(enough, share)
 
 
 # --- the interval of a median -----------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_19_of_20_intervals_hold_the_true_median(count: int, draw_one: Callable[
     assert held / trials >= 0.95
 
 
-def test_a_large_sample_does_not_hold_up_the_measuring() -> None:
+def test_a_large_sample_does_not_slow_down_the_measurement() -> None:
     sample = range(100_001)
     assert not isinstance(median_interval(sample), Missing)
     assert lines_run(lambda: median_interval(sample)) < 10_000, "asked after every repeat; adding up exact binomials took minutes"
@@ -240,7 +240,7 @@ def test_a_few_wild_steps_do_not_bend_the_slope() -> None:
     assert of(drift([wild] * 5, first_context=1)).ns_per_token == pytest.approx(7, abs=0.1)
 
 
-def test_the_interval_of_a_noisy_slope_holds_the_truth_and_tells_growth_from_none() -> None:
+def test_the_interval_of_a_noisy_slope_contains_the_truth_and_detects_growth() -> None:
     draw = random.Random(5)
     noisy = [[value + round(draw.gauss(0, 40)) for value in growing(40, slope=10)] for _ in range(30)]
     found = of(drift(noisy, first_context=1))

@@ -1,4 +1,4 @@
-"""The points of a sweep side by side."""
+"""The points of a sweep and their ranking."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from builders import MS, manifest
 from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.analysis.sweep import (
-    Ran,
-    Reach,
+    Interval,
+    PointFacts,
     SweepEntry,
     SweepRow,
     front_line,
-    not_told_apart,
+    indistinguishable,
     pareto_front,
     sweep_rows,
     swept_keys,
@@ -26,15 +26,15 @@ from llm_perf_opt.report.sweep_charts import parameter_chart, tradeoff_chart
 from pages import sweep_entries
 
 
-def test_rows_carry_figures_floors_and_what_binds_them() -> None:
+def test_rows_have_metrics_roofline_times_and_verdicts() -> None:
     rows = sweep_rows(sweep_entries())
     assert [row.values["runtime.batch_size"] for row in rows] == ["1", "2", "4", "8", "16"]
     assert rows[0].median("tpot") == 11 * MS
     assert rows[3].median("decode_rate") == pytest.approx(8 / 0.018)
-    assert not isinstance(rows[0].floor_ns, Missing)
+    assert not isinstance(rows[0].roofline_ns, Missing)
     assert not isinstance(rows[0].times_floor, Missing)
-    assert rows[0].times_floor == pytest.approx(11 * MS / rows[0].floor_ns, rel=1e-6)
-    assert rows[3].floor_rate == pytest.approx(8e9 / rows[3].floor_ns)  # type: ignore[operator]
+    assert rows[0].times_floor == pytest.approx(11 * MS / rows[0].roofline_ns, rel=1e-6)
+    assert rows[3].roofline_rate == pytest.approx(8e9 / rows[3].roofline_ns)  # type: ignore[operator]
     assert rows[0].decode_bound == "near neither limit"
     assert swept_keys(rows) == ["runtime.batch_size"]
 
@@ -43,7 +43,7 @@ def test_a_failed_point_is_a_row_with_its_reason() -> None:
     failed = sweep_rows(sweep_entries("out of memory"))[-1]
     assert (failed.status, failed.why) == ("failed", "out of memory")
     assert failed.median("tpot") == Missing("out of memory")
-    assert failed.floor_rate == Missing("out of memory")
+    assert failed.roofline_rate == Missing("out of memory")
     assert failed.label == "batch_size 16"
 
 
@@ -79,26 +79,26 @@ def _spread(number: int, tpot: float, rate: float, half: float) -> SweepRow:
     return SweepRow(number, {}, "complete", "", "", dict(figures), none, none, none, none, none, 0)
 
 
-def test_points_whose_intervals_overlap_are_not_told_apart_and_what_is_surely_worse_is_beaten() -> None:
+def test_points_with_overlapping_intervals_tie_and_clearly_worse_points_are_beaten() -> None:
     places = [(20.4, 49), (20.8, 192), (18.0, 3550)]
     noisy = [_spread(number, *place, 0.3) for number, place in enumerate(places)]
-    assert [row.number for row in not_told_apart(noisy, "tpot")] == [2, 0, 1]
-    assert [row.number for row in not_told_apart(noisy, "decode_rate", most=True)] == [2]
+    assert [row.number for row in indistinguishable(noisy, "tpot")] == [2, 0, 1]
+    assert [row.number for row in indistinguishable(noisy, "decode_rate", most=True)] == [2]
     assert [row.number for row in pareto_front(noisy)] == [2], "no slower, as far as is known, and surely more throughput"
     quiet = [_spread(number, *place, 0.01) for number, place in enumerate(places)]
-    assert [row.number for row in not_told_apart(quiet, "tpot")] == [2]
+    assert [row.number for row in indistinguishable(quiet, "tpot")] == [2]
     assert [row.number for row in pareto_front(quiet)] == [2]
-    assert not_told_apart([], "tpot") == []
+    assert indistinguishable([], "tpot") == []
 
 
-def test_too_few_repeats_for_an_interval_reach_from_the_least_to_the_most() -> None:
+def test_too_few_repeats_for_an_interval_give_minimum_and_maximum() -> None:
     row = _row(0, 1.0, 1.0)
     few = replace(row, metrics={"tpot": summarize([1.0, 2.0, 4.0])})
-    reach = few.reach("tpot")
-    assert reach is not None
-    assert (reach.low, reach.median, reach.high) == (1.0, 2.0, 4.0)
+    interval = few.interval("tpot")
+    assert interval is not None
+    assert (interval.low, interval.median, interval.high) == (1.0, 2.0, 4.0)
     assert few.repeats == 3
-    assert few.reach("ttft") is None
+    assert few.interval("ttft") is None
     assert sweep_rows(sweep_entries("no memory"))[-1].repeats == Missing("no memory")
 
 
@@ -133,14 +133,14 @@ def _measured(places: list[tuple[int, list[int]]]) -> list[SweepRow]:
     ]  # fmt: skip
 
 
-def _known(row: SweepRow, key: str) -> Reach:
-    reach = row.reach(key)
-    assert reach is not None
-    return reach
+def _known(row: SweepRow, key: str) -> Interval:
+    interval = row.interval(key)
+    assert interval is not None
+    return interval
 
 
 @given(measured)
-def test_the_front_is_never_empty_and_holds_nothing_that_is_surely_worse(places: list[tuple[int, list[int]]]) -> None:
+def test_the_front_is_never_empty_and_contains_no_clearly_worse_point(places: list[tuple[int, list[int]]]) -> None:
     rows = _measured(places)
     front = pareto_front(rows)
     assert front
@@ -171,8 +171,8 @@ def test_the_line_goes_up_to_the_right_and_joins_the_ends_of_the_front(places: l
         assert values == sorted(values)
 
 
-def test_a_point_that_cannot_be_true_or_is_not_complete_wins_nothing() -> None:
-    """The fastest of them is impossible, the next failed, the next is partial for a figure that cannot be."""
+def test_implausible_and_incomplete_points_are_not_ranked() -> None:
+    """The fastest is implausible, the next failed, the next is partial because of an implausible figure."""
     entries = sweep_entries()[:4]
     names = ["impossible", "failed", "partial", "complete"]
     fastest = entries[0].analysis
@@ -186,7 +186,7 @@ def test_a_point_that_cannot_be_true_or_is_not_complete_wins_nothing() -> None:
     assert rows[0].why == "MBU of decode is 1107.8%. Check the clock."
     assert [row.ranked for row in rows] == [False, False, False, True]
     assert [row.number for row in pareto_front(rows)] == [3]
-    assert [row.number for row in not_told_apart(rows, "tpot")] == [3]
+    assert [row.number for row in indistinguishable(rows, "tpot")] == [3]
     chart = tradeoff_chart(rows, pareto_front(rows))
     scaling = parameter_chart(rows, "runtime.batch_size")
     assert not isinstance(chart, Missing)
@@ -207,7 +207,7 @@ def test_where_another_pass_failed_the_unprofiled_figures_still_count() -> None:
     assert not row.ranked
 
 
-def test_a_point_of_other_hardware_is_told_and_not_ranked() -> None:
+def test_a_point_on_other_hardware_is_named_and_not_ranked() -> None:
     card = {"device_name": "NVIDIA H200", "gpu.name": "NVIDIA H200", "cpu.name": "a"}
     other = {"device_name": "a processor", "cpu.name": "b"}
     entries = sweep_entries()[:4]
@@ -215,10 +215,10 @@ def test_a_point_of_other_hardware_is_told_and_not_ranked() -> None:
     rows = sweep_rows(mixed)
     assert [row.status for row in rows] == ["other hardware", *["complete"] * 3]
     assert "device_name is a processor (most points: NVIDIA H200)" in rows[0].why
-    assert 0 not in {row.number for row in (*pareto_front(rows), *not_told_apart(rows, "tpot"))}
+    assert 0 not in {row.number for row in (*pareto_front(rows), *indistinguishable(rows, "tpot"))}
     assert all(row.ranked for row in sweep_rows([replace(entry, hardware=card) for entry in entries]))
     unknown = [replace(entry, hardware={} if number == 0 else card) for number, entry in enumerate(entries)]
-    assert all(row.ranked for row in sweep_rows(unknown)), "what is not known cannot be said to differ"
+    assert all(row.ranked for row in sweep_rows(unknown)), "unknown facts do not count as different"
     halves = sweep_rows([replace(entry, hardware=card if number < 2 else other) for number, entry in enumerate(entries)])
     assert [row.ranked for row in halves] == [True, True, False, False], "of two halves the first"
     failed = [replace(mixed[0], status="failed", why="x"), *mixed[1:2], replace(mixed[2], hardware=other)]
@@ -239,7 +239,7 @@ def test_a_device_that_is_swept_over_may_differ() -> None:
 def _of_workload(number: int, tpot: float, batch: int = 1, **changes: Any) -> SweepRow:
     """Ten repeats that are all alike; the rate follows from the batch and the time."""
     figures = {"tpot": summarize([tpot * MS] * 10), "decode_rate": summarize([batch * 1e3 / tpot] * 10)}
-    did = Ran("a GPU", "", "m", 1000, "bf16", "eager", "512", 64, {})
+    did = PointFacts("a GPU", "", "m", 1000, "bf16", "eager", "512", 64, {})
     row = _row(number, tpot, 1.0)
     return replace(row, metrics=dict(figures), batch=batch, ran=replace(did, **changes), values={"point": str(number)})
 

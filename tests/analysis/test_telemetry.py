@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.telemetry import (
     Energy,
     Reading,
     TelemetrySummary,
-    device_at_work,
+    device_busy_share,
     measured_window,
     summarize_telemetry,
     throttle_names,
@@ -30,7 +30,7 @@ def on_gpu(iterations: Sequence[Iteration], **changes: Any) -> CleanTimings:
 
 
 def one_repeat(begin_ns: int, end_ns: int, prefill_ns: int | None = None) -> CleanTimings:
-    """One request in a window of its own, all of it prefill unless told otherwise."""
+    """One request in its own window, by default all prefill."""
     prefill = end_ns - begin_ns if prefill_ns is None else prefill_ns
     rest = end_ns - begin_ns - prefill
     return on_gpu([iteration(prefill, (rest,) if rest else (), started_ns=begin_ns)])
@@ -134,9 +134,9 @@ def test_stages_get_their_own_energy() -> None:
     assert energy(found).from_power_j == pytest.approx(3 * 220, abs=0.7)
 
 
-def test_a_stage_shorter_than_two_readings_is_not_told_apart() -> None:
+def test_a_stage_shorter_than_two_readings_has_no_energy() -> None:
     found = summarize_telemetry(telemetry(constant(300, 5 * SECOND)), on_gpu(in_a_row(10, 199 * MS, (250 * MS,))))
-    why = Missing("it lasts 199 ms, under 2 readings 100 ms apart")
+    why = Missing("it lasts 199 ms, less than 2 sampling intervals of 100 ms")
     assert energy(found, "prefill, all repeats").from_power_j == why
     assert energy(found, "prefill, all repeats").from_counter_j == why
     assert energy(found, "decode, all repeats").from_power_j == pytest.approx(300 * 2.5)
@@ -153,7 +153,7 @@ def test_without_decode_there_is_no_energy_of_it() -> None:
 @pytest.mark.parametrize(("begin", "end"), [(-50 * MS, 500 * MS), (500 * MS, 1001 * MS)])
 def test_readings_that_do_not_reach_over_the_window_give_no_energy(begin: int, end: int) -> None:
     found = energy(summarize_telemetry(telemetry(constant(300, SECOND)), one_repeat(begin, end)))
-    assert found.from_power_j == found.from_counter_j == Missing("the readings do not reach over the window")
+    assert found.from_power_j == found.from_counter_j == Missing("the readings do not cover the window")
 
 
 def test_a_driver_without_a_counter_is_quoted() -> None:
@@ -196,8 +196,8 @@ def test_readings_come_in_the_units_people_read() -> None:
     shown = {row.name: (row.median, row.unit) for row in found.readings}
     assert shown["GPU power"] == (250.0, "W")
     assert shown["GPU memory in use"] == (3.0, "GiB")
-    assert shown["processors busy, whole machine"] == (1.5, "of one")
-    assert shown["processors busy, measured process"] == (1.25, "of one")
+    assert shown["processors busy, whole machine"] == (1.5, "processors")
+    assert shown["processors busy, measured process"] == (1.25, "processors")
     assert shown["resident memory, measured process"] == (0.5, "GiB")
     assert found.note == ""
 
@@ -208,7 +208,7 @@ def test_a_quantity_the_driver_does_not_tell_is_missing_not_zero() -> None:
     assert (found.n, found.low, found.median, found.high) == (0, *[Missing("NVML: Not Supported")] * 3)
 
 
-def test_a_quantity_told_only_now_and_then_counts_what_was_told() -> None:
+def test_a_quantity_that_is_sometimes_missing_counts_its_known_readings() -> None:
     told: list[int | Missing] = [40, Missing("NVML: Timeout"), 44]
     samples = [gpu_sample(at * MS, temperature_c=value) for at, value in enumerate(told)]
     found = reading(summarize_telemetry(telemetry(samples), one_repeat(0, SECOND)), "GPU temperature")
@@ -217,7 +217,7 @@ def test_a_quantity_told_only_now_and_then_counts_what_was_told() -> None:
 
 def test_a_window_without_readings_says_so() -> None:
     found = summarize_telemetry(telemetry(cpu=[cpu_sample(5 * SECOND)]), one_repeat(0, SECOND))
-    assert reading(found, "processor frequency").median == Missing("no reading fell into the window")
+    assert reading(found, "processor frequency").median == Missing("there is no reading in the window")
     assert found.warnings == ()
 
 
@@ -246,7 +246,7 @@ def test_only_reasons_that_slow_the_gpu_are_throttling(bits: int, names: list[st
     assert throttle_names(bits) == names
 
 
-def test_throttling_is_counted_over_the_readings_that_tell() -> None:
+def test_throttling_is_counted_over_known_readings() -> None:
     told: list[int | Missing] = [0x4, 0x4 | 0x40, 0x0, Missing("NVML: Timeout")]
     found = warnings_of([gpu_sample(at * MS, throttle_bits=bits) for at, bits in enumerate(told)])
     assert found == (
@@ -255,7 +255,7 @@ def test_throttling_is_counted_over_the_readings_that_tell() -> None:
     )
 
 
-def test_throttling_outside_the_window_is_not_held_against_the_run() -> None:
+def test_throttling_outside_the_window_does_not_count() -> None:
     assert warnings_of([gpu_sample(0), gpu_sample(2 * SECOND, throttle_bits=0x4)]) == ()
 
 
@@ -264,17 +264,13 @@ def test_a_busy_neighbor_on_the_processors(others_pct: float, warned: bool) -> N
     found = warnings_of(cpu=[cpu_sample(at * MS, machine_pct=100 + others_pct, ours_pct=100.0) for at in range(4)])
     assert bool(found) == warned
     if warned:
-        assert found == (
-            f"Other processes used {others_pct / 100:.2f} processors on average while measuring (of 2): a busy neighbor.",
-        )
+        assert found == (f"Other processes used {others_pct / 100:.2f} of 2 processors on average while measuring.",)
 
 
 def test_our_own_work_counted_late_is_no_negative_neighbor() -> None:
     # The two counters are read one after the other; one reading may show more for us than for the machine.
     samples = [cpu_sample(0, machine_pct=100.0, ours_pct=150.0), cpu_sample(MS, machine_pct=160.0, ours_pct=100.0)]
-    assert warnings_of(cpu=samples) == (
-        "Other processes used 0.30 processors on average while measuring (of 2): a busy neighbor.",
-    )
+    assert warnings_of(cpu=samples) == ("Other processes used 0.30 of 2 processors on average while measuring.",)
 
 
 @pytest.mark.parametrize(("processes", "warned"), [(0, False), (1, False), (2, True), (Missing("NVML: Not Supported"), False)])
@@ -288,12 +284,12 @@ def test_a_gpu_that_was_busy_before_we_touched_it(busy: Any, warned: bool) -> No
     timings = on_gpu([iteration(SECOND, (), started_ns=10 * SECOND)], device_untouched_until_ns=2 * SECOND)
     samples = [gpu_sample(SECOND, gpu_utilisation_pct=busy), gpu_sample(3 * SECOND, gpu_utilisation_pct=99)]
     found = warnings_of(samples, timings=timings)
-    assert found == ((f"The GPU was {busy} % busy before this run touched it: a busy neighbor.",) if warned else ())
+    assert found == ((f"The GPU was {busy} % busy before this run used it: another process uses it.",) if warned else ())
 
 
-def test_a_gpu_watched_while_the_processors_worked_is_said() -> None:
+def test_telemetry_of_an_unused_gpu_is_a_warning() -> None:
     assert warnings_of([gpu_sample(0)], timings=clean_timings([iteration()])) == (
-        "Telemetry watched the GPU, but the model ran on the CPU.",
+        "Telemetry is of the GPU, but the model ran on the CPU.",
     )
 
 
@@ -301,7 +297,7 @@ def test_a_quiet_machine_has_no_warnings() -> None:
     assert warnings_of(constant(300, SECOND), [cpu_sample(at * 100 * MS) for at in range(10)]) == ()
 
 
-def test_a_driver_that_tells_nothing_is_survived() -> None:
+def test_a_driver_without_readings_is_no_error() -> None:
     silence = {field.name: Missing("NVML: Unknown Error") for field in fields(GpuSample) if field.name != "at_ns"}
     samples = [gpu_sample(at * 100 * MS, **silence) for at in range(11)]
     found = summarize_telemetry(telemetry(samples), one_repeat(0, SECOND))
@@ -320,7 +316,7 @@ def test_stages_that_ran_together_have_no_energy_of_their_own() -> None:
         assert energy(summary, f"{stage}, all repeats").from_power_j == Missing("mixed")
 
 
-def test_one_watched_device_of_several_is_said() -> None:
+def test_one_sampled_device_of_several_is_a_warning() -> None:
     runtime = RuntimeFacts("vllm", "1", "by arrival", devices=4)
     watched = telemetry(gpu=[gpu_sample(0)])
     timings = clean_timings(runtime=runtime)
@@ -340,9 +336,9 @@ def utilization(values: Sequence[Any], **changes: Any) -> Telemetry:
 
 
 def test_the_device_was_at_work_as_the_readings_of_the_repeats_alone_say() -> None:
-    """A reading looks back over up to a second: those of the first second may tell of what was before."""
-    assert device_at_work(utilization([0] * 10 + [80] * 10), repeats(10, 200 * MS)) == pytest.approx(0.8)
-    assert device_at_work(utilization([0] * 10 + [80, Missing("lost")] * 5), repeats(20, 100 * MS)) == pytest.approx(0.8)
+    """A reading covers up to a second before it: readings of the first second may include earlier time."""
+    assert device_busy_share(utilization([0] * 10 + [80] * 10), repeats(10, 200 * MS)) == pytest.approx(0.8)
+    assert device_busy_share(utilization([0] * 10 + [80, Missing("lost")] * 5), repeats(20, 100 * MS)) == pytest.approx(0.8)
 
 
 def test_readings_that_do_not_stand_for_the_repeats_say_why() -> None:
@@ -350,12 +346,12 @@ def test_readings_that_do_not_stand_for_the_repeats_say_why() -> None:
         assert isinstance(found, Missing)
         return found.why
 
-    assert why(device_at_work(Missing("no sampler"), repeats(10, 200 * MS))) == "no sampler"
-    assert "too short" in why(device_at_work(utilization([90] * 12), repeats(10, 110 * MS)))
-    assert "too short" in why(device_at_work(utilization([90] * 20), repeats(2, 1000 * MS))), "less than three requests"
-    assert why(device_at_work(utilization([Missing("not told")] * 30), repeats(10, 200 * MS))) == "not told"
-    assert "other processes" in why(device_at_work(utilization([90] * 30, processes=2), repeats(10, 200 * MS)))
+    assert why(device_busy_share(Missing("no sampler"), repeats(10, 200 * MS))) == "no sampler"
+    assert "too short" in why(device_busy_share(utilization([90] * 12), repeats(10, 110 * MS)))
+    assert "too short" in why(device_busy_share(utilization([90] * 20), repeats(2, 1000 * MS))), "less than three requests"
+    assert why(device_busy_share(utilization([Missing("not told")] * 30), repeats(10, 200 * MS))) == "not told"
+    assert "other processes" in why(device_busy_share(utilization([90] * 30, processes=2), repeats(10, 200 * MS)))
     on_cpu = clean_timings(repeats(10, 200 * MS).iterations)
-    assert "on the CPU" in why(device_at_work(utilization([90] * 30), on_cpu))
+    assert "on the CPU" in why(device_busy_share(utilization([90] * 30), on_cpu))
     spread = replace(repeats(10, 200 * MS), runtime=RuntimeFacts("vllm", "1", "", devices=2))
-    assert "one of 2 devices" in why(device_at_work(utilization([90] * 30), spread))
+    assert "one of 2 devices" in why(device_busy_share(utilization([90] * 30), spread))

@@ -1,4 +1,4 @@
-"""A decode whose steps carry no label: told by the token where its kernels show the steps, else by the decode, never mixed up."""
+"""A decode without step labels: per token if its kernels show the steps, else per decode, never mixed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_where_no_token_is_seen_to_be_chosen_again_and_again_there_are_no_steps(
     assert decode_of(looped(requests=2, steps=steps, sampled=sampled)).unit == "decode"
 
 
-def test_a_decode_of_unknown_steps_takes_no_time_or_floor_by_the_step() -> None:
+def test_a_decode_of_unknown_steps_has_no_time_or_roofline_per_step() -> None:
     found = decode_of(looped(requests=1, steps=1), RunFacts(timings=clean_timings()))
     assert not found.unprofiled
     assert "does not show the steps" in found.budget.wall_source

@@ -73,7 +73,7 @@ def test_an_nsys_export_has_eight_equal_steps_and_is_found_launch_bound(traces: 
     assert (found["gpu"]["kernels"], round(found["gpu"]["kernel_ns"] / 1e6, 3)) == (1528, 4.651)
     assert [step["kernels"] for step in found["steps"]] == [191] * 8
     assert found["findings"][0]["id"] == "launch_bound_decode"
-    assert "below the profiler" in found["findings"][0]["claim"]
+    assert "under the profiler" in found["findings"][0]["claim"]
     for budget in found["budgets"]:
         assert sum(row["ns"] for row in budget["rows"]) == budget["wall_ns"]
 
@@ -256,7 +256,7 @@ def test_a_trace_of_the_cpu_alone_has_no_device_figures(tmp_path: Path) -> None:
     found = analyze_source(source, use_cache=False)
     assert found.error is None
     document = found.document
-    assert document.why == "the trace holds no work of a GPU"
+    assert document.why == "the trace contains no GPU work"
     assert (document.findings, document.budgets, document.devices, document.device) == ([], [], [], "")
     assert set(msgspec.to_builtins(document.gpu).values()) == {None}
     assert [(stage.name, stage.wall_ns) for stage in document.stages] == [("decode", 9000), ("decode_step", 6000)]

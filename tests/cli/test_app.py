@@ -155,7 +155,7 @@ def test_config_of_a_run_runs_again(whole_run: tuple[Path, dict[str, Any]], tmp_
 def test_prefill_alone(tmp_path: Path) -> None:
     outcome = run_json(*SMALL, "runtime.num_new_tokens=1", "profiling=none", cwd=tmp_path)
     assert set(outcome["stages"]) == {"profile", "prefill"}
-    assert "one new token comes from prefill alone" in (Path(outcome["run"]) / "report.md").read_text()
+    assert "the only new token comes from prefill" in (Path(outcome["run"]) / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def with_times(project: Path, name: str, slower: float = 1.0, scatter: float = 0
         (1.1, 0.001, ["tpot=4%", "memory.process=1%"], 1, "gate regression"),
         (1.1, 0.001, ["tpot=20%"], 0, "new is slower"),
         (1.04, 0.001, ["tpot=4%"], 2, "gate cannot tell"),
-        (1.0, 0.1, ["tpot=4%"], 2, "runs on each side"),
+        (1.0, 0.1, ["tpot=4%"], 2, "runs per side"),
         (1.1, 0.001, [], 0, "new is slower"),
     ],
 )
@@ -229,15 +229,15 @@ def test_other_prompts_behind_one_path_are_refused(project: Path) -> None:
     (project / other / "raw/clean/inputs.json").unlink()
     done = llm_perf("compare", with_times(project, "base"), other, cwd=project)
     assert done.returncode == 0
-    assert "made/reprompted had the same prompts is not known" in done.stdout
+    assert "made/reprompted are unknown and may differ" in done.stdout
 
 
 def test_a_gate_on_one_run_a_side_of_a_cpu_cannot_be_told(project: Path) -> None:
     base, new = with_times(project, "base"), with_times(project, "new", 1.5)
     done = llm_perf("compare", base, new, "--gate=tpot=4%", cwd=project)
     assert done.returncode == 2
-    assert "To tell: 3 runs on each side" in done.stdout
-    assert "Too few runs for a verdict: other work used this CPU while a run was measured, or nobody watched" in done.stdout
+    assert "To tell: 3 runs per side" in done.stdout
+    assert "Too few runs for a verdict: other processes used this CPU during a run, or its load was not sampled" in done.stdout
 
 
 @pytest.mark.parametrize(

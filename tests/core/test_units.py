@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.findings.finding import milliseconds as in_claims
 from llm_perf_opt.core.units import TIME, duration, durations
 from llm_perf_opt.report.text import bytes_per_s, fine_percent, flops_per_s, milliseconds, signed, with_unit
 
@@ -31,7 +30,7 @@ def test_a_time_has_the_unit_that_suits_it(ns: float, shown: str) -> None:
 
 
 def test_claims_have_three_digits() -> None:
-    assert [in_claims(ns) for ns in (726, 12_400, 3_062_000, 19_000_000)] == ["726 ns", "12.4 µs", "3.06 ms", "19.0 ms"]
+    assert [duration(ns, 3) for ns in (726, 12_400, 3_062_000, 19_000_000)] == ["726 ns", "12.4 µs", "3.06 ms", "19.0 ms"]
 
 
 @given(st.floats(-1e15, 1e15))

@@ -1,7 +1,7 @@
 """The page of a comparison, read as a renderer does: the verdict first, hostile names as text."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,7 +9,9 @@ import msgspec
 from builders import HOSTILE_NAMES, clean_timings, iteration, operator, run_analysis, torch_pass
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.effects import Judgement
-from llm_perf_opt.analysis.comparison.gates import parse_gates
+from llm_perf_opt.analysis.comparison.figures import ComparedFigure
+from llm_perf_opt.analysis.comparison.gates import NO_REMEDY, parse_gates
+from llm_perf_opt.analysis.comparison.kernels import ComparedKernel
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.core.records import Iteration, MemoryPeaks, Missing
@@ -21,15 +23,6 @@ from rendered import comparison_html, comparison_page
 
 MS = 1_000_000
 ON_ACCELERATOR = Judgement(process_spread=ACCELERATOR_SPREAD)
-
-
-@dataclass(frozen=True)
-class Kernel:
-    name: str
-    stage: str
-    role: str
-    calls: int
-    time_ns: int
 
 
 def repeats(slower: float) -> list[Iteration]:
@@ -80,14 +73,14 @@ def test_the_terminal_says_why_memory_and_energy_are_not_compared() -> None:
 def test_one_run_a_side_on_a_cpu_says_why_there_is_no_verdict() -> None:
     found = compared(2.0, Judgement())
     source = comparison_page(found)
-    assert "End to end: not distinguishable (+100.00 %; too few runs to know how much processes differ)" in source
+    assert "End to end: not distinguishable (+100.00 %; too few runs to measure how much processes differ)" in source
     assert next(rows for rows in read(source).tables if rows[0][0] == "metric")[1][3:5] == [
         "+100.00 % (unknown)",
         "not distinguishable",
     ]
     assert "so there is no interval and no verdict" in source
     assert "cannot tell: tpot: worse by 100.00%, 3.00% tolerated: too few runs" in comparison_text(found)
-    assert "To tell: 3 runs on each side" in comparison_text(found)
+    assert "To tell: 3 runs per side" in comparison_text(found)
     html = comparison_html(found)
     assert "whose interval is unknown" in html
     assert msgspec.json.decode(msgspec.json.encode(found))["metrics"][0]["effect"]["interval"]["why"]
@@ -110,7 +103,7 @@ def test_a_pair_never_reads_as_the_same_name_twice() -> None:
     """Two kernels that differ where a long name is cut, on both pages; the page in a browser names both, not the first alone."""
     long = "void elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::%s>(at::Base&)::{lambda(int)#1}>(int)"
     functor = "BinaryFunctor<c10::BFloat16, c10::%s, c10::BFloat16, MulFunctor<float> > "
-    base, new = (Kernel(long % (functor % kind), "decode", "elementwise", 4, 100) for kind in ("BFloat16", "Half"))
+    base, new = (ComparedKernel(long % (functor % kind), "decode", "elementwise", 4, 100) for kind in ("BFloat16", "Half"))
     run, other = (compared_run(1.0), replace(compared_run(1.1), run="baseline/tiny/new"))
     found = compare(Side((run,), [base]), Side((other,), [new]))
     (cell,) = [row[4] for rows in read(comparison_page(found)).tables for row in rows if "elementwise" in row]
@@ -124,10 +117,10 @@ def test_a_pair_never_reads_as_the_same_name_twice() -> None:
 
 
 def test_ids_of_the_page_are_unique_and_kernels_show_their_numbers_first() -> None:
-    kernels = [Kernel("a_kernel", "decode", "gemm", 4, 100)]
+    kernels = [ComparedKernel("a_kernel", "decode", "gemm", 4, 100)]
     base = run_analysis(timings=clean_timings(repeats(1.0)))
     new = replace(base, run="baseline/tiny/new")
-    budget = [Part("decode/floor, per token", MS)]
+    budget = [ComparedFigure("decode/floor, per token", "ns", MS)]
     html = comparison_html(compare(Side((base,), kernels, budget, budget), Side((new,), kernels, budget, budget)))
     ids = re.findall(r'<(?:section|div|table|h2|main|p|ul|figure)[^>]* id="([^"]+)"', html)
     assert {"kernels", "matched-kernels", "budget", "budget-rows", "metrics", "metrics-rows"} <= set(ids)
@@ -148,21 +141,18 @@ def test_several_runs_a_side_say_which_one_is_looked_into() -> None:
     assert "nearest the side" not in comparison_page(compared())
 
 
-@dataclass(frozen=True)
-class Part:
-    key: str
-    value: float
-    unit: str = "ns"
-
-
 def test_a_real_change_is_explained_by_what_moved_in_the_budget() -> None:
     base = run_analysis(timings=clean_timings(repeats(1.0)))
     before = [
-        Part("decode/launch gaps, per token", 8 * MS),
-        Part("decode/host, per token", MS),
-        Part("decode/floor, per token", MS),
+        ComparedFigure("decode/launch gaps, per token", "ns", 8 * MS),
+        ComparedFigure("decode/host, per token", "ns", MS),
+        ComparedFigure("decode/floor, per token", "ns", MS),
     ]
-    after = [Part("decode/launch gaps, per token", 2 * MS), before[2], Part("decode/sync, per token", 2 * MS)]
+    after = [
+        ComparedFigure("decode/launch gaps, per token", "ns", 2 * MS),
+        before[2],
+        ComparedFigure("decode/sync, per token", "ns", 2 * MS),
+    ]
 
     def told(slower: float) -> Comparison:
         new = replace(base, timings=clean_timings(repeats(slower)), run="baseline/tiny/new")
@@ -177,7 +167,7 @@ def test_a_real_change_is_explained_by_what_moved_in_the_budget() -> None:
     assert "Why decode is faster" in comparison_html(told(0.9))
     assert "Why decode" not in comparison_text(told(1.0)), "what did not change needs no cause"
     gates = next(rows for rows in read(comparison_page(compared())).tables if rows[0][0] == "gate")
-    assert gates[3][3] == "More repeats do not cure this."
+    assert gates[3][3] == f"{NO_REMEDY.why}."
 
 
 def test_hostile_names_are_text() -> None:
@@ -186,7 +176,7 @@ def test_hostile_names_are_text() -> None:
     config = {f"key{number}": name for number, name in enumerate(HOSTILE_NAMES)}
     warned = tuple(RunWarning(WarningId.THROTTLED, name) for name in HOSTILE_NAMES)
     new = replace(base, torch=other, run=HOSTILE_NAMES[0], config=config, warnings=warned)
-    kernels = [Kernel(name, name, name, 1, 1) for name in HOSTILE_NAMES]
+    kernels = [ComparedKernel(name, name, name, 1, 1) for name in HOSTILE_NAMES]
     source = comparison_page(compare(Side((base,), kernels), Side((new,), [replace(one, name="y") for one in kernels])))
     page = read(source)
     assert uneven_tables(source) == []

@@ -10,7 +10,8 @@ from builders import HOSTILE_NAMES, clean_timings, empty_analysis, iteration, ru
 from chromium import Chromium
 from llm_perf_opt.analysis.comparison.compare import Side, compare
 from llm_perf_opt.analysis.comparison.effects import Judgement
-from llm_perf_opt.analysis.comparison.sides import ComparedFigure, ComparedKernel
+from llm_perf_opt.analysis.comparison.figures import ComparedFigure
+from llm_perf_opt.analysis.comparison.kernels import ComparedKernel
 from llm_perf_opt.analysis.sweep import sweep_rows
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import visible

@@ -24,7 +24,7 @@ from builders import (
     torch_pass,
     workload,
 )
-from llm_perf_opt.analysis.metrics import context_drift, metrics, stage_timings
+from llm_perf_opt.analysis.metrics import NO_DECODE, context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.telemetry import summarize_telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, PassRecord, SubstageSpan, TorchPass
@@ -282,7 +282,7 @@ def test_timings_without_a_repeat_still_render() -> None:
 
 def test_one_new_token_has_no_decode_and_the_reason_is_shown() -> None:
     page, summary, _ = read_all(of_timings(clean_timings([iteration(steps_ns=())] * 8)))
-    assert f"{row(page, 'Time per output token (TPOT)')[1]}: one new token comes from prefill alone" in page.text
+    assert f"{row(page, 'Time per output token (TPOT)')[1]}: {NO_DECODE}" in page.text
     assert "Each further token" not in summary.text
 
 

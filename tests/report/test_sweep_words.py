@@ -5,7 +5,7 @@ from typing import Any
 
 from builders import MS
 from llm_perf_opt.analysis.stats import summarize
-from llm_perf_opt.analysis.sweep import Ran, SweepRow, sweep_rows
+from llm_perf_opt.analysis.sweep import PointFacts, SweepRow, sweep_rows
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.report.document import Item
 from llm_perf_opt.report.sweep import SweepReport, headline, troubles, what_points_ran
@@ -14,7 +14,7 @@ from markdown_reader import read
 from pages import sweep_entries
 from rendered import sweep_markdown
 
-RAN = Ran("NVIDIA H200", "a processor", "qwen2", 1_540_000_000, "bf16", "static cache", "512", 33, {"torch": "2.11.0"})
+RAN = PointFacts("NVIDIA H200", "a processor", "qwen2", 1_540_000_000, "bf16", "static cache", "512", 33, {"torch": "2.11.0"})
 
 
 def rows_that_ran(*changes: dict[str, Any]) -> list[SweepRow]:

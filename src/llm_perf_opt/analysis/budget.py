@@ -1,8 +1,8 @@
 """Where the unprofiled time of a stage goes: rows that sum to it, to the nanosecond.
 
-Kernels take as long below a profiler as without one; gaps do not. So the device's busy time is the trace's, the wall time is the
-unprofiled pass's where there is one, and the difference of the two is the unprofiled idle time. It is shared out among the causes
-in the proportions of the trace: the assumption is that a profiler stretches all causes of idleness alike.
+A profiler does not change kernel times, but it lengthens gaps. So busy time comes from the trace, and wall time from the
+unprofiled pass if there is one. Their difference is the unprofiled idle time. It is divided among the causes in the proportions
+of the trace, which assumes that a profiler stretches all causes equally.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from llm_perf_opt.core.units import duration
 
 
 class BudgetKey(str, Enum):
-    """A row of the budget, in the order they are read."""
+    """A row of the budget, in the order of the report."""
 
-    FLOOR = "floor"
+    ROOFLINE = "floor"
     EXTRA_WORK = "extra_work"
-    BELOW_ROOF = "below_roof"
+    ABOVE_ROOFLINE = "below_roof"
     EXPOSED = "exposed_copies"
     LAUNCH = "launch_gaps"
     SYNC = "sync"
@@ -32,14 +32,14 @@ class BudgetKey(str, Enum):
 
     @property
     def label(self) -> str:
-        """As it stands in tables."""
+        """The label in tables."""
         return _LABELS[self]
 
 
 _LABELS = {
-    BudgetKey.FLOOR: "roofline time: the least work at the best known peaks",
+    BudgetKey.ROOFLINE: "roofline time: the least work at the best known peaks",
     BudgetKey.EXTRA_WORK: "extra bytes and FLOPs, at the same peaks",
-    BudgetKey.BELOW_ROOF: "kernels above roofline",
+    BudgetKey.ABOVE_ROOFLINE: "kernels above roofline",
     BudgetKey.EXPOSED: "exposed copies and communication",
     BudgetKey.LAUNCH: "launch gaps",
     BudgetKey.SYNC: "sync",
@@ -61,24 +61,23 @@ _ROW_OF_CAUSE = {
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """One use of the time."""
+    """One row: what part of the wall time was used for."""
 
     key: BudgetKey
     ns: int
-    """Of all units of the trace together."""
+    """Summed over all units of the trace."""
     share: float
-    """Of the wall time."""
-    note: str = ""
+    """Share of the wall time."""
 
     @property
     def label(self) -> str:
-        """As it stands in tables."""
+        """The label in tables."""
         return self.key.label
 
 
 @dataclass(frozen=True)
 class BudgetProblem:
-    """Figures of two passes that do not fit together."""
+    """Figures of two passes that contradict each other."""
 
     id: str
     what: str
@@ -86,60 +85,60 @@ class BudgetProblem:
 
 @dataclass(frozen=True)
 class StageBudget:
-    """One stage: its rows sum to `wall_ns`."""
+    """The budget of one stage; its rows sum to `wall_ns`."""
 
     stage: str
     units: int
-    """Decode steps, prefills or steps that the trace holds."""
+    """Decode steps, prefills or steps in the trace."""
     wall_ns: int
     wall_source: str
     busy_ns: int
     rows: tuple[BudgetRow, ...]
     problems: tuple[BudgetProblem, ...] = ()
     notes: tuple[str, ...] = ()
-    """What is folded into another row, and what is assumed."""
+    """What is included in another row, and what is assumed."""
 
     def ns(self, key: BudgetKey) -> int:
-        """One row's time, 0 where it has none."""
+        """Return the time of a row; 0 if the budget does not have it."""
         return next((row.ns for row in self.rows if row.key is key), 0)
 
     @property
     def idle_ns(self) -> int:
-        """Wall time in which the device did nothing."""
+        """Wall time during which the device was idle."""
         return self.wall_ns - self.busy_ns
 
 
-_SHOWN_AT_ZERO = (BudgetKey.FLOOR, BudgetKey.EXTRA_WORK, BudgetKey.BELOW_ROOF, BudgetKey.LAUNCH)
-"""Where they are known at all: that nothing of the time goes there is worth a row."""
+_SHOWN_AT_ZERO = (BudgetKey.ROOFLINE, BudgetKey.EXTRA_WORK, BudgetKey.ABOVE_ROOFLINE, BudgetKey.LAUNCH)
+"""Rows that are shown even if they are zero."""
 
 
 @dataclass(frozen=True)
 class BudgetFacts:
-    """What a budget is made from, of as many units as the trace holds."""
+    """The inputs of a budget, for as many units as the trace contains."""
 
     stage: str
     units: int
     wall_ns: int
-    """Unprofiled; the trace's own where there is no unprofiled pass."""
+    """Unprofiled, or the trace's own if there is no unprofiled pass."""
     wall_source: str
     unprofiled: bool
     trace_wall_ns: int
-    """Of the stage's labels."""
+    """Wall time of the stage's labels."""
     span_ns: int
-    """Of its device windows."""
+    """Summed span of its device work."""
     busy_ns: int
     compute_ns: int
-    """Union of its kernels, collectives left out."""
+    """Union of its kernels, without collectives."""
     idle: Mapping[IdleCause, int]
-    floor_ns: Maybe[int] = field(default_factory=lambda: Missing("no cost model"))
+    roofline_ns: Maybe[int] = field(default_factory=lambda: Missing("no cost model"))
     counted_ns: Maybe[int] = field(default_factory=lambda: Missing("no counters were read"))
-    """The executed work of the counted kernels, each at its roof."""
+    """Roofline time of the work that the counted kernels executed."""
     counted_share: float = 0.0
-    """Of the kernel time that has counters."""
+    """Share of the kernel time that counters cover."""
 
 
 def stage_budget(facts: BudgetFacts) -> StageBudget:
-    """Share the wall time out."""
+    """Divide the wall time among the rows."""
     problems: list[BudgetProblem] = []
     notes: list[str] = []
     amounts = _kernel_rows(facts, problems, notes)
@@ -174,28 +173,28 @@ def stage_budget(facts: BudgetFacts) -> StageBudget:
 
 
 def _kernel_rows(facts: BudgetFacts, problems: list[BudgetProblem], notes: list[str]) -> dict[BudgetKey, int]:
-    """Roofline time, extra work, and what kernels take beyond both."""
-    if isinstance(facts.floor_ns, Missing):
-        notes.append(f"All kernel time is in one row, because the roofline time is n/a: {facts.floor_ns.why}.")
-        return {BudgetKey.BELOW_ROOF: facts.compute_ns}
-    found = {BudgetKey.FLOOR: facts.floor_ns}
+    """Return the roofline time, the extra work, and the kernel time beyond both."""
+    if isinstance(facts.roofline_ns, Missing):
+        notes.append(f"All kernel time is in one row, because the roofline time is n/a: {facts.roofline_ns.why}.")
+        return {BudgetKey.ABOVE_ROOFLINE: facts.compute_ns}
+    found = {BudgetKey.ROOFLINE: facts.roofline_ns}
     extra = 0
     if isinstance(facts.counted_ns, Missing):
         notes.append(f"Extra bytes and FLOPs are included in 'kernels above roofline': {facts.counted_ns.why}.")
     else:
-        extra = max(facts.counted_ns - facts.floor_ns, 0)
+        extra = max(facts.counted_ns - facts.roofline_ns, 0)
         found[BudgetKey.EXTRA_WORK] = extra
         if facts.counted_share < 0.9995:
             notes.append(
                 f"Counters cover {facts.counted_share:.0%} of the kernel time: extra bytes and FLOPs are at least what is shown."
             )
-    below = facts.compute_ns - facts.floor_ns - extra
-    found[BudgetKey.BELOW_ROOF] = below
+    below = facts.compute_ns - facts.roofline_ns - extra
+    found[BudgetKey.ABOVE_ROOFLINE] = below
     if below < 0:
         problems.append(
             BudgetProblem(
                 "kernels_under_floor",
-                f"kernels took {duration(facts.compute_ns)}, less than the {duration(facts.floor_ns + extra)} that their work "
+                f"kernels took {duration(facts.compute_ns)}, less than the {duration(facts.roofline_ns + extra)} that their work "
                 "needs at the known peaks: the peaks, the cost model or the trace do not belong together",
             )
         )
@@ -203,20 +202,20 @@ def _kernel_rows(facts: BudgetFacts, problems: list[BudgetProblem], notes: list[
 
 
 def _idle_rows(facts: BudgetFacts, idle_ns: int) -> dict[BudgetKey, int]:
-    """The idle time in the trace's proportions; what lies outside the device's window is the host's."""
+    """Divide the idle time in the proportions of the trace. Time outside the span of device work is the host's."""
     weights: dict[BudgetKey, int] = {}
     for cause, ns in facts.idle.items():
         key = _ROW_OF_CAUSE[cause]
         weights[key] = weights.get(key, 0) + ns
     weights[BudgetKey.HOST] = weights.get(BudgetKey.HOST, 0) + max(facts.trace_wall_ns - facts.span_ns, 0)
     if not any(weights.values()):
-        weights = {BudgetKey.HOST: 1}  # the trace was never idle, so nothing says what the host did instead
+        weights = {BudgetKey.HOST: 1}  # the trace shows no idle time, and so no causes
     keys = list(weights)
     return dict(zip(keys, apportion(idle_ns, [weights[key] for key in keys]), strict=True))
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Whole shares of `total` in the proportion of the weights, by largest remainder: they sum to it exactly."""
+    """Divide `total` into whole shares in the proportions of the weights, by largest remainder: they sum to it exactly."""
     whole = sum(weights)
     if whole <= 0:
         raise ValueError("no weight is above zero")

@@ -1,4 +1,4 @@
-"""Everything findings stand on: what a trace shows of each stage, and what a run knows beside it."""
+"""The input of findings: what a trace shows about each stage, and what is known about the run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.budget import BudgetFacts, BudgetKey, StageBudget, st
 from llm_perf_opt.analysis.kernels.classes import class_of_work
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.kernels.table import StageKernels
-from llm_perf_opt.analysis.limits.efficiency import Efficiency, StageEfficiency, request_cost, stage_samples
+from llm_perf_opt.analysis.limits.efficiency import Efficiency, request_cost, stage_samples
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices
 from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time
 from llm_perf_opt.analysis.overhead import PassOverhead
@@ -36,28 +36,28 @@ from llm_perf_opt.traces.events import Int64, Trace, UInt8, WorkKind, different
 from llm_perf_opt.traces.projection import NONE
 
 UNITS = {PREFILL: "prefill", DECODE: "token", MIXED_STEP: "step", STEP: "step"}
-"""Stage → what a saving is given per. A decode step makes one token of each sequence; of a decode without steps, the decode."""
-_BARE = Missing("a trace alone does not tell")
-_NO_STEPS = Missing("the trace does not show the steps of decode, so not how many tokens it made")
+"""Stage → the unit that savings are given per. A decode step makes one token of each sequence."""
+_TRACE_ONLY = Missing("a trace alone does not contain it")
+_NO_STEPS = Missing("the trace does not show the steps of decode, so the number of tokens is unknown")
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known beside the trace; of a trace alone, nothing."""
+    """What is known in addition to the trace; nothing for a standalone trace."""
 
-    timings: Maybe[CleanTimings] = _BARE
-    efficiency: Maybe[Efficiency] = _BARE
-    kernels: Maybe[KernelEvidence] = _BARE
-    telemetry: Maybe[TelemetrySummary] = _BARE
-    ceilings: Maybe[Ceilings] = _BARE
-    hardware: Maybe[Hardware] = _BARE
+    timings: Maybe[CleanTimings] = _TRACE_ONLY
+    efficiency: Maybe[Efficiency] = _TRACE_ONLY
+    kernels: Maybe[KernelEvidence] = _TRACE_ONLY
+    telemetry: Maybe[TelemetrySummary] = _TRACE_ONLY
+    ceilings: Maybe[Ceilings] = _TRACE_ONLY
+    hardware: Maybe[Hardware] = _TRACE_ONLY
     overheads: tuple[PassOverhead, ...] = ()
     trace_pass: str = ""
     """The pass that recorded the trace."""
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def setting(self, key: str) -> Any:
-        """A value of the run's configuration by its dotted key, or None."""
+        """Return a value of the run's configuration by its dotted key, or None."""
         value: Any = self.config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -65,13 +65,13 @@ class RunFacts:
 
     @property
     def attention(self) -> str:
-        """The implementation that the model ran with, or was asked to; empty where neither is known."""
+        """The attention implementation that the model used, or else the configured one; empty if unknown."""
         ran = "" if isinstance(self.timings, Missing) else self.timings.model.attention
         return ran or str(self.setting("runtime.attn_implementation") or "")
 
     @property
     def compiled(self) -> bool:
-        """Whether the run's decode step is compiled already."""
+        """Whether the run's decode step is already compiled."""
         return self.setting("runtime.compile") not in (None, "none")
 
 
@@ -81,101 +81,95 @@ class StageEvidence:
 
     name: str
     unit: str
-    """token, prefill or step; `decode` where its steps are not known."""
+    """token, prefill or step; `decode` if its steps are unknown."""
     units: int
     """Decode steps, prefills, steps, or decodes in the trace."""
     time: StageTime
     budget: StageBudget
     kernels: tuple[KernelTotal, ...]
-    """Of each instance's busiest device: devices work side by side, so what one kernel less saves is not the sum over them."""
+    """Kernels of each instance's busiest device. Devices run concurrently, so savings are not summed over them."""
     fusion: Fusion
-    """Of the busiest device."""
+    """What a compiler would fuse on the busiest device."""
     calls: HostCallCounts
     queued_gap_ns: Maybe[float]
-    """Median gap between two kernels of which the second was waiting: what the device itself needs in between."""
+    """Median gap before a kernel that was already queued: what the device itself needs between two kernels."""
     counters: Maybe[StageKernels]
-    efficiency: StageEfficiency | None
-    roof: Maybe[Peaks]
-    """The limits of the floor."""
     unprofiled: bool
-    """Whether the wall time is that of the unprofiled pass."""
+    """Whether the wall time comes from the unprofiled pass."""
     overlap: float = 1.0
-    """What the kernels of the busiest device cover, in their sum: below 1, some run side by side."""
+    """Time that the kernels of the busiest device cover, divided by their sum; below 1 if some run concurrently."""
     collective_ns: int = 0
-    """Time in which only collectives ran: it is part of the budget's exposed copies and communication."""
+    """Time during which only collectives ran; part of the budget's exposed copies and communication."""
     inner_copy_ns: int = 0
-    """Of the same, copies within the device and waiting for them: a compiler makes them part of its kernels."""
+    """Copies within the device and waiting for them, part of the same row: a compiler fuses them into kernels."""
     wall_ends_ns: tuple[float, float] | None = None
-    """What the unprofiled wall time of all units is known within, over the repeats; none where there is no unprofiled time."""
+    """Interval of the unprofiled wall time of all units, over the repeats; None without an unprofiled time."""
     request_units: int = 0
-    """Units in a whole request, of which the trace holds the first; 0: not known."""
+    """Units in a whole request, the first of which are in the trace; 0: unknown."""
 
     @property
     def wall_ns(self) -> float:
-        """Of one unit, unprofiled where that is known."""
+        """Wall time of one unit; unprofiled if known."""
         return self.budget.wall_ns / self.units
 
     @property
     def least_wall_ns(self) -> float:
-        """The least that the wall time of all units may be; the wall time itself where nothing says how sure it is."""
+        """Lower end of the interval of the wall time of all units; the wall time itself if there is no interval."""
         return min(self.wall_ends_ns[0], self.budget.wall_ns) if self.wall_ends_ns else self.budget.wall_ns
 
     @property
     def kernel_ns(self) -> int:
-        """Sum over the kernels of the busiest device."""
+        """Summed kernel time of the busiest device."""
         return sum(row.total_ns for row in self.kernels)
 
     @property
     def busy_share(self) -> float:
-        """Of the wall time in which the device had work."""
+        """Share of the wall time during which the device was busy."""
         return self.budget.busy_ns / self.budget.wall_ns if self.budget.wall_ns else 0.0
 
     @property
     def by_token(self) -> bool:
-        """Whether a unit is a decode step, which makes one token of each sequence."""
+        """Whether the unit is a decode step, which makes one token of each sequence."""
         return self.unit == UNITS[DECODE]
 
     def per_unit(self, ns: float) -> float:
-        """A sum over the trace, per token, prefill or step."""
+        """Return a sum over the trace divided by its units."""
         return ns / self.units
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What findings are made from."""
+    """The input of every rule."""
 
     stages: tuple[StageEvidence, ...]
     facts: RunFacts
     method: str = ""
-    """How the stages were found: by whose labels."""
+    """How the stages were found: whose labels mark them."""
 
     def stage(self, name: str) -> StageEvidence | None:
-        """The stage of this name, where the trace shows it."""
+        """Return the stage with this name, or None if the trace does not show it."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
 
 def gather(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts) -> Evidence:
-    """Look at every stage that holds device work; a stage of stages (`profile`) says nothing of its own."""
+    """Return the evidence of every stage with device work. Stages that only contain others (`profile`) are skipped."""
     classes = class_of_work(trace)
-    found = []
-    for time in account.stages:
-        if time.name in UNITS and time.span_ns:
-            found.append(_stage(trace, stages, account, time, classes, facts))
-    return Evidence(tuple(found), facts, stages.method)
+    times = [time for time in account.stages if time.name in UNITS and time.span_ns]
+    return Evidence(tuple(_stage(trace, stages, account, time, classes, facts) for time in times), facts, stages.method)
 
 
 def _stage(
     trace: Trace, stages: TraceStages, account: Account, time: StageTime, classes: UInt8, facts: RunFacts
 ) -> StageEvidence:
     inner = DECODE_STEP if time.name == DECODE and DECODE_STEP in stages.names else time.name
-    unit = DECODE if inner == DECODE else UNITS[time.name]  # without its steps a decode is no token, however many it made
+    unit = DECODE if inner == DECODE else UNITS[time.name]  # without steps, the number of tokens is unknown
     group = stages.of_stage(inner)
-    worked = different(group[group != NONE])
-    units = len(worked) or 1
-    time = _without_silence(time, stages, inner, worked)
+    active = different(group[group != NONE])
+    units = len(active) or 1
+    time = _without_idle_units(time, stages, inner, active)
     busiest = on_the_busiest(trace, group)
     devices = len(different(trace.work.device[group != NONE])) or 1
-    floor_ns, roof = _floor(time.name, unit, units, facts, devices)
+    roofline_ns, roof = _roofline(time.name, unit, units, facts, devices)
     counters = _counters(time.name, facts)
     counted_ns, share = _counted(counters, roof, time.name, units, facts)
     wall_ns, wall_ends, source = _wall(time, unit, units, facts)
@@ -193,7 +187,7 @@ def _stage(
             busy_ns=time.busy_ns,
             compute_ns=compute_ns,
             idle=time.idle,
-            floor_ns=floor_ns,
+            roofline_ns=roofline_ns,
             counted_ns=counted_ns,
             counted_share=share,
         )
@@ -209,8 +203,6 @@ def _stage(
         calls=host_calls(trace, stages, inner),
         queued_gap_ns=_queued_gap(account),
         counters=counters,
-        efficiency=_efficiency(time.name, facts),
-        roof=roof,
         unprofiled=unprofiled,
         overlap=overlap_of(trace, stages.of_stage(time.name), busiest, devices, kernels_ns),
         collective_ns=kernels_ns - compute_ns,
@@ -222,22 +214,22 @@ def _stage(
     )
 
 
-def _without_silence(time: StageTime, stages: TraceStages, inner: str, worked: Int64) -> StageTime:
-    """The stage's wall time less that of units without device work: those are no units of it."""
+def _without_idle_units(time: StageTime, stages: TraceStages, inner: str, active: Int64) -> StageTime:
+    """Return the stage time without units that had no device work: they are not counted as units."""
     is_idle = np.zeros(len(stages.instances), np.bool_)
     is_idle[stages.rows_of(inner)] = True
-    is_idle[worked] = False
+    is_idle[active] = False
     idle = np.flatnonzero(is_idle)
-    silent_ns = exact_sum(stages.instances.end_ns[idle] - stages.instances.start_ns[idle])
-    return replace(time, wall_ns=time.wall_ns - silent_ns) if silent_ns else time
+    idle_ns = exact_sum(stages.instances.end_ns[idle] - stages.instances.start_ns[idle])
+    return replace(time, wall_ns=time.wall_ns - idle_ns) if idle_ns else time
 
 
 def _wall(time: StageTime, unit: str, units: int, facts: RunFacts) -> tuple[int | None, tuple[float, float] | None, str]:
-    """The unprofiled time of as many units, what it is known within, and where the wall time comes from."""
+    """Return the unprofiled time of as many units, its interval, and the source of the wall time."""
     timings = facts.timings
-    profiled = "the trace, below the profiler"
+    profiled = "the trace, under the profiler"
     if isinstance(timings, Missing):
-        return None, None, profiled if timings is _BARE else f"{profiled}: {timings.why}"
+        return None, None, profiled if timings is _TRACE_ONLY else f"{profiled}: {timings.why}"
     if time.name not in (PREFILL, DECODE) or not timings.iterations:
         return None, None, f"{profiled}: the unprofiled pass did not time this stage"
     if unit == DECODE:
@@ -251,15 +243,16 @@ def _wall(time: StageTime, unit: str, units: int, facts: RunFacts) -> tuple[int 
     return round(found.median) * times, (low * times, high * times), f"the unprofiled pass, median of {found.n} repeats"
 
 
-def _floor(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Peaks]]:
-    """Of as many units, on the limits of all devices that share the work; `devices` are those that the trace shows."""
+def _roofline(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> tuple[Maybe[int], Maybe[Peaks]]:
+    """Return the roofline time of as many units on all devices that share the work. `devices`: those in the trace."""
     if (elsewhere := more_devices(devices, devices_of(facts.timings))) is not None:
         return elsewhere, elsewhere
-    if isinstance(facts.timings, Missing) or isinstance(facts.efficiency, Missing):
-        why = Missing(facts.timings.why if isinstance(facts.timings, Missing) else _why(facts.efficiency))
-        return why, why
+    if isinstance(facts.timings, Missing):
+        return facts.timings, facts.timings
+    if isinstance(facts.efficiency, Missing):
+        return facts.efficiency, facts.efficiency
     if stage not in (PREFILL, DECODE):
-        why = Missing("the cost model has no such stage")
+        why = Missing("the cost model does not cover this stage")
         return why, why
     if unit == DECODE:
         return _NO_STEPS, _NO_STEPS
@@ -270,10 +263,6 @@ def _floor(stage: str, unit: str, units: int, facts: RunFacts, devices: int) -> 
         return least, least
     roof, found = least
     return round(found.seconds * 1e9) * (units if stage == PREFILL else 1), roof
-
-
-def _why(value: Any) -> str:
-    return value.why if isinstance(value, Missing) else ""
 
 
 def _counters(stage: str, facts: RunFacts) -> Maybe[StageKernels]:
@@ -288,14 +277,14 @@ def _counters(stage: str, facts: RunFacts) -> Maybe[StageKernels]:
 def _counted(
     counters: Maybe[StageKernels], roof: Maybe[Peaks], stage: str, units: int, facts: RunFacts
 ) -> tuple[Maybe[int], float]:
-    """The executed work of the counted kernels, each at its roof, for as many units; and the share of the time it covers."""
+    """Return the roofline time of the work that counted kernels executed, for as many units, and the share of time counted."""
     if isinstance(counters, Missing):
         return counters, 0.0
     if isinstance(roof, Missing):
         return roof, 0.0
     peak, bandwidth = roof.peak_flops_per_s, roof.bandwidth_bytes_per_s
     if isinstance(peak, Missing) or isinstance(bandwidth, Missing) or isinstance(facts.kernels, Missing):
-        return Missing("not both limits are known"), 0.0
+        return Missing("peak FLOP/s or bandwidth is unknown"), 0.0
     if (several := facts.kernels.device_mismatch(stage)) is not None:
         return several, 0.0
     seconds = 0.0
@@ -313,7 +302,7 @@ def _counted(
 
 
 def _inner_copies(trace: Trace, group: Int64, account: Account, time: StageTime, budget: StageBudget, compute_ns: int) -> int:
-    """What copies within the device cover alone, and their share of the budget's waiting for copies."""
+    """Return the time that only copies within the device cover, plus their share of the budget's waiting for copies."""
     inner = within_device(trace) & (group != NONE)
     if not inner.any():
         return 0
@@ -331,13 +320,7 @@ def _inner_copies(trace: Trace, group: Int64, account: Account, time: StageTime,
     return alone + (round(waited * int(length[inner[copy]].sum()) / whole) if whole else 0)
 
 
-def _efficiency(stage: str, facts: RunFacts) -> StageEfficiency | None:
-    if isinstance(facts.efficiency, Missing):
-        return None
-    return next((entry for entry in facts.efficiency.stages if entry.stage == stage), None)
-
-
 def _queued_gap(account: Account) -> Maybe[float]:
     gaps = account.gaps
     queued = (gaps.end_ns - gaps.start_ns)[gaps.cause == IdleCause.DEVICE_LATENCY]
-    return float(np.median(queued)) if len(queued) else Missing("no kernel of the trace was waiting for the one before it")
+    return float(np.median(queued)) if len(queued) else Missing("no kernel in the trace was queued behind another")

@@ -1,18 +1,18 @@
-"""The figures of the unprofiled pass, each defined once: what it is, its unit, what it needs."""
+"""The metrics of the unprofiled pass, each defined once: definition, unit and what it needs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from llm_perf_opt.analysis.separable import inseparable, unstepped
+from llm_perf_opt.analysis.separable import stages_unavailable, steps_unavailable
 from llm_perf_opt.analysis.stats import (
     PERCENTILE_METHOD,
-    carried_percentile,
     drift,
     least_values,
     percentile,
     rate_over,
     summarize,
+    supported_percentile,
 )
 from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.records import (
@@ -30,31 +30,31 @@ from llm_perf_opt.core.records import (
 )
 from llm_perf_opt.core.stages import PARENT, Stage
 
-NO_DECODE = "one new token comes from prefill alone; runtime.num_new_tokens=2 is the least with a decode step"
+NO_DECODE = "the only new token comes from prefill; a decode step needs runtime.num_new_tokens=2 or more"
 Needs = Literal["request", "stages", "steps"]
-"""The whole request; prefill and decode told apart; single decode steps, which several tokens handed over at once do not have."""
+"""The whole request; separate times of prefill and decode; times of single decode steps."""
 
 
 @dataclass(frozen=True)
 class MetricDefinition:
-    """What a figure is, in words and as a function of one iteration: a time, or a rate, which is tokens over a time."""
+    """A metric as a function of one iteration: a time, or a rate (tokens over a time)."""
 
     key: str
     label: str
     unit: str
     definition: str
     time: Callable[[Iteration], Maybe[float]]
-    """Of a rate that which it divides by."""
+    """The time, or the denominator of a rate."""
     tokens: Callable[[Workload], int] | None = None
-    """Of a rate that which it counts."""
+    """The numerator of a rate; None for a time."""
     needs: Needs = "request"
     """What must have been timed."""
     stage: Stage | None = None
-    """The stage that it is of; a gate may name it before the key."""
+    """The stage it belongs to; a gate may name it before the key."""
     least_tokens: int = 1
-    """New tokens from which on it can be had."""
+    """The fewest new tokens for which it is defined."""
     headline: bool = False
-    """Whether a run ends with it in the terminal."""
+    """Whether the terminal shows it at the end of a run."""
 
     @property
     def higher_is_better(self) -> bool:
@@ -62,18 +62,18 @@ class MetricDefinition:
         return self.tokens is not None
 
     def unavailable(self, timings: CleanTimings) -> Missing | None:
-        """Why the figure cannot be had of these times, where it needs stages or steps that cannot be told apart."""
+        """Return why these timings cannot give the metric; None if they can."""
         if self.needs == "steps":
-            return unstepped(timings)
-        return inseparable(timings) if self.needs == "stages" else None
+            return steps_unavailable(timings)
+        return stages_unavailable(timings) if self.needs == "stages" else None
 
     def of(self, iteration: Iteration, workload: Workload) -> Maybe[float]:
-        """The figure of one iteration."""
+        """Return the metric of one iteration."""
         time = self.time(iteration)
         return time if isinstance(time, Missing) or self.tokens is None else self.tokens(workload) * 1e9 / time
 
     def over(self, times: Sequence[float], workload: Workload) -> Distribution:
-        """The figure over several, from the time of each. A rate is what its formula makes of the median time and its ends."""
+        """Return the distribution over iterations. A rate is computed from the median of its time and that median's interval."""
         if self.tokens is None:
             return summarize(times)
         return rate_over(self.tokens(workload), times)
@@ -89,7 +89,7 @@ def _gap(share: float) -> Callable[[Iteration], Maybe[float]]:
             return Missing(NO_DECODE)
         if share == 0.5:
             return percentile(iteration.steps_ns, share)
-        return carried_percentile(iteration.steps_ns, share)
+        return supported_percentile(iteration.steps_ns, share)
 
     return of
 
@@ -154,51 +154,51 @@ METRICS = [
         lambda workload: workload.batch_size * workload.new_tokens,
     ),
 ]  # fmt: skip
-"""Every figure of the unprofiled pass. Tables, JSON, comparisons, gates and docs/metrics.md follow from it."""
+"""Every metric of the unprofiled pass. Tables, JSON, comparisons, gates and docs/metrics.md follow from it."""
 
 
 def value_of(definition: MetricDefinition, iteration: Iteration, timings: CleanTimings) -> Maybe[float]:
-    """A figure of one iteration; missing where it needs stages or steps that cannot be told apart."""
+    """Return the metric of one iteration; Missing if these timings cannot give it."""
     return definition.unavailable(timings) or definition.of(iteration, timings.workload)
 
 
 def metric_named(key: str) -> MetricDefinition:
-    """The figure with this key."""
+    """Return the metric with this key."""
     return next(metric for metric in METRICS if metric.key == key)
 
 
-# --- latency ----------------------------------------------------------------------------------------------------------
+# --- metrics and stages of a run --------------------------------------------------------------------------------------
 
 
 def metrics(timings: CleanTimings) -> tuple[Metric, ...]:
-    """Every figure over the repeats: one value per iteration, then its distribution."""
+    """Return every metric over the repeats: one value per iteration, then the distribution."""
     found = []
     for definition in METRICS:
-        mixed = definition.unavailable(timings)
-        times = [mixed or definition.time(iteration) for iteration in timings.iterations]
+        unavailable = definition.unavailable(timings)
+        times = [unavailable or definition.time(iteration) for iteration in timings.iterations]
         missing = next((time for time in times if isinstance(time, Missing)), None)
         present = [time for time in times if not isinstance(time, Missing)]
         absent = missing or Missing("no iteration was measured")
         value = definition.over(present, timings.workload) if present and not missing else absent
-        found.append(Metric(definition.key, definition.label, definition.unit, _words(definition, timings), value))
+        found.append(Metric(definition.key, definition.label, definition.unit, _definition(definition, timings), value))
     return tuple(found)
 
 
-def _words(definition: MetricDefinition, timings: CleanTimings) -> str:
-    """An engine hands its tokens over on the host."""
+def _definition(metric: MetricDefinition, timings: CleanTimings) -> str:
+    """Return the definition, adapted to engines, which return tokens on the host."""
     on_host = timings.runtime is not None and timings.runtime.type != PYTORCH
-    return definition.definition.replace(READY, "in the caller's hands on the host") if on_host else definition.definition
+    return metric.definition.replace(READY, "returned to the caller on the host") if on_host else metric.definition
 
 
 def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[StageTiming, ...]:
-    """The table of stages: main stages first, each followed by its sub-stages. Parents include children."""
+    """Return the table of stages, each followed by its sub-stages. Parents include children."""
     iterations = timings.iterations
     if not iterations:
         return ()
     whole = percentile([iteration.total_ns for iteration in iterations], 0.5)
     rows = []
-    shown = [stage for stage in Stage if stage is not Stage.DECODE_STEP or unstepped(timings) is None]
-    for stage in shown if inseparable(timings) is None else (Stage.PROFILE,):
+    shown = [stage for stage in Stage if stage is not Stage.DECODE_STEP or steps_unavailable(timings) is None]
+    for stage in shown if stages_unavailable(timings) is None else (Stage.PROFILE,):
         per_iteration, values = stage_values(stage, iterations)
         if not per_iteration:
             continue
@@ -214,7 +214,7 @@ def stage_timings(timings: CleanTimings, torch: Maybe[TorchPass]) -> tuple[Stage
 
 
 def _share(stage: Stage, iterations: Sequence[Iteration]) -> float:
-    """Of the whole time of all repeats: every step counts, so that children fill their parents."""
+    """Return the share of the time of all repeats. Every step counts, so children sum to their parents."""
     whole = sum(iteration.total_ns for iteration in iterations) or 1
     if stage is Stage.PROFILE:
         return 1.0
@@ -223,7 +223,7 @@ def _share(stage: Stage, iterations: Sequence[Iteration]) -> float:
 
 
 def stage_values(stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, list[float]]:
-    """How often a stage runs in an iteration, and one value per iteration: for a step, that iteration's median."""
+    """Return how often a stage runs in an iteration, and one value per iteration: for a step, its median in that iteration."""
     steps = len(iterations[0].steps_ns)
     if stage is Stage.PROFILE:
         return 1, [iteration.total_ns for iteration in iterations]
@@ -237,12 +237,12 @@ def stage_values(stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, li
 
 
 def _same_length(stage: Stage, timings: CleanTimings, torch: Maybe[TorchPass]) -> Maybe[float]:
-    """The unprofiled median over as many steps as the torch pass took."""
+    """Return the unprofiled median over as many steps as the torch pass ran."""
     whole = timings.workload.decode_steps
     steps = whole if isinstance(torch, Missing) else torch.decode_steps
-    untold = unstepped(timings) if stage is not Stage.PREFILL and steps < whole else None
-    if untold is not None:
-        return untold
+    unavailable = steps_unavailable(timings) if stage is not Stage.PREFILL and steps < whole else None
+    if unavailable is not None:
+        return unavailable
     cut = [replace(iteration, steps_ns=iteration.steps_ns[:steps]) for iteration in timings.iterations]
     return percentile(stage_values(stage, cut)[1], 0.5)
 
@@ -256,11 +256,11 @@ def _inflation(profiled: Maybe[int], unprofiled: Maybe[float]) -> Maybe[float]:
 def _profiled(torch: Maybe[TorchPass], stage: Stage) -> Maybe[int]:
     if isinstance(torch, Missing):
         return torch
-    return torch.stage_wall_ns.get(stage.value, Missing("the torch pass did not see this stage"))
+    return torch.stage_wall_ns.get(stage.value, Missing("the torch pass did not record this stage"))
 
 
 def _substages(stage: Stage, iterations: Sequence[Iteration], whole: float) -> list[StageTiming]:
-    """Sub-stages inside `stage`, each followed by those inside it; a value is the mean of one iteration's forwards."""
+    """Return the sub-stages of `stage`, each followed by its own. A value is the mean over the forwards of one iteration."""
     parents = substage_parents([span for span in iterations[0].substages if span.stage == stage.value])
     found: list[StageTiming] = []
 
@@ -274,9 +274,9 @@ def _substages(stage: Stage, iterations: Sequence[Iteration], whole: float) -> l
 
 
 def substage_parents(spans: Sequence[SubstageSpan]) -> dict[str, str | None]:
-    """Sub-stage → the one that all its forwards lie in, the innermost of them; None for one that lies in none.
+    """Return for each sub-stage the innermost one that contains all its forwards, or None.
 
-    Spans stand in the order in which they ended, so that of two equal ones the later is the outer.
+    Spans are in the order in which they ended, so of two equal spans the later one is the outer.
     """
     around: dict[str, set[str | None]] = {}
     for place, span in enumerate(spans):
@@ -306,7 +306,7 @@ def _depth(stage: Stage) -> int:
 
 
 def substage_values(name: str, stage: Stage, iterations: Sequence[Iteration]) -> tuple[int, list[float]]:
-    """How often a sub-stage runs in the first iteration, and the mean of its forwards in each iteration that has any."""
+    """Return how often a sub-stage runs in the first iteration, and the mean of its forwards in each iteration with any."""
     spans = [
         [span for span in iteration.substages if span.name == name and span.stage == stage.value] for iteration in iterations
     ]
@@ -314,15 +314,15 @@ def substage_values(name: str, stage: Stage, iterations: Sequence[Iteration]) ->
 
 
 def context_drift(timings: CleanTimings) -> Maybe[Drift]:
-    """How the decode step's time grows with the context."""
-    mixed = unstepped(timings)
-    if mixed is not None:
-        return mixed
+    """Return how the time of a decode step grows with the context."""
+    unavailable = steps_unavailable(timings)
+    if unavailable is not None:
+        return unavailable
     return drift([iteration.steps_ns for iteration in timings.iterations], timings.workload.padded_tokens + 1)
 
 
 def compile_seconds(timings: CleanTimings) -> Maybe[float]:
-    """How much longer the first request took than a settled one: compiling, allocating, autotuning."""
+    """Return how much longer the warm-up requests took than measured ones: compilation, allocation, autotuning."""
     if not timings.warmup or not timings.iterations:
         return Missing("no warm-up was measured")
     settled = percentile([iteration.wall_ns for iteration in timings.iterations], 0.5)

@@ -1,6 +1,6 @@
-"""What each pass cost the program it watched: its stages' times under the tool over the unprofiled ones of as many steps.
+"""The overhead of each profiled pass: times of its stages divided by the unprofiled times of as many steps.
 
-And what torch.profiler says of its own work: events that stand among the operators in its tables and are none.
+Also the events of torch.profiler's own work, which its tables list among the operators.
 """
 
 from collections.abc import Mapping
@@ -15,58 +15,58 @@ PROFILER_EVENTS = frozenset({
     "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Driver Compiler", "Lazy Function Loading",
     "Runtime Triggered Module Loading", "UVM Activity Init",
 })  # fmt: skip
-"""Names of what CUPTI calls overhead (`cat: overhead` in a trace; CUpti_ActivityOverheadKind), as no label of a user's is called.
+"""Names of CUPTI's overhead events (`cat: overhead` in a trace; CUpti_ActivityOverheadKind) that no user label has.
 
-Users may have labels called Resource or Instrumentation, so profiling/torch_profiler.py finds those two while the pass runs.
+Users may have labels called Resource or Instrumentation, so those two are found while the pass runs.
 """
 
 
 @dataclass(frozen=True)
 class PassOverhead:
-    """One pass against the unprofiled one; 1 is no overhead."""
+    """Times of a profiled pass divided by the unprofiled times; 1 means no overhead."""
 
     name: str
     prefill: Maybe[float]
     decode: Maybe[float]
     steps: int
     own: tuple[OperatorRow, ...] = ()
-    """What the profiler recorded of its own work."""
+    """What the profiler recorded about its own work."""
 
     @property
     def own_words(self) -> str:
-        """Time and number of that, in all and by name; empty where there is none."""
+        """Time and number of these events, in total and by name; empty if there are none."""
         if not self.own:
             return ""
         each = ", ".join(f"{row.name} {duration(row.cpu_total_ns)} ({row.calls:,})" for row in self.own)
         calls = sum(row.calls for row in self.own)
         whole = duration(sum(row.cpu_total_ns for row in self.own))
-        return f"Of the {self.name} pass the profiler's own work took {whole} in {calls:,} events, in no operator: {each}."
+        return f"In the {self.name} pass, the profiler's own work took {whole} in {calls:,} events, not in any operator: {each}."
 
 
 def overheads(
     timings: CleanTimings | None, torch: Maybe[TorchPass], wrapped: Mapping[str, WrappedPass]
 ) -> tuple[PassOverhead, ...]:
-    """Of the torch pass and of every pass below an outside tool."""
+    """Return the overhead of the torch pass and of every pass under an external tool."""
     found = []
     if not isinstance(torch, Missing):
         found.append(replace(_overhead("torch", torch.stage_wall_ns, torch.decode_steps, timings), own=torch.overhead))
-    for name, seen in wrapped.items():
-        found.append(_overhead(name, seen.stage_wall_ns, len(seen.steps_ns), timings))
+    for name, record in wrapped.items():
+        found.append(_overhead(name, record.stage_wall_ns, len(record.steps_ns), timings))
     return tuple(found)
 
 
 def without_profiler_events(found: TorchPass) -> TorchPass:
-    """A pass with the profiler's own work apart from the operators, also of a run that was captured with it among them."""
+    """Return the pass with the profiler's own events separated from the operators, also for runs recorded without that."""
     own = tuple(row for row in found.operators if row.name in PROFILER_EVENTS)
     kept = tuple(row for row in found.operators if row.name not in PROFILER_EVENTS)
     return replace(found, operators=kept, overhead=(*found.overhead, *own)) if own else found
 
 
 def _overhead(name: str, walls: Mapping[str, int], steps: int, timings: CleanTimings | None) -> PassOverhead:
-    return PassOverhead(name, _times(walls, Stage.PREFILL, steps, timings), _times(walls, Stage.DECODE, steps, timings), steps)
+    return PassOverhead(name, _factor(walls, Stage.PREFILL, steps, timings), _factor(walls, Stage.DECODE, steps, timings), steps)
 
 
-def _times(walls: Mapping[str, int], stage: Stage, steps: int, timings: CleanTimings | None) -> Maybe[float]:
+def _factor(walls: Mapping[str, int], stage: Stage, steps: int, timings: CleanTimings | None) -> Maybe[float]:
     if timings is None:
         return Missing("there is no unprofiled time to compare with")
     if stage.value not in walls:

@@ -1,4 +1,4 @@
-"""Everything that can be said of a run, in one record: what reports are made from."""
+"""The analysis of a run as one record, from which reports are made; and notes on its prompts and weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from llm_perf_opt.core.warnings import RunWarning
 
 
 class InputKind(str, Enum):
-    """What is said."""
+    """What a note is about."""
 
     PROMPTS = "prompts"
     RANDOM_WEIGHTS = "random_weights"
@@ -40,62 +40,62 @@ class InputKind(str, Enum):
 
 @dataclass(frozen=True)
 class InputNote:
-    """One thing to know, as a fact and as a sentence."""
+    """One fact about the inputs, and the sentence that states it."""
 
     kind: InputKind
     text: str
 
 
 _CASTABLE = ("fp32", "bf16", "fp16", "f64")
-"""Formats that a loader turns into another; packed weights stay as they are."""
+"""Formats that a loader can cast; packed weights are not cast."""
 
 
 def measured_inputs(timings: Maybe[CleanTimings], config: Mapping[str, Any]) -> tuple[InputNote, ...]:
-    """From what the run recorded; of one made before that, from what it was asked for."""
+    """Return notes on the prompts and weights, as recorded or, for older runs, as configured."""
     if isinstance(timings, Missing):
         return ()
     found = [InputNote(InputKind.PROMPTS, f"Prompts: {timings.workload.source}.")]
     texts = timings.workload.texts
-    found += [] if texts is None else _texts(texts)
+    found += [] if texts is None else _text_notes(texts)
     weights = timings.model.weights
-    asked = config.get("model")
-    if weights is None and isinstance(asked, Mapping) and asked.get("source") == "random":
+    model = config.get("model")
+    if weights is None and isinstance(model, Mapping) and model.get("source") == "random":
         weights = WeightFacts("random")
-    found += [] if weights is None else _weights(weights, timings.model.dtype)
+    found += [] if weights is None else _weight_notes(weights, timings.model.dtype)
     return tuple(found)
 
 
-def _texts(texts: TextUse) -> list[InputNote]:
+def _text_notes(texts: TextUse) -> list[InputNote]:
     found = []
     if texts.cut:
         words = f"{texts.cut} of {texts.used} texts were cut to {texts.limit} tokens; the longest had {texts.longest:,}."
         found.append(InputNote(InputKind.CUT_PROMPTS, words))
     if texts.unused is None or texts.unused:
-        many = "An uncounted number of" if texts.unused is None else f"{texts.unused:,}"
-        words = f"{many} further records of the dataset were not used: the batch holds the first {texts.used}."
+        many = "An unknown number of" if texts.unused is None else f"{texts.unused:,}"
+        words = f"{many} further records of the dataset were not used: the batch contains the first {texts.used}."
         found.append(InputNote(InputKind.UNUSED_RECORDS, words))
     return found
 
 
-def _weights(weights: WeightFacts, dtype: str) -> list[InputNote]:
+def _weight_notes(weights: WeightFacts, dtype: str) -> list[InputNote]:
     if weights.source == "random":
-        words = "The weights are random: the times are those of the architecture, and what it wrote means nothing."
+        words = "The weights are random: the times are valid for the architecture, but the generated text is meaningless."
         return [InputNote(InputKind.RANDOM_WEIGHTS, words)]
     cast = {name: size for name, size in weights.stored_bytes.items() if name in _CASTABLE and name != dtype}
     if not cast or dtype not in _CASTABLE:
         return []
     whole = sum(weights.stored_bytes.values())
     share = "The weights are" if sum(cast.values()) == whole else f"{sum(cast.values()) / whole:.0%} of the weights are"
-    return [InputNote(InputKind.CAST_WEIGHTS, f"{share} stored in {' and '.join(cast)}, and were cast to {dtype}.")]
+    return [InputNote(InputKind.CAST_WEIGHTS, f"{share} stored in {' and '.join(cast)} and were cast to {dtype}.")]
 
 
-_NO_PROMPTS = Missing("it has no record of them")
-_NOT_ANALYSED = Missing("the run's trace was not analyzed")
+_NO_PROMPTS = Missing("the run did not record them")
+_NOT_ANALYZED = Missing("the run's trace was not analyzed")
 
 
 @dataclass(frozen=True)
 class RunAnalysis:
-    """Everything a report shows."""
+    """Everything that a report shows."""
 
     run: str
     manifest: Manifest
@@ -112,30 +112,30 @@ class RunAnalysis:
     overheads: tuple[PassOverhead, ...]
     warnings: tuple[RunWarning, ...]
     assumptions: tuple[str, ...]
-    trace: Maybe[TraceAnalysis] = _NOT_ANALYSED
-    """Where the time of the run's trace goes, with its findings."""
+    trace: Maybe[TraceAnalysis] = _NOT_ANALYZED
+    """The analysis of the run's trace, with its findings."""
     verified: Verification | None = None
-    """What became of the findings, where some were tried."""
+    """The outcome of findings that were tried, if any."""
     impossible: ImplausibleError | None = None
-    """A figure that cannot be; the section it belongs to is left out."""
+    """An implausible figure; its section is omitted."""
     damaged: ParseError | None = None
-    """Why times that were measured cannot be read any more; what needs them is left out."""
+    """Why measured times cannot be read; what needs them is omitted."""
     prompts_sha256: Maybe[str] = _NO_PROMPTS
-    """Identifies the prompts as they were fed: equal for equal ids."""
+    """Hash of the prompts' token ids: equal for equal ids."""
     inputs: tuple[InputNote, ...] = ()
-    """What was measured, so that nobody takes it for more."""
+    """Notes on what was measured."""
     stability: dict[str, Stability] = field(default_factory=dict)
-    """Whether the repeats kept their level: of `e2e`, `prefill` and `decode`."""
+    """Whether the repeats stayed at one level, for `e2e`, `prefill` and `decode`."""
 
     @property
     def fault(self) -> LlmPerfError | None:
-        """What a verb that makes the reports ends with, after making them."""
+        """The error that a command raises after it has written the reports."""
         return self.damaged or self.impossible
 
     def metric(self, key: str) -> Metric | None:
-        """The figure with this key."""
+        """Return the metric with this key, or None."""
         return next((metric for metric in self.metrics if metric.key == key), None)
 
     def stage(self, name: str) -> StageTiming | None:
-        """The stage with this name."""
+        """Return the stage with this name, or None."""
         return next((stage for stage in self.stages if stage.name == name), None)

@@ -1,20 +1,20 @@
-"""What a record of unprofiled times cannot tell apart: stages that ran together, tokens that came at once."""
+"""Which times of a run are unavailable: stages that cannot be separated, steps that were not timed."""
 
 from llm_perf_opt.core.records import CleanTimings, Missing
 
 
-def inseparable(timings: CleanTimings) -> Missing | None:
-    """Why prefill and decode cannot be told apart, where they cannot."""
+def stages_unavailable(timings: CleanTimings) -> Missing | None:
+    """Return why prefill and decode cannot be separated; None if they can."""
     runtime = timings.runtime
     return Missing(runtime.inseparable) if runtime is not None and runtime.inseparable else None
 
 
-def unstepped(timings: CleanTimings) -> Missing | None:
-    """Why single steps of decode have no times, where they have none; also where the stages cannot be told apart."""
+def steps_unavailable(timings: CleanTimings) -> Missing | None:
+    """Return why single decode steps have no times; None if they do. Covers stages that cannot be separated."""
     runtime = timings.runtime
     if runtime is not None and not runtime.inseparable:
         if runtime.unstepped:
             return Missing(runtime.unstepped)
         if any(0 in iteration.steps_ns for iteration in timings.iterations):
-            return Missing("the engine handed over several tokens at once: the gaps between those cannot be told")
-    return inseparable(timings)
+            return Missing("the engine returned several tokens at once, so the gaps between them are unknown")
+    return stages_unavailable(timings)

@@ -1,6 +1,6 @@
-"""What the repeats of one run show: their scatter, the correlation of neighbors, and whether the machine changed its speed.
+"""Whether the machine changed its speed during a run, and how strongly consecutive repeats are correlated.
 
-Everything works on logarithms of times. Two rank tests, which outliers do not disturb, look for a movement at the level `SURE`:
+Everything uses logarithms of times. Two rank tests, which are robust to outliers, look for a movement at the level `SURE`:
 
 - **drift**: Mann-Kendall's test of a trend, normal approximation with ties; its size is Theil and Sen's slope.
 - **level shift**: the largest standardized rank sum over every place where the run can be split in two (Pettitt's test, but with
@@ -20,30 +20,31 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.analysis.separable import inseparable
+from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.core.records import CleanTimings
 from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 Floats = npt.NDArray[np.float64]
 
 SURE = 0.01
-"""Level of each of the two tests: a steady run shows as much with at most this probability."""
+"""Significance level of each of the two tests."""
 LEAST_REPEATS = 7
-"""With fewer, a single repeat out of order hides a drift."""
+"""With fewer repeats, a single outlier hides a drift."""
 MOST_POINTS = 60
-"""Longer runs are folded to medians of consecutive repeats, since the number of pairs grows with the square."""
+"""Longer runs are reduced to medians of consecutive repeats, because the number of pairs grows quadratically."""
 _LABELS = {"e2e": "End to end", "prefill": "Prefill", "decode": "Decode"}
 _PERMUTATIONS = 20_000
 _SEED = 20240229
 _MOST_CORRELATION = 0.9
-_AS_WELL = 0.8
-"""Splits with at least this share of the largest rank sum may be the place of a shift."""
+"""Upper limit of the estimated correlation."""
+_NEAR_LARGEST = 0.8
+"""Splits with at least this share of the largest rank sum are candidates for the place of a shift."""
 _BEYOND_DOUBT = 8.0
-"""A movement of so many standard errors is not explained by correlated neighbors."""
+"""A movement of this many standard errors is not explained by correlated neighbors."""
 
 
 class Movement(str, Enum):
-    """What the level of a run did while its repeats were measured."""
+    """How the times of a run moved over its repeats."""
 
     STEADY = "steady"
     DRIFT = "drift"
@@ -56,7 +57,7 @@ class Movement(str, Enum):
 
 @dataclass(frozen=True)
 class Stability:
-    """Whether a run kept its level."""
+    """Whether the times of a run stayed at one level."""
 
     movement: Movement
     size: float
@@ -64,7 +65,7 @@ class Stability:
     at: int
     """The first repeat at the new level of a shift, counted from 1; else 0."""
     p_value: float
-    """That of the movement; for a steady run the smaller one of the two tests."""
+    """P-value of the movement; for a steady run, the smaller of the two tests."""
     repeats: int
 
     @property
@@ -74,7 +75,7 @@ class Stability:
 
     @property
     def words(self) -> str:
-        """What the repeats do."""
+        """A clause about the repeats."""
         if self.movement is Movement.DRIFT:
             return f"repeats drift by {self.size:+.1%} from first to last"
         if self.movement is Movement.SHIFT:
@@ -83,24 +84,24 @@ class Stability:
 
 
 def run_stability(timings: CleanTimings) -> dict[str, Stability]:
-    """Return whether a run kept its level: its requests (`e2e`), and prefill and decode where they are measured apart."""
+    """Return the stability of a run: of its requests (`e2e`), and of prefill and decode if they can be separated."""
     series = {"e2e": [repeat.total_ns for repeat in timings.iterations]}
-    if inseparable(timings) is None:
+    if stages_unavailable(timings) is None:
         series["prefill"] = [repeat.prefill_ns for repeat in timings.iterations]
         series["decode"] = [repeat.decode_ns for repeat in timings.iterations]
     return {key: stability(np.log(times)) for key, times in series.items() if times and min(times) > 0}
 
 
 def movement_warnings(found: Mapping[str, Stability]) -> list[RunWarning]:
-    """Return a warning for a run that did not keep its level: for the whole request, or else for each stage that did not."""
+    """Return a warning if a run did not stay at one level: for the whole request, or else for each stage that did not."""
     whole = found.get("e2e")
-    moved = {"e2e": whole} if whole is not None and whole.moved else {key: one for key, one in found.items() if one.moved}
-    advice = "The machine changed its speed during the run. Rerun it; to compare, make three runs a side, in turn."
-    return [RunWarning(WarningId.SPEED_CHANGED, f"{_LABELS[key]}: {one.words}. {advice}") for key, one in moved.items()]
+    moved = {"e2e": whole} if whole is not None and whole.moved else {key: value for key, value in found.items() if value.moved}
+    advice = "The machine changed its speed during the run. Rerun it. To compare, make three alternating runs per side."
+    return [RunWarning(WarningId.SPEED_CHANGED, f"{_LABELS[key]}: {value.words}. {advice}") for key, value in moved.items()]
 
 
 def stability(logs: Floats) -> Stability:
-    """Return whether a run kept its level. `logs` holds the logarithm of each repeat's time."""
+    """Return the stability of a run. `logs` contains the logarithm of each repeat's time."""
     repeats = len(logs)
     if repeats < LEAST_REPEATS:
         return Stability(Movement.UNKNOWN, 0.0, 0, 1.0, repeats)
@@ -112,7 +113,7 @@ def stability(logs: Floats) -> Stability:
     chance = min(_chance_of_trend(trend), _chance_of_shift(float(sums.max()), len(points)))
     if chance <= SURE:
         drift, shift = _drift(points, trend, repeats), _shift(points, sums, repeats)
-        # Of a drift and a shift the one that leaves less scatter is what happened.
+        # Of a drift and a shift, report the one with the smaller residuals.
         for found, _ in sorted((drift, shift), key=lambda pair: pair[1]):
             if found.p_value <= SURE:
                 return found
@@ -153,7 +154,7 @@ def _drift(points: Floats, trend: float, repeats: int) -> tuple[Stability, float
 def _shift(points: Floats, sums: Floats, repeats: int) -> tuple[Stability, float]:
     """Return the level shift, placed where it leaves the least scatter, and that scatter."""
     count = len(points)
-    places = np.flatnonzero(sums >= _AS_WELL * sums.max()) + 1
+    places = np.flatnonzero(sums >= _NEAR_LARGEST * sums.max()) + 1
     left, cut = min((float(np.abs(_without_shift(points, int(cut))).sum()), int(cut)) for cut in places)
     rest = _without_shift(points, cut)
     by = float(np.median(points[cut:]) - np.median(points[:cut]))
@@ -173,8 +174,8 @@ def _deflated(deviations: float, rest: Floats, size: float, error: float) -> flo
     `rest` holds the residuals of the movement, `error` is the standard error of its size. A movement of `_BEYOND_DOUBT` standard
     errors keeps its statistic: ranks alone do not show how large it is.
     """
-    likeness = inflation_of([rest], fitted=2)
-    return deviations if size >= _BEYOND_DOUBT * likeness * error else deviations / likeness
+    inflation = inflation_of([rest], fitted=2)
+    return deviations if size >= _BEYOND_DOUBT * inflation * error else deviations / inflation
 
 
 def _middle_ranks(points: Floats) -> Floats:
@@ -213,10 +214,10 @@ def _permuted(count: int) -> Floats:
 
 
 def inflation_of(series: Sequence[Floats], fitted: int = 1) -> float:
-    """√((1+ρ)/(1−ρ)) for the lag-one correlation of the ranks, at least 1.
+    """Return √((1+ρ)/(1−ρ)) for the lag-one correlation ρ of the ranks, at least 1.
 
-    ρ is the runs' mean, since one machine made them all and a short series tells little of its own, corrected for its bias:
-    (1+3ρ)/n for values about their level, (2+4ρ)/n for what is left of a line (`fitted`: how many parameters were taken out).
+    ρ is the mean over the runs, because a single short series says little, corrected for its bias: (1+3ρ)/n for residuals of a
+    level, (2+4ρ)/n for residuals of a line. `fitted` is the number of parameters that were fitted.
     """
     found = float(np.mean([_rank_correlation(values) for values in series]))
     shortest = min(len(values) for values in series)
@@ -233,6 +234,6 @@ def _rank_correlation(values: Floats) -> float:
 
 
 def quarter_spread(values: Floats) -> float:
-    """The interquartile range as a standard deviation."""
+    """Return the standard deviation estimated from the interquartile range."""
     low, high = np.quantile(values, [0.25, 0.75])
     return float(high - low) / 1.349

@@ -1,4 +1,4 @@
-"""Statistics of small samples, without assumptions about their distribution."""
+"""Statistics of small samples, without assumptions about their distribution; and checks of numbers that users enter."""
 
 import functools
 import itertools
@@ -12,7 +12,7 @@ from llm_perf_opt.core.records import Distribution, Drift, Maybe, Missing
 
 @functools.lru_cache(maxsize=256)
 def student_quantile(share: float, freedom: int | None) -> float:
-    """Quantile (0.5 < share < 1) of Student's t with whole degrees of freedom; none: of the normal distribution."""
+    """Return a quantile (0.5 < share < 1) of Student's t with integer degrees of freedom; None: of the normal distribution."""
     low, high = 0.0, 1e5
     for _ in range(100):
         middle = (low + high) / 2
@@ -25,7 +25,7 @@ def student_quantile(share: float, freedom: int | None) -> float:
 
 
 def _inside_student(t: float, freedom: int) -> float:
-    """P(|T| < t): the finite sums that hold for whole degrees of freedom."""
+    """Return P(|T| < t) from the finite sums for integer degrees of freedom."""
     angle = math.atan2(t, math.sqrt(freedom))
     cosine, sine = math.cos(angle), math.sin(angle)
     odd = freedom % 2 == 1
@@ -38,11 +38,11 @@ def _inside_student(t: float, freedom: int) -> float:
 
 
 _MOST = 10**12
-"""Past any real size; products of a few such numbers still fit a float."""
+"""Larger than any real size; products of a few such numbers still fit a float."""
 
 
 def whole_number(field: str, value: object, *, at_least: int) -> int:
-    """The value as an int, or a ConfigError that names the field. A bool is not a number here."""
+    """Return the value as an int, or raise a ConfigError that names the field. Booleans are not numbers."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{field} must be a whole number, not {shown(value)}.")
     if value < at_least:
@@ -53,7 +53,7 @@ def whole_number(field: str, value: object, *, at_least: int) -> int:
 
 
 def positive_number(field: str, value: object) -> float:
-    """The value as a finite float above zero, or a ConfigError that names the field."""
+    """Return the value as a finite float above zero, or raise a ConfigError that names the field."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{field} must be a number, not {shown(value)}.")
     if not math.isfinite(value) or value <= 0:
@@ -62,7 +62,7 @@ def positive_number(field: str, value: object) -> float:
 
 
 def shown(value: object) -> str:
-    """A value for an error message: its text, cut short, and its kind."""
+    """Return a value for an error message: its text, shortened, and its type."""
     kind = "null" if value is None else type(value).__name__
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
@@ -70,12 +70,12 @@ def shown(value: object) -> str:
 
 CONFIDENCE = 0.95
 LEAST_BEYOND = 5
-"""A percentile is given only where at least this many values are expected beyond it."""
+"""A percentile is reported only if at least this many values are expected beyond it."""
 PERCENTILE_METHOD = "linear interpolation between order statistics (Hyndman and Fan's type 7)"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the sample lies, by linear interpolation."""
+    """Return the value below which `share` (0 to 1) of the sample lies, by linear interpolation."""
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)
@@ -89,12 +89,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def least_values(share: float) -> int:
-    """Values from which a sample carries this percentile."""
+    """Return the sample size that this percentile needs."""
     return round(LEAST_BEYOND / (1 - share))
 
 
-def carried_percentile(values: Sequence[float], share: float) -> Maybe[float]:
-    """The percentile, where the sample is large enough to carry it."""
+def supported_percentile(values: Sequence[float], share: float) -> Maybe[float]:
+    """Return the percentile, or Missing if the sample is too small for it."""
     needed = least_values(share)
     if len(values) < needed:
         return Missing(f"{len(values)} values; p{share * 100:g} needs {needed}")
@@ -102,7 +102,7 @@ def carried_percentile(values: Sequence[float], share: float) -> Maybe[float]:
 
 
 def median_interval(values: Sequence[float]) -> Maybe[tuple[float, float]]:
-    """The 95 % interval of the median from order statistics: true for any continuous distribution."""
+    """Return the 95 % interval of the median from order statistics; valid for any continuous distribution."""
     n = len(values)
     rank = _interval_rank(n)
     if rank is None:
@@ -112,7 +112,7 @@ def median_interval(values: Sequence[float]) -> Maybe[tuple[float, float]]:
 
 
 def summarize(values: Sequence[float]) -> Distribution:
-    """Median with its interval, quartiles, extremes, and the percentiles the sample carries."""
+    """Return the median with its interval, quartiles, extremes, and the percentiles that the sample supports."""
     interval = median_interval(values)
     low, high = (interval, interval) if isinstance(interval, Missing) else interval
     return Distribution(
@@ -124,15 +124,15 @@ def summarize(values: Sequence[float]) -> Distribution:
         q3=percentile(values, 0.75),
         minimum=float(min(values)),
         maximum=float(max(values)),
-        p90=carried_percentile(values, 0.90),
-        p99=carried_percentile(values, 0.99),
+        p90=supported_percentile(values, 0.90),
+        p99=supported_percentile(values, 0.99),
     )
 
 
 def rate_over(amount: float, times_ns: Sequence[float]) -> Distribution:
-    """Of a rate per second, from the times: the rate at their median, quartiles and ends, which swap.
+    """Return the distribution of a rate per second, from the times: the rate at their median, quartiles and extremes.
 
-    Not the median of each repeat's rate: of an even number that is another figure than the amount over the median time.
+    It is not the distribution of each repeat's rate: with an even number of repeats, the medians differ.
     """
     time = summarize(times_ns)
 
@@ -157,27 +157,27 @@ def rate_over(amount: float, times_ns: Sequence[float]) -> Distribution:
 
 
 def ends(value: Distribution) -> tuple[float, float]:
-    """What the median is known within: its 95 % interval; where the values are too few for one, the least and the most."""
+    """Return the 95 % interval of the median, or the minimum and maximum if there are too few values for it."""
     if isinstance(value.ci_low, Missing) or isinstance(value.ci_high, Missing):
         return value.minimum, value.maximum
     return value.ci_low, value.ci_high
 
 
 def within_target(values: Sequence[float], target: float) -> bool:
-    """Whether half the interval of the median is within `target` of the median."""
+    """Return whether half the interval of the median is at most `target` times the median."""
     relative = summarize(values).ci_relative if values else Missing("no values")
     return not isinstance(relative, Missing) and relative <= target
 
 
 def drift(steps_by_iteration: Sequence[Sequence[int]], first_context: int) -> Maybe[Drift]:
-    """Slope of the step time over the context (median of pairwise slopes), with a bootstrap interval over iterations."""
+    """Return the slope of the step time over the context (median of pairwise slopes), with a bootstrap interval."""
     steps = len(steps_by_iteration[0]) if steps_by_iteration else 0
     if steps < 8:
         return Missing(f"{steps} decode steps; a slope needs 8")
     profile = _profile(steps_by_iteration)
     slope = _theil_sen(profile)
-    reach = _slope_interval(steps_by_iteration)
-    low, high = (reach, reach) if isinstance(reach, Missing) else reach
+    interval = _slope_interval(steps_by_iteration)
+    low, high = (interval, interval) if isinstance(interval, Missing) else interval
     middle = percentile([value for _, value in profile], 0.5)
     return Drift(
         ns_per_token=slope,
@@ -190,7 +190,7 @@ def drift(steps_by_iteration: Sequence[Sequence[int]], first_context: int) -> Ma
 
 
 def _slope_interval(steps_by_iteration: Sequence[Sequence[int]]) -> Maybe[tuple[float, float]]:
-    """The 95 % interval of the slope; fewer repeats than the interval of a median needs have none."""
+    """Return the 95 % interval of the slope. It needs as many repeats as the interval of a median."""
     repeats, needed = len(steps_by_iteration), _least_for_interval()
     if repeats < needed:
         return Missing(f"{repeats} repeats; a 95 % interval of the slope needs {needed}")
@@ -203,7 +203,7 @@ def _slope_interval(steps_by_iteration: Sequence[Sequence[int]]) -> Maybe[tuple[
 
 
 def _profile(steps_by_iteration: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-    """(step, median over iterations), thinned to about 64 points: pairs grow with the square."""
+    """Return (step, median over iterations) for about 64 steps, because the number of pairs grows quadratically."""
     steps = len(steps_by_iteration[0])
     return [(step, percentile([row[step] for row in steps_by_iteration], 0.5)) for step in range(0, steps, max(1, steps // 64))]
 
@@ -215,9 +215,9 @@ def _theil_sen(profile: Sequence[tuple[int, float]]) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _interval_rank(n: int) -> int | None:
-    """The largest rank r for which [r-th smallest, r-th largest] covers the median with the confidence asked for."""
+    """Return the largest rank r for which [r-th smallest, r-th largest] covers the median with `CONFIDENCE`."""
     outside = (1 - CONFIDENCE) / 2
-    first = max(0, n // 2 - 10 * math.isqrt(n))  # twenty standard deviations below the middle: nothing of weight lies before
+    first = max(0, n // 2 - 10 * math.isqrt(n))  # twenty standard deviations below the middle
     chance = math.exp(math.lgamma(n + 1) - math.lgamma(first + 1) - math.lgamma(n - first + 1) - n * math.log(2))
     tail = 0.0
     best = None

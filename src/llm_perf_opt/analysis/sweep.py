@@ -1,4 +1,4 @@
-"""What the points of a sweep came to, side by side: figures, floors, what binds each, and which are not beaten by another."""
+"""The points of a sweep: metrics, roofline times, verdicts, and the Pareto front."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,15 @@ from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.records import CleanTimings, Distribution, Maybe, Missing
 
 Hardware = Mapping[str, str]
-"""By key, as a comparison knows it. What is not known is not there: it cannot be said to differ."""
+"""Facts of the hardware by key, as in a comparison. Unknown facts are left out and do not count as different."""
 
 _OF_DEVICE = ("device", "device_name", "gpu.")
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One point as it really ran."""
+class PointFacts:
+    """What one point ran: device, model, request and software."""
 
     device: str
     host: str
@@ -28,26 +28,26 @@ class Ran:
     parameters: int
     dtype: str
     how: str
-    """Cache, compilation, attention; what ran it where that is no plain PyTorch."""
+    """Cache, compilation and attention."""
     prompt_tokens: str
     new_tokens: int
     software: dict[str, str]
-    """Versions inside the measured process, and the driver's."""
+    """Versions in the measured process, and the driver's."""
 
     @property
     def workload(self) -> str:
-        """The model and the request, in words: figures of different ones are of different work, and none is the better."""
+        """The model and the request. Points with different workloads are not compared."""
         return f"{self.model} ({self.parameters:,} parameters), {self.prompt_tokens} prompt tokens, {self.new_tokens} new tokens"
 
 
-def ran(analysis: RunAnalysis) -> Maybe[Ran]:
-    """Of a point that was measured."""
+def _facts(analysis: RunAnalysis) -> Maybe[PointFacts]:
+    """Return what a measured point ran."""
     timings = analysis.timings
     if isinstance(timings, Missing):
         return timings
     model, work = timings.model, timings.workload
     lengths = sorted(set(work.prompt_tokens))
-    return Ran(
+    return PointFacts(
         device=_device(timings),
         host=_host(analysis),
         model=model.name,
@@ -66,7 +66,7 @@ def _device(timings: CleanTimings) -> str:
 
 
 def _host(analysis: RunAnalysis) -> str:
-    """The processor beside the device; empty where it is the device, or is not known."""
+    """Return the name of the processor; empty if it is unknown."""
     cpu = analysis.env.get("cpu")
     name = cpu.get("name") if isinstance(cpu, Mapping) else None
     return name if isinstance(name, str) and not name.startswith("n/a") else ""
@@ -82,10 +82,10 @@ def _software(analysis: RunAnalysis, timings: CleanTimings) -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
-def elsewhere(points: Sequence[Hardware], swept: Sequence[str]) -> list[str]:
-    """For each point what differs from the hardware of most points, in words; empty where nothing does.
+def _hardware_differences(points: Sequence[Hardware], swept: Sequence[str]) -> list[str]:
+    """Return for each point how its hardware differs from that of most points; empty if it does not.
 
-    Of two halves the one of the first point is taken for the rest. A device that was swept over may differ.
+    In a tie, the first point decides. A swept device may differ.
     """
     device_swept = any(key.rsplit(".", 1)[-1] == "device" for key in swept)
     known = [
@@ -96,7 +96,7 @@ def elsewhere(points: Sequence[Hardware], swept: Sequence[str]) -> list[str]:
 
 
 def differences(usual: Hardware, here: Hardware, whose: str) -> str:
-    """What differs, in words; only what both know."""
+    """Return the facts that both have and that differ, as text."""
     found = [f"{key} is {value} ({whose}: {usual[key]})" for key, value in here.items() if key in usual and usual[key] != value]
     more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return "; ".join(found[:_MOST_NAMED]) + more
@@ -107,8 +107,8 @@ def _most_common(values: Sequence[str]) -> str:
     return max(values, key=lambda value: counts[value])  # the first of equals
 
 
-def mixed_software(points: Sequence[Ran]) -> list[str]:
-    """What is not of one version in all points: nothing sweeps over it, and it may change a figure."""
+def mixed_software(points: Sequence[PointFacts]) -> list[str]:
+    """Return packages whose version differs between points: it is not swept, but may change results."""
     names = dict.fromkeys(name for point in points for name in point.software)
     found = []
     for name in names:
@@ -119,8 +119,8 @@ def mixed_software(points: Sequence[Ran]) -> list[str]:
     return found
 
 
-def mixed_models(points: Sequence[Ran], swept: Sequence[str]) -> list[str]:
-    """The models that ran, where there are several and no swept key says so: of no two of them is a figure alike."""
+def mixed_models(points: Sequence[PointFacts], swept: Sequence[str]) -> list[str]:
+    """Return the models if there are several but none was swept: their results are not comparable."""
     if any(key.split(".")[0] == "model" or key.endswith("dtype") for key in swept):
         return []
     found = list(dict.fromkeys(f"{point.model} ({point.parameters:,} parameters, {point.dtype})" for point in points))
@@ -128,149 +128,151 @@ def mixed_models(points: Sequence[Ran], swept: Sequence[str]) -> list[str]:
 
 
 IMPOSSIBLE = "impossible"
-"""Status of a point with a figure that cannot be true."""
-ELSEWHERE = "other hardware"
-"""Status of a point that ran on other hardware than most."""
+"""Status of a point with an implausible figure."""
+OTHER_HARDWARE = "other hardware"
+"""Status of a point that did not run on the hardware of most points."""
 
-_NOT_MEASURED = Missing("it was not measured")
+_NOT_MEASURED = Missing("the point was not measured")
 METRIC_KEYS = ("ttft", "tpot", "e2e", "decode_rate", "output_rate")
 
 
 @dataclass(frozen=True)
 class SweepEntry:
-    """One point as it was asked for, and the analysis of its run."""
+    """One requested point and the analysis of its run."""
 
     swept: tuple[str, ...]
-    """`KEY=VALUE` of what differs between the points."""
+    """`KEY=VALUE` of the swept settings."""
     status: str
     why: str
     folder: str
     analysis: Maybe[RunAnalysis]
     page: str = ""
-    """Its own report, from the folder of the sweep; empty where there is none."""
+    """Path of its own report, relative to the sweep's folder; empty if there is none."""
     hardware: Hardware = field(default_factory=dict)
-    """What it ran on."""
+    """The hardware it ran on."""
 
 
 @dataclass(frozen=True)
-class Reach:
-    """A median and the ends it is known within."""
+class Interval:
+    """A median and its interval."""
 
     low: float
     median: float
     high: float
 
-    def overlaps(self, other: "Reach") -> bool:
-        """Whether the two may be the same."""
+    def overlaps(self, other: "Interval") -> bool:
+        """Return whether the two intervals overlap."""
         return self.low <= other.high and other.low <= self.high
 
-    def surely_below(self, other: "Reach") -> bool:
-        """Whether it is less, wherever in its reach each of them is."""
+    def is_below(self, other: "Interval") -> bool:
+        """Return whether the whole interval lies below the other."""
         return self.high < other.low
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One point."""
+    """One point as a row of the table."""
 
     number: int
     values: dict[str, str]
     """Swept key → value."""
     status: str
     why: str
-    """Why it is not complete, or has no figures."""
+    """Why it is incomplete or has no figures."""
     folder: str
     metrics: dict[str, Maybe[Distribution]]
     batch: Maybe[int]
-    floor_ns: Maybe[float]
-    """The least time of a decode step, on the best limits known."""
+    roofline_ns: Maybe[float]
+    """Roofline time of a decode step, at the best known peaks."""
     times_floor: Maybe[float]
-    """Of decode."""
+    """Decode time divided by its roofline time."""
     prefill_bound: Maybe[str]
     decode_bound: Maybe[str]
     warnings: int
     page: str = ""
-    """Its own report; empty where there is none to lead to."""
+    """Path of its own report; empty if there is none."""
     ranked: bool = True
-    """Whether its figures stand beside the others'; where they do not, `status` and `why` say what is wrong with them."""
-    ran: Maybe[Ran] = _NOT_MEASURED
+    """Whether it is compared with the other points; if not, `status` and `why` say why."""
+    ran: Maybe[PointFacts] = _NOT_MEASURED
 
     @property
     def workload(self) -> str:
-        """What it did, in words; only points that did the same are ranked against each other. Empty where it is not known."""
+        """The model and the request; only points with the same workload are compared. Empty if unknown."""
         return "" if isinstance(self.ran, Missing) else self.ran.workload
 
-    def reach(self, key: str) -> Reach | None:
-        """A metric with the ends it is known within: the 95 % interval; of fewer repeats than that needs, the least and most."""
+    def interval(self, key: str) -> Interval | None:
+        """Return a metric's median with its 95 % interval, or with its minimum and maximum if there are too few repeats."""
         value = self.metrics.get(key)
         if value is None or isinstance(value, Missing):
             return None
         low, high = ends(value)
-        return Reach(low, value.median, high)
+        return Interval(low, value.median, high)
 
     @property
     def repeats(self) -> Maybe[int]:
-        """How many times the request was measured."""
+        """Number of measured repeats."""
         known = [value for value in self.metrics.values() if not isinstance(value, Missing)]
         absent = [value for value in self.metrics.values() if isinstance(value, Missing)]
         return known[0].n if known else absent[0] if absent else _NOT_MEASURED
 
     def median(self, key: str) -> Maybe[float]:
-        """The median of a metric."""
+        """Return the median of a metric."""
         value = self.metrics.get(key, _NOT_MEASURED)
         return value if isinstance(value, Missing) else value.median
 
     @property
-    def floor_rate(self) -> Maybe[float]:
-        """Decode tokens per second of the batch, if every step took its floor."""
-        if isinstance(self.floor_ns, Missing):
-            return self.floor_ns
-        return self.batch if isinstance(self.batch, Missing) else self.batch * 1e9 / self.floor_ns
+    def roofline_rate(self) -> Maybe[float]:
+        """Decode tokens per second if every step took its roofline time."""
+        if isinstance(self.roofline_ns, Missing):
+            return self.roofline_ns
+        return self.batch if isinstance(self.batch, Missing) else self.batch * 1e9 / self.roofline_ns
 
     @property
     def label(self) -> str:
-        """Its values, for a chart."""
+        """Its swept values, for a chart."""
         return ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in self.values.items()) or f"point {self.number}"
 
 
 def sweep_rows(entries: Sequence[SweepEntry]) -> tuple[SweepRow, ...]:
-    """A row for each point, in the order they were asked for. Points of other hardware than most are not ranked."""
+    """Return one row per point, in the requested order. Points on different hardware from most are not ranked."""
     rows = [_row(number, entry) for number, entry in enumerate(entries)]
-    # what cannot be true, or is not complete, has no say in what the others ran on
+    # implausible and incomplete points do not count when deciding what most points ran on
     hardware = [entry.hardware if row.ranked else {} for row, entry in zip(rows, entries, strict=True)]
-    apart = elsewhere(hardware, swept_keys(rows))
+    apart = _hardware_differences(hardware, swept_keys(rows))
     return tuple(
-        replace(row, ranked=False, status=ELSEWHERE, why=f"it ran on other hardware than most points: {words}") if words else row
+        replace(row, ranked=False, status=OTHER_HARDWARE, why=f"it did not run on the hardware of most points: {words}")
+        if words
+        else row
         for row, words in zip(rows, apart, strict=True)
     )
 
 
 def swept_keys(rows: Sequence[SweepRow]) -> list[str]:
-    """What differs between the points, in the order it was given."""
+    """Return the swept keys in the requested order."""
     return list(dict.fromkeys(key for row in rows for key in row.values))
 
 
 def pareto_front(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """The ranked points that no other of their workload beats, the shortest TPOT first.
+    """Return the ranked points that no other point of their workload beats, shortest TPOT first.
 
-    One point beats another that is surely worse (their intervals lie apart) in TPOT or in decode throughput, and not surely
-    better in the other of the two: a difference within the noise is no reason to choose a point that is surely worse.
+    A point beats another if it is better in TPOT or in decode throughput, with intervals that do not overlap, and not worse, in
+    the same sense, in the other of the two.
 
-    No circle of points can beat each other, so the front is never empty: decode throughput is the batch over TPOT, so each point
-    is known within the same ratio in both, and a circle would need ratios that add up to more than themselves.
+    Points cannot beat each other in a circle, so the front is never empty: decode throughput is the batch divided by TPOT, so the
+    relative interval of a point is the same in both.
     """
     placed = [
         (latency, rate, row)
         for row in rows
-        if row.ranked and (latency := row.reach("tpot")) is not None and (rate := row.reach("decode_rate")) is not None
+        if row.ranked and (latency := row.interval("tpot")) is not None and (rate := row.interval("decode_rate")) is not None
     ]
 
-    def beaten(latency: Reach, rate: Reach, row: SweepRow) -> bool:
-        for time, much, other in placed:
+    def beaten(latency: Interval, rate: Interval, row: SweepRow) -> bool:
+        for other_latency, other_rate, other in placed:
             if other.workload != row.workload:
                 continue
-            faster, slower = time.surely_below(latency), latency.surely_below(time)
-            more, less = rate.surely_below(much), much.surely_below(rate)
+            faster, slower = other_latency.is_below(latency), latency.is_below(other_latency)
+            more, less = rate.is_below(other_rate), other_rate.is_below(rate)
             if (faster and not less) or (more and not slower):
                 return True
         return False
@@ -281,7 +283,7 @@ def pareto_front(rows: Sequence[SweepRow]) -> list[SweepRow]:
 
 
 def by_workload(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
-    """The ranked points of each workload, in the order they were asked for."""
+    """Return the ranked points of each workload, in the requested order."""
     found: dict[str, list[SweepRow]] = {}
     for row in rows:
         if row.ranked:
@@ -290,25 +292,25 @@ def by_workload(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
 
 
 def front_line(front: Sequence[SweepRow]) -> list[SweepRow]:
-    """Those of one workload's front to join by a line: each next one has a longer TPOT and more throughput, by their medians.
+    """Return the points of one workload's front to connect by a line: each next one has a higher median throughput.
 
-    Points of the front that are not told apart may have medians in any order; a line through all of them would go to and fro.
+    Points whose intervals overlap may have medians in any order; a line through all of them would zigzag.
     """
     line: list[SweepRow] = []
     most = 0.0
     for row in front:
-        rate = row.reach("decode_rate")
+        rate = row.interval("decode_rate")
         if rate is not None and rate.median > most:
             line.append(row)
             most = rate.median
     return line
 
 
-def not_told_apart(rows: Sequence[SweepRow], key: str, *, most: bool = False) -> list[SweepRow]:
-    """Of one workload the ranked point with the least median (or the `most`), then those whose intervals reach into its own."""
-    placed = [(reach, row) for row in rows if row.ranked and (reach := row.reach(key)) is not None]
+def indistinguishable(rows: Sequence[SweepRow], key: str, *, most: bool = False) -> list[SweepRow]:
+    """Return the ranked point with the smallest median (or largest: `most`), then those whose intervals overlap with its own."""
+    placed = [(interval, row) for row in rows if row.ranked and (interval := row.interval(key)) is not None]
     placed.sort(key=lambda place: -place[0].median if most else place[0].median)
-    return [row for reach, row in placed if reach.overlaps(placed[0][0])]
+    return [row for interval, row in placed if interval.overlaps(placed[0][0])]
 
 
 def _row(number: int, entry: SweepEntry) -> SweepRow:
@@ -328,17 +330,17 @@ def _row(number: int, entry: SweepEntry) -> SweepRow:
         found[key] = absent if metric is None else metric.value
     decode = _stage(analysis, "decode")
     steps = timings if isinstance(timings, Missing) else timings.workload.decode_steps
-    status, why, ranked = _standing(entry, analysis)
+    status, why, ranked = _status(entry, analysis)
     return SweepRow(
         number, values, status, why, entry.folder, found,
         timings if isinstance(timings, Missing) else timings.workload.batch_size,
-        _floor_ns(decode, steps), _times_floor(decode), _bound(_stage(analysis, "prefill")), _bound(decode),
-        len(analysis.warnings), entry.page, ranked, ran(analysis),
+        _roofline_ns(decode, steps), _times_roofline(decode), _bound(_stage(analysis, "prefill")), _bound(decode),
+        len(analysis.warnings), entry.page, ranked, _facts(analysis),
     )  # fmt: skip
 
 
-def _standing(entry: SweepEntry, analysis: RunAnalysis) -> tuple[str, str, bool]:
-    """Status, reason, and whether its figures count: they are true, and the unprofiled pass, which they are of, is complete."""
+def _status(entry: SweepEntry, analysis: RunAnalysis) -> tuple[str, str, bool]:
+    """Return status, reason, and whether to rank the point: its figures are plausible and its unprofiled pass is complete."""
     if analysis.impossible is not None:
         return IMPOSSIBLE, f"{analysis.impossible.fact} {analysis.impossible.remedy}", False
     if analysis.damaged is not None:
@@ -356,7 +358,7 @@ def _stage(analysis: RunAnalysis, name: str) -> Maybe[StageEfficiency]:
     return next((stage for stage in found.stages if stage.stage == name), Missing(f"the request has no {name}"))
 
 
-def _floor_ns(decode: Maybe[StageEfficiency], steps: Maybe[int]) -> Maybe[float]:
+def _roofline_ns(decode: Maybe[StageEfficiency], steps: Maybe[int]) -> Maybe[float]:
     if isinstance(decode, Missing):
         return decode
     if isinstance(steps, Missing):
@@ -367,7 +369,7 @@ def _floor_ns(decode: Maybe[StageEfficiency], steps: Maybe[int]) -> Maybe[float]
     return Missing("no peak is known to compare with")
 
 
-def _times_floor(decode: Maybe[StageEfficiency]) -> Maybe[float]:
+def _times_roofline(decode: Maybe[StageEfficiency]) -> Maybe[float]:
     if isinstance(decode, Missing):
         return decode
     known = [entry.times_roofline for entry in reversed(decode.against) if not isinstance(entry.times_roofline, Missing)]

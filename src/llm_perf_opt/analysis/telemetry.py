@@ -1,4 +1,4 @@
-"""What the sampler's readings say of the measured window: energy, clocks, throttling, neighbors."""
+"""Telemetry of the measured window: energy, clocks, throttling, other processes."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from llm_perf_opt.analysis.limits.hardware import devices_of
-from llm_perf_opt.analysis.separable import inseparable
+from llm_perf_opt.analysis.separable import stages_unavailable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
@@ -15,11 +15,12 @@ from llm_perf_opt.core.warnings import RunWarning, WarningId
 
 S = TypeVar("S", GpuSample, CpuSample)
 
-NEIGHBOUR_PROCESSORS = 0.25
-"""Processors' worth of other work that is worth a warning."""
-NEIGHBOUR_GPU_PCT = 5
+NEIGHBOR_PROCESSORS = 0.25
+"""Other processes that use more processors than this cause a warning."""
+NEIGHBOR_GPU_PCT = 5
+"""A GPU that is busier than this before the run causes a warning."""
 INTERVALS_PER_STAGE = 2
-"""A stage shorter than this many sampling intervals cannot be told apart in the readings."""
+"""The energy of a stage shorter than this many sampling intervals is unknown."""
 THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -27,7 +28,7 @@ THROTTLE_REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-"""Bits of NVML's clock-event reasons that mean the GPU ran slower than it could; idle and application clocks do not."""
+"""Bits of NVML's clock-event reasons that mean throttling; idle and application clocks are not among them."""
 
 Window = tuple[int, int]
 Point = tuple[int, float]
@@ -35,14 +36,14 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of a window, from both sources the driver offers: they can disagree, so both are shown."""
+    """Energy of a window, from both sources of the driver. They can disagree, so both are shown."""
 
     window: str
     seconds: float
     from_counter_j: Maybe[float]
-    """The driver's energy counter at the window's ends."""
+    """Difference of the driver's energy counter over the window."""
     from_power_j: Maybe[float]
-    """The integral of the power readings over the window."""
+    """Integral of the power readings over the window."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +58,24 @@ class Reading:
     high: Maybe[float]
 
 
-NOT_WATCHED = Missing("nobody watched the processors")
+NOT_SAMPLED = Missing("processor use was not sampled")
 
 
 @dataclass(frozen=True)
 class TelemetrySummary:
-    """What the sampler saw while the unprofiled pass repeated."""
+    """Telemetry during the repeats of the unprofiled pass."""
 
     readings: tuple[Reading, ...]
     energy: tuple[Energy, ...]
     note: str
-    """What could not be read, and why."""
+    """What could not be sampled, and why."""
     warnings: tuple[RunWarning, ...]
-    others: Maybe[float] = NOT_WATCHED
-    """Processors that other processes used while the repeats ran, their mean."""
+    others: Maybe[float] = NOT_SAMPLED
+    """Mean number of processors that other processes used during the repeats."""
 
 
 def summarize_telemetry(telemetry: Telemetry, timings: CleanTimings) -> TelemetrySummary:
-    """Readings, energy and warnings over the window in which the repeats ran."""
+    """Return readings, energy and warnings over the window of the repeats."""
     window = measured_window(timings)
     gpu = _inside(telemetry.gpu, window)
     cpu = _inside(telemetry.cpu, window)
@@ -93,7 +94,7 @@ def summarize_telemetry(telemetry: Telemetry, timings: CleanTimings) -> Telemetr
 
 
 def measured_window(timings: CleanTimings) -> Window:
-    """From the first repeat's start to the last one's end, the short pauses between them included."""
+    """Return the window from the start of the first repeat to the end of the last, including pauses between them."""
     first, last = timings.iterations[0], timings.iterations[-1]
     return first.started_ns, last.started_ns + last.wall_ns
 
@@ -103,11 +104,11 @@ def _inside(samples: Sequence[S], window: Window) -> list[S]:
 
 
 def _one_of_several(telemetry: Telemetry, timings: CleanTimings) -> list[RunWarning]:
-    """The sampler watches one device, wherever the model runs."""
+    """Warn if the model ran on several devices: the sampler reads only one."""
     devices = devices_of(timings)
     if devices == 1 or not telemetry.gpu:
         return []
-    words = f"The model ran on {devices} devices and one was watched: power, energy and memory are of that one alone."
+    words = f"The model ran on {devices} devices, but only one was sampled: power, energy and memory are those of that device."
     return [RunWarning(WarningId.ONE_OF_SEVERAL_WATCHED, words)]
 
 
@@ -118,7 +119,7 @@ def _reading(name: str, unit: str, samples: Sequence[S], value: Callable[[S], Ma
     answers = [value(sample) for sample in samples]
     present = [float(answer) for answer in answers if not isinstance(answer, Missing)]
     if not present:
-        why = next((answer for answer in answers if isinstance(answer, Missing)), Missing("no reading fell into the window"))
+        why = next((answer for answer in answers if isinstance(answer, Missing)), Missing("there is no reading in the window"))
         return Reading(name, unit, 0, why, why, why)
     return Reading(name, unit, len(present), min(present), percentile(present, 0.5), max(present))
 
@@ -143,32 +144,33 @@ def _gpu_readings(samples: Sequence[GpuSample]) -> list[Reading]:
 
 def _cpu_readings(samples: Sequence[CpuSample]) -> list[Reading]:
     return [
-        _reading("processors busy, whole machine", "of one", samples, lambda s: s.machine_pct / 100),
-        _reading("processors busy, measured process", "of one", samples, lambda s: s.ours_pct / 100),
+        _reading("processors busy, whole machine", "processors", samples, lambda s: s.machine_pct / 100),
+        _reading("processors busy, measured process", "processors", samples, lambda s: s.ours_pct / 100),
         _reading("resident memory, measured process", "GiB", samples, lambda s: s.rss_bytes * 2**-30),
         _reading("processor frequency", "MHz", samples, lambda s: s.frequency_mhz),
     ]
 
 
 UTILIZATION_PERIOD_S = 1.0
-"""The longest time that a reading of GPU utilization looks back over (NVML: between a sixth of a second and one second)."""
+"""The longest period that a reading of GPU utilization covers (NVML: between 1/6 s and 1 s)."""
 LEAST_READINGS = 3
 LEAST_REQUESTS = 3
-"""Readings, and whole requests below them, from which on their mean stands for all repeats."""
+"""The fewest readings, and requests that they cover, whose mean is taken as the mean of all repeats."""
 
 
-def device_at_work(telemetry: Maybe[Telemetry], timings: CleanTimings) -> Maybe[float]:
-    """Share of the repeats' time that kernels ran on the device, from the driver's utilization; of no stage in particular."""
+def device_busy_share(telemetry: Maybe[Telemetry], timings: CleanTimings) -> Maybe[float]:
+    """Return the share of the repeats' time during which kernels ran, from the driver's utilization, over all stages."""
     if isinstance(telemetry, Missing):
         return telemetry
     if not timings.model.device.startswith("cuda"):
         return Missing("the model ran on the CPU")
     if devices_of(timings) > 1:
-        return Missing(f"the sampler watched one of {devices_of(timings)} devices")
+        return Missing(f"only one of {devices_of(timings)} devices was sampled")
     if not timings.iterations:
         return Missing("no iteration was measured")
     begin, end = measured_window(timings)
-    samples = _inside(telemetry.gpu, (begin + round(UTILIZATION_PERIOD_S * 1e9), end))  # none that looks back before the repeats
+    begin += round(UTILIZATION_PERIOD_S * 1e9)  # earlier readings also cover time before the repeats
+    samples = _inside(telemetry.gpu, (begin, end))
     if any(not isinstance(sample.processes, Missing) and sample.processes > 1 for sample in samples):
         return Missing("other processes shared the GPU while it was sampled")
     answers = [sample.gpu_utilisation_pct for sample in samples]
@@ -179,7 +181,7 @@ def device_at_work(telemetry: Maybe[Telemetry], timings: CleanTimings) -> Maybe[
         or covered_s < LEAST_REQUESTS * percentile([it.wall_ns for it in timings.iterations], 0.5) / 1e9
     ):
         why = next((answer.why for answer in answers if isinstance(answer, Missing)), "")
-        return Missing(why or f"the repeats were too short for the sampler: {len(known)} readings tell of them alone")
+        return Missing(why or f"the repeats were too short for the sampler: only {len(known)} readings lie within them")
     return sum(known) / len(known) / 100
 
 
@@ -193,10 +195,10 @@ def _energy(telemetry: Telemetry, timings: CleanTimings, window: Window) -> tupl
     prefill = [(it.started_ns, it.started_ns + it.prefill_ns) for it in timings.iterations]
     decode = [(it.started_ns + it.prefill_ns, it.started_ns + it.total_ns) for it in timings.iterations if it.steps_ns]
     rows = [_energy_of("measured repeats", telemetry, [window], resolved=True)]
-    mixed = inseparable(timings)
-    if mixed is not None:
+    unavailable = stages_unavailable(timings)
+    if unavailable is not None:
         seconds = (window[1] - window[0]) / 1e9
-        return (*rows, *[Energy(f"{name}, all repeats", seconds, mixed, mixed) for name in ("prefill", "decode")])
+        return (*rows, *[Energy(f"{name}, all repeats", seconds, unavailable, unavailable) for name in ("prefill", "decode")])
     for name, windows in (("prefill, all repeats", prefill), ("decode, all repeats", decode)):
         if windows:
             shortest = min(end - begin for begin, end in windows) / 1e9
@@ -210,8 +212,8 @@ def _energy_of(name: str, telemetry: Telemetry, windows: Sequence[Window], resol
     if not resolved:
         shortest = min(end - begin for begin, end in windows)
         why = Missing(
-            f"it lasts {duration(shortest, 3)}, under {INTERVALS_PER_STAGE} readings "
-            f"{telemetry.header.interval_s * 1e3:g} ms apart"
+            f"it lasts {duration(shortest, 3)}, less than {INTERVALS_PER_STAGE} sampling intervals of "
+            f"{telemetry.header.interval_s * 1e3:g} ms"
         )
         return Energy(name, seconds, why, why)
     return Energy(
@@ -223,7 +225,7 @@ def _energy_of(name: str, telemetry: Telemetry, windows: Sequence[Window], resol
 
 
 def _points(samples: Sequence[GpuSample], thousandths: Callable[[GpuSample], Maybe[int]]) -> Maybe[list[Point]]:
-    """The readings there are, in whole units; where there is none, the driver's reason."""
+    """Return the available readings in W or J, or the driver's reason if there are none."""
     answers = [(sample.at_ns, thousandths(sample)) for sample in samples]
     points = [(at, value * 1e-3) for at, value in answers if not isinstance(value, Missing)]
     return points or next(value for _, value in answers if isinstance(value, Missing))
@@ -244,11 +246,11 @@ def _summed(
 
 
 def _at(points: Sequence[Point], moment: int) -> Maybe[float]:
-    """The value at a moment, on the line between the readings around it."""
+    """Return the value at a moment by linear interpolation."""
     for (t0, v0), (t1, v1) in itertools.pairwise(points):
         if t0 <= moment <= t1:
             return v0 if t1 == t0 else v0 + (v1 - v0) * (moment - t0) / (t1 - t0)
-    return Missing("the readings do not reach over the window")
+    return Missing("the readings do not cover the window")
 
 
 def _difference(points: Sequence[Point], window: Window) -> Maybe[float]:
@@ -259,7 +261,7 @@ def _difference(points: Sequence[Point], window: Window) -> Maybe[float]:
 
 
 def _integral(points: Sequence[Point], window: Window) -> Maybe[float]:
-    """Trapezoids between the readings, cut exactly at the window's ends."""
+    """Return the integral by the trapezoidal rule, cut exactly at the ends of the window."""
     begin, end = _at(points, window[0]), _at(points, window[1])
     if isinstance(begin, Missing) or isinstance(end, Missing):
         return begin if isinstance(begin, Missing) else end
@@ -272,25 +274,25 @@ def _integral(points: Sequence[Point], window: Window) -> Maybe[float]:
 
 
 def throttle_names(bits: int) -> list[str]:
-    """The throttling reasons set in `bits`."""
+    """Return the throttling reasons set in `bits`."""
     return [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
 
 
 def _throttling(samples: Sequence[GpuSample]) -> list[RunWarning]:
-    said = [s.throttle_bits for s in samples if not isinstance(s.throttle_bits, Missing)]
+    known = [s.throttle_bits for s in samples if not isinstance(s.throttle_bits, Missing)]
     counts: dict[str, int] = {}
-    for bits in said:
+    for bits in known:
         for name in throttle_names(bits):
             counts[name] = counts.get(name, 0) + 1
     return [
-        RunWarning(WarningId.THROTTLED, f"The GPU was throttled ({name}) in {count} of {len(said)} readings while measuring.")
+        RunWarning(WarningId.THROTTLED, f"The GPU was throttled ({name}) in {count} of {len(known)} readings while measuring.")
         for name, count in counts.items()
     ]
 
 
 def _others(cpu: Sequence[CpuSample]) -> Maybe[float]:
     if not cpu:
-        return Missing("the processors were not read while the repeats ran")
+        return Missing("processor use was not sampled during the repeats")
     return sum(max(0.0, sample.machine_pct - sample.ours_pct) for sample in cpu) / len(cpu) / 100
 
 
@@ -299,9 +301,9 @@ def _neighbors(
 ) -> list[RunWarning]:
     warnings = []
     others = _others(cpu)
-    if not isinstance(others, Missing) and others > NEIGHBOUR_PROCESSORS:
-        words = f"Other processes used {others:.2f} processors on average while measuring (of {telemetry.header.processors}): "
-        warnings.append(RunWarning(WarningId.BUSY_PROCESSORS, f"{words}a busy neighbor."))
+    if not isinstance(others, Missing) and others > NEIGHBOR_PROCESSORS:
+        words = f"Other processes used {others:.2f} of {telemetry.header.processors} processors on average while measuring."
+        warnings.append(RunWarning(WarningId.BUSY_PROCESSORS, words))
     counts = [sample.processes for sample in gpu if not isinstance(sample.processes, Missing)]
     if counts and max(counts) > 1:
         warnings.append(RunWarning(WarningId.SHARED_GPU, f"{max(counts)} processes shared the GPU while measuring."))
@@ -310,14 +312,14 @@ def _neighbors(
         for sample in telemetry.gpu
         if sample.at_ns < timings.device_untouched_until_ns and not isinstance(sample.gpu_utilisation_pct, Missing)
     ]
-    if before and percentile(before, 0.5) > NEIGHBOUR_GPU_PCT:
-        words = f"The GPU was {percentile(before, 0.5):.0f} % busy before this run touched it: a busy neighbor."
+    if before and percentile(before, 0.5) > NEIGHBOR_GPU_PCT:
+        words = f"The GPU was {percentile(before, 0.5):.0f} % busy before this run used it: another process uses it."
         warnings.append(RunWarning(WarningId.BUSY_GPU_BEFORE, words))
     return warnings
 
 
 def _wrong_device(telemetry: Telemetry, timings: CleanTimings) -> list[RunWarning]:
     if telemetry.gpu and not timings.model.device.startswith("cuda"):
-        words = "Telemetry watched the GPU, but the model ran on the CPU."
+        words = "Telemetry is of the GPU, but the model ran on the CPU."
         return [RunWarning(WarningId.WRONG_DEVICE_WATCHED, words)]
     return []

@@ -1,7 +1,9 @@
-"""Makes the record of all that is said of a trace."""
+"""The analysis of a trace, as one record."""
 
 from collections import Counter
 from collections.abc import Sequence
+
+import msgspec
 
 from llm_perf_opt.analysis.budget import StageBudget
 from llm_perf_opt.analysis.evidence import Evidence, RunFacts, gather
@@ -35,35 +37,41 @@ _NOTHING = GpuTotals(None, None, None, None, None)
 
 
 def document_of(trace: Trace, facts: RunFacts, source: str) -> TraceAnalysis:
-    """Return all that is said of a trace that nobody examined yet."""
+    """Check a trace and return its analysis."""
     return trace_document(examined(trace), facts, source)
 
 
 def trace_document(trace: Trace, facts: RunFacts, source: str) -> TraceAnalysis:
-    """Return all that is said of an examined trace; one that cannot carry numbers gets none."""
+    """Return the analysis of a checked trace. An incomplete trace gets no figures."""
     if not trace.complete:
-        return refused(trace, source)
+        return _incomplete(trace, source)
     stages = find_stages(trace)
-    return analyzed(trace, stages, account(trace, stages), facts, source)
+    return _analyzed(trace, stages, account(trace, stages), facts, source)
 
 
-def refused(trace: Trace, source: str) -> TraceAnalysis:
-    """An incomplete trace: its problems, and no number."""
+def _incomplete(trace: Trace, source: str) -> TraceAnalysis:
+    """Return the problems of an incomplete trace, without figures."""
     why = "; ".join(problem.what for problem in trace.problems if problem.fatal)
+    bare = _without_figures(trace, source, f"the trace is incomplete: {why}")
+    return msgspec.structs.replace(bare, complete=False, device=_device(trace), stage_why="the trace is incomplete")
+
+
+def _without_figures(trace: Trace, source: str, why: str) -> TraceAnalysis:
+    """Return an analysis that has only the problems of the trace."""
     return TraceAnalysis(
         source=source,
-        complete=False,
+        complete=True,
         problems=_problems(trace),
         gpu=_NOTHING,
         stages=[],
         kernels=[],
         idle=[],
         findings=[],
-        why=f"the trace is incomplete: {why}",
+        why=why,
         profiler=trace.source,
-        device=_device(trace),
+        device="",
         stage_method="none",
-        stage_why="the trace is incomplete",
+        stage_why="",
         stage_coverage=None,
         unknown_share=None,
         budgets=[],
@@ -72,11 +80,11 @@ def refused(trace: Trace, source: str) -> TraceAnalysis:
     )
 
 
-def analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts, source: str) -> TraceAnalysis:
-    """A sound trace, with what a run knows beside it."""
+def _analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFacts, source: str) -> TraceAnalysis:
+    """Return the analysis of a complete trace with what is known about its run."""
     evidence = gather(trace, stages, account, facts)
     if not len(trace.work):
-        return _of_the_host_alone(trace, stages, evidence, source)
+        return _host_only(trace, stages, evidence, source)
     kernels = kernels_by_time(trace)
     total = account.total
     modules, operators = _owners(trace, stages)
@@ -85,7 +93,7 @@ def analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
         complete=True,
         problems=_problems(trace),
         gpu=GpuTotals(total.kernels.count, total.kernels.sum_ns, total.busy_ns, total.idle_ns, total.span_ns),
-        stages=[_stage(one) for one in account.stages],
+        stages=[_stage(time) for time in account.stages],
         kernels=[KernelLine(row.name, row.kind.value, row.calls, row.total_ns, row.mean_ns, row.share) for row in kernels],
         idle=[IdleLine(cause.label, ns) for cause, ns in total.idle.items() if ns],
         findings=list(find(evidence)),
@@ -106,41 +114,30 @@ def analyzed(trace: Trace, stages: TraceStages, account: Account, facts: RunFact
     )
 
 
-def _stage(one: StageTime) -> StageLine:
-    """A stage that seems to have no work may have some that another thread launched, or none that was recorded: not known."""
-    if not one.span_ns and not one.kernels:
-        return StageLine(one.name, one.count, one.wall_ns, *[None] * 5)
+def _stage(time: StageTime) -> StageLine:
+    """Return the line of a stage. Without device work its figures are unknown: another thread may have launched it."""
+    if not time.span_ns and not time.kernels:
+        return StageLine(time.name, time.count, time.wall_ns, *[None] * 5)
     return StageLine(
-        one.name, one.count, one.wall_ns, one.busy_ns, one.idle_ns, one.kernels, one.launches, one.kernel_ns, one.span_ns
+        time.name, time.count, time.wall_ns, time.busy_ns, time.idle_ns, time.kernels, time.launches, time.kernel_ns, time.span_ns
     )
 
 
-def _of_the_host_alone(trace: Trace, stages: TraceStages, evidence: Evidence, source: str) -> TraceAnalysis:
-    """A trace without device work: what the host did in its stages and operators, and no number of a GPU.
+def _host_only(trace: Trace, stages: TraceStages, evidence: Evidence, source: str) -> TraceAnalysis:
+    """Return the analysis of a trace without device work: host time of its stages and operators, without GPU figures.
 
-    Of the findings those remain that are about trust in a run's figures.
+    Only findings about trust in the figures remain.
     """
     instances = stages.instances
     walls = {name: instances.rows(stages.rows_of(name)) for name in stages.names}
-    return TraceAnalysis(
-        source=source,
-        complete=True,
+    return msgspec.structs.replace(
+        _without_figures(trace, source, _NO_WORK.what),
         problems=_with_no_work(_problems(trace)),
-        gpu=_NOTHING,
         stages=[StageLine(name, len(rows), exact_sum(rows.end_ns - rows.start_ns), *[None] * 5) for name, rows in walls.items()],
-        kernels=[],
-        idle=[],
         findings=list(find(evidence)),
-        why=_NO_WORK.what,
-        profiler=trace.source,
-        device="",
         stage_method=stages.method,
         stage_why=stages.why,
-        stage_coverage=None,
-        unknown_share=None,
-        budgets=[],
         steps=_host_steps(stages),
-        modules=[],
         host=host_table(trace, stages) if len(trace.operators) else None,
         labels=label_lines(trace, stages),
     )
@@ -156,19 +153,19 @@ def _host_steps(stages: TraceStages) -> list[StepLine]:
 
 _NO_WORK = ProblemLine(
     "no_device_work",
-    "the trace holds no work of a GPU",
+    "the trace contains no GPU work",
     fatal=False,
-    remedy="Record CUDA activity too, if the program used a GPU.",
+    remedy="If the program used a GPU, record CUDA activity as well.",
 )
 
 
-def _with_no_work(said: list[ProblemLine]) -> list[ProblemLine]:
-    """That there is no device work, unless the parser said so already."""
-    return said if any(problem.id == _NO_WORK.id for problem in said) else [*said, _NO_WORK]
+def _with_no_work(problems: list[ProblemLine]) -> list[ProblemLine]:
+    """Add the problem that there is no device work, unless the parser reported it."""
+    return problems if any(problem.id == _NO_WORK.id for problem in problems) else [*problems, _NO_WORK]
 
 
 def _problems(trace: Trace) -> list[ProblemLine]:
-    return [ProblemLine(one.id, one.what, one.fatal, one.remedy) for one in trace.problems]
+    return [ProblemLine(problem.id, problem.what, problem.fatal, problem.remedy) for problem in trace.problems]
 
 
 def _steps(account: Account) -> list[StepLine]:
@@ -181,7 +178,7 @@ def _steps(account: Account) -> list[StepLine]:
 
 
 def _owners(trace: Trace, stages: TraceStages) -> tuple[list[OwnerLine], list[OwnerLine]]:
-    """Modules and operators by the device time of their own."""
+    """Return modules and operators by their own device time."""
     labeled = has_modules(trace)
     if not labeled and not len(trace.operators):
         return [], []
@@ -208,7 +205,7 @@ def _budget(budget: StageBudget, unit: str) -> BudgetTable:
 
 
 def _device(trace: Trace) -> str:
-    """The devices that worked: a machine may hold more."""
+    """Return the names of the devices that had work; the machine may have more."""
     named = Counter(device_name(trace, number) for number in different(trace.work.device).tolist())
-    told = [name if count == 1 else f"{count} × {name}" for name, count in named.items() if name]
-    return ", ".join(told) or next((value for key, value in trace.facts.items() if key.startswith("device") and value), "")
+    names = [name if count == 1 else f"{count} × {name}" for name, count in named.items() if name]
+    return ", ".join(names) or next((value for key, value in trace.facts.items() if key.startswith("device") and value), "")

@@ -1,8 +1,8 @@
-"""What became of findings that were tried: predicted against measured, on the unprofiled clock of both runs."""
+"""The outcome of findings that were tried: predicted and measured times, both from unprofiled runs."""
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.separable import unstepped
+from llm_perf_opt.analysis.separable import steps_unavailable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE, PREFILL
@@ -11,41 +11,41 @@ from llm_perf_opt.core.records import CleanTimings, Missing
 
 @dataclass(frozen=True)
 class Trial:
-    """One finding, tried alone on top of the run's own configuration. Times are per unit: a token, or a prefill."""
+    """One finding, tried alone on the run's configuration. Times are per unit: a token or a prefill."""
 
     id: str
     overrides: tuple[str, ...]
     unit: str
     run: str
-    """The folder of the run that tried it; empty where none was begun."""
+    """The folder of the trial; empty if none was started."""
     why: str
-    """Why there is no measurement; empty where there is one."""
+    """Why there is no measurement; empty if there is one."""
     predicted_saving_ns: int | None
-    """From `before_ns`, whichever run that was measured in; with its bounds. Not measured: as the finding says."""
+    """Relative to `before_ns`, with its bounds. Without a measurement: the finding's own figure."""
     predicted_low_ns: int | None
     predicted_high_ns: int | None
     before_ns: int | None = None
     after_ns: int | None = None
     spread_ns: int | None = None
-    """Half the distance of the quartiles of both runs, added: a saving below it is not real."""
+    """Half the interquartile ranges of both runs, added: a smaller saving is noise."""
     kind: str = "latency"
-    """Of the finding. For throughput, times are a token's share of the batch's step, and no request is faster."""
+    """Kind of the finding. For throughput, times are per token (step time / batch), and no request is faster."""
 
     @property
     def saving_ns(self) -> int | None:
-        """As measured."""
+        """The measured saving."""
         return None if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
 
     @property
     def predicted_ns(self) -> int | None:
-        """The time that was predicted."""
+        """The predicted time."""
         if self.before_ns is None or self.predicted_saving_ns is None:
             return None
         return self.before_ns - self.predicted_saving_ns
 
     @property
     def error(self) -> float | None:
-        """How far the predicted time is from the measured one, as a share of it; above zero: slower was predicted."""
+        """Relative error of the predicted time; positive if the prediction was too slow."""
         if self.predicted_ns is None or not self.after_ns:
             return None
         return self.predicted_ns / self.after_ns - 1
@@ -53,17 +53,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verification:
-    """verify.json."""
+    """The content of verify.json."""
 
     base: str
-    """The run that the trials are compared with."""
+    """The run that trials are compared with."""
     remeasured: str
-    """Why the base was measured again; empty where the run's own times stand."""
+    """Why the base was measured again; empty if the run's own times are used."""
     trials: tuple[Trial, ...]
 
 
 def unmeasured(finding: Finding, why: str, run: str = "") -> Trial:
-    """A finding that could not be tried."""
+    """Return a trial without measurement."""
     return Trial(
         finding.id, tuple(finding.overrides), finding.saving_per, run, why,
         finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns, kind=finding.kind,
@@ -71,11 +71,12 @@ def unmeasured(finding: Finding, why: str, run: str = "") -> Trial:
 
 
 def measured(finding: Finding, base: CleanTimings, tried: CleanTimings, run: str) -> Trial:
-    """Compare the finding's stage in both runs. For throughput, a token's time is its share of the batch's step."""
+    """Compare the finding's stage in both runs. For throughput, the time per token is the step time divided by the batch."""
     before, after = (_unit_times(finding, timings) for timings in (base, tried))
     if isinstance(before, Missing) or isinstance(after, Missing):
-        whys = {"before": before, "with the change": after}
-        return unmeasured(finding, "; ".join(f"{when}: {it.why}" for when, it in whys.items() if isinstance(it, Missing)), run)
+        times = {"before": before, "with the change": after}
+        reasons = [f"{when}: {value.why}" for when, value in times.items() if isinstance(value, Missing)]
+        return unmeasured(finding, "; ".join(reasons), run)
     spread = sum(percentile(values, 0.75) - percentile(values, 0.25) for values in (before, after)) / 2
     before_ns = round(percentile(before, 0.5))
     return Trial(
@@ -85,9 +86,9 @@ def measured(finding: Finding, base: CleanTimings, tried: CleanTimings, run: str
 
 
 def predicted_saving(finding: Finding, before_ns: int) -> tuple[int | None, int | None, int | None]:
-    """What the finding says is saved of a time before that may be another than its own: expected, least and most.
+    """Return the predicted saving (expected, least, most) for a newly measured time before.
 
-    A finding that predicts the time after stands by it, however the base has moved; one that predicts a saving stands by that.
+    If the finding predicts the time after, that time stays as predicted; if it predicts a saving, the saving does.
     """
     if finding.before_ns is None or finding.after_ns is None or finding.after_low_ns is None or finding.after_high_ns is None:
         return finding.saving_ns, finding.saving_low_ns, finding.saving_high_ns
@@ -96,15 +97,16 @@ def predicted_saving(finding: Finding, before_ns: int) -> tuple[int | None, int 
 
 
 def _unit_times(finding: Finding, timings: CleanTimings) -> list[float] | Missing:
+    """Return the time per unit of the finding's stage, one value per repeat."""
     share = timings.workload.batch_size if finding.kind == "throughput" else 1
     found: list[float] = []
     if finding.stage == PREFILL:
         found = [iteration.prefill_ns / share for iteration in timings.iterations]
     elif finding.stage == DECODE and finding.saving_per != DECODE:
-        untold = unstepped(timings) if finding.counted else None
-        if untold is not None:
-            return untold
-        # The steps that the prediction is of: later ones have a longer context, and the host its moods.
-        taken = [one.steps_ns[: finding.counted or None] for one in timings.iterations if one.steps_ns]
-        found = [sum(steps) / len(steps) / share for steps in taken]
+        unavailable = steps_unavailable(timings) if finding.counted else None
+        if unavailable is not None:
+            return unavailable
+        # Only the steps that the prediction covers: later ones have a longer context.
+        covered = [iteration.steps_ns[: finding.counted or None] for iteration in timings.iterations if iteration.steps_ns]
+        found = [sum(steps) / len(steps) / share for steps in covered]
     return found or Missing(f"{finding.stage} was not timed")

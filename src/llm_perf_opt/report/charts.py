@@ -6,7 +6,7 @@ Plotly reads some tags in labels and hover texts, so names go through `label` an
 from collections.abc import Sequence
 from typing import Any
 
-from llm_perf_opt.analysis.separable import inseparable, unstepped
+from llm_perf_opt.analysis.separable import stages_unavailable, steps_unavailable
 from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.analysis.telemetry import measured_window
 from llm_perf_opt.core.machine_records import CpuSample, GpuSample, Telemetry
@@ -205,7 +205,7 @@ def _log_range(low: float, high: float) -> list[float]:
 
 def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
     """Return the median time of each decode step over the repeats, with the middle half, against its context."""
-    mixed = unstepped(timings)
+    mixed = steps_unavailable(timings)
     if mixed is not None:
         return mixed
     steps = min((len(iteration.steps_ns) for iteration in timings.iterations), default=0)
@@ -343,7 +343,7 @@ def _shading(timings: CleanTimings, begin: int, end: int) -> list[Figure]:
 
     prefills = [
         band(iteration.started_ns, iteration.started_ns + iteration.prefill_ns, ORANGE)
-        for iteration in timings.iterations[: MOST_SHADED if inseparable(timings) is None else 0]
+        for iteration in timings.iterations[: MOST_SHADED if stages_unavailable(timings) is None else 0]
     ]
     return [band(begin, end, BLUE), *prefills]
 

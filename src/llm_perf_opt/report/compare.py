@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.comparison.compare import Comparison, Row
 from llm_perf_opt.analysis.comparison.effects import Effect
 from llm_perf_opt.analysis.comparison.figures import ONE_SIDED, POWER_SPREAD, FigureChange
 from llm_perf_opt.analysis.comparison.gates import GateResult
-from llm_perf_opt.analysis.comparison.kernels import Both, unlike
+from llm_perf_opt.analysis.comparison.kernels import Both, unequal_steps
 from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, RECOMMENDED_RUNS, are_several, is_measured
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import Stage
@@ -49,8 +49,8 @@ def cause_sentences(found: Comparison) -> list[str]:
             part = f", of the {steps} tokens in it" if steps else ""
             sentences.append(f"Why {stage} is {verdict}, by the budgets of one trace a side{part}: {'; '.join(named)}.")
     decode = _stage_verdict(found, Stage.DECODE)
-    if unlike(found.traced.budget) and decode in ("faster", "slower"):
-        sentences.append(f"Why decode is {decode} is not known: {unlike(found.traced.budget)}. {SAME_STEPS}")
+    if unequal_steps(found.traced.budget) and decode in ("faster", "slower"):
+        sentences.append(f"Why decode is {decode} is not known: {unequal_steps(found.traced.budget)}. {SAME_STEPS}")
     return sentences
 
 
@@ -155,7 +155,7 @@ def left_out(found: Comparison) -> list[str]:
         ("operators", found.operators), ("kernels", found.kernels), ("budget", found.budget), ("counters", found.counters),
     ])  # fmt: skip
     decode = (("budget", found.budget, found.traced.budget), ("kernels", found.kernels, found.traced.kernels))
-    there = [(name, unlike(steps)) for name, value, steps in decode if known(value, None) is not None]
+    there = [(name, unequal_steps(steps)) for name, value, steps in decode if known(value, None) is not None]
     lost += [(f"decode in the {name}", why) for name, why in there if why]
     lost += missing((row.label, row.change) for row in (*found.memory, *found.energy))
     return [f"{name}: {why}" for name, why in lost]
@@ -163,8 +163,8 @@ def left_out(found: Comparison) -> list[str]:
 
 def traced_words(steps: Both, request: Both) -> str:
     """Return of how many tokens the decode figures of a trace are; nothing where that is not known."""
-    if unlike(steps):
-        return f"Decode is not compared: {unlike(steps)}. {SAME_STEPS}"
+    if unequal_steps(steps):
+        return f"Decode is not compared: {unequal_steps(steps)}. {SAME_STEPS}"
     if 0 in steps:
         return ""
     mean = f"Decode is per token: of the {steps[0]} tokens in the trace of each side, their mean"

@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.comparison.differences import Difference
 from llm_perf_opt.analysis.comparison.effects import Effect
 from llm_perf_opt.analysis.comparison.figures import FigureChange, OperatorChange, UsageChange
 from llm_perf_opt.analysis.comparison.gates import GateResult
-from llm_perf_opt.analysis.comparison.kernels import KernelMatch, KernelPair, LoneKernel
+from llm_perf_opt.analysis.comparison.kernels import ComparedKernel, KernelMatch, KernelPair
 from llm_perf_opt.analysis.kernels.names import short_name, short_names
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.terminal import one_line
@@ -249,7 +249,7 @@ def _pair(pair: KernelPair) -> Cell:
     return name_cell(f"{pair.base_name} → {pair.new_name}", " → ".join(both))
 
 
-def _alone(name: str, kernels: Sequence[LoneKernel]) -> Table:
+def _alone(name: str, kernels: Sequence[ComparedKernel]) -> Table:
     columns = [Column("stage"), *numbers("time", "calls"), Column("kernel"), Column("role")]
     table = Table(name, f"Kernels that {name}: {len(kernels)}", columns, tools=len(kernels) > 10)
     for one in kernels:

@@ -8,12 +8,12 @@ from typing import Any
 
 from llm_perf_opt.analysis.limits.binding import EVIDENCE, VERDICTS
 from llm_perf_opt.analysis.sweep import (
-    Ran,
+    PointFacts,
     SweepRow,
     by_workload,
+    indistinguishable,
     mixed_models,
     mixed_software,
-    not_told_apart,
     pareto_front,
     swept_keys,
 )
@@ -54,7 +54,7 @@ from llm_perf_opt.report.text import (
 
 _MOST_NAMED = 6
 
-_RAN: tuple[tuple[str, Callable[[Ran], str]], ...] = (
+_RAN: tuple[tuple[str, Callable[[PointFacts], str]], ...] = (
     ("Device:", lambda ran: ran.device if ran.host in ("", ran.device) else f"{ran.device}, host {ran.host}"),
     ("Model:", lambda ran: f"{ran.model} ({count(ran.parameters)} parameters, {ran.dtype})"),
     ("Request:", lambda ran: f"{ran.prompt_tokens} prompt tokens, {ran.new_tokens} new tokens"),
@@ -123,11 +123,11 @@ def _best_of(rows: Sequence[SweepRow], the: str) -> list[str]:
     apart = len(batches) > 1 and any(len(members) > 1 for members in batches.values())
     found = []
     for batch, members in batches.items() if apart else [("", rows)]:
-        shortest = not_told_apart(members, "tpot")
+        shortest = indistinguishable(members, "tpot")
         if shortest:
             over = f" at batch {batch}" if apart else f" over batch sizes {', '.join(batches)}" if len(batches) > 1 else ""
             found.append(_best(f"{the} shortest TPOT{over}", shortest, lambda row: words(row.median("tpot"), milliseconds)))
-    most = not_told_apart(rows, "decode_rate", most=True)
+    most = indistinguishable(rows, "decode_rate", most=True)
     if most:
         found.append(_best(f"{the} most decode throughput", most, _rate_words))
     return found
@@ -233,7 +233,7 @@ def _figures(row: SweepRow) -> list[Cell | Missing]:
         *[_with_interval(row.metrics.get(key, Missing("it was not measured"))) for key in ("tpot", "ttft")],
         cell(row.median("e2e"), milliseconds),
         *[cell(row.median(key), significant) for key in ("decode_rate", "output_rate")],
-        cell(row.floor_ns, milliseconds),
+        cell(row.roofline_ns, milliseconds),
         cell(row.times_floor, times),
     ]
 

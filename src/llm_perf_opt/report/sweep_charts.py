@@ -39,8 +39,8 @@ class Quantity:
 
 _QUANTITIES = (
     Quantity("TTFT", "ttft", True, None),
-    Quantity("TPOT", "tpot", True, lambda row: row.floor_ns),
-    Quantity("decode tokens/s", "decode_rate", False, lambda row: row.floor_rate),
+    Quantity("TPOT", "tpot", True, lambda row: row.roofline_ns),
+    Quantity("decode tokens/s", "decode_rate", False, lambda row: row.roofline_rate),
 )
 
 
@@ -146,13 +146,13 @@ def _hover(row: SweepRow) -> str:
 
 def _ends(row: SweepRow, key: str, size: float = 1.0) -> tuple[float, float]:
     """The ends that a metric is known within; of one without a value, none that reach anywhere."""
-    reach = row.reach(key)
+    reach = row.interval(key)
     return (math.nan, math.nan) if reach is None else (reach.low / size, reach.high / size)
 
 
 def _bars(rows: Sequence[SweepRow], key: str, size: float = 1.0) -> Figure:
     """Error bars of rows that have a value."""
-    reaches = [reach for row in rows if (reach := row.reach(key)) is not None]
+    reaches = [reach for row in rows if (reach := row.interval(key)) is not None]
     return {
         "type": "data", "symmetric": False, "thickness": 1, "width": 4,
         "array": [max(reach.high - reach.median, 0.0) / size for reach in reaches],

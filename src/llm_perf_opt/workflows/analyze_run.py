@@ -22,7 +22,7 @@ from llm_perf_opt.analysis.metrics import context_drift, metrics, stage_timings
 from llm_perf_opt.analysis.overhead import overheads
 from llm_perf_opt.analysis.run_analysis import RunAnalysis, measured_inputs
 from llm_perf_opt.analysis.stability import movement_warnings, run_stability
-from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_at_work, summarize_telemetry
+from llm_perf_opt.analysis.telemetry import TelemetrySummary, device_busy_share, summarize_telemetry
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.analysis.trace.gpu_metrics import gpu_metric_lines
 from llm_perf_opt.analysis.trace.stages import find_stages
@@ -192,7 +192,7 @@ def _efficiency(
     if limits is not None:
         peaks = Missing("other limits were given for this report")
     try:
-        datasheet, at_work = _datasheet(run, timings, limits), device_at_work(run.telemetry, timings)
+        datasheet, at_work = _datasheet(run, timings, limits), device_busy_share(run.telemetry, timings)
         return _Distance(efficiency(timings, run.torch, datasheet, peaks, at_work), None, warnings)
     except ImplausibleError as error:
         words = f"{error.fact} {error.remedy}"

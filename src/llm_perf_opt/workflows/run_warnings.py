@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.limits.hardware import shared_words
-from llm_perf_opt.analysis.separable import unstepped
+from llm_perf_opt.analysis.separable import steps_unavailable
 from llm_perf_opt.analysis.telemetry import TelemetrySummary
 from llm_perf_opt.analysis.trace.document import TraceAnalysis
 from llm_perf_opt.config.runtimes import traits_of
@@ -63,7 +63,7 @@ def _timing_warnings(timings: CleanTimings) -> Iterator[RunWarning]:
     if timings.runtime is not None and timings.runtime.inseparable:
         words = f"Prefill and decode cannot be told apart: {timings.runtime.inseparable}. What needs them apart is n/a."
         yield RunWarning(WarningId.STAGES_INSEPARABLE, f"{words} {traits_of(timings.runtime.type).separate}".strip())
-    elif (untimed := unstepped(timings)) is not None:
+    elif (untimed := steps_unavailable(timings)) is not None:
         words = f"Single decode steps have no times: {untimed.why}. What needs them is n/a; decode as a whole is timed."
         yield RunWarning(WarningId.STEPS_UNTIMED, words)
     if not timings.settled:

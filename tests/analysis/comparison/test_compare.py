@@ -1,7 +1,7 @@
-"""Two sides: what is refused, what is said to differ, what is compared."""
+"""Two sides: errors, differences, comparisons."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,7 +10,9 @@ import pytest
 from builders import MS, clean_timings, in_a_row, iteration, model_facts, operator, run_analysis, torch_pass, workload
 from llm_perf_opt.analysis.comparison.compare import Comparison, Side, compare, gate_names
 from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
-from llm_perf_opt.analysis.comparison.gates import parse_gates
+from llm_perf_opt.analysis.comparison.figures import ComparedFigure
+from llm_perf_opt.analysis.comparison.gates import NO_REMEDY, parse_gates
+from llm_perf_opt.analysis.comparison.kernels import ComparedKernel
 from llm_perf_opt.analysis.comparison.sides import side_of, typical_run
 from llm_perf_opt.analysis.comparison.statistics import ACCELERATOR_SPREAD
 from llm_perf_opt.analysis.metrics import METRICS
@@ -52,7 +54,7 @@ def run(
 
 
 def one_to_one(base: RunAnalysis, new: RunAnalysis, **more: Any) -> Comparison:
-    """The runs are on a CPU, of which nothing is assumed unless it is stated."""
+    """The runs are on a CPU, for which nothing is assumed unless stated."""
     return compare(Side((base,)), Side((new,)), judgement=Judgement(process_spread=ACCELERATOR_SPREAD), **more)
 
 
@@ -94,7 +96,7 @@ OTHER_DTYPE = run(timings=OTHER_MODEL, setting=("model", "dtype", "bf16"))
 
 
 @pytest.mark.parametrize(
-    ("new", "kind", "option", "cure"),
+    ("new", "kind", "option", "named"),
     [
         (LARGER_BATCH, "workload", "--experiment runtime.batch_size", {"experiment": ["runtime.batch_size"]}),
         (LARGER_BATCH, "workload", "--experiment runtime.batch_size", {"allow": ["workload"]}),
@@ -104,14 +106,14 @@ OTHER_DTYPE = run(timings=OTHER_MODEL, setting=("model", "dtype", "bf16"))
     ],
 )  # fmt: skip
 def test_runs_of_different_kinds_are_refused_until_the_difference_is_named(
-    new: RunAnalysis, kind: str, option: str, cure: dict[str, Any]
+    new: RunAnalysis, kind: str, option: str, named: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         one_to_one(run(), new)
     assert f"differ in their {kind}" in caught.value.fact
     assert option in caught.value.remedy
     assert caught.value.exit_code == 2
-    found = one_to_one(run(), new, **cure)
+    found = one_to_one(run(), new, **named)
     assert {fact.kind for fact in found.facts} == {kind}
 
 
@@ -134,7 +136,7 @@ def test_naming_one_difference_does_not_excuse_another() -> None:
         ({"allow": ["hardwear"]}, "Did you mean 'hardware'?"),
     ],
 )
-def test_an_experiment_that_is_none_is_refused(options: dict[str, Any], said: str) -> None:
+def test_an_invalid_experiment_is_an_error(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         one_to_one(run(), run(), **options)
     assert said in caught.value.fact
@@ -149,7 +151,7 @@ def test_how_it_runs_may_differ_and_is_listed() -> None:
     assert [row.key for row in one_to_one(run(), newer).environment] == ["packages.torch"]
 
 
-def test_what_else_differs_beside_the_experiment_is_a_caution() -> None:
+def test_other_differences_than_the_experiment_are_a_caution() -> None:
     new = run(timings=BATCH_4, setting=("runtime", "batch_size", 4))
     new.config["runtime"]["compile"] = "default"
     found = one_to_one(run(), new, experiment=["runtime.batch_size"])
@@ -164,10 +166,10 @@ def test_cautions_name_other_tokens_and_disturbed_runs() -> None:
     cautions = " ".join(one_to_one(run(), other).cautions)
     assert "different tokens" in cautions
     assert "The machine was busy." in cautions
-    assert "2 runs a side measure it, if roughly; 3 find smaller changes" in cautions
+    assert "2 runs per side measure it roughly; 3 detect smaller changes" in cautions
 
 
-def test_several_runs_a_side_must_be_repeats() -> None:
+def test_several_runs_per_side_must_be_repeats() -> None:
     found = compare(Side((run(), run(1.002), run(1.001))), Side((run(1.1), run(1.101), run(1.102))))
     assert found_effect(found, "tpot").verdict == "slower"
     assert found_effect(found, "tpot").runs == (3, 3)
@@ -206,7 +208,7 @@ def on_gpu(**changes: Any) -> RunAnalysis:
         (run(timings=BATCH_4, run="runs/other"), "workload: batch_size is 2"),
     ],
 )
-def test_every_run_of_a_side_is_held_to_what_the_first_ran(other: RunAnalysis, fact: str) -> None:
+def test_every_run_of_a_side_must_match_the_first(other: RunAnalysis, fact: str) -> None:
     """Although the settings are the same: on another machine, with another file behind the model's name."""
     first = run(run="runs/first")
     for sides in ((Side((first, run(), other)), Side((run(),))), (Side((run(),)), Side((first, other)))):
@@ -247,11 +249,11 @@ def test_what_is_read_at_a_moment_or_not_known_is_no_hardware() -> None:
 
 
 def test_machines_of_one_kind_are_a_caution() -> None:
-    assert not any("machines" in text for text in one_to_one(on_gpu(), on_gpu()).cautions)
+    assert not any("were made on" in text for text in one_to_one(on_gpu(), on_gpu()).cautions)
     for new, names in ((on_gpu(host="node2"), "node1, node2"), (on_gpu(uuid="GPU-2"), "GPU-1, GPU-2")):
-        assert any(text.startswith("Two machines") and names in text for text in one_to_one(on_gpu(), new).cautions)
+        assert any("were made on 2" in text and names in text for text in one_to_one(on_gpu(), new).cautions)
     last = compare(Side((on_gpu(), on_gpu())), Side((on_gpu(), on_gpu(host="node2"), on_gpu(host="node3"))))
-    assert any(text.startswith("3 machines") for text in last.cautions)
+    assert any("were made on 3 machines" in text for text in last.cautions)
     assert [(row.key, row.base, row.new) for row in last.environment] == [("host", "node1", "node1; node2; node3")]
 
 
@@ -260,17 +262,22 @@ def test_machines_of_one_kind_are_a_caution() -> None:
     [
         (
             ("cuda:0", "cuda:0"),
-            (Missing("not watched"), 1.5),
+            (Missing("not sampled"), 1.5),
             "slower",
-            "is assumed, not measured. 2 runs a side measure it, if roughly; 3",
+            "is assumed, not measured. 2 runs per side measure it roughly; 3",
         ),
-        (("cpu", "cpu"), (0.02, 0.1), "slower", "is assumed, not measured. 3 runs a side measure it."),
-        (("cpu", "cpu"), (0.02, 0.4), "not distinguishable", "Too few runs for a verdict: other work used this CPU"),
-        (("cpu", "cpu"), (0.02, Missing("not watched")), "not distinguishable", "or nobody watched"),
-        (("cpu", "cuda:0"), (0.4, 0.0), "not distinguishable", "3 runs a side, in turn, measure it; --process-spread states it"),
+        (("cpu", "cpu"), (0.02, 0.1), "slower", "is assumed, not measured. 3 runs per side measure it."),
+        (("cpu", "cpu"), (0.02, 0.4), "not distinguishable", "Too few runs for a verdict: other processes used this CPU"),
+        (("cpu", "cpu"), (0.02, Missing("not sampled")), "not distinguishable", "its load was not sampled"),
+        (
+            ("cpu", "cuda:0"),
+            (0.4, 0.0),
+            "not distinguishable",
+            "3 alternating runs per side, or state the spread",
+        ),
     ],
 )
-def test_one_run_a_side_is_judged_on_an_accelerator_and_on_a_quiet_cpu(
+def test_one_run_per_side_is_judged_on_an_accelerator_and_on_a_quiet_cpu(
     devices: tuple[str, str], others: tuple[Maybe[float], Maybe[float]], verdict: str, caution: str
 ) -> None:
     runs = [
@@ -336,7 +343,7 @@ def test_a_run_has_the_medians_of_its_own_report() -> None:
     assert found.new == pytest.approx(200 * MS)
 
 
-def test_operators_inside_graphs_are_said_to_be_unseen() -> None:
+def test_operators_inside_graphs_are_noted_as_unseen() -> None:
     graphed = on_gpu()
     graphed.config["runtime"]["compile"] = "reduce-overhead"
     assert one_to_one(on_gpu(), graphed).unseen.startswith("new: decode is replayed from CUDA graphs.")
@@ -347,26 +354,10 @@ def test_operators_inside_graphs_are_said_to_be_unseen() -> None:
     assert one_to_one(run(torch=many), run(torch=few)).unseen.startswith("new has far fewer calls of operators (900 and 100)")
 
 
-@dataclass(frozen=True)
-class Kernel:
-    name: str
-    stage: str
-    role: str
-    calls: int
-    time_ns: int
-
-
-@dataclass(frozen=True)
-class Reading:
-    key: str
-    unit: str
-    value: Maybe[float]
-
-
-def test_what_other_analyses_hold_is_compared_where_both_sides_have_it() -> None:
-    kernels = [Kernel("a", "decode", "gemm", 4, 100)]
-    budget: Sequence[Reading] = [Reading("decode/busy", "ns", 60.0), Reading("decode/idle", "ns", 40.0)]
-    after = [Reading("decode/busy", "ns", 60.0), Reading("decode/copies", "ns", 5.0)]
+def test_other_figures_are_compared_if_both_sides_have_them() -> None:
+    kernels = [ComparedKernel("a", "decode", "gemm", 4, 100)]
+    budget: Sequence[ComparedFigure] = [ComparedFigure("decode/busy", "ns", 60.0), ComparedFigure("decode/idle", "ns", 40.0)]
+    after = [ComparedFigure("decode/busy", "ns", 60.0), ComparedFigure("decode/copies", "ns", 5.0)]
     found = compare(Side((run(),), kernels, budget), Side((run(),), kernels, after))
     assert not isinstance(found.kernels, Missing)
     assert len(found.kernels.pairs) == 1
@@ -379,15 +370,15 @@ def test_what_other_analyses_hold_is_compared_where_both_sides_have_it() -> None
     assert half.kernels.why.startswith("new: ")
 
 
-def test_counters_that_no_side_has_are_told_once() -> None:
+def test_counters_that_no_side_has_give_one_reason() -> None:
     none = [
-        Reading("decode/FLOPs", "FLOP", Missing("no Nsight Compute")),
-        Reading("decode/bytes", "byte", Missing("no Nsight Compute")),
+        ComparedFigure("decode/FLOPs", "FLOP", Missing("no Nsight Compute")),
+        ComparedFigure("decode/bytes", "byte", Missing("no Nsight Compute")),
     ]
-    some = [Reading("decode/FLOPs", "FLOP", 5.0), none[1]]
+    some = [ComparedFigure("decode/FLOPs", "FLOP", 5.0), none[1]]
     other = [replace(row, value=Missing("it failed")) for row in none]
 
-    def counters(base: Sequence[Reading], new: Sequence[Reading]) -> Any:
+    def counters(base: Sequence[ComparedFigure], new: Sequence[ComparedFigure]) -> Any:
         return compare(Side((run(),), counters=base), Side((run(),), counters=new)).counters
 
     assert counters(none, none) == Missing("no Nsight Compute")
@@ -407,7 +398,7 @@ def test_of_several_runs_the_typical_one_is_looked_into() -> None:
     assert typical_run(untimed) == 1
 
 
-def test_gates_are_held_against_their_rows() -> None:
+def test_gates_are_checked_against_their_rows() -> None:
     gates = parse_gates(["tpot=3%", "ttft=20%", "throughput=3%", "memory.process=10%", "energy=5%", "itl_p99=3%"], gate_names())
     found = one_to_one(run(), run(1.1), gates=gates)
     assert [result.outcome for result in found.gates] == [
@@ -420,7 +411,7 @@ def test_a_gate_on_too_short_a_decode_says_how_many_tokens_it_takes() -> None:
     assert [result.needed for result in one_to_one(run(), run(), gates=gates).gates] == [
         "at least 51 new tokens (runtime.num_new_tokens=51)",
         "at least 501 new tokens (runtime.num_new_tokens=501)",
-        Missing("More repeats do not cure this"),
+        NO_REMEDY,
     ]
     one_token = clean_timings([iteration(100 * MS, []) for _ in range(8)], workload=workload(new_tokens=1))
     (tpot,) = one_to_one(run(timings=one_token), run(timings=one_token), gates=parse_gates(["tpot=3%"], gate_names())).gates
@@ -462,7 +453,7 @@ def test_the_order_of_the_runs_is_known(base: tuple[int, ...], new: tuple[int, .
     found = compare(sides[0], sides[1], judgement=Judgement(process_spread=ACCELERATOR_SPREAD))
     assert found.judgement.order == order
     assert found.base_runs == tuple(f"at {hour}" for hour in sorted(base)), "rivals are looked for along one timeline"
-    assert any("in turn" in caution and "All runs of" in caution for caution in found.cautions) == said
+    assert any("Alternate the runs" in caution and "All runs of" in caution for caution in found.cautions) == said
 
 
 def at_level(factors: Sequence[float]) -> RunAnalysis:
@@ -491,8 +482,8 @@ def test_a_switch_inside_a_run_keeps_every_row_without_a_verdict() -> None:
     assert told["judgement"]["order"] == "in turn"
 
 
-def test_a_switch_between_the_runs_cannot_be_told_from_a_change() -> None:
-    """Nothing in either run shows it: what the documentation says of one run a side."""
+def test_a_switch_between_the_runs_looks_like_a_change() -> None:
+    """Neither run shows it, as the documentation says about one run per side."""
     found = one_to_one(at_level([1.0] * 30), at_level([1.07] * 30))
     assert found_effect(found, "e2e").verdict == "slower"
     assert found_effect(found, "e2e").rival is None

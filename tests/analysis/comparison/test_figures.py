@@ -57,7 +57,7 @@ def test_energy_is_of_one_request() -> None:
 
 @pytest.mark.parametrize("more", [1.089, 1.215, 1.299])
 def test_energy_of_one_thing_on_two_cards_is_no_regression(more: float) -> None:
-    """So far apart lay three real pairs of one configuration."""
+    """Three real pairs of one configuration differed this much."""
     found = held([on_card(50.0)], [on_card(50.0 * more, card="GPU-2")], "energy=3%")
     assert exit_code(found.gates) == 2
     _, effect = usage(found, "energy.counter")
@@ -66,7 +66,7 @@ def test_energy_of_one_thing_on_two_cards_is_no_regression(more: float) -> None:
     assert effect.interval.low < 0 < effect.interval.high
 
 
-def test_a_large_change_of_energy_is_told_with_one_run_a_side() -> None:
+def test_a_large_change_of_energy_is_detected_with_one_run_per_side() -> None:
     for new, code, verdict in ((50 * 1.6, 1, "more"), (50 / 1.6, 0, "less")):
         found = held([on_card(50.0)], [on_card(new)], "energy=3%")
         assert exit_code(found.gates) == code
@@ -84,7 +84,7 @@ def test_energy_has_the_uncertainty_of_the_time_it_was_measured_over() -> None:
     assert [quiet.change, restless.change] == pytest.approx([0.6, 0.6])
 
 
-def test_several_runs_a_side_measure_how_much_energy_differs() -> None:
+def test_several_runs_per_side_measure_how_much_energy_differs() -> None:
     base = [on_card(joules) for joules in (50.0, 50.4, 49.7)]
     worse = held(base, [on_card(joules) for joules in (55.0, 55.5, 54.6)], "energy=3%")
     assert exit_code(worse.gates) == 1
@@ -94,14 +94,14 @@ def test_several_runs_a_side_measure_how_much_energy_differs() -> None:
 
 
 def test_runs_of_each_side_on_a_card_of_its_own_do_not_show_how_cards_differ() -> None:
-    """Three runs a side repeat well, each on its card: 9 % between the sides may be the cards'."""
+    """Three runs per side repeat well, each on its card: 9 % between the sides may be the cards'."""
     base = [on_card(joules) for joules in (50.0, 50.1, 49.9)]
     other = [on_card(joules * 1.09, card="GPU-2") for joules in (50.0, 50.1, 49.9)]
     found = held(base, other, "energy=3%")
     (gate,) = found.gates
     assert gate.outcome == "cannot tell"
     assert isinstance(gate.needed, Missing)
-    assert "run both sides on the same card, in turn" in gate.needed.why
+    assert "run both sides on the same card, alternating" in gate.needed.why
     mixed = [replace(one, env=two.env) for one, two in zip(other, [base[0], *other[1:]], strict=True)]
     both = [replace(one, env=two.env) for one, two in zip(base, [other[0], *base[1:]], strict=True)]
     assert exit_code(held(both, mixed, "energy=3%").gates) == 1
@@ -116,21 +116,21 @@ def test_no_number_of_runs_is_promised_where_the_cards_differ(runs: int, scatter
     (gate,) = held(base, new, "energy=5%").gates
     assert gate.outcome == "cannot tell"
     assert isinstance(gate.needed, Missing)
-    assert gate.needed.why.startswith("No number of runs shows how much the cards differ")
-    assert "the sides ran on different cards, and 10% of deviation is assumed between the powers" in gate.why
+    assert gate.needed.why.startswith("More runs do not show how much the cards differ")
+    assert "the sides ran on different cards, and the power of cards of one kind is assumed to deviate by 10%" in gate.why
     assert "restless" not in gate.why + gate.needed.why
     (unknown,) = held([replace(base[0], env={"cpu": {}})], [replace(new[0], env={"cpu": {}})], "energy=5%").gates
     assert "the sides may have run on different cards" in unknown.why
 
 
-def test_on_one_card_the_assumed_spread_is_named_and_runs_are_the_cure() -> None:
+def test_on_one_card_the_assumed_spread_is_named_and_runs_would_help() -> None:
     (gate,) = held([on_card(50)], [on_card(50 * 1.2357)], "energy=5%").gates
-    assert gate.why.endswith("(runs are taken to differ by 10.0%, which so few do not measure)")
+    assert gate.why.endswith("(runs are assumed to differ by 10.0%, because there are too few to measure it)")
     assert not isinstance(gate.needed, Missing)
-    assert "runs on each side" in gate.needed
+    assert "runs per side" in gate.needed
     (near,) = held([on_card(50)], [on_card(50 * 1.02)], "energy=3%").gates
     assert isinstance(near.needed, Missing)
-    assert near.needed.why.endswith("for runs that differ by 10.05%, as is assumed; 3 on each side would measure it")
+    assert near.needed.why.endswith("for runs that differ by 10.05% (assumed; 3 runs per side would measure it)")
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_energy_of_the_same_thing_is_rarely_called_a_change() -> None:
     assert told <= 10
 
 
-def test_what_repeats_to_the_byte_is_told_to_the_byte() -> None:
+def test_what_repeats_to_the_byte_is_compared_to_the_byte() -> None:
     found = held(
         [on_card()], [on_card(allocated_bytes=GIB + 2**20)], "memory.allocated=0%", "memory.reserved=0%", "memory.device=0%"
     )
@@ -177,13 +177,13 @@ def test_runs_of_one_side_that_differ_show_that_it_is_not_exact() -> None:
 
 
 def test_resident_memory_has_an_interval() -> None:
-    """Real pairs of one thing lay up to 2 % apart."""
+    """Real pairs of equal runs differed by up to 2 %."""
     assert exit_code(held([on_card(resident=2.0)], [on_card(resident=2.04)], "memory.process=1%").gates) == 2
     assert exit_code(held([on_card(resident=2.0)], [on_card(resident=2.4)], "memory.process=1%").gates) == 1
     assert exit_code(held([on_card(resident=2.0)], [on_card(resident=2.0)], "memory.process=10%").gates) == 0
 
 
-def test_a_reading_that_a_run_lacks_is_missing_and_the_other_side_still_shown() -> None:
+def test_a_missing_reading_leaves_the_other_side_shown() -> None:
     none = Missing("the driver does not tell")
     row = next(row for row in held([on_card()], [on_card(device_used_bytes=none)]).memory if row.key == "memory.device")
     assert (row.base, row.new, row.effect) == (3 * GIB, none, none)

@@ -1,46 +1,28 @@
-"""Kernels paired by role: renamed ones meet, and each kernel of either side stands once."""
+"""Kernels paired by role: renamed kernels are paired, and each kernel appears once."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_fixtures import counted, traced_uses
-from llm_perf_opt.analysis.comparison.kernels import match_kernels
+from llm_perf_opt.analysis.comparison.kernels import ComparedKernel, match_kernels
 from llm_perf_opt.analysis.kernels.classes import classify
 from llm_perf_opt.analysis.kernels.names import normal_name
 
 
-@dataclass(frozen=True)
-class Kernel:
-    name: str
-    stage: str
-    role: str
-    calls: int
-    time_ns: int
-
-
-@dataclass(frozen=True)
-class RatedKernel:
-    name: str
-    stage: str
-    role: str
-    calls: float
-    time_ns: int
-
-
 def test_a_renamed_kernel_meets_its_counterpart() -> None:
     base = [
-        Kernel("sm80_xmma_gemm_bf16_128x64", "decode", "gemm", 112, 5_000),
-        Kernel("vectorized_add<float>", "decode", "elementwise", 56, 100),
-        Kernel("flash_fwd_splitkv", "decode", "attention", 28, 700),
-        Kernel("old_memset", "decode", "other", 3, 10),
+        ComparedKernel("sm80_xmma_gemm_bf16_128x64", "decode", "gemm", 112, 5_000),
+        ComparedKernel("vectorized_add<float>", "decode", "elementwise", 56, 100),
+        ComparedKernel("flash_fwd_splitkv", "decode", "attention", 28, 700),
+        ComparedKernel("old_memset", "decode", "other", 3, 10),
     ]
     new = [
-        Kernel("sm90_xmma_gemm_bf16_128x128", "decode", "gemm", 112, 4_000),
-        Kernel("vectorized_add<float>", "decode", "elementwise", 56, 110),
-        Kernel("fmha_v2_flash", "decode", "attention", 28, 650),
-        Kernel("triton_fused_norm", "decode", "norm", 57, 300),
+        ComparedKernel("sm90_xmma_gemm_bf16_128x128", "decode", "gemm", 112, 4_000),
+        ComparedKernel("vectorized_add<float>", "decode", "elementwise", 56, 110),
+        ComparedKernel("fmha_v2_flash", "decode", "attention", 28, 650),
+        ComparedKernel("triton_fused_norm", "decode", "norm", 57, 300),
     ]
     found = match_kernels(base, new)
     assert [(pair.role, pair.how, pair.new_ns - pair.base_ns) for pair in found.pairs] == [
@@ -53,25 +35,25 @@ def test_a_renamed_kernel_meets_its_counterpart() -> None:
 def test_order_and_call_counts_decide_between_like_kernels() -> None:
     """Two GEMMs of a layer, both renamed: the one called 28 times stays the one called 28 times, the first stays the first."""
     base = [
-        Kernel("gemm_a", "decode", "gemm", 28, 1),
-        Kernel("gemm_b", "decode", "gemm", 56, 1),
-        Kernel("gemm_c", "decode", "gemm", 56, 1),
+        ComparedKernel("gemm_a", "decode", "gemm", 28, 1),
+        ComparedKernel("gemm_b", "decode", "gemm", 56, 1),
+        ComparedKernel("gemm_c", "decode", "gemm", 56, 1),
     ]
     new = [
-        Kernel("tile_x", "decode", "gemm", 56, 1),
-        Kernel("tile_y", "decode", "gemm", 56, 1),
-        Kernel("tile_z", "decode", "gemm", 28, 1),
+        ComparedKernel("tile_x", "decode", "gemm", 56, 1),
+        ComparedKernel("tile_y", "decode", "gemm", 56, 1),
+        ComparedKernel("tile_z", "decode", "gemm", 28, 1),
     ]
     pairs = {pair.base_name: pair.new_name for pair in match_kernels(base, new).pairs}
     assert pairs == {"gemm_a": "tile_z", "gemm_b": "tile_x", "gemm_c": "tile_y"}
 
 
 def test_other_stages_classes_and_call_counts_do_not_pair() -> None:
-    one = [Kernel("a", "decode", "gemm", 10, 1)]
+    one = [ComparedKernel("a", "decode", "gemm", 10, 1)]
     for other in (
-        Kernel("b", "prefill", "gemm", 10, 1),
-        Kernel("b", "decode", "norm", 10, 1),
-        Kernel("b", "decode", "gemm", 16, 1),
+        ComparedKernel("b", "prefill", "gemm", 10, 1),
+        ComparedKernel("b", "decode", "norm", 10, 1),
+        ComparedKernel("b", "decode", "gemm", 16, 1),
     ):
         found = match_kernels(one, [other])
         assert (len(found.pairs), len(found.appeared), len(found.vanished)) == (0, 1, 1)
@@ -86,8 +68,8 @@ def test_the_spellings_of_two_tools_are_one_name() -> None:
         spelled = {normal_name(one.name): one.name for one in counted()[stage].kernels}
         pairs = [(use.name, spelled[normal_name(use.name)]) for use in traced_uses() if normal_name(use.name) in spelled]
         assert len({torch for torch, nsight in pairs if torch != nsight}) > 10
-        base = [Kernel(name, stage, classify(name), 28, 1) for name in dict.fromkeys(nsight for _, nsight in pairs)]
-        new = [Kernel(name, stage, classify(name), 7, 1) for name in sorted(dict.fromkeys(torch for torch, _ in pairs))]
+        base = [ComparedKernel(name, stage, classify(name), 28, 1) for name in dict.fromkeys(nsight for _, nsight in pairs)]
+        new = [ComparedKernel(name, stage, classify(name), 7, 1) for name in sorted(dict.fromkeys(torch for torch, _ in pairs))]
         found = match_kernels(base, new)
         assert not found.appeared
         assert not found.vanished
@@ -96,12 +78,12 @@ def test_the_spellings_of_two_tools_are_one_name() -> None:
         assert [one.role for one in base] == [classify({nsight: torch for torch, nsight in pairs}[one.name]) for one in base]
 
 
-def test_template_arguments_tell_kernels_of_one_function_apart() -> None:
+def test_template_arguments_distinguish_kernels_of_one_function() -> None:
     """All of them retuned from eight elements a thread to four, and standing in another order: silu stays silu."""
     functors = ("silu_kernel", "MulFunctor<float>", "CUDAFunctor_add<float>")
-    base = [Kernel(_VECTORIZED % ("8", name), "decode", "elementwise", 28, 1) for name in functors]
+    base = [ComparedKernel(_VECTORIZED % ("8", name), "decode", "elementwise", 28, 1) for name in functors]
     for order in ((1, 0, 2), (2, 1, 0), (1, 2, 0)):
-        new = [Kernel(_VECTORIZED % ("4", functors[place]), "decode", "elementwise", 28, 1) for place in order]
+        new = [ComparedKernel(_VECTORIZED % ("4", functors[place]), "decode", "elementwise", 28, 1) for place in order]
         pairs = match_kernels(base, new).pairs
         assert len(pairs) == 3
         assert all(pair.new_name == pair.base_name.replace("<8,", "<4,") for pair in pairs)
@@ -112,26 +94,26 @@ def test_template_arguments_tell_kernels_of_one_function_apart() -> None:
 
 
 def test_names_that_share_a_word_meet_before_those_that_stand_alike() -> None:
-    base = [Kernel(_VECTORIZED % ("8", "silu_kernel"), "decode", "elementwise", 28, 5)]
+    base = [ComparedKernel(_VECTORIZED % ("8", "silu_kernel"), "decode", "elementwise", 28, 5)]
     new = [
-        Kernel("triton_poi_fused_add_arange_bmm_cat_cos_2", "decode", "elementwise", 28, 5),
-        Kernel("triton_poi_fused_unsafe_view_mul_silu_8", "decode", "elementwise", 28, 4),
+        ComparedKernel("triton_poi_fused_add_arange_bmm_cat_cos_2", "decode", "elementwise", 28, 5),
+        ComparedKernel("triton_poi_fused_unsafe_view_mul_silu_8", "decode", "elementwise", 28, 4),
     ]
     (pair,) = match_kernels(base, new).pairs
     assert pair.new_name == "triton_poi_fused_unsafe_view_mul_silu_8"
 
 
 def test_a_kernel_of_one_step_in_eight_is_no_counterpart_of_one_in_every_step() -> None:
-    base = [RatedKernel("rebuild_a", "decode", "other", 0.125, 1)]
-    found = match_kernels(base, [RatedKernel("rebuild_b", "decode", "other", 1.0, 1)])
+    base = [ComparedKernel("rebuild_a", "decode", "other", 0.125, 1)]
+    found = match_kernels(base, [ComparedKernel("rebuild_b", "decode", "other", 1.0, 1)])
     assert not found.pairs
-    (pair,) = match_kernels(base, [RatedKernel("rebuild_b", "decode", "other", 0.125, 1)]).pairs
+    (pair,) = match_kernels(base, [ComparedKernel("rebuild_b", "decode", "other", 0.125, 1)]).pairs
     assert pair.base_calls == 0.125
 
 
 kernels = st.lists(
     st.builds(
-        Kernel, st.sampled_from("abcdef"), st.sampled_from(["prefill", "decode"]), st.sampled_from(["gemm", "norm"]),
+        ComparedKernel, st.sampled_from("abcdef"), st.sampled_from(["prefill", "decode"]), st.sampled_from(["gemm", "norm"]),
         st.integers(0, 5), st.integers(0, 100),
     ),
     max_size=12,
@@ -139,7 +121,7 @@ kernels = st.lists(
 
 
 @given(kernels, kernels)
-def test_every_kernel_stands_once_and_no_time_is_lost(base: list[Kernel], new: list[Kernel]) -> None:
+def test_every_kernel_stands_once_and_no_time_is_lost(base: list[ComparedKernel], new: list[ComparedKernel]) -> None:
     found = match_kernels(base, new)
     assert len(found.pairs) + len(found.vanished) == len(base)
     assert len(found.pairs) + len(found.appeared) == len(new)

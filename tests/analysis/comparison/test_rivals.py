@@ -46,7 +46,7 @@ def test_the_sides_are_named_as_they_were_given() -> None:
     assert found.words == "repeats 26 to 30 of new ran at the level of base"
 
 
-def test_at_the_far_ends_more_repeats_are_asked_for() -> None:
+def test_at_the_far_ends_more_repeats_are_needed() -> None:
     """There the machine must have switched twice: the same repeats in the opposite order do not explain the difference."""
     earlier, later = noise(1) + switched(29, 30, 0.05), noise(4) + 0.05
     near = rival(earlier, later)

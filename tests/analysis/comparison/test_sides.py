@@ -1,4 +1,4 @@
-"""What the traces of two sides say: per token, of the tokens they hold."""
+"""The traces of two sides: figures per token."""
 
 from dataclasses import replace
 from typing import Any
@@ -75,7 +75,7 @@ def test_a_budget_is_per_token_and_kernels_are_too() -> None:
     assert decode[1] == pytest.approx([time / 2 for time in decode[0]], abs=1)
 
 
-def test_every_page_says_of_how_many_tokens_decode_is() -> None:
+def test_every_page_states_the_number_of_decode_tokens() -> None:
     found = held(traced(2), traced(2, slower=0.5, name="b"))
     for page in (read(comparison_page(found)).text, comparison_html(found)):
         assert "of the 2 tokens in the trace of each side" in page
@@ -101,7 +101,7 @@ def test_traces_of_different_length_are_not_compared_in_decode() -> None:
     assert not any(kernel.stage == "decode" for kernel in (*found.kernels.appeared, *found.kernels.vanished))
     assert not isinstance(found.counters, Missing)
     assert {row.key.partition("/")[0] for row in found.counters} == {"prefill"}
-    why = "the traces hold 16 decode steps on one side and 8 on the other"
+    why = "the traces contain 16 decode steps on one side and 8 on the other"
     assert [text.partition(":")[0] for text in left_out(found) if why in text] == [
         "decode in the budget",
         "decode in the kernels",
@@ -111,14 +111,14 @@ def test_traces_of_different_length_are_not_compared_in_decode() -> None:
     assert f"Why decode is faster is not known: {why}" in comparison_text(found)
 
 
-def test_the_table_of_kernels_says_that_decode_is_per_token() -> None:
+def test_the_table_of_kernels_states_that_decode_is_per_token() -> None:
     page = comparison_page(held(traced(8), traced(8, name="b")))
     section = page[page.index("## Kernels") : page.index("## Operators")]
     assert "decode per token" in section
 
 
 def test_a_kernel_of_one_step_in_eight_has_its_real_rate() -> None:
-    """One launch in eight steps is no launch per token, and whole counts stay whole."""
+    """One launch in eight steps is less than one per token; whole counts stay whole."""
     runs = [traced(8, name=name) for name in ("a", "b")]
     kernels = runs[0].kernels
     assert isinstance(kernels, KernelEvidence)

@@ -1,4 +1,4 @@
-"""Runs that cannot be compared: copies, unknown records, figures that cannot be."""
+"""Runs that cannot be compared: copies, unknown records, implausible figures."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ def test_a_copy_of_a_run_is_known_by_what_was_measured() -> None:
     ):
         with pytest.raises(ConfigError, match="runs/1 and elsewhere are one run") as caught:
             check_distinct([measured(0), measured(1), copy])
-        assert "no repeat" in caught.value.remedy
+        assert "neither a repeat" in caught.value.remedy
     shortened = run_analysis(timings=clean_timings(TEN[:6]), run="shortened")
     with pytest.raises(ConfigError, match="are one run"):
         check_distinct([measured(0), shortened])
@@ -55,7 +55,7 @@ IMPOSSIBLE = ImplausibleError("MBU of decode is 1107.8%.", "Check the device.")
             measured(
                 1, impossible=IMPOSSIBLE, warnings=(RunWarning(WarningId.IMPLAUSIBLE, f"{IMPOSSIBLE.fact} {IMPOSSIBLE.remedy}"),)
             ),
-            "runs/1 cannot be true: MBU of decode is 1107.8%. Check the device",
+            "a figure of runs/1 is implausible: MBU of decode is 1107.8%. Check the device",
         ),
         (
             measured(1, manifest=manifest(passes=(PassRecord("clean", "failed", why="killed"),))),
@@ -64,7 +64,7 @@ IMPOSSIBLE = ImplausibleError("MBU of decode is 1107.8%.", "Check the device.")
         (measured(1, manifest=manifest(passes=(PassRecord("clean", "started"),))), "the unprofiled pass of runs/1 is started"),
     ],
 )
-def test_no_verdict_rests_on_a_run_that_cannot_be_believed(doubtful: RunAnalysis, said: str) -> None:
+def test_no_verdict_is_based_on_an_invalid_run(doubtful: RunAnalysis, said: str) -> None:
     for sides in ((measured(), doubtful), (doubtful, measured())):
         found = held(*sides)
         assert exit_code(found.gates) == 2
@@ -106,11 +106,11 @@ def test_other_prompts_that_a_setting_explains_name_the_setting() -> None:
     assert held(base, new, experiment=["dataset.path"]).facts
 
 
-def test_prompts_that_are_not_known_are_said_to_be() -> None:
+def test_unknown_prompts_are_a_caution() -> None:
     unknown = measured(1, prompts_sha256=Missing("it has no record of them"))
     found = held(measured(), unknown)
     assert found.facts == ()
-    assert "Whether runs/1 had the same prompts is not known: it has no record of them." in found.cautions
+    assert "The prompts of runs/1 are unknown and may differ: it has no record of them." in found.cautions
     other = replace(unknown, timings=replace(clean_timings(), tokens_sha256="1" * 64))
     assert "The two sides produced different tokens." in held(measured(), other).cautions
     known = replace(other, prompts_sha256="a" * 64)
@@ -128,17 +128,17 @@ def test_unknown_hardware_does_not_pass_for_equal(env: dict[str, Any]) -> None:
     assert not any("(not there)" in row.new and not env for row in found.environment)
 
 
-def test_unknown_settings_are_said_once_and_are_no_repeats() -> None:
+def test_unknown_settings_are_one_caution_and_not_repeats() -> None:
     unknown = measured(1, config={})
     found = held(measured(), unknown)
     assert found.settings == ()
     assert sum("settings of runs/1 are unknown" in text for text in found.cautions) == 1
-    with pytest.raises(ConfigError, match="Whether the runs of the base side are repeats of each other is not known"):
+    with pytest.raises(ConfigError, match="It is unknown whether the runs of the base side are repeats of each other"):
         check_one_side("the base side", [measured(), unknown])
 
 
 def test_a_setting_that_is_null_is_no_difference_from_none() -> None:
-    """A version that has a setting more writes null where nobody set it: that is no experiment, and hinders none."""
+    """A version with an additional setting writes null if it is not set: that is not a difference."""
     base = measured(0, config={"dataset": {"root": None, "path": "a"}, "runtime": {"prompt_tokens": 8}})
     new = measured(1, config={"dataset": {"path": "a"}, "runtime": {"prompt_tokens": 16}})
     longer = clean_timings(
@@ -148,7 +148,7 @@ def test_a_setting_that_is_null_is_no_difference_from_none() -> None:
     for sides in ((base, new), (new, base)):
         found = held(*sides, experiment=["runtime.prompt_tokens"])
         assert [row.key for row in found.settings] == ["runtime.prompt_tokens"]
-        assert not any("Besides the experiment" in text for text in found.cautions)
+        assert not any("In addition to the experiment" in text for text in found.cautions)
     assert check_one_side("the base side", [base, measured(2, config={**base.config, "dataset": {"path": "a"}})])
     given = replace(new, config={**new.config, "dataset": {"root": "x", "path": "a"}})
     with pytest.raises(ConfigError, match="differ in their workload"):

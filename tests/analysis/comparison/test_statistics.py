@@ -172,7 +172,7 @@ def test_two_runs_that_agree_leave_what_is_assumed() -> None:
 
 @pytest.mark.parametrize("counts", [(5, 1), (1, 5), (20, 1), (8, 2)])
 def test_many_runs_against_one_on_a_busy_machine_have_no_interval(counts: tuple[int, int]) -> None:
-    """The machine has states a factor of two apart; a side of one or two runs sits in one, and nothing in it tells."""
+    """The machine has two states a factor of two apart; a side of one or two runs may be in one without showing it."""
     generator = np.random.default_rng(7)
     sides = [[noise(generator, 12, 0.025, 200 if generator.random() < 0.25 else 100) for _ in range(count)] for count in counts]
     found = compared(sides[0], sides[1], ON_CPU)
@@ -186,7 +186,7 @@ def test_many_runs_against_one_on_a_busy_machine_have_no_interval(counts: tuple[
 
 @pytest.mark.parametrize("chance", [0.15, 0.25])
 @pytest.mark.slow
-def test_states_of_a_machine_are_rarely_called_a_change_by_three_runs_a_side(chance: float) -> None:
+def test_states_of_a_machine_are_rarely_called_a_change_with_three_runs_per_side(chance: float) -> None:
     generator = np.random.default_rng(9)
 
     def side() -> list[list[float]]:
@@ -207,7 +207,7 @@ def test_a_slowdown_of_5_percent_in_2_percent_noise_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_three_runs_a_side_find_it_with_ten_repeats_each() -> None:
+def test_three_runs_per_side_detect_it_with_ten_repeats_each() -> None:
     assert share(verdicts(n=10, slowdown=0.05, processes=0.005, runs=3), "slower") >= 0.95
     assert share(verdicts(n=10, slowdown=0.05, processes=0.005, runs=3, judgement=ON_CPU), "slower") >= 0.95
 
@@ -226,7 +226,7 @@ def test_the_verdict_is_read_off_the_interval(runs: int) -> None:
 
 
 @pytest.mark.slow
-def test_likeness_of_neighbors_widens_the_interval() -> None:
+def test_correlated_neighbors_widen_the_interval() -> None:
     free, alike = (np.mean([one.uncertainty.inside for one in verdicts(kind=kind)]) for kind in ("log-normal", "alike neighbors"))
     assert alike > 1.5 * free
 
@@ -243,7 +243,7 @@ TINY_STAGES = [(name, stage) for name in TINY for stage in ("prefill_ns", "decod
 
 @pytest.mark.parametrize(("name", "stage"), TINY_STAGES)
 @pytest.mark.slow
-def test_single_real_runs_of_one_thing_on_a_cpu_are_never_told_apart(name: str, stage: str) -> None:
+def test_single_equal_runs_on_a_cpu_are_never_called_different(name: str, stage: str) -> None:
     """What is assumed of an accelerator would call many of these pairs a change: a level is what the machine gave a run."""
     pairs = list(itertools.combinations(tiny(name, stage), 2))
     assert len(pairs) >= 100
@@ -253,15 +253,15 @@ def test_single_real_runs_of_one_thing_on_a_cpu_are_never_told_apart(name: str, 
     assert sum(compared([one], [other]).verdict != NONE for one, other in pairs) > 0, "the assumption is what must not be made"
 
 
-def test_two_calm_runs_of_one_thing_lie_a_factor_of_two_apart() -> None:
-    """So nothing that the repeats of single runs show could have kept them apart."""
+def test_two_quiet_equal_runs_differ_by_a_factor_of_two() -> None:
+    """So the repeats of single runs cannot reveal it."""
     calm = [run for name in TINY for run in tiny(name, "decode_ns") if np.ptp(np.log(run)) < 0.15]
     medians = [float(np.median(run)) for run in calm]
     assert max(medians) / min(medians) > 1.8
 
 
 @pytest.mark.parametrize(("name", "stage"), TINY_STAGES)
-def test_real_runs_of_one_thing_made_in_turn_are_not_told_apart(name: str, stage: str) -> None:
+def test_alternating_equal_runs_are_not_called_different(name: str, stage: str) -> None:
     series = tiny(name, stage)
     for runs in (2, 3, 4):
         windows = [series[first : first + 2 * runs] for first in range(len(series) - 2 * runs + 1)]
@@ -272,7 +272,7 @@ def test_real_runs_of_one_thing_made_in_turn_are_not_told_apart(name: str, stage
 
 @pytest.mark.parametrize(("name", "stage"), TINY_STAGES)
 @pytest.mark.slow
-def test_real_runs_of_one_thing_in_any_order_are_rarely_told_apart(name: str, stage: str) -> None:
+def test_equal_runs_in_any_order_are_rarely_called_different(name: str, stage: str) -> None:
     generator = np.random.default_rng(3)
     series = tiny(name, stage)
     drawn = [generator.permutation(len(series))[:6] for _ in range(PAIRS)]
@@ -282,7 +282,7 @@ def test_real_runs_of_one_thing_in_any_order_are_rarely_told_apart(name: str, st
 
 @pytest.mark.parametrize("kind", ["eager", "compiled"])
 @pytest.mark.parametrize("stage", ["prefill_ns", "decode_ns"])
-def test_single_runs_of_one_thing_on_an_h200_are_not_told_apart(kind: str, stage: str) -> None:
+def test_single_equal_runs_on_an_h200_are_not_called_different(kind: str, stage: str) -> None:
     runs = [run[stage] for run in H200 if run["kind"] == kind]
     found = [compared([one], [other]) for one, other in itertools.combinations(runs, 2)]
     assert found
@@ -309,7 +309,7 @@ def test_on_a_restless_machine_a_change_must_exceed_the_range_that_the_repeats_v
     assert (large.verdict, large.uncertainty.restless) == ("slower", True)
     assert large.uncertainty.visited < math.log(2)
     pair = [noise(generator, 30, 0.05, level=level) for level in (100, 100.1, 115, 115.1)]
-    assert compared(pair[:2], pair[2:]).verdict == NONE, "two runs a side may both sit in one state"
+    assert compared(pair[:2], pair[2:]).verdict == NONE, "two runs per side may both be in one state"
     six = [noise(generator, 30, 0.05, level=level) for level in (100, 100.1, 100.2, 115, 115.1, 115.2)]
     assert compared(six[:3], six[3:]).verdict == "slower"
 
@@ -380,7 +380,7 @@ def test_long_decodes_stay_cheap() -> None:
         ([[1.0] * 5 + [math.nan]], [[1.0] * 6], "not above zero"),
     ],
 )
-def test_what_carries_no_interval_says_why(base: list[list[float]], new: list[list[float]], why: str) -> None:
+def test_a_missing_interval_gives_the_reason(base: list[list[float]], new: list[list[float]], why: str) -> None:
     found = effect(base, new)
     assert isinstance(found, Missing)
     assert why in found.why
@@ -431,7 +431,7 @@ def test_the_unit_does_not_matter(one: list[float], other: list[float], unit: fl
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(series, min_size=1, max_size=2), st.lists(series, min_size=1, max_size=2))
-def test_nothing_is_called_a_change_where_nothing_may_be_assumed_and_runs_are_few(base: Runs, new: Runs) -> None:
+def test_few_runs_without_an_assumption_give_no_verdict(base: Runs, new: Runs) -> None:
     found = compared(base, new, ON_CPU)
     assert found.verdict == NONE
     assert isinstance(found.interval, Missing)
@@ -464,7 +464,7 @@ def test_repeats_and_runs_that_are_all_equal_have_no_spread(time: int, runs: int
 @pytest.mark.parametrize(
     ("judgement", "fewest"), [(ON_ACCELERATOR, 2), (Judgement(process_spread=0.2, measured_from=4), 3), (ON_CPU, 3)]
 )
-def test_the_runs_said_to_measure_the_spread_are_the_fewest_that_do(judgement: Judgement, fewest: int) -> None:
+def test_the_suggested_runs_are_the_fewest_that_measure_the_spread(judgement: Judgement, fewest: int) -> None:
     assert runs_to_measure(judgement) == fewest
     assert [is_measured((runs, runs), judgement) for runs in (fewest - 1, fewest)] == [False, True]
     runs = [noise(np.random.default_rng(seed), 10, 0.01) for seed in range(2 * fewest)]
@@ -522,13 +522,13 @@ def test_looking_for_movements_costs_no_power(kind: str, runs: int, slowdown: fl
     assert called(kind, plan) >= POWER_BEFORE[kind, runs, slowdown]
 
 
-def test_one_run_a_side_still_finds_a_slowdown() -> None:
+def test_one_run_per_side_still_detects_a_slowdown() -> None:
     """The cheap part of the test above."""
     assert called("log-normal", Plan(slowdown=0.10)) >= POWER_BEFORE["log-normal", 1, 0.10]
 
 
 def test_a_difference_that_the_machine_explains_reaches_to_no_change() -> None:
-    """And says so as data. The verdict, the gates' bounds and the interval agree."""
+    """Also as data. The verdict, the gates' bounds and the interval agree."""
     generator = np.random.default_rng(5)
     base, new = noise(generator, 30, 0.01), noise(generator, 30, 0.01, level=107)
     base[-4:] = noise(generator, 4, 0.01, level=107)

@@ -1,4 +1,4 @@
-"""Two sides held against each other: what changed, whether it is real, and what else differs."""
+"""The comparison of two sides: what changed, whether it is real, and what else differs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +15,17 @@ from llm_perf_opt.analysis.comparison.differences import (
     environment_differences,
     fact_differences,
     few_runs,
+    invalid_run,
     not_in_turn,
     order_of,
-    unbelievable,
 )
 from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.facts import flatten
 from llm_perf_opt.analysis.comparison.figures import (
+    ALL_PROCESSES,
     DEVICE_MEMORY,
     MEMORY,
-    OF_EVERYONE,
-    Figure,
+    ComparedFigure,
     FigureChange,
     OperatorChange,
     UsageChange,
@@ -33,18 +33,18 @@ from llm_perf_opt.analysis.comparison.figures import (
     figure_changes,
     memory_changes,
     operator_changes,
+    reason_once,
     stage_of,
-    told_once,
     unseen_operators,
 )
-from llm_perf_opt.analysis.comparison.gates import NO_CURE, Gate, GateResult, hold
+from llm_perf_opt.analysis.comparison.gates import NO_REMEDY, Gate, GateResult, check_gate
 from llm_perf_opt.analysis.comparison.kernels import (
     NOT_TRACED,
+    ComparedKernel,
     KernelMatch,
-    MatchableKernel,
     TracedSteps,
     match_kernels,
-    of_the_same_steps,
+    without_unequal_decode,
 )
 from llm_perf_opt.analysis.comparison.statistics import (
     ACCELERATOR_SPREAD,
@@ -56,38 +56,38 @@ from llm_perf_opt.analysis.comparison.statistics import (
 )
 from llm_perf_opt.analysis.metrics import METRICS, stage_values, substage_values, value_of
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
-from llm_perf_opt.analysis.separable import inseparable, unstepped
+from llm_perf_opt.analysis.separable import stages_unavailable, steps_unavailable
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.stages import Stage
 
 T = TypeVar("T")
 R = TypeVar("R")
-PassOutcome = TypeVar("PassOutcome", "Row", UsageChange)
+Judged = TypeVar("Judged", "Row", UsageChange)
 
-ANEW = Missing("Make that run anew, or leave it out")
-"""What would let a gate be told where a run cannot be believed."""
+RERUN = Missing("Rerun the invalid run, or leave it out")
+"""What a gate needs if a run is not valid."""
 SEE_ABOVE = "not judged: see the top"
-"""Of a gate; why nothing is judged is long, and is said once: `Comparison.unjudged`."""
-NOT_JUDGED = Missing("a run cannot be believed")
-NOT_MADE = Missing("the analysis of these runs does not hold it")
+"""The reason of a gate; the full reason is given once, in `Comparison.unjudged`."""
+NOT_JUDGED = Missing("a run is not valid")
+NOT_MADE = Missing("the analysis of these runs does not contain it")
 
 
 @dataclass(frozen=True)
 class Side:
-    """One or several runs of one configuration, and what else is known of the typical one of them."""
+    """One or more runs of one configuration, and details of the most typical one."""
 
     runs: tuple[RunAnalysis, ...]
     """In the order they were made."""
-    kernels: Maybe[Sequence[MatchableKernel]] = NOT_MADE
-    budget: Maybe[Sequence[Figure]] = NOT_MADE
-    counters: Maybe[Sequence[Figure]] = NOT_MADE
+    kernels: Maybe[Sequence[ComparedKernel]] = NOT_MADE
+    budget: Maybe[Sequence[ComparedFigure]] = NOT_MADE
+    counters: Maybe[Sequence[ComparedFigure]] = NOT_MADE
     typical: int = 0
-    """Which of the runs operators, kernels, budget and counters are of."""
+    """Index of the run that operators, kernels, budget and counters come from."""
     budget_steps: int = 0
-    """Decode steps in the trace that the budget is of; 0: not known."""
+    """Decode steps in the trace behind the budget; 0: unknown."""
     kernel_steps: int = 0
-    """In the timeline that kernels and counters are of, likewise."""
+    """Decode steps in the timeline behind kernels and counters; 0: unknown."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything a comparison shows."""
+    """Everything that a comparison shows."""
 
     base_runs: tuple[str, ...]
     new_runs: tuple[str, ...]
@@ -117,7 +117,7 @@ class Comparison:
     memory: tuple[UsageChange, ...]
     energy: tuple[UsageChange, ...]
     looked_into: tuple[str, str]
-    """The run of each side that operators, kernels, budget and counters are of."""
+    """The run of each side that operators, kernels, budget and counters come from."""
     operators: Maybe[tuple[OperatorChange, ...]]
     kernels: Maybe[KernelMatch]
     budget: Maybe[tuple[FigureChange, ...]]
@@ -125,26 +125,26 @@ class Comparison:
     cautions: tuple[str, ...]
     gates: tuple[GateResult, ...] = ()
     unseen: str = ""
-    """Why operators that ran may be missing on a side."""
+    """Why a side may be missing operators that ran."""
     traced: TracedSteps = NOT_TRACED
-    """Of how many decode steps budget, kernels and counters are."""
+    """Decode steps behind budget, kernels and counters."""
     unjudged: str = ""
-    """Why nothing is judged, where a run cannot be believed."""
+    """Why there is no verdict, if a run is not valid."""
 
     def row(self, key: str) -> Row:
-        """The metric or stage with this key."""
+        """Return the metric or stage with this key."""
         return next(row for row in (*self.metrics, *self.stages) if row.key == key)
 
 
 QUIET_PROCESSORS = 0.1
-"""Others may use so much of one processor, on average, on a machine that is called quiet."""
+"""A machine is quiet if other processes use at most this many processors on average."""
 _STAGES = (Stage.PREFILL, Stage.DECODE, Stage.DECODE_STEP)
-_LEAST_OF_DECODE = 2
-"""New tokens from which on there is a decode step."""
+_LEAST_TOKENS = 2
+"""The fewest new tokens with a decode step."""
 
 
 def gate_names() -> dict[str, str]:
-    """Every name a gate may use → the row it means: plain, or with its stage before it."""
+    """Return every name that a gate may use, with or without its stage, and its row."""
     names = {metric.key: metric.key for metric in METRICS} | {stage.value: stage.value for stage in _STAGES}
     names |= {f"{metric.stage.value}.{metric.key}": metric.key for metric in METRICS if metric.stage}
     names |= {"throughput": "output_rate", "prefill.throughput": "prefill_rate", "decode.throughput": "decode_rate"}
@@ -160,13 +160,13 @@ def compare(
     gates: Sequence[Gate] = (),
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Comparison:
-    """Hold two sides against each other, or raise a ConfigError where they are not of a kind.
+    """Compare two sides, or raise a ConfigError if they are not comparable.
 
-    A judgement that states no spread between processes gets the one assumed of accelerators, or of a CPU that was watched and
-    quiet, where all runs were on such.
+    If the judgement states no spread between processes, one is assumed, provided that all runs were on accelerators or on a CPU
+    that was sampled and quiet.
     """
-    everyone = (*base.runs, *new.runs)
-    check_known(everyone, allow)
+    runs = (*base.runs, *new.runs)
+    check_known(runs, allow)
     ran = [check_one_side(f"the {name} side", side.runs) for name, side in (("base", base), ("new", new))]
     timings = [_timings(side) for side in (base, new)]
     first = base.runs[0], new.runs[0]
@@ -175,7 +175,7 @@ def compare(
     facts = fact_differences(ran[0], ran[1], settings)
     check_comparable(facts, settings, [*flatten(first[0].config), *flatten(first[1].config)], experiment, allow)
     if judgement.process_spread is None:
-        judgement = _by_the_machine(judgement, everyone, [*timings[0], *timings[1]])
+        judgement = _with_assumed_spread(judgement, runs, [*timings[0], *timings[1]])
     judgement = replace(judgement, order=order_of(base.runs, new.runs))
     memory, energy = memory_changes(timings[0], timings[1], judgement), energy_changes(base.runs, new.runs, judgement)
     metrics, stages = _metrics(timings[0], timings[1], judgement), _stages(timings[0], timings[1], judgement)
@@ -184,9 +184,9 @@ def compare(
         (base.kernel_steps, new.kernel_steps),
         (timings[0][base.typical].workload.decode_steps, timings[1][new.typical].workload.decode_steps),
     )
-    base, new = (_of_the_same_steps(side, traced) for side in (base, new))
-    doubt = unbelievable(everyone)
-    if doubt:
+    base, new = (_same_steps(side, traced) for side in (base, new))
+    invalid = invalid_run(runs)
+    if invalid:
         metrics, stages = _without_verdict(metrics), _without_verdict(stages)
         memory, energy = _without_verdict(memory), _without_verdict(energy)
     return Comparison(
@@ -206,25 +206,25 @@ def compare(
         unseen=unseen_operators(*typical),
         kernels=_both(base.kernels, new.kernels, match_kernels),
         budget=_both(base.budget, new.budget, figure_changes),
-        counters=told_once(_both(base.counters, new.counters, figure_changes)),
+        counters=reason_once(_both(base.counters, new.counters, figure_changes)),
         traced=traced,
         cautions=(
             *few_runs((len(base.runs), len(new.runs)), judgement),
             *not_in_turn((len(base.runs), len(new.runs)), judgement),
-            *cautions(base.runs, new.runs, timings, settings, experiment, doubt),
+            *cautions(base.runs, new.runs, timings, settings, experiment, invalid),
         ),
         gates=tuple(
-            GateResult(gate, "cannot tell", SEE_ABOVE, ANEW)
-            if doubt
-            else _held(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]])
+            GateResult(gate, "cannot tell", SEE_ABOVE, RERUN)
+            if invalid
+            else _gate_result(gate, (*metrics, *stages), (*memory, *energy), [*timings[0], *timings[1]])
             for gate in gates
         ),
-        unjudged=doubt.why if doubt else "",
+        unjudged=invalid.why if invalid else "",
     )
 
 
-def _without_verdict(rows: tuple[PassOutcome, ...]) -> tuple[PassOutcome, ...]:
-    """The figures as they are, with nothing said of them."""
+def _without_verdict(rows: tuple[Judged, ...]) -> tuple[Judged, ...]:
+    """Return the rows without interval and verdict."""
     return tuple(
         row
         if isinstance(row.effect, Missing)
@@ -243,8 +243,8 @@ def _timings(side: Side) -> list[CleanTimings]:
     return found
 
 
-def _by_the_machine(judgement: Judgement, runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings]) -> Judgement:
-    """With how much processes may be taken to differ, where something may be assumed of what they ran on."""
+def _with_assumed_spread(judgement: Judgement, runs: Sequence[RunAnalysis], timings: Sequence[CleanTimings]) -> Judgement:
+    """Return the judgement with the spread between processes that may be assumed for this hardware, if any."""
     on_cpu = [run for run, measured in zip(runs, timings, strict=True) if measured.model.device.startswith("cpu")]
     if not on_cpu:
         return replace(judgement, process_spread=ACCELERATOR_SPREAD)
@@ -254,8 +254,8 @@ def _by_the_machine(judgement: Judgement, runs: Sequence[RunAnalysis], timings: 
 
 
 def _quiet(run: RunAnalysis) -> bool:
-    """Whether the sampler watched, and saw nothing else use the processors."""
-    others = Missing("not watched") if isinstance(run.telemetry, Missing) else run.telemetry.others
+    """Return whether the sampler ran and saw hardly any other use of the processors."""
+    others = Missing("not sampled") if isinstance(run.telemetry, Missing) else run.telemetry.others
     return not isinstance(others, Missing) and others <= QUIET_PROCESSORS
 
 
@@ -293,17 +293,17 @@ def _stages(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement
 
 
 def _stage_effect(stage: Stage, base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> Maybe[Effect]:
-    """Steps are paired where the same step stands at the same context on both sides."""
-    lacking = unstepped if stage is Stage.DECODE_STEP else inseparable
-    mixed = next((why for run in (*base, *new) if (why := lacking(run)) is not None), None)
-    if mixed is not None:
-        return mixed
+    """Compare a stage. Decode steps are paired if both sides have the same context at the same step."""
+    unavailable = steps_unavailable if stage is Stage.DECODE_STEP else stages_unavailable
+    missing = next((why for run in (*base, *new) if (why := unavailable(run)) is not None), None)
+    if missing is not None:
+        return missing
     if stage is Stage.DECODE_STEP and base[0].workload.padded_tokens == new[0].workload.padded_tokens:
         steps = [[[repeat.steps_ns for repeat in run.iterations] for run in side] for side in (base, new)]
         return paired_effect(steps[0], steps[1], judgement)
     series = [[stage_values(stage, run.iterations)[1] for run in side] for side in (base, new)]
     if not all(values for side in series for values in side):
-        return Missing("there is no decode step on one side")
+        return Missing("one side has no decode step")
     return effect(series[0], series[1], judgement=judgement)
 
 
@@ -312,13 +312,13 @@ def _substage_names(stage: Stage, base: Sequence[CleanTimings], new: Sequence[Cl
     return list(dict.fromkeys(span.name for span in spans if span.stage == stage.value))
 
 
-def _of_the_same_steps(side: Side, traced: TracedSteps) -> Side:
-    """A side, without decode of budget, kernels and counters where the traces of the two hold different numbers of its steps."""
+def _same_steps(side: Side, traced: TracedSteps) -> Side:
+    """Return the side without decode in budget, kernels and counters if the traces contain different numbers of steps."""
     return replace(
         side,
-        kernels=of_the_same_steps(side.kernels, traced.kernels, lambda kernel: kernel.stage),
-        budget=of_the_same_steps(side.budget, traced.budget, stage_of),
-        counters=of_the_same_steps(side.counters, traced.kernels, stage_of),
+        kernels=without_unequal_decode(side.kernels, traced.kernels, lambda kernel: kernel.stage),
+        budget=without_unequal_decode(side.budget, traced.budget, stage_of),
+        counters=without_unequal_decode(side.counters, traced.kernels, stage_of),
     )
 
 
@@ -330,20 +330,24 @@ def _both(base: Maybe[Sequence[T]], new: Maybe[Sequence[T]], made: Callable[[Seq
     return made(base, new)
 
 
-def _held(gate: Gate, rows: Sequence[Row], figures: Sequence[UsageChange], timings: Sequence[CleanTimings]) -> GateResult:
+def _gate_result(gate: Gate, rows: Sequence[Row], figures: Sequence[UsageChange], timings: Sequence[CleanTimings]) -> GateResult:
     for row in rows:
         if row.key == gate.metric:
-            return hold(gate, row.effect, row.higher_is_better, _cure(row.key, timings))
+            return check_gate(gate, row.effect, row.higher_is_better, _remedy(row.key, timings))
     figure = next(figure for figure in figures if figure.key == gate.metric)
-    result = hold(gate, figure.effect, False, unit=figure.unit)
-    return replace(result, why=f"{result.why} ({OF_EVERYONE})") if figure.key == DEVICE_MEMORY else result
+    result = check_gate(gate, figure.effect, False, unit=figure.unit)
+    return replace(result, why=f"{result.why} ({ALL_PROCESSES})") if figure.key == DEVICE_MEMORY else result
 
 
-def _cure(key: str, timings: Sequence[CleanTimings]) -> Maybe[str]:
-    """What would make a figure that is missing: more new tokens, where decode was too short for it."""
-    metric = next((one for one in METRICS if one.key == key), None)
-    needed = metric.least_tokens if metric else _LEAST_OF_DECODE
+def _remedy(key: str, timings: Sequence[CleanTimings]) -> Maybe[str]:
+    """Return what a missing metric needs: more new tokens, if decode was too short for it."""
+    metric = next((metric for metric in METRICS if metric.key == key), None)
+    needed = metric.least_tokens if metric else _LEAST_TOKENS
     of_decode = metric.stage is Stage.DECODE if metric else key in (Stage.DECODE.value, Stage.DECODE_STEP.value)
-    if not of_decode or any(unstepped(run) for run in timings) or all(run.workload.new_tokens >= needed for run in timings):
-        return NO_CURE
+    if (
+        not of_decode
+        or any(steps_unavailable(run) for run in timings)
+        or all(run.workload.new_tokens >= needed for run in timings)
+    ):
+        return NO_REMEDY
     return f"at least {needed} new tokens (runtime.num_new_tokens={needed})"

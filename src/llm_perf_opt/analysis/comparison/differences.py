@@ -1,4 +1,4 @@
-"""How two runs differ as they were asked for and as they ran, and whether that lets them be compared."""
+"""How runs differ, as configured and as recorded; whether they are comparable; and cautions for the reader."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,18 +17,18 @@ _RELATED: dict[Kind, tuple[str, ...]] = {
     "model": ("model",),
     "workload": ("runtime.batch_size", "runtime.prompt_tokens", "runtime.num_new_tokens", "dataset"),
 }
-"""Settings that a difference of this kind can come from."""
+"""Settings that can cause a difference of this kind."""
 ABSENT = "(not there)"
 EMPTY_GROUP, UNSET = "{}", "null"
-"""As `flatten` writes them."""
+"""As written by `flatten`."""
 _NEVER_AN_EXPERIMENT = ("experiment", "hydra")
 _VOLATILE = ("taken", "python_executable", "memory.available_bytes", "cpu.flags", "gpu.sm_clock_mhz", "gpu.memory_clock_mhz")
-"""What differs from moment to moment, or says nothing of speed."""
+"""Facts that differ from moment to moment, or do not affect speed."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not the same on both sides."""
+    """One difference between the sides."""
 
     key: str
     base: str
@@ -37,15 +37,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class FactDifference(Difference):
-    """A difference in what really ran."""
+    """A difference in what actually ran."""
 
     kind: Kind
     settings: tuple[str, ...]
-    """The differing settings it can come from; empty: no setting explains it."""
+    """The differing settings that can cause it; empty: none."""
 
 
 def config_differences(base: RunAnalysis, new: RunAnalysis) -> tuple[Difference, ...]:
-    """Settings that differ, by dotted key; none where they are not known. The name of the experiment only names the folder."""
+    """Return the settings that differ, by dotted key; none if they are unknown. The experiment's name is not compared."""
     if not base.config or not new.config:
         return ()
     return tuple(
@@ -56,29 +56,28 @@ def config_differences(base: RunAnalysis, new: RunAnalysis) -> tuple[Difference,
 
 
 def environment_differences(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis]) -> tuple[Difference, ...]:
-    """Machine, driver and software that differ between any two of all runs; each side with every value that its runs have."""
+    """Return differences of machine, driver and software between any two runs, with every value on each side."""
     sides = [[flatten(run.env) for run in side if run.env] for side in (base, new)]
     if not all(sides):
         return ()
     found = []
     for key in sorted({key for side in sides for env in side for key in env}):
         values = [list(dict.fromkeys(env.get(key, ABSENT) for env in side)) for side in sides]
-        if len({*values[0], *values[1]}) > 1 and not _under(key, _VOLATILE) and not _nothing(*values[0], *values[1]):
+        if len({*values[0], *values[1]}) > 1 and not _under(key, _VOLATILE) and not _all_unset(*values[0], *values[1]):
             found.append(Difference(key, "; ".join(values[0]), "; ".join(values[1])))
     return tuple(found)
 
 
 def fact_differences(base: Facts, new: Facts, settings: Iterable[Difference]) -> tuple[FactDifference, ...]:
-    """Where hardware, model or workload really differ, with the settings each can come from."""
+    """Return recorded differences of hardware, model and workload, with the settings that can cause them."""
     changed = [difference.key for difference in settings]
     found = []
     for kind in KINDS:
         related = tuple(key for key in changed if _under(key, _RELATED[kind]))
-        one, other = base[kind], new[kind]
-        unknown = {key for key in (*one, *other) if (key in one) != (key in other) and (kind == "hardware" or key == PROMPTS)}
-        one, other = ({key: side[key] for key in side if key not in unknown} for side in (one, other))  # not known: no difference
-        rows = _differences(one, other)
-        if any(row.key in ("batch_size", "prompt_tokens") for row in rows):  # prompts of other shapes are other prompts
+        unknown = {key for key in base[kind].keys() ^ new[kind].keys() if kind == "hardware" or key == PROMPTS}
+        sides = [{key: side[key] for key in side if key not in unknown} for side in (base[kind], new[kind])]
+        rows = _differences(sides[0], sides[1])
+        if any(row.key in ("batch_size", "prompt_tokens") for row in rows):  # prompts of other shapes always differ
             rows = [row for row in rows if row.key != PROMPTS]
         found += [FactDifference(row.key, row.base, row.new, kind, related) for row in rows]
     return tuple(found)
@@ -91,38 +90,40 @@ def check_comparable(
     experiment: Sequence[str],
     allow: Sequence[str],
 ) -> None:
-    """Refuse runs that differ in a way nobody named as the experiment, with the option that would name it.
+    """Raise a ConfigError if the runs differ in a way that is not named as the experiment; it states the option to add.
 
-    `known`: every setting of the runs. `experiment`: settings, or groups of them, whose difference is meant. `allow`: kinds.
+    `known`: every setting of the runs. `experiment`: settings or groups that are meant to differ. `allow`: kinds that may differ.
     """
     changed = [difference.key for difference in settings]
     _check_words(changed, sorted(set(known)), experiment, allow)
-    model_is_meant = "model" in allow or any(_under(key, ("model",)) for key in changed if _under(key, experiment))
+    model_differs = "model" in allow or any(_under(key, ("model",)) for key in changed if _under(key, experiment))
     for fact in facts:
         if fact.kind in allow:
             continue
-        left = [key for key in fact.settings if not _under(key, experiment)]
-        if fact.settings and not left:
+        unnamed = [key for key in fact.settings if not _under(key, experiment)]
+        if fact.settings and not unnamed:
             continue
-        if fact.kind == "workload" and not fact.settings and fact.key in ("source", "prompt_tokens", PROMPTS) and model_is_meant:
-            continue  # another model, another tokenizer, other lengths
-        option = " ".join(f"--experiment {key}" for key in left) if left else f"--allow {fact.kind}"
+        if fact.kind == "workload" and not fact.settings and fact.key in ("source", "prompt_tokens", PROMPTS) and model_differs:
+            continue  # another model has another tokenizer, and so other lengths
+        option = " ".join(f"--experiment {key}" for key in unnamed) if unnamed else f"--allow {fact.kind}"
         raise ConfigError(
             f"The runs differ in their {fact.kind}: {fact.key} is {fact.base} on one side and {fact.new} on the other.",
-            f"If that is the experiment, add {option}; else compare runs that share it.",
+            f"If that is the experiment, add {option}; otherwise compare runs with the same {fact.key}.",
         )
 
 
 def _check_words(changed: Sequence[str], known: Sequence[str], experiment: Sequence[str], allow: Sequence[str]) -> None:
     for word in allow:
         if word not in KINDS:
-            raise ConfigError(f"--allow {word}: no such kind of difference.{nearest(word, KINDS)}", f"Known: {', '.join(KINDS)}.")
-    for key in experiment:
-        if any(_under(one, (key,)) for one in changed):
-            continue
-        if any(_under(one, (key,)) for one in known):
             raise ConfigError(
-                f"--experiment {key}: it is the same on both sides.",
+                f"--allow {word}: there is no such kind of difference.{nearest(word, KINDS)}", f"Known: {', '.join(KINDS)}."
+            )
+    for key in experiment:
+        if any(_under(setting, (key,)) for setting in changed):
+            continue
+        if any(_under(setting, (key,)) for setting in known):
+            raise ConfigError(
+                f"--experiment {key}: the setting is the same on both sides.",
                 f"What differs: {', '.join(changed) or 'no setting at all'}.",
             )
         raise ConfigError(
@@ -132,11 +133,11 @@ def _check_words(changed: Sequence[str], known: Sequence[str], experiment: Seque
 
 
 def check_one_side(name: str, runs: Sequence[RunAnalysis]) -> Facts:
-    """Runs of one side must be repeats of each other, as they were asked for and as they ran; what they ran."""
+    """Return what the runs of a side ran, or raise a ConfigError if they are not repeats of each other."""
     unknown = next((run for run in runs if not run.config), None)
     if unknown and len(runs) > 1:
         raise ConfigError(
-            f"Whether the runs of {name} are repeats of each other is not known: the record of the settings of {unknown.run} is "
+            f"It is unknown whether the runs of {name} are repeats of each other: the recorded settings of {unknown.run} are "
             "missing or damaged.",
             "Leave that run out.",
         )
@@ -147,7 +148,7 @@ def check_one_side(name: str, runs: Sequence[RunAnalysis]) -> Facts:
             raise ConfigError(
                 f"The runs of {name} are not repeats of one configuration: {row.key} is {row.base} in "
                 f"{runs[0].run} and {row.new} in {other.run}.",
-                "Give runs that differ in nothing but their time.",
+                "Name runs of the same configuration.",
             )
     return facts_of_side(name, runs)
 
@@ -155,12 +156,11 @@ def check_one_side(name: str, runs: Sequence[RunAnalysis]) -> Facts:
 def _differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[Difference]:
     keys = sorted({*base, *new})
     found = [Difference(key, base.get(key, ABSENT), new.get(key, ABSENT)) for key in keys if base.get(key) != new.get(key)]
-    return [row for row in found if not _nothing(row.base, row.new)]
+    return [row for row in found if not _all_unset(row.base, row.new)]
 
 
-def _nothing(*values: str) -> bool:
-    """A group that is empty, or a setting that is null, holds as little as one that is not there: a version before it had none.
-    What the other side has in a group has keys of its own."""
+def _all_unset(*values: str) -> bool:
+    """Return whether all values are empty groups, null or absent: another version may not have had the setting."""
     return set(values) <= {ABSENT, EMPTY_GROUP, UNSET}
 
 
@@ -172,19 +172,19 @@ def _under(key: str, groups: Iterable[str]) -> bool:
 
 
 def few_runs(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:
-    """What too few runs leave open."""
+    """Return a caution if there are too few runs."""
     if judgement.process_spread is None and not are_several(runs):
         return (
-            "Too few runs for a verdict: other work used this CPU while a run was measured, or nobody watched, and runs of the "
-            f"same thing were then seen a factor of two and more apart. {RECOMMENDED_RUNS} runs a side, in turn, measure it; "
-            "--process-spread states it; with profiling.nvml.enable=true the sampler sees whether the machine is quiet.",
+            "Too few runs for a verdict: other processes used this CPU during a run, or its load was not sampled, and equal runs "
+            f"may then differ by a factor of two or more. Make {RECOMMENDED_RUNS} alternating runs per side, or state the spread "
+            "with --process-spread. With profiling.nvml.enable=true, the sampler shows whether the machine is quiet.",
         )
     if not is_measured(runs, judgement):
         fewest = runs_to_measure(judgement)
-        roughly = f", if roughly; {RECOMMENDED_RUNS} find smaller changes" if fewest < RECOMMENDED_RUNS else ""
+        roughly = f" roughly; {RECOMMENDED_RUNS} detect smaller changes" if fewest < RECOMMENDED_RUNS else ""
         return (
             "Too few runs: how much processes differ on this machine is assumed, not measured. "
-            f"{fewest} runs a side measure it{roughly}.",
+            f"{fewest} runs per side measure it{roughly}.",
         )
     return ()
 
@@ -205,19 +205,19 @@ def not_in_turn(runs: tuple[int, int], judgement: Judgement) -> tuple[str, ...]:
         return ()
     first, then = ("base", "new") if judgement.order == "base first" else ("new", "base")
     return (
-        f"All runs of {first} were made before those of {then}. If the machine changed its speed in between, that looks like a "
-        "change of the program. Make the runs in turn: one of base, one of new, and so on.",
+        f"All runs of {first} were made before those of {then}. A change in the machine's speed between them looks like a "
+        "change of the program. Alternate the runs: one of base, one of new, and so on.",
     )
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """Why no verdict may rest on a run."""
+class InvalidRun:
+    """A run that no verdict may be based on."""
 
     run: str
     why: str
     impossible: bool = False
-    """Whether one of its figures is beyond the hardware."""
+    """Whether one of its figures exceeds what the hardware can do."""
 
 
 def cautions(
@@ -226,85 +226,81 @@ def cautions(
     timings: Sequence[Sequence[CleanTimings]],
     settings: Sequence[Difference],
     experiment: Sequence[str],
-    doubt: Doubt | None = None,
+    invalid: InvalidRun | None = None,
 ) -> tuple[str, ...]:
-    """What a reader must know before believing a verdict; not again the `doubt` for which there is none."""
+    """Return what a reader must know before trusting a verdict, except for the reason in `invalid`."""
     found = []
     other = [row.key for row in settings if not any(row.key == key or row.key.startswith(f"{key}.") for key in experiment)]
     if experiment and other:
-        found.append(f"Besides the experiment these settings differ: {', '.join(other)}.")
+        found.append(f"In addition to the experiment, these settings differ: {', '.join(other)}.")
     found += [*unknown_records([*base, *new]), *machine_cautions([*base, *new])]
     clocks = list(dict.fromkeys(run.clock for side in timings for run in side))
     if len(clocks) > 1:
-        found.append(f"The runs are timed by different clocks: {' and '.join(clocks)}.")
+        found.append(f"The runs were timed by different clocks: {' and '.join(clocks)}.")
     same_work = timings[0][0].workload == timings[1][0].workload
     if same_work and all(run.tokens_repeat for side in timings for run in side):
         tokens = [{run.tokens_sha256 for run in side} for side in timings]
         if tokens[0] != tokens[1]:
             prompts = {run.prompts_sha256 for run in (*base, *new)}
-            same = len(prompts) == 1 and not any(isinstance(one, Missing) for one in prompts)
+            same = len(prompts) == 1 and not any(isinstance(prompt, Missing) for prompt in prompts)
             found.append(f"The two sides produced different tokens{' from the same prompts' if same else ''}.")
     for name, side in (("base", base), ("new", new)):
         for run in side:
-            stated = WarningId.IMPLAUSIBLE if doubt and doubt.impossible and doubt.run == run.run else None
+            stated = WarningId.IMPLAUSIBLE if invalid and invalid.impossible and invalid.run == run.run else None
             found += [f"{name}, {run.run}: {warning}" for warning in run.warnings if warning.id is not stated]
     return tuple(dict.fromkeys(found))
 
 
 def check_distinct(runs: Sequence[RunAnalysis]) -> None:
-    """Refuse a run that is a copy of another: what was measured once is no repeat of itself.
+    """Raise a ConfigError if a run is a copy of another.
 
-    Repeats begin at a nanosecond of the machine's clock and last so many: two measurements never share one.
+    Repeats record start and duration in nanoseconds, so two measurements never share one.
     """
     measured = [(run, set(() if isinstance(run.timings, Missing) else run.timings.iterations)) for run in runs]
-    for (one, its), (other, others) in itertools.combinations(measured, 2):
-        if its & others:
+    for (first, repeats), (second, others) in itertools.combinations(measured, 2):
+        if repeats & others:
             raise ConfigError(
-                f"{one.run} and {other.run} are one run: the same repeats, measured once ({one.manifest.created}).",
-                "A copy of a run is no repeat of it, and nothing to compare it with: name each run once.",
+                f"{first.run} and {second.run} are one run: they contain the same repeats, made {first.manifest.created}.",
+                "A copy of a run is neither a repeat nor something to compare with: name each run once.",
             )
 
 
 def check_known(runs: Sequence[RunAnalysis], allow: Sequence[str]) -> None:
-    """Refuse runs of which nobody knows the hardware, unless that may differ: what is not known is not equal."""
+    """Raise a ConfigError if the hardware of a run is unknown, unless hardware may differ."""
     for run in runs:
         if _no_machine(run) and "hardware" not in allow:
             raise ConfigError(
                 f"The hardware of {run.run} is unknown: its record of the machine is missing or damaged.",
-                "If the runs are known to be of one machine, add --allow hardware; else make the run anew.",
+                "If the runs were made on one machine, add --allow hardware; otherwise rerun it.",
             )
 
 
 def _no_machine(run: RunAnalysis) -> bool:
-    """Whether the record of the environment says nothing of processor or card."""
+    """Return whether the recorded environment contains neither processor nor card."""
     return not {"cpu", "gpu"} & run.env.keys()
 
 
 def unknown_records(runs: Sequence[RunAnalysis]) -> list[str]:
-    """What is to be said of runs whose records do not tell how, where or on what they ran."""
+    """Return cautions for runs whose settings, hardware or prompts are unknown."""
     found = []
     for run in runs:
         if not run.config:
-            found.append(
-                f"The settings of {run.run} are unknown: their record is missing or damaged. Whether they differ is not known."
-            )
+            found.append(f"The settings of {run.run} are unknown: their record is missing or damaged. They may differ.")
         if _no_machine(run):
-            found.append(
-                f"The hardware of {run.run} is unknown: its record is missing or damaged. Whether it differs is not known."
-            )
+            found.append(f"The hardware of {run.run} is unknown: its record is missing or damaged. It may differ.")
         if isinstance(run.prompts_sha256, Missing):
-            found.append(f"Whether {run.run} had the same prompts is not known: {run.prompts_sha256.why}.")
+            found.append(f"The prompts of {run.run} are unknown and may differ: {run.prompts_sha256.why}.")
     return found
 
 
-def unbelievable(runs: Sequence[RunAnalysis]) -> Doubt | None:
-    """Why no verdict may rest on these runs; None where one may."""
+def invalid_run(runs: Sequence[RunAnalysis]) -> InvalidRun | None:
+    """Return the first run that no verdict may be based on, or None."""
     for run in runs:
         entry = run.manifest.pass_named("clean")
         if run.impossible is not None:
-            words = f"{run.run} cannot be true: {run.impossible.fact} {run.impossible.remedy}".strip()
-            return Doubt(run.run, words, impossible=True)
+            words = f"a figure of {run.run} is implausible: {run.impossible.fact} {run.impossible.remedy}".strip()
+            return InvalidRun(run.run, words, impossible=True)
         if entry is not None and entry.status != "complete":
-            words = f"the unprofiled pass of {run.run} is {entry.status}: {entry.why or 'it did not end as it should'}"
-            return Doubt(run.run, words)
+            words = f"the unprofiled pass of {run.run} is {entry.status}: {entry.why or 'it did not end normally'}"
+            return InvalidRun(run.run, words)
     return None

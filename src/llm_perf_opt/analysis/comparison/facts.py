@@ -1,4 +1,4 @@
-"""What a run really ran: hardware, model and workload, as they were found and not as they were asked for."""
+"""What a run actually ran: hardware, model and workload as recorded, not as configured."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from llm_perf_opt.core.records import CleanTimings, Missing
 Kind = Literal["hardware", "model", "workload"]
 KINDS: tuple[Kind, ...] = ("hardware", "model", "workload")
 Facts = dict[Kind, dict[str, str]]
-"""By kind, a value by dotted key. What is not known is not there: it cannot be said to differ."""
+"""By kind, a value by dotted key. Unknown facts are left out and do not count as different."""
 
 PROMPTS = "prompts"
-"""What was fed, by its checksum."""
+"""Key of the prompts' checksum."""
 _OF_HOST = ("cpu.name", "cpu.usable", "cpu.frequency_max_mhz", "cpu.governor")
 _OF_GPU = (
     "gpu.name",
@@ -25,14 +25,14 @@ _OF_GPU = (
     "gpu.ecc",
     "gpu.mig",
 )
-"""Limits and modes; what a clock or a thermometer reads at a moment is none."""
+"""Limits and modes, not momentary readings of clocks or temperature."""
 _GPU_MEMORY = "gpu.memory_bytes"
 _NOT_ARCHITECTURE = ("transformers_version", "dtype", "torch_dtype", "architectures")
-"""Fields of a model's configuration that say nothing of its shape."""
+"""Fields of a model's configuration that do not describe its shape."""
 
 
 def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Nested settings by dotted key; a list is one value."""
+    """Return nested settings by dotted key; a list is one value."""
     found: dict[str, str] = {}
     for name, value in values.items():
         key = f"{above}{name}"
@@ -44,7 +44,7 @@ def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
 
 
 def facts_of(run: RunAnalysis) -> Facts:
-    """Of one run; without times there are none of model and workload."""
+    """Return the facts of one run; without times, only those of the hardware."""
     if isinstance(run.timings, Missing):
         return {"hardware": _machine(run.env, on_gpu=True), "model": {}, "workload": {}}
     model, timings = run.timings.model, run.timings
@@ -57,29 +57,29 @@ def facts_of(run: RunAnalysis) -> Facts:
 
 
 def facts_of_side(name: str, runs: Sequence[RunAnalysis]) -> Facts:
-    """Of runs that must be repeats of each other: what any of them knows. A ConfigError names the first that differs."""
+    """Return the facts that the runs of a side record, or raise a ConfigError if two of them differ."""
     known: Facts = {kind: {} for kind in KINDS}
-    said_by: dict[tuple[Kind, str], str] = {}
+    source: dict[tuple[Kind, str], str] = {}
     for run in runs:
         for kind, values in facts_of(run).items():
             for key, value in values.items():
                 if known[kind].setdefault(key, value) != value:
                     raise ConfigError(
-                        f"The runs of {name} are not repeats of each other, they differ in their {kind}: {key} is "
-                        f"{known[kind][key]} in {said_by[kind, key]} and {value} in {run.run}.",
-                        "Give runs that differ in nothing but their time.",
+                        f"The runs of {name} are not repeats of each other. They differ in their {kind}: {key} is "
+                        f"{known[kind][key]} in {source[kind, key]} and {value} in {run.run}.",
+                        "Name runs of the same configuration on the same hardware.",
                     )
-                said_by.setdefault((kind, key), run.run)
+                source.setdefault((kind, key), run.run)
     return known
 
 
 def _machine(env: Mapping[str, Any], on_gpu: bool) -> dict[str, str]:
-    """What limits the speed of a machine. A card that a run did not use is none of its facts."""
-    told = {key: value for key, value in flatten(env).items() if not value.startswith("n/a")}
-    found = {key: told[key] for key in (*_OF_HOST, *(_OF_GPU if on_gpu else ())) if key in told}
-    if on_gpu and told.get(_GPU_MEMORY, "").isdecimal():
-        # Drivers keep some megabytes for themselves, each its own number of them.
-        found["gpu.memory"] = f"{round(int(told[_GPU_MEMORY]) / 2**30)} GiB"
+    """Return what limits the speed of the machine, without a card that the run did not use."""
+    known = {key: value for key, value in flatten(env).items() if not value.startswith("n/a")}
+    found = {key: known[key] for key in (*_OF_HOST, *(_OF_GPU if on_gpu else ())) if key in known}
+    if on_gpu and known.get(_GPU_MEMORY, "").isdecimal():
+        # Drivers reserve some megabytes, and different versions different amounts.
+        found["gpu.memory"] = f"{round(int(known[_GPU_MEMORY]) / 2**30)} GiB"
     return found
 
 
@@ -100,7 +100,7 @@ def _model(timings: CleanTimings) -> dict[str, Any]:
 
 
 def _prompts(run: RunAnalysis) -> dict[str, str]:
-    """What identifies them: a file may have changed behind its name."""
+    """Return the prompts' checksum; their file name does not identify them."""
     return {} if isinstance(run.prompts_sha256, Missing) else {PROMPTS: f"sha256 {run.prompts_sha256[:12]}"}
 
 
@@ -115,23 +115,19 @@ def _workload(timings: CleanTimings) -> dict[str, Any]:
 
 
 def machine_cautions(runs: Sequence[RunAnalysis]) -> tuple[str, ...]:
-    """Where the runs are of several machines, or cards, of one kind: they need not be equally fast."""
+    """Return cautions if the runs were made on several machines or cards of one kind, which may differ in speed."""
     hosts = distinct(runs, "host")
     cards = distinct([run for run in runs if facts_of(run)["hardware"].get("device") == "cuda"], "gpu.uuid")
-    advice = "Machines of one kind need not be equally fast: run both sides on each of them, in turn."
+    advice = "Machines of one kind may differ in speed: run both sides on each of them, alternating."
     found = []
     if len(hosts) > 1:
-        found.append(f"{_count(hosts)} machines, or containers of one, by their host names: {', '.join(hosts)}. {advice}")
+        found.append(f"The runs were made on {len(hosts)} machines or containers, by host name: {', '.join(hosts)}. {advice}")
     if len(cards) > 1:
-        found.append(f"{_count(cards)} machines, or cards of one, by the ids of their GPUs: {', '.join(cards)}. {advice}")
+        found.append(f"The runs were made on {len(cards)} cards, by GPU id: {', '.join(cards)}. {advice}")
     return tuple(found)
 
 
 def distinct(runs: Sequence[RunAnalysis], key: str) -> list[str]:
-    """What the runs' environments say under this key, each answer once; one that is not known is none."""
-    said = [flatten(run.env).get(key, "n/a") for run in runs]
-    return list(dict.fromkeys(value for value in said if not value.startswith("n/a")))
-
-
-def _count(found: Sequence[str]) -> str:
-    return "Two" if len(found) == 2 else str(len(found))
+    """Return the distinct known values under this key of the runs' environments."""
+    values = [flatten(run.env).get(key, "n/a") for run in runs]
+    return list(dict.fromkeys(value for value in values if not value.startswith("n/a")))

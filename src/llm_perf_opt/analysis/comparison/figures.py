@@ -1,9 +1,8 @@
-"""Figures of which a run has one reading, on both sides: memory, energy, operators, and what a budget or counters hold."""
+"""Changes of figures with one reading per run: memory, energy, operators, budget and counters."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from llm_perf_opt.analysis.comparison.effects import Effect, Judgement
 from llm_perf_opt.analysis.comparison.facts import distinct
@@ -13,25 +12,19 @@ from llm_perf_opt.analysis.stats import percentile
 from llm_perf_opt.core.records import CleanTimings, Maybe, Missing, OperatorRow
 
 
-class Figure(Protocol):
-    """One figure of a budget or of counters: same key, same meaning on both sides."""
+@dataclass(frozen=True)
+class ComparedFigure:
+    """One figure of a budget or of counters; a key has the same meaning on both sides."""
 
-    @property
-    def key(self) -> str:
-        """What it is of, with its stage: `decode/idle`."""
-
-    @property
-    def unit(self) -> str:
-        """Of the value."""
-
-    @property
-    def value(self) -> Maybe[float]:
-        """The figure."""
+    key: str
+    """Name with its stage: `decode/idle`."""
+    unit: str
+    value: Maybe[float]
 
 
 @dataclass(frozen=True)
 class FigureChange:
-    """A figure without an interval: one reading a run."""
+    """A figure without an interval: one reading per run."""
 
     key: str
     label: str
@@ -43,14 +36,14 @@ class FigureChange:
 
 @dataclass(frozen=True)
 class UsageChange(FigureChange):
-    """Memory or energy: one reading a run, with what runs of the same thing may differ by. Less is better."""
+    """Memory or energy: one reading per run, with an interval over runs. Less is better."""
 
     effect: Maybe[Effect]
 
 
 @dataclass(frozen=True)
 class OperatorChange:
-    """An operator's self time on both sides; absent from a side: none."""
+    """An operator's self time on both sides; None on a side that does not have it."""
 
     name: str
     base_ns: int | None
@@ -62,42 +55,42 @@ class OperatorChange:
 ONE_SIDED = Missing("only the other side has it")
 
 DEVICE_MEMORY = "memory.device"
-OF_EVERYONE = "of all processes on the card"
-"""What the driver tells of a device's memory: what others on the card hold is in it."""
+ALL_PROCESSES = "of all processes on the card"
+"""The driver's figure of a device's memory includes other processes."""
 MEMORY = (
     ("memory.allocated", "Peak memory of tensors", "allocated_bytes", 0.0),
     ("memory.reserved", "Peak memory of the allocator", "reserved_bytes", 0.0),
-    (DEVICE_MEMORY, f"Device memory at the end, {OF_EVERYONE}", "device_used_bytes", 0.0),
+    (DEVICE_MEMORY, f"Device memory at the end, {ALL_PROCESSES}", "device_used_bytes", 0.0),
     ("memory.process", "Peak memory of the process on the host", "process_rss_bytes", 0.02),
 )
-"""Key, label, field, and the standard deviation between processes that is assumed where too few runs measure it. What the
-allocator and the driver hand out repeats to the byte: three pairs of one thing on different H200s did. Resident memory does not:
-in the same pairs it lay up to 2.0 % apart, a deviation of 1.4 %."""
+"""Key, label, field, and the standard deviation between processes that is assumed if there are too few runs to measure it.
+Memory of the allocator and the driver repeats to the byte, as in three pairs of equal runs on different H200s. Resident memory
+does not: in the same pairs it differed by up to 2.0 %, a deviation of 1.4 %."""
 POWER_SPREAD = 0.1
-"""Standard deviation of the power that cards of one kind, or one card at different times, draw for the same work. Three pairs of
-one thing on different H200s drew 5.4, 5.5 and 14.7 % more on one card than on the other: the last is a deviation of 9.7 %."""
+"""Standard deviation of the power that cards of one kind, or one card at different times, draw for the same work. In three pairs
+of equal runs on different H200s, one card drew 5.4, 5.5 and 14.7 % more than the other; the last is a deviation of 9.7 %."""
 
 
 def memory_changes(base: Sequence[CleanTimings], new: Sequence[CleanTimings], judgement: Judgement) -> tuple[UsageChange, ...]:
-    """Memory, peaks but that of the device; over several runs of a side the geometric mean.
+    """Return the changes of memory: peaks, except for device memory. Several runs of a side give their geometric mean.
 
-    What repeats to the byte is told to the byte, unless runs of one side show that here it does not.
+    Memory that repeats to the byte is compared to the byte, unless runs of one side differ.
     """
     rows = []
     for key, label, field, spread in MEMORY:
         sides = [[getattr(run.memory, field) for run in side] for side in (base, new)]
-        held = Judgement(judgement.smallest if spread else 0.0, spread)
-        rows.append(_usage(key, label, "bytes", sides[0], sides[1], held))
+        applied = Judgement(judgement.smallest if spread else 0.0, spread)
+        rows.append(_usage(key, label, "bytes", sides[0], sides[1], applied))
     return tuple(rows)
 
 
 def energy_changes(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis], judgement: Judgement) -> tuple[UsageChange, ...]:
-    """Energy of one request, from both sources of the driver.
+    """Return the changes of the energy of one request, from both sources of the driver.
 
-    It is the time of the requests times the power of the card. So it has the uncertainty of that time, inside the runs and
-    between them, and where the runs do not measure it, what is assumed of the power on top.
+    Energy is time multiplied by power. So it has the uncertainty of the time, inside and between runs, plus an assumed
+    uncertainty of the power if the runs do not measure it.
     """
-    held = _with_power(judgement, base, new)
+    applied = _with_power(judgement, base, new)
     timed = [[_request_times(run) for run in side] for side in (base, new)]
     rows = []
     for key, label, field in (
@@ -105,19 +98,19 @@ def energy_changes(base: Sequence[RunAnalysis], new: Sequence[RunAnalysis], judg
         ("energy.power", "Energy of a request, from the power readings", "from_power_j"),
     ):
         sides = [[_energy_of(run, field) for run in side] for side in (base, new)]
-        rows.append(_usage(key, label, "J", sides[0], sides[1], held, (timed[0], timed[1])))
+        rows.append(_usage(key, label, "J", sides[0], sides[1], applied, (timed[0], timed[1])))
     return tuple(rows)
 
 
 def _with_power(judgement: Judgement, base: Sequence[RunAnalysis], new: Sequence[RunAnalysis]) -> Judgement:
-    """With how much power may differ: between cards, where the sides had not the same; else between any two runs, if too few."""
+    """Return the judgement with the assumed spread of power: between cards if the sides' cards differ, else between runs."""
     if judgement.process_spread is None:
         return judgement
     cards = [set(distinct(side, "gpu.uuid")) for side in (base, new)]
     if not cards[0] or cards[0] != cards[1]:
         apart = POWER_SPREAD * math.sqrt(sum(1 / max(1, len(known)) for known in cards))
         where = "the sides ran on different cards" if all(cards) else "the sides may have run on different cards"
-        why = f"{where}, and {POWER_SPREAD:.0%} of deviation is assumed between the powers of cards of one kind"
+        why = f"{where}, and the power of cards of one kind is assumed to deviate by {POWER_SPREAD:.0%}"
         return replace(judgement, apart=apart, apart_why=why)
     if is_measured((len(base), len(new)), judgement):
         return judgement
@@ -137,13 +130,13 @@ def _usage(
     judgement: Judgement,
     timed: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]] | None = None,
 ) -> UsageChange:
-    """One figure judged; a run that lacks it leaves its side without."""
+    """Return the change of one figure. If it is missing in one run, it is missing for the side."""
     readings = [[value for value in side if not isinstance(value, Missing)] for side in (base, new)]
-    lacking = [next((value for value in side if isinstance(value, Missing)), None) for side in (base, new)]
-    missing = lacking[0] or lacking[1]
+    missing_in = [next((value for value in side if isinstance(value, Missing)), None) for side in (base, new)]
+    missing = missing_in[0] or missing_in[1]
     effect = missing or usage_effect(readings[0], readings[1], judgement, timed)
     if isinstance(effect, Missing):
-        shown = [lost or percentile(side, 0.5) for lost, side in zip(lacking, readings, strict=True)]
+        shown = [lost or percentile(side, 0.5) for lost, side in zip(missing_in, readings, strict=True)]
         return UsageChange(key, label, unit, shown[0], shown[1], effect, effect)
     return UsageChange(key, label, unit, effect.base, effect.new, effect.change, effect)
 
@@ -152,7 +145,7 @@ def _energy_of(run: RunAnalysis, field: str) -> Maybe[float]:
     if isinstance(run.telemetry, Missing) or isinstance(run.timings, Missing):
         return run.telemetry if isinstance(run.telemetry, Missing) else Missing("no iteration was measured")
     if not run.telemetry.energy:
-        return Missing("no energy was read")
+        return Missing("energy was not sampled")
     whole: Maybe[float] = getattr(run.telemetry.energy[0], field)
     return whole if isinstance(whole, Missing) else whole / len(run.timings.iterations)
 
@@ -165,8 +158,8 @@ def _figure(key: str, label: str, unit: str, base: Maybe[float], new: Maybe[floa
     return FigureChange(key, label, unit, base, new, change)
 
 
-def figure_changes(base: Sequence[Figure], new: Sequence[Figure]) -> tuple[FigureChange, ...]:
-    """Figures of one key side by side, in the order of the base; those of one side alone say so."""
+def figure_changes(base: Sequence[ComparedFigure], new: Sequence[ComparedFigure]) -> tuple[FigureChange, ...]:
+    """Return the changes of figures with the same key, in the order of the base. One-sided figures are marked."""
     sides = [{figure.key: figure for figure in side} for side in (base, new)]
     rows = []
     for key in dict.fromkeys([*sides[0], *sides[1]]):
@@ -177,13 +170,13 @@ def figure_changes(base: Sequence[Figure], new: Sequence[Figure]) -> tuple[Figur
     return tuple(rows)
 
 
-def stage_of(figure: Figure) -> str:
-    """What stands before the stroke in its key."""
+def stage_of(figure: ComparedFigure) -> str:
+    """Return the stage: the part of the key before the slash."""
     return figure.key.partition("/")[0]
 
 
-def told_once(rows: Maybe[tuple[FigureChange, ...]]) -> Maybe[tuple[FigureChange, ...]]:
-    """The rows, or one reason where every one of them lacks both sides for the same."""
+def reason_once(rows: Maybe[tuple[FigureChange, ...]]) -> Maybe[tuple[FigureChange, ...]]:
+    """Return the rows, or a single reason if all of them are missing on both sides for the same reason."""
     if isinstance(rows, Missing) or not rows:
         return rows
     base, new = rows[0].base, rows[0].new
@@ -193,13 +186,13 @@ def told_once(rows: Maybe[tuple[FigureChange, ...]]) -> Maybe[tuple[FigureChange
 
 
 def operator_changes(base: RunAnalysis, new: RunAnalysis) -> Maybe[tuple[OperatorChange, ...]]:
-    """By self time on the device where both sides have it, else on the host; largest difference first."""
+    """Return the changes of operators by self time on the device if both sides have it, else on the host; largest first."""
     if isinstance(base.torch, Missing) or isinstance(new.torch, Missing):
         name, why = ("base", base.torch) if isinstance(base.torch, Missing) else ("new", new.torch)
         return Missing(f"{name}: {why.why if isinstance(why, Missing) else ''}")
     if base.torch.decode_steps != new.torch.decode_steps:
         return Missing(
-            f"torch.profiler saw {base.torch.decode_steps} decode steps on one side and {new.torch.decode_steps} on the other"
+            f"torch.profiler recorded {base.torch.decode_steps} decode steps of base and {new.torch.decode_steps} of new"
         )
     sides = [{row.name: row for row in torch.operators} for torch in (base.torch, new.torch)]
     on_device = all(any(not isinstance(row.device_self_ns, Missing) for row in side.values()) for side in sides)
@@ -212,12 +205,12 @@ def operator_changes(base: RunAnalysis, new: RunAnalysis) -> Maybe[tuple[Operato
 
 
 FAR_FEWER = 4
-"""Calls of operators on one side over those on the other from which they are not the same view of a program."""
+"""From this ratio of operator calls on, one side is assumed to hide operators."""
 
 
 def unseen_operators(base: RunAnalysis, new: RunAnalysis) -> str:
-    """Why operators that ran may be missing on a side; empty where none need be."""
-    why = "torch.profiler does not see operators inside a CUDA graph, so one that is absent there may run all the same"
+    """Return why a side may be missing operators that ran; empty if there is no reason."""
+    why = "torch.profiler does not record operators inside a CUDA graph, so an operator that is not listed may still run"
     graphed = [name for name, run in (("base", base), ("new", new)) if _replays_graphs(run)]
     if graphed:
         return f"{' and '.join(graphed)}: decode is replayed from CUDA graphs. {why}. The table of kernels shows what ran."
@@ -227,7 +220,7 @@ def unseen_operators(base: RunAnalysis, new: RunAnalysis) -> str:
     if FAR_FEWER * min(calls) >= max(calls):
         return ""
     fewer = "base" if calls[0] < calls[1] else "new"
-    return f"{fewer} has far fewer calls of operators ({calls[0]:,} and {calls[1]:,}). Compiled code may hold them, and {why}."
+    return f"{fewer} has far fewer calls of operators ({calls[0]:,} and {calls[1]:,}). Compiled code may contain them, and {why}."
 
 
 def _replays_graphs(run: RunAnalysis) -> bool:
@@ -237,6 +230,6 @@ def _replays_graphs(run: RunAnalysis) -> bool:
 
 
 def _self_ns(row: OperatorRow, on_device: bool) -> int:
-    return (
-        row.device_self_ns if on_device and not isinstance(row.device_self_ns, Missing) else (0 if on_device else row.cpu_self_ns)
-    )
+    if not on_device:
+        return row.cpu_self_ns
+    return 0 if isinstance(row.device_self_ns, Missing) else row.device_self_ns

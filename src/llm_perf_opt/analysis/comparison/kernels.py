@@ -1,4 +1,4 @@
-"""Kernels of two runs matched by role, so that one which was renamed, retuned or replaced still meets its counterpart."""
+"""Matches the kernels of two runs by role, so that a renamed, retuned or replaced kernel still finds its counterpart."""
 
 import difflib
 import math
@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from llm_perf_opt.analysis.kernels.names import normal_name
 from llm_perf_opt.core.records import Maybe, Missing
@@ -18,12 +18,12 @@ Both = tuple[int, int]
 
 @dataclass(frozen=True)
 class TracedSteps:
-    """Decode steps of both sides; 0: not known."""
+    """Decode steps of both sides; 0: unknown."""
 
     budget: Both = (0, 0)
-    """In the traces that the budgets are of."""
+    """In the traces behind the budgets."""
     kernels: Both = (0, 0)
-    """In the timelines that kernels and counters are of."""
+    """In the timelines behind kernels and counters."""
     request: Both = (0, 0)
     """In a request."""
 
@@ -31,16 +31,16 @@ class TracedSteps:
 NOT_TRACED = TracedSteps()
 
 
-def unlike(steps: Both) -> str:
-    """Why figures of decode, though per token, are not of the same work; empty where they are."""
+def unequal_steps(steps: Both) -> str:
+    """Return why decode figures per token are not comparable; empty if they are."""
     if 0 in steps or steps[0] == steps[1]:
         return ""
-    return f"the traces hold {steps[0]} decode steps on one side and {steps[1]} on the other, so other contexts"
+    return f"the traces contain {steps[0]} decode steps on one side and {steps[1]} on the other, so the contexts differ"
 
 
-def of_the_same_steps(rows: Maybe[Sequence[T]], steps: Both, stage_of: Callable[[T], str]) -> Maybe[Sequence[T]]:
-    """The rows, without those of decode where the two traces hold different numbers of its steps."""
-    if isinstance(rows, Missing) or not unlike(steps):
+def without_unequal_decode(rows: Maybe[Sequence[T]], steps: Both, stage_of: Callable[[T], str]) -> Maybe[Sequence[T]]:
+    """Return the rows, without those of decode if the two traces contain different numbers of steps."""
+    if isinstance(rows, Missing) or not unequal_steps(steps):
         return rows
     return [row for row in rows if stage_of(row) != Stage.DECODE]
 
@@ -48,37 +48,28 @@ def of_the_same_steps(rows: Maybe[Sequence[T]], steps: Both, stage_of: Callable[
 How = Literal["same name", "same role"]
 
 MOST_CALL_RATIO = 1.5
-"""Kernels of one role are called about as often: beyond this they are not counterparts."""
+"""Counterparts are called about equally often; beyond this ratio, kernels are not matched."""
 NAME_WEIGHT, ORDER_WEIGHT = 2.0, 0.1
-"""Beside the logarithm of the ratio of calls. Names tell more than the order: that is of time, and a change moves it."""
+"""Weights relative to the logarithm of the call ratio. Names say more than the order by time, which a change may move."""
 _NUMBER = re.compile(r"\d+")
 _WORD = re.compile(r"[A-Za-z]+")
 _MOST_WORDS = 300
-"""Of a name that are held against another's; a real one has fewer, and comparing takes their product."""
+"""Words of a name that are compared. Real names have fewer; the cost grows quadratically."""
 
 
-class MatchableKernel(Protocol):
-    """What matching needs of a kernel in one stage; the rows of both sides stand in an order of one kind."""
+@dataclass(frozen=True)
+class ComparedKernel:
+    """A kernel of a stage; in decode, per token. The kernels of both sides are in the same kind of order."""
 
-    @property
-    def name(self) -> str:
-        """As the trace has it: each tool has a spelling of its own, so names are held against each other in normal form."""
-
-    @property
-    def stage(self) -> str:
-        """The stage that launched it."""
-
-    @property
-    def role(self) -> str:
-        """Its class: gemm, attention, norm …"""
-
-    @property
-    def calls(self) -> float:
-        """Launches in the stage; per token in decode, so they need not be whole."""
-
-    @property
-    def time_ns(self) -> int:
-        """All of them together."""
+    name: str
+    """As in the trace. Tools spell names differently, so normalized names are compared."""
+    stage: str
+    role: str
+    """Its class: gemm, attention, norm …"""
+    calls: float
+    """May be fractional: a kernel that runs in one of eight steps has 0.125 calls per token."""
+    time_ns: int
+    """Total time of all calls."""
 
 
 @dataclass(frozen=True)
@@ -97,29 +88,20 @@ class KernelPair:
 
 
 @dataclass(frozen=True)
-class LoneKernel:
-    """A kernel that only one side has."""
-
-    stage: str
-    role: str
-    name: str
-    calls: float
-    time_ns: int
-
-
-@dataclass(frozen=True)
 class KernelMatch:
     """Every kernel of both sides, once."""
 
     pairs: tuple[KernelPair, ...]
     """Largest difference of time first."""
-    appeared: tuple[LoneKernel, ...]
-    vanished: tuple[LoneKernel, ...]
+    appeared: tuple[ComparedKernel, ...]
+    """Kernels that only the new side has, longest first."""
+    vanished: tuple[ComparedKernel, ...]
+    """Kernels that only the base has."""
 
 
-def match_kernels(base: Sequence[MatchableKernel], new: Sequence[MatchableKernel]) -> KernelMatch:
-    """Pair kernels: first those of one name, then, in each stage and class, those whose names differ in numbers alone (tiles,
-    vector widths), then those with like names, call counts and places in the order."""
+def match_kernels(base: Sequence[ComparedKernel], new: Sequence[ComparedKernel]) -> KernelMatch:
+    """Pair kernels: first by equal name, then, within a stage and class, those whose names differ only in numbers (tiles, vector
+    widths), then those with similar names, call counts and positions."""
     pairs: list[KernelPair] = []
     by_name: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index in reversed(range(len(new))):
@@ -146,21 +128,21 @@ def match_kernels(base: Sequence[MatchableKernel], new: Sequence[MatchableKernel
 
 
 def _by_role(
-    base: Sequence[MatchableKernel], new: Sequence[MatchableKernel], base_left: Sequence[int], new_left: Sequence[int]
+    base: Sequence[ComparedKernel], new: Sequence[ComparedKernel], base_left: Sequence[int], new_left: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """The likeliest counterparts among what no name paired, the surest first."""
+    """Return the most likely counterparts among kernels without an equal name, most likely first."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index in new_left:
         groups[new[index].stage, new[index].role].append(index)
-    places_base, places_new = _places(base, base_left), _places(new, new_left)
+    positions_base, positions_new = _positions(base, base_left), _positions(new, new_left)
     candidates = []
     for one in base_left:
         for other in groups.get((base[one].stage, base[one].role), ()):
             ratio = _call_ratio(base[one].calls, new[other].calls)
             if ratio <= MOST_CALL_RATIO:
                 names = normal_name(base[one].name), normal_name(new[other].name)
-                apart = abs(places_base[one] - places_new[other])
-                cost = math.log(ratio) + ORDER_WEIGHT * apart + NAME_WEIGHT * _unlike(*names)
+                apart = abs(positions_base[one] - positions_new[other])
+                cost = math.log(ratio) + ORDER_WEIGHT * apart + NAME_WEIGHT * _name_distance(*names)
                 candidates.append((not _differ_in_numbers(*names), cost, one, other))
     taken_base: set[int] = set()
     taken_new: set[int] = set()
@@ -173,8 +155,8 @@ def _by_role(
     return chosen
 
 
-def _places(rows: Sequence[MatchableKernel], indices: Sequence[int]) -> dict[int, float]:
-    """Where each stands among the unpaired of its stage, class and call count, 0 to 1."""
+def _positions(rows: Sequence[ComparedKernel], indices: Sequence[int]) -> dict[int, float]:
+    """Return the position of each kernel, 0 to 1, among the unpaired ones of its stage, class and call count."""
     groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for index in indices:
         groups[rows[index].stage, rows[index].role, round(rows[index].calls)].append(index)
@@ -187,23 +169,22 @@ def _call_ratio(one: float, other: float) -> float:
 
 
 def _differ_in_numbers(one: str, other: str) -> bool:
-    """Whether two names are the same but for numbers: one kernel, tuned anew."""
+    """Return whether two names differ only in numbers: the same kernel with other tuning."""
     return _NUMBER.sub("0", one) == _NUMBER.sub("0", other)
 
 
-def _unlike(one: str, other: str) -> float:
-    """0 for names of the same words, 1 for ones that share none; template arguments often are all that tells kernels apart."""
-    pieces = _WORD if not _differ_in_numbers(one, other) else _NUMBER  # a lone number that two names share says nothing
+def _name_distance(one: str, other: str) -> float:
+    """Return 0 for names with the same words, 1 for names that share none. Template arguments count as words."""
+    pieces = _WORD if not _differ_in_numbers(one, other) else _NUMBER  # a number shared by different names says nothing
     words = [pieces.findall(name)[:_MOST_WORDS] for name in (one, other)]
     return 1 - difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).ratio()
 
 
-def _pair(base: MatchableKernel, new: MatchableKernel, how: How) -> KernelPair:
+def _pair(base: ComparedKernel, new: ComparedKernel, how: How) -> KernelPair:
     return KernelPair(
         base.stage, base.role, base.name, new.name, how, base.calls, new.calls, base.time_ns, new.time_ns
     )  # fmt: skip
 
 
-def _alone(rows: Sequence[MatchableKernel], indices: Sequence[int] | set[int]) -> tuple[LoneKernel, ...]:
-    found = [LoneKernel(row.stage, row.role, row.name, row.calls, row.time_ns) for row in (rows[index] for index in indices)]
-    return tuple(sorted(found, key=lambda kernel: (-kernel.time_ns, kernel.stage, kernel.name)))
+def _alone(rows: Sequence[ComparedKernel], indices: Sequence[int] | set[int]) -> tuple[ComparedKernel, ...]:
+    return tuple(sorted((rows[index] for index in indices), key=lambda kernel: (-kernel.time_ns, kernel.stage, kernel.name)))

@@ -1,10 +1,11 @@
-"""One side of a comparison from its runs: kernels, budget and counters of the most typical, per token and per prefill."""
+"""Builds one side of a comparison from its runs; kernels, budget and counters come from the most typical run."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from llm_perf_opt.analysis.comparison.compare import Side
+from llm_perf_opt.analysis.comparison.figures import ComparedFigure
+from llm_perf_opt.analysis.comparison.kernels import ComparedKernel
 from llm_perf_opt.analysis.kernels.classes import classify
 from llm_perf_opt.analysis.kernels.evidence import KernelEvidence
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
@@ -14,29 +15,8 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.stages import Stage
 
 
-@dataclass(frozen=True)
-class ComparedKernel:
-    """A kernel of a stage, per token in decode."""
-
-    name: str
-    stage: str
-    role: str
-    calls: float
-    """Need not be whole: a kernel of one step in eight is launched 0.125 times a token."""
-    time_ns: int
-
-
-@dataclass(frozen=True)
-class ComparedFigure:
-    """One figure of a budget or of counters."""
-
-    key: str
-    unit: str
-    value: Maybe[float]
-
-
 def side_of(runs: Sequence[RunAnalysis]) -> Side:
-    """The runs in the order they were made, whatever order they are given in, and the traces and counters of the typical one."""
+    """Return the side: its runs in the order they were made, with traces and counters of the typical one."""
     runs = sorted(runs, key=lambda run: run.manifest.created)
     typical = typical_run(runs)
     kernels, trace = runs[typical].kernels, runs[typical].trace
@@ -52,13 +32,13 @@ def side_of(runs: Sequence[RunAnalysis]) -> Side:
 
 
 def typical_run(runs: Sequence[RunAnalysis]) -> int:
-    """Which run the page looks into: of those with the most to look into, the one whose end-to-end time is nearest the median."""
-    parts = [sum(not isinstance(part, Missing) for part in (run.torch, run.trace, run.kernels)) for run in runs]
+    """Return the index of the run with the most details; among equals, the one nearest to the median end-to-end time."""
+    details = [sum(not isinstance(value, Missing) for value in (run.torch, run.trace, run.kernels)) for run in runs]
     times = [_end_to_end(run) for run in runs]
     known = [time for time in times if time is not None]
     middle = percentile(known, 0.5) if known else 0.0
     apart = [math.inf if time is None else abs(time - middle) for time in times]
-    return min(range(len(runs)), key=lambda index: (-parts[index], apart[index], index))
+    return min(range(len(runs)), key=lambda index: (-details[index], apart[index], index))
 
 
 def _end_to_end(run: RunAnalysis) -> float | None:
@@ -95,8 +75,7 @@ def _counters(found: KernelEvidence) -> list[ComparedFigure]:
     rows = []
     for stage in found.stages:
         steps = _steps(found, stage.stage)
-        for name, value in (("FLOPs executed", stage.flops), ("DRAM bytes", stage.dram_bytes)):
-            unit = "FLOP" if "FLOP" in name else "byte"
+        for name, unit, value in (("FLOPs executed", "FLOP", stage.flops), ("DRAM bytes", "byte", stage.dram_bytes)):
             per_unit = value if isinstance(value, Missing) else value / steps
             rows.append(ComparedFigure(f"{stage.stage}/{name} of the counted kernels", unit, per_unit))
         rows.append(ComparedFigure(f"{stage.stage}/kernel time with counters", "share", stage.counters))

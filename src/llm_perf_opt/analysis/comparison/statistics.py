@@ -1,28 +1,28 @@
-"""Whether a difference between two sides is real. A side is one run or several runs of the same configuration, a process each.
+"""Whether a difference between two sides is real. A side is one or more runs of the same configuration, each its own process.
 
-Everything happens on logarithms, so a change is a ratio and two halves of the noise weigh the same. One interval is made, at
-`LEVEL`, and the verdict is read off it: a change is called one when the interval excludes zero. Two sources of error are kept
-apart, because more repeats cure only the first:
+Everything uses logarithms, so a change is a ratio, and faster and slower are treated alike. The verdict is read off one interval
+at `LEVEL`: a change is real if the interval excludes zero. Two sources of error are kept separate, because more repeats reduce
+only the first:
 
-- **inside a run**: a percentile bootstrap of the median over its repeats, widened where neighboring repeats resemble each other
-  (rank autocorrelation): then n repeats tell less than n. Not BCa: its acceleration comes from a jackknife, which is inconsistent
-  for the median, and the simulations in the tests hold the percentile interval to its level.
-- **between processes**: memory layout, clocks, neighbors. Two runs of one process each differ by it for no reason of the change.
-  From `MEASURED_FROM` degrees of freedom it is measured: Student's t over the runs' medians, pooled over both sides. With fewer
-  it is assumed, where it may be (`Judgement.process_spread`): that, or more where the level of a run moved by more while it was
-  measured (`stability`): two levels so far apart deviate by that over √2. What runs of one side show all the same is taken with
-  Student's t as well, and the wider of the two holds: two runs against one show a spread whose one degree of freedom tells next
-  to nothing, and would call one pair of the same in four a change if it were taken as known.
+- **inside a run**: a percentile bootstrap of the median over its repeats, widened if neighboring repeats are correlated (rank
+  autocorrelation), because n correlated repeats carry less information than n. BCa is not used: its acceleration comes from a
+  jackknife, which is inconsistent for the median. Simulations in the tests show that the percentile interval keeps its level.
+- **between processes**: memory layout, clocks, other processes. Two equal runs differ by it. From `MEASURED_FROM` degrees of
+  freedom it is measured: Student's t over the runs' medians, pooled over both sides. With fewer it is assumed, if allowed
+  (`Judgement.process_spread`), or taken from the movement of a run's level if that is larger (`stability`): two levels that far
+  apart deviate by that over √2. What the runs of one side show is also used, with Student's t, and the wider of the two applies.
+  Two runs against one have one degree of freedom: taken as known, their spread would call one pair of equal sides in four
+  different.
 
-A busy machine has states, and a run sits in one of them: single runs of one thing on a CPU were seen a factor of two apart with
-repeats that scatter by 2.5 % each, so nothing inside a run tells. Where no spread may be assumed there is no interval, and so no
-verdict, below three runs on each side; two runs a side in two states look like a change too often, and so does a single run
-against any number. Where one may be, and the repeats of a run scatter by more than `Judgement.restless`, processes are taken to
-differ by the whole range that the repeats visited.
+A busy machine has states, and a run stays in one of them. On a CPU, equal runs differed by a factor of two although the repeats
+of each scattered by only 2.5 %, so the repeats of a run do not reveal it. If no spread may be assumed, there is no interval and
+no verdict with fewer than three runs on each side: two runs per side in two states look like a change too often, and so does a
+single run against any number. If a spread may be assumed and the repeats of a run scatter by more than `Judgement.restless`,
+processes are assumed to differ by the whole range of the repeats.
 
-A machine that changes its speed makes two runs differ as a change of the program does. Where sides made one after the other
-differ, `rivals` asks whether a drift or a level shift inside the runs explains that better. If so, the interval is widened to
-include zero.
+A machine that changes its speed makes two runs differ as a change of the program does. If sides that were made one after the
+other differ, `rival` checks whether a drift or a level shift inside the runs explains that better. If so, the interval is widened
+to include zero.
 """
 
 import math
@@ -37,12 +37,12 @@ from llm_perf_opt.analysis.stats import student_quantile
 from llm_perf_opt.core.records import Maybe, Missing
 
 BEYOND_CHANCE = 0.002
-"""p-value from which a movement inside a run widens the interval. Stricter than that of a warning: a chance find costs power."""
+"""P-value below which a movement inside a run widens the interval. Stricter than for a warning: false positives cost power."""
 DRAWS = 1000
 
 
 class SampledSide:
-    """A side: its profile (a value per step, or just one), bootstrap draws of it, each run's level; logarithms but `level`."""
+    """A side: its profile (one value per step, or just one), bootstrap draws of it, and each run's level, as logarithms."""
 
     def __init__(self, runs: Sequence[Floats], inflation: float, generator: np.random.Generator, rates: bool) -> None:
         profiles = [np.median(run, axis=0) for run in runs]
@@ -53,8 +53,7 @@ class SampledSide:
         self.profile = mean(profiles)
         self.draws = mean(draws)
         self.run_levels: Floats = np.asarray([np.median(profile) for profile in profiles])
-        # As a run's own report has it: of an even count the middle two times are averaged as they are, not as logarithms, nor
-        # as the rates that they make.
+        # As in the run's own report: with an even count, the median averages the middle two times, not logarithms or rates.
         sign = -1 if rates else 1
         shown = [sign * np.log(np.median(np.median(np.exp(sign * run), axis=0))) for run in runs]
         self.level = float(np.exp(mean(shown)))
@@ -66,22 +65,22 @@ class SampledSide:
 
 
 def mean(values: Sequence[Floats]) -> Floats:
-    """Of several runs; of equal ones exactly what they are, which a sum divided by their number need not be."""
+    """Return the mean over runs; for equal runs exactly their value, without rounding errors."""
     found: Floats = values[0] + np.mean([value - values[0] for value in values], axis=0)
     return found
 
 
 def pooled_scatter(scatters: Sequence[float]) -> float:
-    """Return the scatter of the most restless run, pooled with the runs that scatter at least half as much.
+    """Return the largest scatter, pooled with those of runs that scatter at least half as much.
 
-    One run's scatter is known only roughly: of two runs of 30 repeats with a true 2.4 %, one shows over 3 % in 15 % of pairs.
+    The scatter of a single run is imprecise: of two runs of 30 repeats with a true 2.4 %, one shows over 3 % in 15 % of pairs.
     """
-    alike = [one for one in scatters if one >= max(scatters) / 2]
-    return math.sqrt(sum(one * one for one in alike) / len(alike))
+    similar = [scatter for scatter in scatters if scatter >= max(scatters) / 2]
+    return math.sqrt(sum(scatter * scatter for scatter in similar) / len(similar))
 
 
 def _resampled_medians(run: Floats, generator: np.random.Generator) -> Floats:
-    """Medians over resampled repeats, draws × steps; whole repeats are drawn, so the steps of one stay together."""
+    """Return medians over resampled repeats, draws × steps. Whole repeats are drawn, so their steps stay together."""
     repeats, steps = run.shape
     medians = np.empty((DRAWS, steps))
     at_once = max(1, 4_000_000 // (repeats * steps))
@@ -93,22 +92,22 @@ def _resampled_medians(run: Floats, generator: np.random.Generator) -> Floats:
 
 
 LEVEL = 0.98
-"""Of the interval shown, from which the verdict is read: a change that is none is called one in at most 1 % each way."""
+"""Level of the interval and so of the verdict: equal sides are called different in at most 1 % of cases in each direction."""
 BOUND_LEVEL = 0.95
-"""Of the one-sided bounds that a gate passes by."""
+"""Level of the one-sided bounds that a gate is checked against."""
 LEAST_REPEATS = 6
-"""Fewer values carry no interval of a median, whatever their distribution."""
+"""Fewer values do not support an interval of the median, whatever their distribution."""
 SEVERAL = 4
-"""Degrees of freedom from which nothing need be assumed of the machine: three runs a side, and none with fewer."""
+"""Degrees of freedom from which nothing is assumed about the machine: three runs on each side."""
 RECOMMENDED_RUNS = SEVERAL // 2 + 1
-"""A side: they measure how much processes differ, wherever that is, and well enough to find small changes."""
+"""Runs per side that measure how much processes differ on any machine, well enough to detect small changes."""
 ACCELERATOR_SPREAD = 0.01
-"""Standard deviation between processes that is assumed of an accelerator, which one process has to itself."""
+"""Standard deviation between processes that is assumed for an accelerator used by one process."""
 QUIET_CPU_SPREAD = 0.2
-"""The same of a CPU that nothing else was seen to use: eight runs of one thing on a quiet virtual machine differed by 16 %."""
+"""The same for a CPU without other load: eight equal runs on a quiet virtual machine differed by 16 %."""
 MOST_STEPS = 64
-"""Decode steps used for pairing; more of them, evenly thinned, tell the same and cost memory."""
-UNKNOWN_SPREAD = Missing("too few runs to know how much processes differ")
+"""The most decode steps used for pairing, evenly spaced; more add memory but no information."""
+UNKNOWN_SPREAD = Missing("too few runs to measure how much processes differ")
 _OUTER = (1 - LEVEL) / 2
 _SEED = 20240229
 
@@ -122,12 +121,12 @@ def effect(
     higher_is_better: bool = False,
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Maybe[Effect]:
-    """Compare a metric: per side a series per run, one value per repeat. `higher_is_better`: it is a rate, tokens over a time."""
-    why = _unfit(base, new)
-    if why:
-        return Missing(why)
+    """Compare a metric: for each side and run, one value per repeat. `higher_is_better`: it is a rate."""
+    unusable = _unusable(base, new)
+    if unusable is not None:
+        return unusable
     sides = [[np.log(np.asarray(run, np.float64))[:, None] for run in side] for side in (base, new)]
-    return _where_it_carries(_effect(sides[0], sides[1], 0, higher_is_better, judgement))
+    return _with_enough_repeats(_effect(sides[0], sides[1], 0, higher_is_better, judgement))
 
 
 def usage_effect(
@@ -136,21 +135,21 @@ def usage_effect(
     judgement: Judgement,
     repeats: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]] | None = None,
 ) -> Maybe[Effect]:
-    """Compare what is used up, of which a run has one reading: less is better. A value per run.
+    """Compare memory or energy, with one reading per run; less is better.
 
-    `repeats`: per side and run the times of the repeats that a reading was summed over. The reading has their uncertainty then:
-    it is shared out among them by their times.
+    `repeats`: for each side and run, the times of the repeats that the reading is a sum over. The reading is then divided among
+    them in proportion to their times, so that it has their uncertainty.
     """
-    why = _unfit([[value] for value in base], [[value] for value in new])
-    if why:
-        return Missing(why)
+    unusable = _unusable([[value] for value in base], [[value] for value in new])
+    if unusable is not None:
+        return unusable
     if repeats is None:
         sides = [[np.log([[value]]) for value in side] for side in (base, new)]
-        found: Maybe[Effect] = _to_the_digit(base, new, _effect(sides[0], sides[1], 0, False, judgement), judgement.smallest)
+        found: Maybe[Effect] = _exact(base, new, _effect(sides[0], sides[1], 0, False, judgement), judgement.smallest)
     else:
-        why = _unfit(*repeats)
-        if why:
-            return Missing(why)
+        unusable = _unusable(*repeats)
+        if unusable is not None:
+            return unusable
         shares = [
             [list(value * np.exp(np.log(times) - np.median(np.log(times)))) for value, times in zip(side, timed, strict=True)]
             for side, timed in zip((base, new), repeats, strict=True)
@@ -162,8 +161,8 @@ def usage_effect(
     return replace(found, base=_level(base), new=_level(new), verdict=words.get(found.verdict, found.verdict))
 
 
-def _to_the_digit(base: Sequence[float], new: Sequence[float], found: Effect, smallest: float) -> Effect:
-    """The effect; of readings that neither differ within a side nor may, their own ratio, which logarithms only come near."""
+def _exact(base: Sequence[float], new: Sequence[float], found: Effect, smallest: float) -> Effect:
+    """Return the effect; if the readings of each side are equal and certain, with their exact ratio."""
     certain = found.uncertainty.between == 0 and found.uncertainty.apart == 0
     if not certain or len(set(base)) > 1 or len(set(new)) > 1:
         return found
@@ -173,7 +172,7 @@ def _to_the_digit(base: Sequence[float], new: Sequence[float], found: Effect, sm
 
 
 def _level(readings: Sequence[float]) -> float:
-    """The geometric mean; of equal readings that very reading."""
+    """Return the geometric mean; for equal readings exactly that reading."""
     return readings[0] * math.exp(float(np.mean([math.log(value / readings[0]) for value in readings])))
 
 
@@ -182,28 +181,28 @@ def paired_effect(
     new: Sequence[Sequence[Sequence[float]]],
     judgement: Judgement = DEFAULT_JUDGEMENT,
 ) -> Maybe[Effect]:
-    """Compare decode steps one with one: per side a run, per run a repeat, per repeat a time for each step.
+    """Compare decode steps pairwise: for each side, run and repeat, one time per step.
 
-    Each step's median over the repeats is held against the same step's of the other side, so the growth with the context cancels.
-    Sides of different length are compared over the steps both have.
+    Each step's median over the repeats is compared with the same step of the other side, so the growth with the context cancels.
+    Sides of different lengths are compared over their common steps.
     """
     steps = min((len(row) for side in (base, new) for run in side for row in run), default=0)
     if steps == 0:
-        return Missing("there is no decode step on one side")
+        return Missing("one side has no decode step")
     kept = np.unique(np.linspace(0, steps - 1, min(steps, MOST_STEPS)).round().astype(int))
     arrays = [
         [np.asarray([row[:steps] for row in run], np.float64).reshape(len(run), steps) for run in side] for side in (base, new)
     ]
     flat = [[[float(value) for value in run.ravel()] for run in side] for side in arrays]
-    why = _unfit(flat[0], flat[1])
-    if why:
-        return Missing(why)
+    unusable = _unusable(flat[0], flat[1])
+    if unusable is not None:
+        return unusable
     logs = [[np.log(run[:, kept]) for run in side] for side in arrays]
-    return _where_it_carries(_effect(logs[0], logs[1], steps, False, judgement))
+    return _with_enough_repeats(_effect(logs[0], logs[1], steps, False, judgement))
 
 
-def _where_it_carries(found: Effect) -> Effect:
-    """The effect, without an interval and a verdict where a run has too few repeats for them: its medians can be shown still."""
+def _with_enough_repeats(found: Effect) -> Effect:
+    """Return the effect, without interval and verdict if a run has too few repeats for them."""
     for name, counts in (("base", found.base_repeats), ("new", found.new_repeats)):
         if min(counts) < LEAST_REPEATS:
             why = f"a run of the {name} side has {min(counts)} repeats; an interval needs {LEAST_REPEATS} (runtime.min_repeats)"
@@ -211,21 +210,22 @@ def _where_it_carries(found: Effect) -> Effect:
     return found
 
 
-def _unfit(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> str:
+def _unusable(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> Missing | None:
+    """Return why the values cannot be compared; None if they can."""
     for name, side in (("base", base), ("new", new)):
         if not side:
-            return f"the {name} side has no run"
+            return Missing(f"the {name} side has no run")
         if not all(side):
-            return f"a run of the {name} side has no value"
+            return Missing(f"a run of the {name} side has no value")
         if not all(math.isfinite(value) and value > 0 for run in side for value in run):
-            return f"the {name} side has a value that is not above zero"
-    return ""
+            return Missing(f"the {name} side has a value that is not above zero")
+    return None
 
 
 def _effect(
     base: Sequence[Floats], new: Sequence[Floats], paired_steps: int, higher_is_better: bool, judgement: Judgement
 ) -> Effect:
-    """`base` and `new`: per run the logarithms, repeats × steps (one column where nothing is paired)."""
+    """Compare two sides. `base`, `new`: the logarithms of each run, repeats × steps (one column if steps are not paired)."""
     generator = np.random.default_rng(_SEED)
     inflation = inflation_of([np.median(run, axis=1) for run in (*base, *new)])
     sides = SampledSide(base, inflation, generator, higher_is_better), SampledSide(new, inflation, generator, higher_is_better)
@@ -233,9 +233,9 @@ def _effect(
     drawn = np.median(sides[1].draws - sides[0].draws, axis=1)
     uncertainty = _uncertainty(sides, point, drawn, inflation, judgement)
     interval = _interval(point, drawn, uncertainty, (len(base), len(new)))
-    explained = _rival(sides, interval, judgement.order)
-    if explained is not None and not isinstance(interval, Missing):
-        interval = interval.or_none(point)
+    cause = _rival(sides, interval, judgement.order)
+    if cause is not None and not isinstance(interval, Missing):
+        interval = interval.including_zero(point)
     change = math.expm1(point)
     return Effect(
         base=sides[0].level,
@@ -249,7 +249,7 @@ def _effect(
         uncertainty=uncertainty,
         base_stability=sides[0].stability,
         new_stability=sides[1].stability,
-        rival=explained,
+        rival=cause,
     )
 
 
@@ -258,7 +258,7 @@ def _uncertainty(
 ) -> Uncertainty:
     runs = len(sides[0].run_levels), len(sides[1].run_levels)
     seen = _seen(sides, sum(runs) - 2)
-    scatter = pooled_scatter([one for side in sides for one in side.scatters])
+    scatter = pooled_scatter([scatter for side in sides for scatter in side.scatters])
     return Uncertainty(
         inside=max(*_halves(point, drawn, _OUTER), 0.0),
         between=_between(sides, seen, judgement),
@@ -276,29 +276,29 @@ def _uncertainty(
 
 
 def are_several(runs: tuple[int, int]) -> bool:
-    """Whether so many runs on each side are enough where the machine may have states: a side of fewer may sit in one."""
+    """Return whether there are enough runs on each side for a machine with states; fewer runs may all be in one state."""
     return min(runs) >= RECOMMENDED_RUNS
 
 
 def is_measured(runs: tuple[int, int], judgement: Judgement) -> bool:
-    """Whether so many runs on each side measure the spread between processes."""
+    """Return whether this many runs on each side measure the spread between processes."""
     needed = SEVERAL if judgement.process_spread is None else judgement.measured_from
     return are_several(runs) if needed >= SEVERAL else sum(runs) - 2 >= needed
 
 
 def runs_to_measure(judgement: Judgement) -> int:
-    """The fewest runs a side that measure it."""
+    """Return the fewest runs per side that measure the spread between processes."""
     return next(runs for runs in range(1, RECOMMENDED_RUNS + 1) if is_measured((runs, runs), judgement))
 
 
 def _seen(sides: tuple[SampledSide, SampledSide], freedom: int) -> float:
-    """Deviation between the runs of a side, pooled over both."""
+    """Return the deviation between the runs of a side, pooled over both sides."""
     squares = sum(float(((side.run_levels - mean(list(side.run_levels))) ** 2).sum()) for side in sides)
     return math.sqrt(squares / freedom) if freedom else 0.0
 
 
 def _between(sides: tuple[SampledSide, SampledSide], seen: float, judgement: Judgement) -> Maybe[float]:
-    """Deviation from process to process: measured over the runs, or assumed, or neither."""
+    """Return the deviation between processes: measured, assumed, or Missing."""
     if is_measured((len(sides[0].run_levels), len(sides[1].run_levels)), judgement):
         return seen
     if judgement.process_spread is None:
@@ -307,7 +307,7 @@ def _between(sides: tuple[SampledSide, SampledSide], seen: float, judgement: Jud
 
 
 def _moved(sides: tuple[SampledSide, SampledSide], seen: float, judgement: Judgement) -> float:
-    """How far the level of a run moved; 0 where that is less than is assumed or seen, or the runs measure the spread."""
+    """Return how far the level of a run moved; 0 if the assumed or observed spread is larger, or the spread is measured."""
     found = max(side.moved for side in sides)
     if judgement.process_spread is None or is_measured((len(sides[0].run_levels), len(sides[1].run_levels)), judgement):
         return 0.0
@@ -315,7 +315,7 @@ def _moved(sides: tuple[SampledSide, SampledSide], seen: float, judgement: Judge
 
 
 def _rival(sides: tuple[SampledSide, SampledSide], interval: Maybe[Interval], order: Order) -> Rival | None:
-    """Return what the machine did, if sides made one after the other differ and that explains it."""
+    """Return the change of the machine's speed that explains a difference of sides made one after the other."""
     repeats = [side.repeats for side in sides]
     in_turn = order == "in turn" and max(map(len, repeats)) > 1
     few = min(len(run) for side in repeats for run in side) < LEAST_REPEATS
@@ -331,33 +331,33 @@ def _interval(point: float, drawn: Floats, about: Uncertainty, counts: tuple[int
     ends = [
         (point - below, point + above)
         for tail in (_OUTER, 1 - BOUND_LEVEL)
-        for below, above in [_widened(_halves(point, drawn, tail), outside(about, about.between, 1 - tail, counts), about)]
+        for below, above in [_widened(_halves(point, drawn, tail), process_error(about, about.between, 1 - tail, counts), about)]
     ]
     (low, high), (bound_low, bound_high) = ends
     return Interval(math.expm1(low), math.expm1(high), math.expm1(bound_low), math.expm1(bound_high))
 
 
 def _halves(point: float, drawn: Floats, tail: float) -> tuple[float, float]:
-    """How far the draws reach below and above the estimate when `tail` of them is left out on each side."""
+    """Return how far the draws extend below and above the estimate, without a share of `tail` at each end."""
     return point - float(np.quantile(drawn, tail)), float(np.quantile(drawn, 1 - tail)) - point
 
 
-def outside(about: Uncertainty, between: float, share: float, counts: tuple[int, int]) -> float:
-    """How far the change of that many runs a side may be off because processes differ, sure by `share` on one side.
+def process_error(about: Uncertainty, between: float, share: float, counts: tuple[int, int]) -> float:
+    """Return the error of a change because processes differ, for this many runs per side, at the one-sided level `share`.
 
-    An assumed spread counts as known; what the runs show counts by their degrees of freedom, however few those are.
+    An assumed spread counts as known; an observed spread counts with its degrees of freedom, however few.
     """
-    shown = student_quantile(share, about.freedom) * about.seen if about.freedom else 0.0
-    reach = shown if about.measured else max(shown, student_quantile(share, None) * between)
-    spread = math.hypot(reach * math.sqrt(1 / counts[0] + 1 / counts[1]), student_quantile(share, None) * about.apart)
+    observed = student_quantile(share, about.freedom) * about.seen if about.freedom else 0.0
+    per_run = observed if about.measured else max(observed, student_quantile(share, None) * between)
+    spread = math.hypot(per_run * math.sqrt(1 / counts[0] + 1 / counts[1]), student_quantile(share, None) * about.apart)
     return max(spread, about.visited) if about.restless else spread
 
 
 def _widened(halves: tuple[float, float], between: float, about: Uncertainty) -> tuple[float, float]:
-    """The two halves of an interval with what lies between processes in it.
+    """Return the two halves of an interval, widened by the error between processes.
 
-    A measured spread is that of the runs' medians, which holds the noise inside them already: the wider of the two is taken. An
-    assumed one knows nothing of it: the two add as squares.
+    A measured spread is that of the runs' medians and so includes the noise inside the runs: the wider of the two is used. An
+    assumed spread does not include it: the two are added in quadrature.
     """
     if about.measured:
         return max(halves[0], between), max(halves[1], between)

@@ -1,4 +1,4 @@
-"""A finding: what is wrong, what stands behind it, what a change would save on the wall clock, and exactly what to try."""
+"""The building blocks of a finding: claim, evidence, wall-clock saving, and what to try."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from llm_perf_opt.analysis.evidence import StageEvidence
+from llm_perf_opt.analysis.evidence import Evidence, StageEvidence
 from llm_perf_opt.analysis.trace.document import Finding, ThroughputLine
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import duration
@@ -15,40 +15,40 @@ from llm_perf_opt.core.units import duration
 NO_FASTER = "a single request is no faster"
 Confidence = Literal["high", "medium", "low"]
 Bounds = tuple[float, float, float]
-"""Least, expected and most, in ns over all units of the stage."""
+"""Least, expected and most, in ns, summed over all units of the stage."""
 
 
 class Kind(str, Enum):
-    """What a finding is about; they are listed in this order."""
+    """What a finding is about, in the order of the report."""
 
     LATENCY = "latency"
-    """A change makes a request faster."""
+    """The change makes a request faster."""
     THROUGHPUT = "throughput"
-    """A change makes more of the device; a single request is no faster."""
+    """The change raises throughput; a single request is no faster."""
     TRUST = "trust"
-    """A reason to measure again before anything is changed."""
+    """A reason to measure again before changing anything."""
 
     def __str__(self) -> str:
         return self.value
 
 
 @dataclass(frozen=True)
-class After:
-    """The time per unit once the change is made, told from the time before. Where that turns out otherwise, `kept` tells on."""
+class PredictedTime:
+    """The predicted time per unit after the change. `kept` adapts it if the time before is measured again and differs."""
 
     expected_ns: int
     low_ns: int
     high_ns: int
     before_ns: int
-    """The time it was told from."""
+    """The time before the change that the prediction is based on."""
     kept: float = 1.0
-    """The share of a difference of the time before that is one of the time after, too: all of it where a saving is predicted,
-    none where the time after is predicted by itself, a part where what goes, or stays, is a share of the time before."""
+    """How much of a difference in the time before carries over to the time after: 1 if the finding predicts a saving, 0 if it
+    predicts the time after by itself, in between if it predicts a share of the time before."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Wall-clock time per unit of the stage."""
+    """Wall-clock time saved per unit of the stage."""
 
     expected_ns: int
     low_ns: int
@@ -56,9 +56,9 @@ class Saving:
     unit: str
     """token, prefill or step."""
     counted: int = 0
-    """Units in the trace that it is a mean over; 0: not known."""
-    after: After | None = None
-    """None: the time before less the saving, whatever that time is."""
+    """Units in the trace that the mean is taken over; 0: unknown."""
+    after: PredictedTime | None = None
+    """None: the time before minus the saving, whatever the time before is."""
 
     def __post_init__(self) -> None:
         if not self.low_ns <= self.expected_ns <= self.high_ns:
@@ -67,33 +67,33 @@ class Saving:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Tokens per second at the present batch and at a larger one. A token takes as long as its step: no request is faster."""
+    """Tokens per second at the current batch and at a larger one. A token takes as long as its step: no request is faster."""
 
     batch: int
-    larger: int
+    larger_batch: int
     step_ns: int
-    """Of the present batch."""
-    then_ns: int
-    """Of the larger batch, with what it may be at least and at most."""
-    least_ns: int
-    most_ns: int
+    """Time of a step at the current batch."""
+    larger_step_ns: int
+    """Expected time of a step at the larger batch, with its bounds."""
+    larger_step_low_ns: int
+    larger_step_high_ns: int
     unit: str
     counted: int
-    """Steps in the trace that it is a mean over."""
+    """Steps in the trace that the mean is taken over."""
 
     @property
-    def after(self) -> After:
-        """A token's share of the step, by which a trial is compared. A step that turns out otherwise is shared out, too."""
-        then, least, most = (round(ns / self.larger) for ns in (self.then_ns, self.least_ns, self.most_ns))
-        return After(then, least, most, round(self.step_ns / self.batch), kept=self.batch / self.larger)
+    def after(self) -> PredictedTime:
+        """The time per token: the step's time divided by the batch. A trial is compared by it."""
+        steps = (self.larger_step_ns, self.larger_step_low_ns, self.larger_step_high_ns)
+        expected, low, high = (round(ns / self.larger_batch) for ns in steps)
+        return PredictedTime(expected, low, high, round(self.step_ns / self.batch), self.batch / self.larger_batch)
 
     @property
     def line(self) -> ThroughputLine:
-        """The tokens per second, as a finding keeps them."""
-        rates = [self.larger * 1e9 / ns for ns in (self.then_ns, self.most_ns, self.least_ns)]
-        now = self.batch * 1e9 / self.step_ns
-        steps = (self.step_ns, self.then_ns, self.least_ns, self.most_ns)
-        return ThroughputLine(self.batch, self.larger, *steps, now, *rates)
+        """The figures as the finding stores them."""
+        steps = (self.step_ns, self.larger_step_ns, self.larger_step_low_ns, self.larger_step_high_ns)
+        rates = [self.larger_batch * 1e9 / ns for ns in (self.larger_step_ns, self.larger_step_high_ns, self.larger_step_low_ns)]
+        return ThroughputLine(self.batch, self.larger_batch, *steps, self.batch * 1e9 / self.step_ns, *rates)
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class ToTry:
     """What to change."""
 
     overrides: tuple[str, ...] = ()
-    """Settings of `llm-perf run`; empty where the change is not one of configuration."""
+    """Settings of `llm-perf run`; empty if the change is not a configuration change."""
     change: str = ""
-    """The same, or what there is no setting for, in words."""
+    """The change in words, for other programs and for what has no setting."""
 
     def __str__(self) -> str:
         return " ".join(self.overrides) if self.overrides else self.change
@@ -111,22 +111,22 @@ class ToTry:
 
 @dataclass(frozen=True)
 class Grounds:
-    """What a finding stands on."""
+    """What a finding is based on."""
 
     rows: tuple[str, ...]
     confidence: Confidence
     because: str
-    """Why not more, or less, confident."""
+    """The reason for this confidence."""
 
 
 Claim = tuple[str, ...]
-"""The headline, and what is to be said after it."""
+"""The headline and the sentences that follow it."""
 Place = tuple[str, int]
-"""The stage, and how often its unit occurs in a request, or in the trace: what a saving counts for."""
+"""The stage, and how often its unit occurs in a request (or in the trace, if no request is known)."""
 
 
 def finding(id: str, place: Place, claim: Claim, grounds: Grounds, effect: Maybe[Saving | Throughput], to_try: ToTry) -> Finding:
-    """Return a finding. Its kind is that of its effect; without one it is about trust in the figures."""
+    """Return a finding. Its effect decides its kind; without an effect it is about trust in the figures."""
     saving = effect if isinstance(effect, Saving) else None
     throughput = effect if isinstance(effect, Throughput) else None
     known = saving or throughput
@@ -160,43 +160,97 @@ def finding(id: str, place: Place, claim: Claim, grounds: Grounds, effect: Maybe
 
 
 def without_overrides(found: Finding, why: str = "") -> Finding:
-    """The same with the change in words as what to try."""
+    """Return the finding with the change in words, followed by `why`, as the only thing to try."""
     change = found.change + why
     return msgspec.structs.replace(found, overrides=[], change=change, to_try=change)
 
 
-def weightiest(found: Sequence[Finding]) -> Finding | None:
-    """Of what one rule finds in several stages, that which saves a request most; of equals the last."""
-    return max(reversed(found), key=lambda one: one.weight_ns, default=None)
+def largest_saving(found: Sequence[Finding]) -> Finding | None:
+    """Return the finding that saves a request most; of equals the last."""
+    return max(reversed(found), key=lambda finding: finding.weight_ns, default=None)
 
 
 def saving_of(
     stage: StageEvidence, low: float, expected: float, high: float, *, after: Bounds | None = None, kept: float = 1.0
 ) -> Saving:
-    """Sums over the trace's units as a saving per unit; none is below zero or above the wall time.
+    """Return a saving per unit from sums over all units, each limited to between zero and the wall time.
 
-    `after` is the least, expected and greatest time after the change, where that is what is predicted; else it is what the saving
-    leaves, and `kept` is as in `After`.
+    Pass `after` (least, expected and greatest time after the change) if the finding predicts that time. Otherwise the time after
+    is the time before minus the saving, and `kept` is that of `PredictedTime`.
     """
-    most = stage.budget.wall_ns
-    values = [min(max(value, 0.0), most) / stage.units for value in (low, expected, high)]
-    rounded = sorted(round(value) for value in (values[0], values[2]))
-    middle = min(max(round(values[1]), rounded[0]), rounded[1])
+    wall_ns = stage.budget.wall_ns
+    least, middle, most = (round(min(max(value, 0.0), wall_ns) / stage.units) for value in (low, expected, high))
+    least, most = sorted((least, most))
+    middle = min(max(middle, least), most)
     before = round(stage.wall_ns)
     if after is None:
-        then = After(before - middle, before - rounded[1], before - rounded[0], before, kept)
+        predicted = PredictedTime(before - middle, before - most, before - least, before, kept)
     else:
-        least, told, longest = (round(stage.per_unit(ns)) for ns in after)
-        then = After(told, least, longest, before, kept=0.0)
-    return Saving(middle, rounded[0], rounded[1], stage.unit, stage.units, then)
+        low_after, expected_after, high_after = (round(stage.per_unit(ns)) for ns in after)
+        predicted = PredictedTime(expected_after, low_after, high_after, before, kept=0.0)
+    return Saving(middle, least, most, stage.unit, stage.units, predicted)
 
 
 def gap_saving_of(stage: StageEvidence, low: float, expected: float, high: float) -> Saving:
-    """The same of a share of the idle time: with a longer or shorter wall time the gaps, and so the saving, are other ones."""
+    """Return `saving_of` for a share of the idle time: if the wall time changes, so do the gaps and the saving."""
     idle = stage.budget.idle_ns
     return saving_of(stage, low, expected, high, kept=1.0 - min(max(expected, 0.0) / idle, 1.0) if idle > 0 else 1.0)
 
 
-def milliseconds(ns: float) -> str:
-    """A time as claims spell it."""
-    return duration(ns, 3)
+def unit_time(stage: StageEvidence, ns: float) -> str:
+    """Return the text of a time per unit, from a sum over all units."""
+    return duration(stage.per_unit(ns), 3)
+
+
+def place_of(evidence: Evidence, stage: StageEvidence) -> Place:
+    """Return the stage and how often its unit occurs in a request, or in the trace if no request is known."""
+    timings = evidence.facts.timings
+    if isinstance(timings, Missing):
+        return stage.name, stage.units
+    return stage.name, timings.workload.decode_steps if stage.by_token else 1
+
+
+# --- from kernel time to wall time ------------------------------------------------------------------------------------
+
+HOST_BOUND = 0.5
+"""If the device is busy for less than this share of a stage, a faster kernel only lengthens a gap."""
+DEVICE_BOUND = 0.9
+"""From this busy share on, all saved kernel time is saved wall time. Between the two, the counted share grows linearly."""
+INFLATED = 3.0
+"""If a profiler slows a stage more than this many times, the proportions of its gaps say little about the unprofiled ones."""
+
+
+@dataclass(frozen=True)
+class WallClockSaving:
+    """How much of a kernel-time saving reaches the wall clock."""
+
+    bounds: Bounds
+    claim: str = ""
+    """A sentence to append to the claim."""
+    because: str = ""
+    """A reason to add to the confidence; empty if there is nothing to add."""
+    certain: bool = False
+    """Whether it is certain that nothing is saved."""
+
+
+def wall_clock_saving(stage: StageEvidence, bounds: Bounds) -> WallClockSaving:
+    """Count kernel time only as far as the stage waits for the device and kernels do not run concurrently."""
+    low, expected, high = bounds
+    share = min(max((stage.busy_share - HOST_BOUND) / (DEVICE_BOUND - HOST_BOUND), 0.0), 1.0)
+    idle = f"the device is idle for {1 - stage.busy_share:.0%} of {stage.name}"
+    if share == 0 and stage.busy_share * (1.0 if stage.unprofiled else INFLATED) < HOST_BOUND:
+        why = "faster kernels only lengthen the gaps; first remove what the device waits for"
+        return WallClockSaving((0, 0, 0), f"Changing this saves nothing now: {idle}.", why, certain=True)
+    if share == 0:
+        why = "under the profiler, faster kernels only lengthen the gaps; without it the gaps are shorter"
+        return WallClockSaving((0, 0, high), f"Under the profiler, changing this saves nothing: {idle}.", why)
+    alone = stage.overlap
+    if share == 1 and alone == 1:
+        return WallClockSaving(bounds)
+    reasons = []
+    if share < 1:
+        reasons.append(f"{idle}, so {share:.0%} of the kernel time is counted")
+    if alone < 1:
+        reasons.append(f"kernels run concurrently, so they cover only {alone:.1%} of their summed time")
+    worst = low * alone if share == 1 else 0.0
+    return WallClockSaving((worst, expected * share * alone, high), because="; ".join(reasons))

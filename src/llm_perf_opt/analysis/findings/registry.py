@@ -1,6 +1,6 @@
-"""What to change first: every rule over the evidence, ranked by the wall-clock time it saves in a request.
+"""Every rule, and the findings ranked by the wall-clock time they save in a request.
 
-Savings of different findings overlap: the same gap may be claimed by two. They are never added up.
+Savings overlap, because two findings may claim the same gap. They are never added.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,24 +9,8 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.findings.device import low_occupancy, small_batch, wave_tail
+from llm_perf_opt.analysis.findings import device, host, kernels, trust
 from llm_perf_opt.analysis.findings.finding import Kind, without_overrides
-from llm_perf_opt.analysis.findings.kernels import (
-    cache_concatenation,
-    logits_for_the_whole_prompt,
-    math_attention,
-    products_without_tensor_cores,
-    unfused_elementwise,
-)
-from llm_perf_opt.analysis.findings.launching import (
-    allocations_in_the_loop,
-    copies_from_the_host,
-    host_between_steps,
-    launch_bound_decode,
-    launch_bound_prefill,
-    syncs_per_step,
-)
-from llm_perf_opt.analysis.findings.trust import noisy_machine, passes_disagree, profiler_inflation, throttled
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.labels import engine_dialects
 from llm_perf_opt.core.errors import ConfigError
@@ -35,64 +19,66 @@ from llm_perf_opt.core.records import Missing
 Rule = Callable[[Evidence], Finding | None]
 
 RULES: list[Rule] = [
-    launch_bound_decode,
-    launch_bound_prefill,
-    host_between_steps,
-    syncs_per_step,
-    allocations_in_the_loop,
-    copies_from_the_host,
-    cache_concatenation,
-    unfused_elementwise,
-    products_without_tensor_cores,
-    math_attention,
-    logits_for_the_whole_prompt,
-    low_occupancy,
-    wave_tail,
-    small_batch,
-    throttled,
-    noisy_machine,
-    profiler_inflation,
-    passes_disagree,
+    host.launch_bound_decode,
+    host.launch_bound_prefill,
+    host.host_between_steps,
+    host.syncs_per_step,
+    host.allocations_in_the_loop,
+    host.copies_from_the_host,
+    kernels.cache_concatenation,
+    kernels.unfused_elementwise,
+    kernels.products_without_tensor_cores,
+    kernels.math_attention,
+    kernels.logits_for_the_whole_prompt,
+    device.low_occupancy,
+    device.wave_tail,
+    device.small_batch,
+    trust.throttled,
+    trust.noisy_machine,
+    trust.profiler_inflation,
+    trust.passes_disagree,
 ]
-"""Every rule. To add a finding, write its function in this folder and name it here."""
+"""Every rule. To add a finding, write its function in this folder and list it here."""
 
 _OWN_RUNTIME = "pytorch"
-_OF_OWN_RUNTIME = ("runtime.cache=", "runtime.compile=", "runtime.attn_implementation=")
-"""Settings that only the runtime stepped by this program has."""
+_OWN_SETTINGS = ("runtime.cache=", "runtime.compile=", "runtime.attn_implementation=")
+"""Settings that only this runtime has."""
 
 _ORDER = {kind.value: place for place, kind in enumerate(Kind)}
 
 
 def find(evidence: Evidence) -> tuple[Finding, ...]:
-    """What the rules find: changes for latency by their saving, then for throughput, then reasons to measure again."""
-    found = [_as_sure(_fitting(one, evidence), evidence) for rule in RULES if (one := rule(evidence)) is not None]
-    return tuple(sorted(found, key=lambda one: (_ORDER[one.kind], -one.weight_ns)))
+    """Return all findings: latency changes by their saving, then throughput changes, then reasons to measure again."""
+    found = [
+        _with_confidence(_applicable(result, evidence), evidence) for rule in RULES if (result := rule(evidence)) is not None
+    ]
+    return tuple(sorted(found, key=lambda finding: (_ORDER[finding.kind], -finding.weight_ns)))
 
 
-def _fitting(finding: Finding, evidence: Evidence) -> Finding:
-    """Without overrides that this program or this run does not take: then the change in words is what to try."""
+def _applicable(finding: Finding, evidence: Evidence) -> Finding:
+    """Return the finding without overrides that this program or run does not accept; the change in words remains."""
     overrides, config = finding.overrides, evidence.facts.config
     if not overrides:
         return finding
     runtime = evidence.facts.setting("runtime.type")
     if runtime is None and evidence.method.split(",")[0] in engine_dialects():
         return without_overrides(finding)
-    if runtime not in (None, _OWN_RUNTIME) and any(override.startswith(_OF_OWN_RUNTIME) for override in overrides):
+    if runtime not in (None, _OWN_RUNTIME) and any(override.startswith(_OWN_SETTINGS) for override in overrides):
         return without_overrides(finding)
-    refused = _refusal(config, overrides) if config else None
-    if refused is None:
+    error = _rejection(config, overrides) if config else None
+    if error is None:
         return finding
-    return without_overrides(finding, f" This run does not take {' '.join(overrides)}: {refused.fact}")
+    return without_overrides(finding, f" This run does not accept {' '.join(overrides)}: {error.fact}")
 
 
-def _refusal(config: Mapping[str, Any], overrides: Sequence[str]) -> ConfigError | None:
-    """Why the run's configuration does not take them; None where it does, or would be refused without them, too."""
-    from llm_perf_opt.config.composition import with_overrides  # the trace of another program needs no configuration
+def _rejection(config: Mapping[str, Any], overrides: Sequence[str]) -> ConfigError | None:
+    """Return why the run's configuration rejects the overrides; None if it accepts them or is invalid without them."""
+    from llm_perf_opt.config.composition import with_overrides  # a trace without a run needs no configuration
 
     try:
         with_overrides(config, ())
     except ConfigError:
-        return None  # of another version, or a part of one: it cannot be asked
+        return None  # from another version, or incomplete: it cannot be checked
     try:
         with_overrides(config, overrides)
     except ConfigError as error:
@@ -103,11 +89,11 @@ def _refusal(config: Mapping[str, Any], overrides: Sequence[str]) -> ConfigError
 _LOWER = {"high": "medium", "medium": "low", "low": "low"}
 
 
-def _as_sure(finding: Finding, evidence: Evidence) -> Finding:
-    """No surer than the unprofiled times that its saving is taken from: less so where their spread target was not reached."""
+def _with_confidence(finding: Finding, evidence: Evidence) -> Finding:
+    """Lower the confidence if the unprofiled times behind the saving did not reach their spread target."""
     timings, stage = evidence.facts.timings, evidence.stage(finding.stage)
-    promises = finding.throughput is not None or bool(finding.saving_high_ns)
-    if isinstance(timings, Missing) or timings.stable or not promises:
+    has_effect = finding.throughput is not None or bool(finding.saving_high_ns)
+    if isinstance(timings, Missing) or timings.stable or not has_effect:
         return finding
     if stage is None or not stage.unprofiled:
         return finding

@@ -1,80 +1,80 @@
-"""Rules on whether the figures can be believed: throttling, neighbors, unrest, a profiler that changes what it watches."""
+"""Rules on whether the figures can be trusted: throttling, other users of the machine, unstable times, profiler overhead."""
 
 from collections.abc import Set
 
 from llm_perf_opt.analysis.evidence import Evidence
-from llm_perf_opt.analysis.findings.finding import Grounds, ToTry, finding
-from llm_perf_opt.analysis.findings.launching import INFLATED
+from llm_perf_opt.analysis.findings.finding import INFLATED, Grounds, ToTry, finding
 from llm_perf_opt.analysis.trace.document import Finding
 from llm_perf_opt.analysis.trace.stage_instances import DECODE
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.warnings import NOISE, WarningId
 
-_NO_SAVING = Missing("it is about trust in the figures, not about speed")
+_NO_SAVING = Missing("this finding is about trust in the figures, not about speed")
 
 
 def throttled(evidence: Evidence) -> Finding | None:
-    """The device ran slower than it could."""
-    said = _warnings(evidence, {WarningId.THROTTLED})
+    """The GPU was throttled while it was measured."""
     return _finding(
         "throttled",
-        "The GPU was throttled while it was measured: times are longer than the device can do, and vary with its temperature.",
-        said,
+        "The GPU was throttled during the measurement: times are longer than the device needs, and vary with its temperature.",
+        _warnings(evidence, {WarningId.THROTTLED}),
         "Cool the machine, raise the power limit, or measure with locked clocks; then run again.",
     )
 
 
 def noisy_machine(evidence: Evidence) -> Finding | None:
-    """Others used the machine, or the times did not settle."""
-    said = _warnings(evidence, NOISE)
+    """Other programs used the machine, or the times did not settle."""
+    reasons = _warnings(evidence, NOISE)
     timings = evidence.facts.timings
     if not isinstance(timings, Missing):
         if not timings.stable:
-            said.append(f"The spread target was not reached: {timings.stopped}.")
+            reasons.append(f"The spread target was not reached: {timings.stopped}.")
         if not timings.settled:
-            said.append(f"The times had not settled after {len(timings.warmup)} warm-up iterations.")
+            reasons.append(f"The times had not settled after {len(timings.warmup)} warm-up iterations.")
     return _finding(
         "noisy_machine",
-        "The machine was not quiet: small differences between runs are not real, and savings below its spread cannot be shown.",
-        said,
-        "End what else runs on the machine, raise runtime.max_repeats and runtime.time_limit_s, and run again.",
+        "The machine was not quiet: small differences between runs are noise, and savings smaller than the spread cannot be "
+        "shown.",
+        reasons,
+        "Stop other programs on the machine, raise runtime.max_repeats and runtime.time_limit_s, and run again.",
     )
 
 
 def profiler_inflation(evidence: Evidence) -> Finding | None:
-    """The profiler slowed the stages so much that its gaps mean little."""
-    said = []
+    """The profiler slowed a stage so much that the gaps in its trace mean little."""
+    reasons = []
     for overhead in evidence.facts.overheads:
         if overhead.name == evidence.facts.trace_pass:
             for stage, factor in (("prefill", overhead.prefill), (DECODE, overhead.decode)):
                 if not isinstance(factor, Missing) and factor > INFLATED:
-                    said.append(f"{stage} took {factor:.1f} times as long below the {overhead.name} pass")
+                    reasons.append(f"{stage} took {factor:.1f} times as long in the {overhead.name} pass")
     return _finding(
         "profiler_inflation",
-        "The profiler slowed the program many times over: kernels' times stand, the shares of the causes of idleness hardly do.",
-        said,
+        f"The profiler made a stage more than {INFLATED:.0f} times slower: kernel times are valid, but the shares of the causes "
+        "of idle time are not reliable.",
+        reasons,
         "Profile less at a time (profiling.torch.preset=minimal, fewer decode steps), and compare with the other timeline.",
     )
 
 
 def passes_disagree(evidence: Evidence) -> Finding | None:
-    """The budget's parts do not fit together."""
-    said = [f"{stage.name}: {problem.what}" for stage in evidence.stages for problem in stage.budget.problems]
+    """The trace and the unprofiled pass do not fit together."""
+    reasons = [f"{stage.name}: {problem.what}" for stage in evidence.stages for problem in stage.budget.problems]
     return _finding(
         "passes_disagree",
-        "Trace and unprofiled pass do not fit together, so the budget has a row below zero.",
-        said,
-        "Run both passes again on a quiet machine; check that the limits are those of this device.",
+        "The trace and the unprofiled pass do not fit together, so the budget has a negative row.",
+        reasons,
+        "Run both passes again on a quiet machine, and check that the peaks are those of this device.",
     )
 
 
 def _warnings(evidence: Evidence, ids: Set[WarningId]) -> list[str]:
     telemetry = evidence.facts.telemetry
-    return [] if isinstance(telemetry, Missing) else [one.text for one in telemetry.warnings if one.id in ids]
+    return [] if isinstance(telemetry, Missing) else [warning.text for warning in telemetry.warnings if warning.id in ids]
 
 
-def _finding(id: str, claim: str, said: list[str], change: str) -> Finding | None:
-    if not said:
+def _finding(id: str, claim: str, reasons: list[str], change: str) -> Finding | None:
+    if not reasons:
         return None
-    grounds = Grounds(tuple(text.rstrip(".") for text in said), "high", "it was seen")
+    grounds = Grounds(tuple(text.rstrip(".") for text in reasons), "high", "it was observed")
     return finding(id, ("", 1), (claim,), grounds, _NO_SAVING, ToTry(change=change))

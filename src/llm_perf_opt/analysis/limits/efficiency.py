@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.limits.binding import UNKNOWN, KernelShare, RooflineD
 from llm_perf_opt.analysis.limits.hardware import Hardware, devices_of, more_devices, shared_words
 from llm_perf_opt.analysis.limits.peaks import Peaks, best_roofline_time, peaks_of, roofline_time_at
 from llm_perf_opt.analysis.limits.roofline import ComponentRoofline, RooflineTime
-from llm_perf_opt.analysis.separable import unstepped
+from llm_perf_opt.analysis.separable import steps_unavailable
 from llm_perf_opt.analysis.stats import percentile, summarize
 from llm_perf_opt.core.errors import ConfigError, ImplausibleError
 from llm_perf_opt.core.machine_records import Ceilings
@@ -157,7 +157,7 @@ def stage_samples(timings: CleanTimings, stage: Stage, steps: int) -> Maybe[list
     if stage is not Stage.PREFILL and not 0 < steps <= timings.workload.decode_steps:
         return Missing(f"the unprofiled pass has {timings.workload.decode_steps} decode steps, not {steps}")
     some_steps = stage is not Stage.PREFILL and steps < timings.workload.decode_steps
-    unavailable = unstepped(timings) if some_steps else None
+    unavailable = steps_unavailable(timings) if some_steps else None
     return unavailable or [it.prefill_ns if stage is Stage.PREFILL else sum(it.steps_ns[:steps]) for it in timings.iterations]
 
 

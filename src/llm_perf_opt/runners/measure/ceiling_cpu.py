@@ -4,7 +4,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.telemetry import NEIGHBOUR_PROCESSORS
+from llm_perf_opt.analysis.telemetry import NEIGHBOR_PROCESSORS
 from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, last_level_cache_bytes, usable_cpus
 from llm_perf_opt.core.machine_records import CeilingUnit
 from llm_perf_opt.core.records import Maybe, Missing
@@ -118,5 +118,5 @@ def host_conditions(room: Room, others: float) -> Conditions:
         f"{torch.get_num_threads()} threads on {usable_cpus()} usable processors",
         f"last-level cache {room.cache_bytes / 2**20:.0f} MiB{note}, {room.bytes / 2**20:.0f} MiB gone through in turn",
     )
-    busy = others > NEIGHBOUR_PROCESSORS
+    busy = others > NEIGHBOR_PROCESSORS
     return Conditions(said, f"other processes used {others:.2f} processors meanwhile, the figures are too low" if busy else "")

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llm_perf_opt.analysis.telemetry import NEIGHBOUR_GPU_PCT, throttle_names
+from llm_perf_opt.analysis.telemetry import NEIGHBOR_GPU_PCT, throttle_names
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ParseError
 from llm_perf_opt.core.host import cpu_name, last_level_cache_bytes, user_cache_folder
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings, GpuSample, read_ceilings
@@ -363,6 +363,6 @@ def gpu_conditions(room: Room, reading: Maybe[GpuSample], during: str) -> Condit
         said.append(f"{reading.processes} processes on it")
     busy = reading.gpu_utilisation_pct
     doubt = ""
-    if not isinstance(busy, Missing) and busy > NEIGHBOUR_GPU_PCT:
+    if not isinstance(busy, Missing) and busy > NEIGHBOR_GPU_PCT:
         doubt = f"the GPU was {busy} % busy with other work before measuring, the figures are too low"
     return Conditions((memory, f"before measuring: {', '.join(said)}", during), doubt)
