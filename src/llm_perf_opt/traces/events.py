@@ -15,6 +15,7 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 UInt8 = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
 
 NO_NAME = -1
 """In a column of name indices: there is none."""

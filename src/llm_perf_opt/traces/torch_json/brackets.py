@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from llm_perf_opt.traces.events import Int64, UInt8
-from llm_perf_opt.traces.torch_json.text_words import Mask
+from llm_perf_opt.traces.events import Int64, Mask, UInt8
 
 _BLOCK_BYTES = 1 << 20
 _QUOTE, _BACKSLASH = b'"\\'

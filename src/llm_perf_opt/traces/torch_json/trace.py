@@ -12,10 +12,10 @@ import numpy as np
 from llm_perf_opt.traces.events import DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
 from llm_perf_opt.traces.packed import PackedFile
 from llm_perf_opt.traces.torch_json import problems
+from llm_perf_opt.traces.torch_json.array_reader import ArrayReader
 from llm_perf_opt.traces.torch_json.columns import TorchColumns
-from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES, EventChunks, Surroundings
-from llm_perf_opt.traces.torch_json.events import EventDecoder, repaired
-from llm_perf_opt.traces.torch_json.lines import TorchLines
+from llm_perf_opt.traces.torch_json.event_chunks import EventChunks, Surroundings
+from llm_perf_opt.traces.torch_json.events import repaired
 from llm_perf_opt.traces.trace_mark import Checksum
 
 
@@ -28,42 +28,12 @@ def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
     """
     with _without_collector():
         columns = TorchColumns()
-        decoder = _Decoder(columns)
+        reader = ArrayReader(columns)
         with PackedFile(path, checksum) as file:
-            chunks = EventChunks(str(path), file.read_into, decoder, repaired)
+            chunks = EventChunks(str(path), file.read_into, reader, repaired)
             around = chunks.run()
             chunks.cut_short = chunks.cut_short or file.cut_short
-    return _trace(columns, chunks.events, around, _file_problems(chunks, decoder.not_events, around))
-
-
-_WORTH_LINES = 2048
-"""Bytes. Events that come one by one, as from a damaged stretch, are decoded faster than their lines are found."""
-
-
-class _Decoder:
-    """Reads the lines that torch writes by their bytes, whatever else by decoding it."""
-
-    def __init__(self, columns: TorchColumns) -> None:
-        self._columns = columns
-        self._lines = TorchLines(columns.codes)
-        self._decoder = EventDecoder(columns.take)
-
-    @property
-    def not_events(self) -> int:
-        return self._decoder.not_events
-
-    def __call__(self, array: bytes | memoryview) -> int:
-        """Keep all events of an array, or none when this raises."""
-        lined = self._lines.read(array) if len(array) >= _WORTH_LINES else None
-        if lined is not None:
-            try:
-                others = self._decoder(lined.others)
-            except DECODE_FAILURES:  # lines are not what they seem
-                pass
-            else:
-                self._columns.add(lined.parts)
-                return lined.events + others
-        return self._decoder(array)
+    return _trace(columns, chunks.events, around, _file_problems(chunks, reader.not_events, around))
 
 
 def _trace(columns: TorchColumns, events: int, around: Surroundings, file_problems: list[TraceProblem]) -> Trace:

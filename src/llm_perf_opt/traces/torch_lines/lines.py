@@ -4,7 +4,7 @@ What differs from event to event are numbers; the texts between them repeat, and
 only when each of its bytes belongs to such a text or is a digit of such a number; any other event is handed on as it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
@@ -20,18 +20,20 @@ from llm_perf_opt.traces.events import (
     HostCalls,
     Int32,
     Int64,
+    Mask,
     Operators,
     RangeKind,
     Ranges,
     WorkKind,
 )
-from llm_perf_opt.traces.torch_json.arrows import Arrows
+from llm_perf_opt.traces.torch_json.array_reader import PartialRead
 from llm_perf_opt.traces.torch_json.codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
 from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES
-from llm_perf_opt.traces.torch_json.event_lines import EventLines, Room
 from llm_perf_opt.traces.torch_json.events import NO_ARGUMENTS, Arguments
-from llm_perf_opt.traces.torch_json.known_texts import UNREADABLE, KnownTexts, Said
-from llm_perf_opt.traces.torch_json.text_words import Mask, TextWords, word
+from llm_perf_opt.traces.torch_lines.arrows import Arrows
+from llm_perf_opt.traces.torch_lines.event_lines import EventLines, Room
+from llm_perf_opt.traces.torch_lines.known_texts import UNREADABLE, KnownTexts, Said
+from llm_perf_opt.traces.torch_lines.text_words import TextWords, word
 
 CORRELATION = b'"correlation": '
 _READ_ARGUMENTS = msgspec.json.Decoder(Arguments).decode
@@ -145,17 +147,6 @@ _UNSPELLED = -2
 
 
 @dataclass(frozen=True)
-class Lined:
-    """What was read of a chunk."""
-
-    parts: Sequence[Columns]
-    events: int
-    """Read or passed over."""
-    others: bytes
-    """The other events, as a JSON array."""
-
-
-@dataclass(frozen=True)
 class _Rows:
     """Events of one kind: which they are, their times, and the row of what their first line says."""
 
@@ -203,7 +194,7 @@ class TorchLines:
             _Kind.FRAME: self._frames,
         }
 
-    def read(self, array: bytes | memoryview) -> Lined | None:
+    def read(self, array: bytes | memoryview) -> PartialRead | None:
         """The events of a JSON array, or None where they are not in these lines, or their texts do not repeat."""
         lines = self._room.lines(array) if not self._not_tried else None
         self._not_tried = max(self._not_tried - 1, 0)
@@ -232,7 +223,7 @@ class TorchLines:
         if count < _LEAST_SHARE * len(done):
             return None
         others = _array(lines.text.between(*lines.events(np.flatnonzero(~done))))
-        return None if others is None else Lined(parts, count, others)
+        return None if others is None else PartialRead(parts, count, others)
 
     def _known(self) -> int:
         return sum(texts.new for texts in (self._heads, self._arguments, self._places, self._launches))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.traces.torch_json.text_words import TextWords, eight_digits, leading_digits, trailing_number, word
+from llm_perf_opt.traces.torch_lines.text_words import TextWords, eight_digits, leading_digits, trailing_number, word
 
 # Bytes around the digits: their neighbors in the code, those with the high bit, zero.
 _OTHERS = b'/:. ",x\x00\x7f\x80\xb0\xb5\xb9\xff'

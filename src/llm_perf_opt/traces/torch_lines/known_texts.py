@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.traces.events import Int64
-from llm_perf_opt.traces.torch_json.text_words import ALL_EQUAL, TextWords, Word, Words
+from llm_perf_opt.traces.torch_lines.text_words import ALL_EQUAL, TextWords, Word, Words
 
 MARGIN = 64
 """Bytes that must stand behind the last text."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from llm_perf_opt.traces.events import Int64
+from llm_perf_opt.traces.events import Int64, Mask
 from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES
-from llm_perf_opt.traces.torch_json.text_words import ALL_EQUAL, Mask, TextWords, Words, no_digits
+from llm_perf_opt.traces.torch_lines.text_words import ALL_EQUAL, TextWords, Words, no_digits
 
 _BLOCK = 64
 _MOST_MODELS = 40

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.traces.events import LATEST_NS, Int64
-from llm_perf_opt.traces.torch_json.known_texts import MARGIN
-from llm_perf_opt.traces.torch_json.text_words import (
-    Mask,
+from llm_perf_opt.traces.events import LATEST_NS, Int64, Mask
+from llm_perf_opt.traces.torch_lines.known_texts import MARGIN
+from llm_perf_opt.traces.torch_lines.text_words import (
     TextWords,
     Word,
     Words,

@@ -3,10 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.traces.events import Int64, UInt8
+from llm_perf_opt.traces.events import Int64, Mask, UInt8
 
 Word = np.uint64
-Mask = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
 ALL_EQUAL = Word(int("01" * 8, 16))

@@ -14,9 +14,10 @@ from fuzzing import SEED, TRIES
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import Columns, Trace
 from llm_perf_opt.traces.torch_json import event_chunks
+from llm_perf_opt.traces.torch_json.array_reader import PartialRead
 from llm_perf_opt.traces.torch_json.columns import TorchColumns
-from llm_perf_opt.traces.torch_json.lines import Lined, TorchLines
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
+from llm_perf_opt.traces.torch_lines.lines import TorchLines
 from synthetic_traces import Recipe, kinds, write_trace
 
 REAL = Path(__file__).parents[2] / "fixtures" / "h200" / "torch_trace.json.gz"
@@ -47,7 +48,7 @@ class Reader:
         self._patch = monkeypatch
         self._read = TorchLines.read
 
-    def _counting(self, lines: TorchLines, array: bytes | memoryview) -> Lined | None:
+    def _counting(self, lines: TorchLines, array: bytes | memoryview) -> PartialRead | None:
         found = self._read(lines, array)
         self.by_line += found.events if found else 0
         return found

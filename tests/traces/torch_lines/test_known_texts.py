@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from llm_perf_opt.traces.torch_json import known_texts
-from llm_perf_opt.traces.torch_json.known_texts import MARGIN, UNREADABLE, KnownTexts
-from llm_perf_opt.traces.torch_json.text_words import TextWords
+from llm_perf_opt.traces.torch_lines import known_texts
+from llm_perf_opt.traces.torch_lines.known_texts import MARGIN, UNREADABLE, KnownTexts
+from llm_perf_opt.traces.torch_lines.text_words import TextWords
 
 
 class _Counting:
