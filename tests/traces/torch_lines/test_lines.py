@@ -14,8 +14,7 @@ from fuzzing import SEED, TRIES
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import Columns, Trace
 from llm_perf_opt.traces.torch_json import event_chunks
-from llm_perf_opt.traces.torch_json.array_reader import PartialRead
-from llm_perf_opt.traces.torch_json.columns import TorchColumns
+from llm_perf_opt.traces.torch_json.columns import PartialRead, TorchColumns
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from llm_perf_opt.traces.torch_lines.lines import TorchLines
 from synthetic_traces import Recipe, kinds, write_trace

@@ -15,7 +15,7 @@ import pytest
 import llm_perf_opt
 from command import HANG_S
 from llm_perf_opt.traces.torch_json import array_reader
-from llm_perf_opt.traces.torch_json.array_reader import PartialRead
+from llm_perf_opt.traces.torch_json.columns import PartialRead
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
 from llm_perf_opt.traces.torch_lines.lines import TorchLines
 from synthetic_traces import Recipe, write_trace

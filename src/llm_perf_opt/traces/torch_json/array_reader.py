@@ -4,33 +4,14 @@ A fast reader knows the exact layout that one program writes. It only saves time
 same. To remove one, delete its folder and its line in `FAST_READERS`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib import import_module
 from typing import Protocol, cast
 
-from llm_perf_opt.traces.events import Columns
-from llm_perf_opt.traces.torch_json.columns import TorchColumns
+from llm_perf_opt.traces.torch_json.codes import Codes
+from llm_perf_opt.traces.torch_json.columns import PartialRead, TorchColumns
 from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES
 from llm_perf_opt.traces.torch_json.events import EventDecoder
-
-FAST_READERS: list[str] = [
-    "llm_perf_opt.traces.torch_lines.lines:TorchLines",
-]
-"""`module:class` of each fast reader, in the order in which they are tried. The class takes the `Codes` of the file."""
-_SMALLEST_FAST_READ = 2048
-"""Bytes. Single events, as in a damaged part of a file, are decoded faster than a fast reader finds their layout."""
-
-
-@dataclass(frozen=True)
-class PartialRead:
-    """The events of an array that a fast reader has read."""
-
-    tables: Sequence[Columns]
-    events: int
-    """Events read, including those that are skipped because no table keeps them."""
-    others: bytes
-    """The remaining events, as a JSON array."""
 
 
 class FastReader(Protocol):
@@ -40,12 +21,25 @@ class FastReader(Protocol):
         """Return what it can read of a JSON array of events, or None if the array has another layout."""
 
 
+def _load(name: str) -> Callable[[Codes], FastReader]:
+    module, reader = name.split(":")
+    return cast("Callable[[Codes], FastReader]", getattr(import_module(module), reader))
+
+
+FAST_READERS: list[Callable[[Codes], FastReader]] = [
+    _load("llm_perf_opt.traces.torch_lines.lines:TorchLines"),
+]
+"""In the order in which they are tried."""
+_SMALLEST_FAST_READ = 2048
+"""Bytes. Single events, as in a damaged part of a file, are decoded faster than a fast reader finds their layout."""
+
+
 class ArrayReader:
     """Reads the arrays of one file into columns."""
 
     def __init__(self, columns: TorchColumns) -> None:
         self._columns = columns
-        self._fast = [_load(name, columns) for name in FAST_READERS]
+        self._fast = [reader(columns.codes) for reader in FAST_READERS]
         self._decoder = EventDecoder(columns.take)
 
     @property
@@ -67,8 +61,3 @@ class ArrayReader:
                 self._columns.add(read.tables)
                 return read.events + others
         return self._decoder(array)
-
-
-def _load(name: str, columns: TorchColumns) -> FastReader:
-    module, reader = name.split(":")
-    return cast("FastReader", getattr(import_module(module), reader)(columns.codes))

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,6 +25,18 @@ from llm_perf_opt.traces.torch_json.codes import CALLS, LARGEST_NS, MODULE, MODU
 from llm_perf_opt.traces.torch_json.events import EXACT_BELOW_US, AnyEvent, Event, NeedsDigits, UsualEvent
 
 Table = TypeVar("Table", bound=Columns)
+
+
+@dataclass(frozen=True)
+class PartialRead:
+    """The events of an array that were read without decoding them."""
+
+    tables: Sequence[Columns]
+    """With the numbers of the file's `Codes`."""
+    events: int
+    """Events read, including those that no table keeps."""
+    others: bytes
+    """The remaining events, as a JSON array."""
 
 
 class _Buckets(dict[str, Callable[[AnyEvent], None]]):

@@ -26,8 +26,8 @@ from llm_perf_opt.traces.events import (
     Ranges,
     WorkKind,
 )
-from llm_perf_opt.traces.torch_json.array_reader import PartialRead
 from llm_perf_opt.traces.torch_json.codes import CALLS, LARGEST_NS, MODULE, MODULE_DOMAIN, OPERATORS, PYTHON, RANGES, WORK, Codes
+from llm_perf_opt.traces.torch_json.columns import PartialRead
 from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES
 from llm_perf_opt.traces.torch_json.events import NO_ARGUMENTS, Arguments
 from llm_perf_opt.traces.torch_lines.arrows import Arrows
