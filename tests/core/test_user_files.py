@@ -57,7 +57,7 @@ def refused(*words: str | Path) -> LlmPerfError:
     done = CliRunner().invoke(app, [str(word) for word in words])
     assert isinstance(done.exception, LlmPerfError), done.output
     assert done.exception.exit_code == 2, done.exception.fact
-    assert "no ordinary file" in done.exception.fact
+    assert "not a regular file" in done.exception.fact
     assert done.exception.remedy
     return done.exception
 
@@ -85,7 +85,7 @@ def swapped(file: Path, make: Callable[[Path], None]) -> None:
 def test_what_is_no_ordinary_file_is_not_opened(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "x")
     for read in (check_ordinary, open_ordinary, read_bytes, read_text):
-        with pytest.raises(SpecialFileError, match="no ordinary file") as caught:
+        with pytest.raises(SpecialFileError, match="not a regular file") as caught:
             read(tmp_path / "x")
         assert isinstance(caught.value, ConfigError)
         assert isinstance(caught.value, ParseError), "who goes on without a damaged file goes on without this one"

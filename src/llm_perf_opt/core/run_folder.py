@@ -1,4 +1,4 @@
-"""Where everything in a run lies. The only module that knows the names of its files."""
+"""The run folder: the names of its files, and how they are read and written. No other module knows these names."""
 
 import errno
 import math
@@ -20,17 +20,17 @@ from llm_perf_opt.core.user_files import check_folder, read_bytes, read_text
 R = TypeVar("R")
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
-"""A run is not begun with less disk space than this."""
+"""Disk space that a new run needs at least."""
 MOST_VALUES = 100_000
-"""In settings; aliases can make a few lines of YAML stand for more than any memory holds."""
+"""Values in settings. Aliases can expand a few lines of YAML beyond any memory."""
 MOST_LEVELS = 64
-"""Of mappings and lists inside each other."""
+"""Nested mappings and lists."""
 _LONG_NUMBER = re.compile(rb"\d{19}")
-"""Only a file with so many digits in a row can hold a number beyond 64 bits; most need not be looked through."""
+"""A file can only contain a number beyond 64 bits if it has this many digits in a row; others are not checked."""
 
 
 class RunFolder:
-    """A run on disk. Files appear whole or not at all."""
+    """A run on disk. Files are written completely or not at all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, wanted: Path) -> "RunFolder":
-        """A new folder at `wanted`, or beside it with a number when the name is taken: a run never enters another's folder."""
+        """Create a new folder at `wanted`, or with a number appended if it exists: a run never writes into another run."""
         try:
             wanted.parent.mkdir(parents=True, exist_ok=True)
             free = os.statvfs(wanted.parent)
@@ -46,7 +46,7 @@ class RunFolder:
                 raise ResourceError(
                     f"{wanted.parent} has {free.f_bavail * free.f_frsize / 1e6:.0f} MB of disk space left; "
                     f"a run needs at least {LEAST_FREE_BYTES / 1e6:.0f} MB.",
-                    "Free some space, or put the run elsewhere with hydra.run.dir=DIR.",
+                    "Free some space, or choose another folder with hydra.run.dir=DIR.",
                 )
             for number in range(1, 1000):
                 path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -57,11 +57,11 @@ class RunFolder:
                 return cls(path.resolve())
         except OSError as error:
             raise disk_error(error, wanted) from error
-        raise ResourceError(f"{wanted} and 998 names beside it are taken.", "Choose another hydra.run.dir.")
+        raise ResourceError(f"{wanted} exists, and so do 998 numbered names next to it.", "Choose another hydra.run.dir.")
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """An existing run, or a ParseError that says what is missing."""
+        """Open an existing run, or raise a ParseError that names what is missing."""
         if not there(path, "Give the folder that `llm-perf run` printed.").is_dir():
             raise ParseError(f"{path} is not a folder.", "Give the folder that `llm-perf run` printed.")
         check_folder(path)
@@ -71,11 +71,11 @@ class RunFolder:
         folder.manifest()
         return folder
 
-    # --- names ----------------------------------------------------------------------------------------------------
+    # --- file names -----------------------------------------------------------------------------------------------
 
     @property
     def manifest_file(self) -> Path:
-        """What was done, and what became of it."""
+        """The passes and their states."""
         return self.path / "run.json"
 
     @property
@@ -90,32 +90,32 @@ class RunFolder:
 
     @property
     def inputs_file(self) -> Path:
-        """The prompts as they were fed."""
+        """The prompts of the run."""
         return self.path / "inputs.yaml"
 
     @property
     def clean_file(self) -> Path:
-        """What the unprofiled pass measured."""
+        """The times of the unprofiled pass."""
         return self.raw("clean") / "timings.json"
 
     @property
     def clean_inputs_file(self) -> Path:
-        """The prompts, as the measured process wrote them."""
+        """The prompts as the measured process wrote them."""
         return self.raw("clean") / "inputs.json"
 
     @property
     def ceilings_file(self) -> Path:
-        """What the device can do at best."""
+        """The measured peaks of the device."""
         return self.raw("ceilings") / "ceilings.json"
 
     @property
     def torch_file(self) -> Path:
-        """What the torch pass saw."""
+        """The operators and stages of the torch pass."""
         return self.raw("torch") / "operators.json"
 
     @property
     def telemetry_file(self) -> Path:
-        """The sampler's readings, a JSON line each."""
+        """The samples of the telemetry, one JSON object per line."""
         return self.raw("nvml") / "samples.jsonl"
 
     @property
@@ -130,17 +130,17 @@ class RunFolder:
 
     @property
     def waterfall_file(self) -> Path:
-        """Where the time goes, as an image; beside it the same as PNG where a browser could draw it."""
+        """The waterfall chart; a PNG is next to it if a browser was available."""
         return self.path / "waterfall.svg"
 
     @property
     def roofline_file(self) -> Path:
-        """The roofline, likewise."""
+        """The roofline chart; a PNG is next to it if a browser was available."""
         return self.path / "roofline.svg"
 
     @property
     def summary_file(self) -> Path:
-        """The page for a stakeholder."""
+        """The summary for stakeholders."""
         return self.path / "stakeholder_summary.md"
 
     @property
@@ -160,84 +160,84 @@ class RunFolder:
 
     @property
     def findings_file(self) -> Path:
-        """What the run's trace shows and what to change first, for another program."""
+        """The findings of the run as JSON."""
         return self.path / "findings.json"
 
     @property
     def verify_file(self) -> Path:
-        """What became of the findings that were tried."""
+        """The results of the findings that were tried."""
         return self.path / "verify.json"
 
     @property
     def derived_tables(self) -> Path:
-        """Tables made from more than one pass, as Parquet files."""
+        """The folder of tables that combine several passes, as Parquet files."""
         return self.path / "tables"
 
     @property
     def kernels_file(self) -> Path:
-        """Kernels with their counters as a Markdown table."""
+        """Kernels and their counters as a Markdown table."""
         return self.path / "kernels.md"
 
     @property
     def regions_file(self) -> Path:
-        """The NVTX regions in Markdown."""
+        """The NVTX regions as Markdown."""
         return self.path / "regions.md"
 
     @property
     def regions_json_file(self) -> Path:
-        """The NVTX regions for another program."""
+        """The NVTX regions as JSON."""
         return self.path / "regions.json"
 
     @property
     def selftest_file(self) -> Path:
-        """What the counter self-test ran."""
+        """The workload of the counter self-test."""
         return self.raw("ncu_selftest") / "selftest.json"
 
     def wrapped_file(self, name: str) -> Path:
-        """What the measured process itself timed below an outside tool."""
+        """Return the file of times that the measured process recorded under nsys or ncu."""
         return self.raw(name) / "stages.json"
 
     def timeline_file(self, name: str) -> Path:
-        """The timeline of an nsys pass, as a database."""
+        """Return the timeline of an nsys pass, an SQLite database."""
         return self.raw(name) / "run.sqlite"
 
     def counters_file(self, name: str) -> Path:
-        """The counters of an ncu pass, as a table."""
+        """Return the counters of an ncu pass, a CSV file."""
         return self.raw(name) / "counters.csv"
 
     def selection_file(self, name: str) -> Path:
-        """Which launches an ncu pass was told to count, and why those."""
+        """Return the file that lists the launches selected for an ncu pass, with reasons."""
         return self.raw(name) / "selection.json"
 
     @property
     def torch_trace_file(self) -> Path:
-        """The timeline of the torch pass."""
+        """The trace of the torch pass."""
         return self.raw("torch") / "trace.json.gz"
 
     def tables(self, name: str) -> Path:
-        """The tables of one pass's trace, as Parquet files."""
+        """Return the folder of a pass's tables, as Parquet files."""
         return self.path / "tables" / name
 
     def raw(self, name: str) -> Path:
-        """What one pass left, never edited afterwards."""
+        """Return the folder of a pass's output, which is never edited afterwards."""
         return self.path / "raw" / name
 
     def tool_report(self, name: str) -> Path:
-        """Base name of what nsys or ncu writes; each adds its own ending."""
+        """Return the base name of an nsys or ncu report; the tool adds its extension."""
         return self.raw(name) / "run"
 
     def log_file(self, name: str) -> Path:
-        """Everything a pass printed."""
+        """Return the file of everything that a pass printed."""
         return self.raw(name) / "log.txt"
 
     def command_file(self, name: str) -> Path:
-        """The exact command of a pass."""
+        """Return the file of the exact command of a pass."""
         return self.raw(name) / "cmd.txt"
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
     def parsed(self, path: Path, read: Callable[[Path], R]) -> R:
-        """Return what `read` makes of a file; the file is parsed once, and again only after it was written again."""
+        """Return the result of `read` for a file. A file is parsed again only after it has changed."""
         stamp = _stamp(path)
         known = self._parsed.get((path, read))
         if known is not None and stamp == known[0]:
@@ -248,7 +248,7 @@ class RunFolder:
         return found
 
     def manifest(self) -> Manifest:
-        """run.json, or a ParseError."""
+        """Return run.json, or raise a ParseError."""
         manifest = read_record(self.manifest_file, Manifest)
         if manifest.schema > SCHEMA:
             raise ParseError(
@@ -262,7 +262,7 @@ class RunFolder:
         write_record(self.manifest_file, manifest)
 
     def update_pass(self, entry: PassRecord) -> None:
-        """Replace one pass's entry in run.json, or add it."""
+        """Replace or add the entry of a pass in run.json."""
         manifest = self.manifest()
         others = [known if known.name != entry.name else entry for known in manifest.passes]
         if manifest.pass_named(entry.name) is None:
@@ -274,12 +274,12 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         stat = path.stat()
     except OSError:
-        return None  # the reader says what is wrong
+        return None  # the reader reports the error
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def there(path: Path, remedy: str) -> Path:
-    """A path that the user named, or the error of one where nothing lies."""
+    """Return a path that the user gave, or raise if it does not exist."""
     try:
         path.stat()
     except OSError as error:
@@ -288,8 +288,8 @@ def there(path: Path, remedy: str) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # no two writers share it
+    """Write a temporary file, then rename it: a reader sees the old file or the new one, never half of one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # unique to this writer
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("wb") as file:
@@ -298,7 +298,7 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except BaseException as error:
-        with suppress(OSError):  # where it could not be written it may not be removable either
+        with suppress(OSError):  # a file that cannot be written may not be removable either
             beside.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise disk_error(error, path) from error
@@ -306,12 +306,12 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_record(path: Path, record: Any) -> None:
-    """A record as indented JSON."""
+    """Write a record as indented JSON."""
     write_whole(path, msgspec.json.format(encoded(record), indent=1) + b"\n")
 
 
 def encoded(record: Any) -> bytes:
-    """A record as JSON. Of a name that is no UTF-8 the odd bytes are shown as escapes: no reader takes halves of a character."""
+    """Return a record as JSON. Bytes of a name that are not UTF-8 become escapes: JSON cannot contain single surrogates."""
     try:
         return msgspec.json.encode(record)
     except UnicodeEncodeError:
@@ -327,7 +327,7 @@ def _shown(values: Any) -> Any:
 
 
 def read_record(path: Path, kind: type[R]) -> R:
-    """A JSON file as `kind`, or a ParseError naming the file and the place in it."""
+    """Return a JSON file as `kind`, or raise a ParseError that names the file and the position."""
     try:
         content = read_bytes(path)
         if _LONG_NUMBER.search(content):
@@ -335,28 +335,28 @@ def read_record(path: Path, kind: type[R]) -> R:
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json says why.") from error
-    except (ValueError, OSError, RecursionError) as error:  # msgspec's errors and those of UTF-8 are of the first
+    except (ValueError, OSError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
         raise ParseError(
             f"{path} cannot be read: {words_of(error)}", "The file is damaged, or was written by another version."
         ) from error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object, or a ParseError."""
+    """Return a JSON file that contains an object, or raise a ParseError."""
     return read_record(path, dict[str, Any])
 
 
 def check_plain(values: Any, most: float = math.inf) -> None:
-    """A ValueError where plain values are none that anything is set to or measures: too many, too deep, beyond 64 bits."""
+    """Raise a ValueError if plain values are too many, nested too deeply or beyond 64 bits."""
     for count, value in enumerate(_every(values, MOST_LEVELS)):
         if count > most:
-            raise ValueError(f"it holds more than {most:,} values")
+            raise ValueError(f"it contains more than {most:,} values")
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise ValueError("it holds a number beyond 64 bits, which nothing measures")
+            raise ValueError("it contains a number beyond 64 bits")
 
 
 def _every(values: Any, levels: int) -> Iterator[Any]:
-    """Each value, and each inside of it."""
+    """Yield a value and all values inside it."""
     yield values
     if isinstance(values, dict | list):
         if not levels:
@@ -366,19 +366,20 @@ def _every(values: Any, levels: int) -> Iterator[Any]:
 
 
 def disk_error(error: OSError, path: Path) -> LlmPerfError:
-    """What a failed write means to the user."""
+    """Return the error for a failed write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
-            f"No space left on the disk while writing {path}.", "Free some space, or use hydra.run.dir=DIR elsewhere."
+            f"No space left on the disk while writing {path}.",
+            "Free some space, or choose another folder with hydra.run.dir=DIR.",
         )
     return ResourceError(
         f"{path} cannot be written: {error.strerror or error}.",
-        "Check the folder's permissions, or use hydra.run.dir=DIR.",
+        "Check the permissions of the folder, or choose another one with hydra.run.dir=DIR.",
     )
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """A mapping of a run's YAML; empty where there is no such file, and where it holds something else."""
+    """Return the mapping in a YAML file of a run; empty if the file is missing or contains something else."""
     import yaml
 
     if not path.exists():
@@ -386,6 +387,6 @@ def read_values(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(read_text(path))
         check_plain(values, MOST_VALUES)
-    except (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError) as error:  # the last: a date that is none
+    except (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError) as error:  # AttributeError: an invalid date
         raise ParseError(f"{path} cannot be read as YAML: {words_of(error)}", "The file is damaged, or was edited.") from error
     return values if isinstance(values, dict) else {}
