@@ -57,7 +57,7 @@ class RunFolder:
                 return cls(path.resolve())
         except OSError as error:
             raise disk_error(error, wanted) from error
-        raise ResourceError(f"{wanted} exists, and so do 998 numbered names next to it.", "Choose another hydra.run.dir.")
+        raise ResourceError(f"{wanted} and 998 numbered names next to it are taken.", "Choose another hydra.run.dir.")
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
