@@ -123,6 +123,6 @@ def test_its_regions_page_has_every_region(trace: Trace) -> None:
 def test_the_report_itself_is_refused_with_the_way_to_export_it(
     recorded: tuple[Path, dict[str, list[tuple[str, int]]], float],
 ) -> None:
-    with pytest.raises(ParseError, match="not yet exported") as refused:
+    with pytest.raises(ParseError, match="not exported") as refused:
         read_nsys(recorded[0].with_suffix(".nsys-rep"))
     assert "nsys export --type sqlite" in refused.value.remedy

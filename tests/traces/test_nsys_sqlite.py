@@ -241,10 +241,10 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         "is empty": written(tmp_path / "a", b""),
         "not a SQLite file": written(tmp_path / "b", b"==PROF== hello"),
         "is truncated": written(tmp_path / "c", whole[: len(whole) // 2]),
-        "holds 50 bytes of": written(tmp_path / "d", whole[:50]),
-        "no export of Nsight Systems. Its tables: recipes": tmp_path / "other.sqlite",
+        "has 50 of": written(tmp_path / "d", whole[:50]),
+        "not an export of Nsight Systems. Its tables: recipes": tmp_path / "other.sqlite",
         "damaged or truncated gzip": written(tmp_path / "e", DECODE.read_bytes()[:5000]),
-        "is not yet exported": tmp_path / "run.nsys-rep",
+        "is not exported": tmp_path / "run.nsys-rep",
         "No such file": tmp_path / "absent.sqlite",
         "cannot be read": written(tmp_path / "f", whole[:4096] + b"\xff" * (len(whole) - 4096)),
     }
@@ -258,7 +258,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
 def test_an_export_that_is_still_being_written(tmp_path: Path) -> None:
     path = altered(tmp_path / "a.sqlite")
     written(tmp_path / "a.sqlite-journal", b"\xd9\xd5\x05\xf9 half of a transaction")
-    with pytest.raises(ParseError, match="being written"):
+    with pytest.raises(ParseError, match="not written completely"):
         read_nsys(path)
 
 

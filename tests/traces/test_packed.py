@@ -81,7 +81,7 @@ def test_a_gzip_file_cut_short_gives_what_is_whole(tmp_path: Path) -> None:
     [
         (gzip.compress(CONTENT)[:50] + b"\xff" * 50 + gzip.compress(CONTENT)[100:], "damaged"),
         (gzip.compress(CONTENT)[:-8] + b"\0" * 8, "damaged"),  # a wrong checksum
-        (zipped({"a": b"1", "b": b"2"}), "holds 2 files"),
+        (zipped({"a": b"1", "b": b"2"}), "contains 2 files"),
         (zipped({}), "begins with PK"),
         (zipped({"a": CONTENT})[:-40], "cannot be opened"),
         (overwritten(zipped({"a": CONTENT}, zipfile.ZIP_STORED)), "damaged"),
@@ -134,7 +134,7 @@ def test_the_size_has_a_limit_that_can_be_raised(tmp_path: Path, monkeypatch: py
 def test_a_limit_that_is_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     (tmp_path / "file").write_bytes(b"x")
     monkeypatch.setenv(LIMIT_VARIABLE, value)
-    with pytest.raises(ConfigError, match="is no size"):
+    with pytest.raises(ConfigError, match="is not a size"):
         unpacked(tmp_path / "file")
 
 

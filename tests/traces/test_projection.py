@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.traces.events import RangeKind, Trace
-from llm_perf_opt.traces.projection import NONE, project, stage_of_range, stage_of_work, step_of_work
+from llm_perf_opt.traces.projection import NONE, project, stage_of_range, step_of_work, through
 from trace_builders import PROCESS, Builder
 
 
@@ -46,10 +46,10 @@ def test_stages_and_steps() -> None:
     trace = request().trace()
     projection = project(trace)
     every = tuple(Stage)
-    names = ["" if place == NONE else every[place].value for place in stage_of_work(trace, projection, every)]
+    of_work = through(projection.range_of_work, stage_of_range(trace, projection, every))
+    names = ["" if place == NONE else every[place].value for place in of_work]
     assert names == ["", "prefill", "decode_step", "decode", "decode_step", "decode_step"]
     two = (Stage.PREFILL, Stage.DECODE)
-    assert stage_of_work(trace, projection, two).tolist() == [-1, 0, 1, 1, 1, 1]
     assert step_of_work(trace, projection).tolist() == [-1, -1, 3, -1, 4, 4]
     assert stage_of_range(trace, projection, two).tolist() == [-1, 0, 1, 1, 1, 1]
 
@@ -61,7 +61,7 @@ def test_a_stage_name_in_somebody_elses_domain_is_no_stage() -> None:
     made.launch(10, 20, 30)
     made.launch(210, 220, 230)
     trace = made.trace()
-    assert stage_of_work(trace, project(trace), (Stage.DECODE,)).tolist() == [-1, 0]
+    assert stage_of_range(trace, project(trace), (Stage.DECODE,)).tolist() == [-1, 0]
 
 
 def test_all_kernels_of_a_graph_belong_to_its_launch() -> None:

@@ -130,7 +130,7 @@ def test_a_last_step_that_only_waits_was_launched_a_step_ahead(silent: tuple[int
     assert told == (
         []
         if lost and silent != (6, 7)
-        else ["1 of 8 decode_step, the last, only waits: what it waits for was launched a step ahead"]
+        else ["1 of 8 decode_step, the last, only waits: its work was launched one step ahead"]
     )
 
 
