@@ -207,7 +207,9 @@ def test_sections_by_name_follow_those_of_the_sets() -> None:
     assert found.sections == ("Nvlink", "SpeedOfLight")
 
 
-@pytest.mark.parametrize(("name", "words"), [("SpeedOfLigt", "SpeedOfLight"), ("--set", "not the name of a section"), ("", "not the name")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("SpeedOfLigt", "SpeedOfLight"), ("--set", "not the name of"), ("", "not the name of")]
+)
 def test_sections_that_are_none_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         resolve([], sections=[name], chip="gh100", known_sections=("SpeedOfLight",))

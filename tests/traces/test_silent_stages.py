@@ -128,9 +128,7 @@ def test_a_last_step_that_only_waits_was_launched_a_step_ahead(silent: tuple[int
         assert fatal(made.trace(), expected) == (["ranges_without_kernels"] if lost else [])
     told = [problem.what for problem in trace_problems(made.trace()) if problem.id == "launched_ahead"]
     assert told == (
-        []
-        if lost and silent != (6, 7)
-        else ["1 of 8 decode_step, the last, only waits: its work was launched one step ahead"]
+        [] if lost and silent != (6, 7) else ["1 of 8 decode_step, the last, only waits: its work was launched one step ahead"]
     )
 
 

@@ -61,7 +61,7 @@ def stored(path: Path, place: tuple[Any, ...], value: Any) -> Path:
         (("memory", "allocated_bytes"), 10**18, "the memory of tensors is 1000000000000000000 bytes"),
         (("memory", "reserved_bytes"), 2**50 + 1, "the memory of the allocator is 1125899906842625 bytes"),
         (("memory", "device_used_bytes"), -1, "the memory of the device is -1 bytes"),
-        (("iterations", 2, "prefill_ns"), 200 * MS, "repeat 3 took 160000000 ns, but its prefill and decode steps take 260000000 ns"),
+        (("iterations", 2, "prefill_ns"), 200 * MS, "took 160000000 ns, but its prefill and decode steps take 260000000 ns"),
         (("warmup", 0, "wall_ns"), 5 * MS, "warm-up 1 took 5000000 ns, but its prefill and decode steps take 960000000 ns"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where the events of a text end, told from its brackets: of a million bytes at once, in the memory of a few."""
+"""Find where the events of a text end, by its brackets, a megabyte at a time."""
 
 import numpy as np
 
@@ -8,11 +8,11 @@ _BLOCK_BYTES = 1 << 20
 _QUOTE, _BACKSLASH = b'"\\'
 _OPENS, _CLOSES = ord("["), ord("]")
 _BRACE_BIT = ord("{") ^ ord("[")
-"""What braces have and brackets have not."""
+"""The bit that differs between braces and brackets."""
 
 
 def event_ends(text: bytes) -> Int64:
-    """The places behind every bracket or brace that closes what was open, up to one that closes more than that."""
+    """Return the position after each bracket or brace that closes everything open, up to one that closes too much."""
     found = [np.empty(0, np.int64)]
     depth, is_inside, backslashes = 0, False, 0
     for start in range(0, len(text), _BLOCK_BYTES):
