@@ -91,7 +91,7 @@ def test_long_texts_take_little_memory(monkeypatch: pytest.MonkeyPatch, size: in
 
 
 def test_of_many_new_texts_only_some_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_texts, "_MOST_LEARNT", 10)
+    monkeypatch.setattr(known_texts, "_MOST_NEW", 10)
     read = _Counting()
     known = KnownTexts(2, read)
     texts = [b"%0100d" % number for number in range(100)]
