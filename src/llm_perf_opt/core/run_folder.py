@@ -289,17 +289,17 @@ def there(path: Path, remedy: str) -> Path:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a temporary file, then rename it: a reader sees the old file or the new one, never half of one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # unique to this writer
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # unique to this writer
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        partial.replace(path)
     except BaseException as error:
         with suppress(OSError):  # a file that cannot be written may not be removable either
-            beside.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise disk_error(error, path) from error
         raise
@@ -315,14 +315,14 @@ def encoded(record: Any) -> bytes:
     try:
         return msgspec.json.encode(record)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_shown(msgspec.to_builtins(record)))
+        return msgspec.json.encode(_escaped(msgspec.to_builtins(record)))
 
 
-def _shown(values: Any) -> Any:
+def _escaped(values: Any) -> Any:
     if isinstance(values, dict):
-        return {_shown(key): _shown(value) for key, value in values.items()}
+        return {_escaped(key): _escaped(value) for key, value in values.items()}
     if isinstance(values, list | tuple):
-        return [_shown(value) for value in values]
+        return [_escaped(value) for value in values]
     return values.encode("utf-8", "backslashreplace").decode() if isinstance(values, str) else values
 
 
@@ -348,21 +348,21 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def check_plain(values: Any, most: float = math.inf) -> None:
     """Raise a ValueError if plain values are too many, nested too deeply or beyond 64 bits."""
-    for count, value in enumerate(_every(values, MOST_LEVELS)):
+    for count, value in enumerate(_all_values(values, MOST_LEVELS)):
         if count > most:
             raise ValueError(f"it contains more than {most:,} values")
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             raise ValueError("it contains a number beyond 64 bits")
 
 
-def _every(values: Any, levels: int) -> Iterator[Any]:
+def _all_values(values: Any, levels: int) -> Iterator[Any]:
     """Yield a value and all values inside it."""
     yield values
     if isinstance(values, dict | list):
         if not levels:
             raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
         for value in values.values() if isinstance(values, dict) else values:
-            yield from _every(value, levels - 1)
+            yield from _all_values(value, levels - 1)
 
 
 def disk_error(error: OSError, path: Path) -> LlmPerfError:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 UInt8 = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
+Bool = npt.NDArray[np.bool_]
 
 NO_NAME = -1
 """In a column of name indices: no name."""
@@ -72,9 +72,9 @@ class Columns:
         return cls(**{column.name: np.empty(0, _DTYPES[str(column.type)]) for column in fields(cls)})
 
 
-def is_beyond_clocks(start_ns: Int64, end_ns: Int64) -> Mask:
+def is_beyond_clocks(start_ns: Int64, end_ns: Int64) -> Bool:
     """Return, per event, whether its times are outside what readers accept."""
-    beyond: Mask = (start_ns < EARLIEST_NS) | (start_ns > LATEST_NS) | (end_ns < EARLIEST_NS)
+    beyond: Bool = (start_ns < EARLIEST_NS) | (start_ns > LATEST_NS) | (end_ns < EARLIEST_NS)
     return beyond | (end_ns > LATEST_NS)
 
 

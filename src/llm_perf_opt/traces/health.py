@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llm_perf_opt.core.units import duration
-from llm_perf_opt.traces.events import MOST_NS, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
+from llm_perf_opt.traces.events import MOST_NS, Bool, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
 from llm_perf_opt.traces.projection import (
     NONE,
-    Bool,
     Projection,
     graph_launches,
     kernel_launches,

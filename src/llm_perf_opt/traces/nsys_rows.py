@@ -172,7 +172,7 @@ class RowChecks:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def sound(self, table: str, read: IntegerTable, work: bool = False) -> dict[str, Int64]:
+    def valid_rows(self, table: str, read: IntegerTable, work: bool = False) -> dict[str, Int64]:
         """Return the columns without impossible rows, and add a problem per kind. `work`: whether these are device work."""
         columns = read.columns
         if read.dropped:

@@ -12,6 +12,7 @@ import numpy as np
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import (
     NO_NAME,
+    Bool,
     DeviceWork,
     HostCalls,
     Int32,
@@ -25,7 +26,7 @@ from llm_perf_opt.traces.events import (
     different,
 )
 from llm_perf_opt.traces.nsys_rows import RowChecks, gpu_numbers, message_problems, read_facts, read_samples, renumbered_devices
-from llm_perf_opt.traces.projection import Bool, is_kernel_launch
+from llm_perf_opt.traces.projection import is_kernel_launch
 from llm_perf_opt.traces.sqlite_tables import Database, Integer, Product, open_database
 
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
@@ -112,10 +113,10 @@ class _Reader:
 
     def trace(self) -> Trace:
         database, checks = self._database, self._checks
-        kernels = checks.sound(f"{_CUPTI}KERNEL", database.integers(f"{_CUPTI}KERNEL", _KERNEL), work=True)
-        copies = checks.sound(f"{_CUPTI}MEMCPY", database.integers(f"{_CUPTI}MEMCPY", _COPY), work=True)
-        sets = checks.sound(f"{_CUPTI}MEMSET", database.integers(f"{_CUPTI}MEMSET", _SET), work=True)
-        calls = [checks.sound(table, database.integers(table, _CALL)) for table in (f"{_CUPTI}RUNTIME", f"{_CUPTI}DRIVER")]
+        kernels = checks.valid_rows(f"{_CUPTI}KERNEL", database.integers(f"{_CUPTI}KERNEL", _KERNEL), work=True)
+        copies = checks.valid_rows(f"{_CUPTI}MEMCPY", database.integers(f"{_CUPTI}MEMCPY", _COPY), work=True)
+        sets = checks.valid_rows(f"{_CUPTI}MEMSET", database.integers(f"{_CUPTI}MEMSET", _SET), work=True)
+        calls = [checks.valid_rows(table, database.integers(table, _CALL)) for table in (f"{_CUPTI}RUNTIME", f"{_CUPTI}DRIVER")]
         ranges = self._range_rows()
         self._strings = self._needed_strings([kernels["name"], *[table["name"] for table in calls], ranges["text_id"]])
         host = self._calls(calls)
@@ -186,7 +187,7 @@ class _Reader:
                     fatal=False,
                 )
             wanted += ' AND "end" IS NOT NULL'
-        return self._checks.sound("NVTX_EVENTS", self._database.integers("NVTX_EVENTS", _RANGE, wanted))
+        return self._checks.valid_rows("NVTX_EVENTS", self._database.integers("NVTX_EVENTS", _RANGE, wanted))
 
     def _ranges(self, rows: "_Columns") -> Ranges:
         inline = {

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from llm_perf_opt.core.stages import DOMAIN, Stage
 from llm_perf_opt.traces.events import NO_NAME, HostCalls, Int32, Int64, RangeKind, Ranges, Trace, different_pairs
+from llm_perf_opt.traces.events import Bool as Bool
 from llm_perf_opt.traces.nesting import MOST_DEPTH, depth_error, depths, lanes_of, nest, numbered
 from llm_perf_opt.traces.nesting import NONE as NONE
-
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

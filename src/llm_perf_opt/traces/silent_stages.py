@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from llm_perf_opt.core.stages import Stage
-from llm_perf_opt.traces.events import Int64, Trace, TraceProblem, WorkKind, different
-from llm_perf_opt.traces.projection import NONE, Bool, Projection, graph_launches, kernel_launches, own_stage, step_of_work
+from llm_perf_opt.traces.events import Bool, Int64, Trace, TraceProblem, WorkKind, different
+from llm_perf_opt.traces.projection import NONE, Projection, graph_launches, kernel_launches, own_stage, step_of_work
 
 WORKING_STAGES = (Stage.PREFILL, Stage.DECODE, Stage.DECODE_STEP)
 """Stages that always run kernels on a GPU."""

@@ -86,9 +86,9 @@ class Database:
         expressions = [
             f"{self._expression(table, column)} AS {name}" for name, column in zip(names, wanted.values(), strict=True)
         ]
-        sound = " AND ".join(f"typeof({name}) = 'integer'" for name in names)
+        integers = " AND ".join(f"typeof({name}) = 'integer'" for name in names)
         chosen = f'FROM "{table}"' + (f" WHERE {where}" if where else "")
-        query = f"SELECT {', '.join(names)} FROM (SELECT {', '.join(expressions)} {chosen}) WHERE {sound}"  # noqa: S608
+        query = f"SELECT {', '.join(names)} FROM (SELECT {', '.join(expressions)} {chosen}) WHERE {integers}"  # noqa: S608
         with self._running(f"{query} LIMIT {self._most_rows + 1}") as cursor:
             cells = np.fromiter(chain.from_iterable(cursor), np.int64).reshape(-1, len(names))
         # Not count(*): SQLite does not interrupt it, and a damaged tree of pages may be endless.

@@ -235,10 +235,10 @@ def made_of(folder: Path) -> tuple[str, str]:
 def _check_files(folder: Path, meta: _Meta) -> None:
     expected = {f"{table}.parquet" for table in (*_TABLES, "names")}
     try:
-        sound = set(meta.files) == expected and all(_size_and_checksum(folder / name) == meta.files[name] for name in expected)
+        valid = set(meta.files) == expected and all(_size_and_checksum(folder / name) == meta.files[name] for name in expected)
     except OSError as error:
         raise ParseError(f"{folder} has no readable tables: {error}", "Remove the folder.") from error
-    if not sound:
+    if not valid:
         raise ParseError(f"The tables in {folder} are damaged.", "Remove the folder.")
 
 
@@ -268,7 +268,7 @@ def read_tables(folder: Path) -> Trace:
     finally:
         connection.close()
     trace = Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts, samples)
-    if not _is_sound(trace):
+    if not _is_valid(trace):
         raise ParseError(f"The tables in {folder} contain impossible rows.", "Remove the folder.")
     return trace
 
@@ -284,7 +284,7 @@ def _check_sizes(connection: "duckdb.DuckDBPyConnection", folder: Path, meta: _M
             raise ParseError(f"The tables in {folder} unpack to far more than their size.", "Remove the folder.")
 
 
-def _is_sound(trace: Trace) -> bool:
+def _is_valid(trace: Trace) -> bool:
     """Return whether the rows are possible in a trace."""
     texts = len(trace.names)
     return all(

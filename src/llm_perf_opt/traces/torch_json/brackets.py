@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llm_perf_opt.traces.events import Int64, Mask, UInt8
+from llm_perf_opt.traces.events import Bool, Int64, UInt8
 
 _BLOCK_BYTES = 1 << 20
 _QUOTE, _BACKSLASH = b'"\\'
@@ -33,7 +33,7 @@ def event_ends(text: bytes) -> Int64:
     return np.concatenate(found)
 
 
-def _in_strings(block: UInt8, begins_inside: bool, backslashes: int) -> tuple[Mask, int]:
+def _in_strings(block: UInt8, begins_inside: bool, backslashes: int) -> tuple[Bool, int]:
     """Return which bytes are inside a string (without its closing quote), and the number of backslashes at the block's end.
 
     `backslashes` is the number of backslashes right before the block.
@@ -45,5 +45,5 @@ def _in_strings(block: UInt8, begins_inside: bool, backslashes: int) -> tuple[Ma
     run = quotes - 1 - np.where(before >= 0, others[before] if len(others) else 0, -1 - backslashes)
     turns = np.zeros(len(block), np.bool_)
     turns[quotes[run % 2 == 0]] = True
-    inside: Mask = np.logical_xor.accumulate(turns) ^ begins_inside
+    inside: Bool = np.logical_xor.accumulate(turns) ^ begins_inside
     return inside, len(block) - 1 - last

@@ -133,9 +133,9 @@ class EventDecoder:
                 continue
         values = self._any.decode(text)
         events = [_coerce(value) for value in values if isinstance(value, dict)]
-        sound = [event for event in events if not _is_absurd(event)]
-        kept = self._keep(sound)
-        self.not_events += len(values) - len(sound)
+        valid = [event for event in events if not _is_impossible(event)]
+        kept = self._keep(valid)
+        self.not_events += len(values) - len(valid)
         return kept
 
     def _keep(self, events: list[Any]) -> int:
@@ -172,7 +172,7 @@ def _coerce(value: dict[str, Any]) -> ExactEvent:
 _LARGEST = 2**62
 
 
-def _is_absurd(event: ExactEvent) -> bool:
+def _is_impossible(event: ExactEvent) -> bool:
     """Return whether an event that would be kept has a time beyond 64 bits."""
     times = (event.ts or Decimal(0), event.dur)
     return event.ph == "X" and event.cat in KEPT and not all(-_LARGEST < time < _LARGEST for time in times)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from llm_perf_opt.traces.events import Int64, Mask
+from llm_perf_opt.traces.events import Bool, Int64
 from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES
 from llm_perf_opt.traces.torch_lines.text_words import ALL_EQUAL, TextWords, Words, no_digits
 
@@ -36,7 +36,7 @@ class Arrows:
     def __init__(self) -> None:
         self._models: list[_Model] = []
 
-    def known(self, text: TextWords, start: Int64, end: Int64) -> Mask:
+    def known(self, text: TextWords, start: Int64, end: Int64) -> Bool:
         """Return which of the events between these positions are valid arrows."""
         found = np.zeros(len(start), np.bool_)
         left = np.arange(len(start))

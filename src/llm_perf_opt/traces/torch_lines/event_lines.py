@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.traces.events import LATEST_NS, Int64, Mask
+from llm_perf_opt.traces.events import LATEST_NS, Bool, Int64
 from llm_perf_opt.traces.torch_lines.known_texts import MARGIN
 from llm_perf_opt.traces.torch_lines.text_words import (
     TextWords,
@@ -73,11 +73,11 @@ class EventLines:
         """The newline before the brace of each event, and one before a brace after the last event."""
         self._lines = first[1:] - first[:-1]
         begun, self._phase = text.words(newline[first[:-1] + 1] + 1, 2)
-        self._begun: Mask = begun == word(_PHASE[:8])
+        self._begun: Bool = begun == word(_PHASE[:8])
         self._layout = _OLDER if self._is(b"X", _OLDER).sum() >= self._is(b"X", _NEWER).sum() else _NEWER
 
-    def _is(self, phase: bytes, layout: _Layout) -> Mask:
-        found: Mask = self._begun & (self._phase == word((_PHASE % phase + layout.after_phase)[8:]))
+    def _is(self, phase: bytes, layout: _Layout) -> Bool:
+        found: Bool = self._begun & (self._phase == word((_PHASE % phase + layout.after_phase)[8:]))
         return found
 
     def __len__(self) -> int:
@@ -91,17 +91,17 @@ class EventLines:
         """Return the rows of events with a duration and the expected number of lines."""
         return np.flatnonzero(self._is(b"X", self._layout) & (self._lines == self._layout.lines))
 
-    def spell(self, rows: Int64, texts: tuple[bytes, ...]) -> Mask:
+    def spell(self, rows: Int64, texts: tuple[bytes, ...]) -> Bool:
         """Return whether the arguments are these texts, each followed by a number."""
         at, end = self._arguments(rows)
-        sound = np.ones(len(rows), np.bool_)
+        valid = np.ones(len(rows), np.bool_)
         for text in texts:
-            sound &= _is_at(self.text.words(at, _words_in(len(text))), 0, text)
+            valid &= _is_at(self.text.words(at, _words_in(len(text))), 0, text)
             at = np.minimum(at + len(text), end)
             digits = self.text.digits_from(at)
-            sound &= self.text.is_whole(at, digits)
+            valid &= self.text.is_whole(at, digits)
             at = np.minimum(at + digits, end)
-        found: Mask = sound & (at == end)
+        found: Bool = valid & (at == end)
         return found
 
     def heads(self, rows: Int64) -> tuple[Int64, Int64]:
@@ -109,30 +109,30 @@ class EventLines:
         first = self._first[rows]
         return self._newline[first + 1] + 1 + len(_PHASE % b"X"), self._newline[first + self._layout.times]
 
-    def times(self, rows: Int64) -> tuple[Int64, Int64, Mask]:
+    def times(self, rows: Int64) -> tuple[Int64, Int64, Bool]:
         """Return start and end in ns, and for which events they and the text around the arguments are in the layout."""
         if not len(rows):
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_)
         number = self._newline[self._first[rows] + self._layout.times] + 1 + len(_TS)
         digits = _usual(self.text.digits_from(_few_of(number)))
-        start, sound = self._starts(number, digits)
+        start, valid = self._starts(number, digits)
         arguments, end = self._arguments(rows)
         duration, also = self._durations(number + (digits + len(b".000" + self._layout.between_times)), arguments)
-        sound &= also & (self.text.word(end) == _AFTER_ARGUMENTS)
-        return start, start + duration, sound
+        valid &= also & (self.text.word(end) == _AFTER_ARGUMENTS)
+        return start, start + duration, valid
 
-    def _starts(self, number: Int64, digits: int) -> tuple[Int64, Mask]:
+    def _starts(self, number: Int64, digits: int) -> tuple[Int64, Bool]:
         """Return the number in `"ts": 1234567890123.456, "dur": ` in thousandths, and where it has this many digits."""
         between = self._layout.between_times
         words = self.text.words(number + (digits - 32), _words_in(32 + 4 + len(between)))
         whole = _ending_number(words[2], digits - 8) * 100_000_000 + _ending_number(words[3], digits)
-        sound = _end_in_digits(words[2], digits - 8) & _end_in_digits(words[3], digits) & _are_decimals(words[4])
-        sound &= whole < _MOST_US
-        sound &= _is_at(words, 32 - digits - len(_TS), _TS) & _is_at(words, 36, between)
-        sound &= self.text.is_whole(number, np.full(len(number), digits))
-        return whole * 1000 + _decimals(words[4]), sound
+        valid = _end_in_digits(words[2], digits - 8) & _end_in_digits(words[3], digits) & _are_decimals(words[4])
+        valid &= whole < _MOST_US
+        valid &= _is_at(words, 32 - digits - len(_TS), _TS) & _is_at(words, 36, between)
+        valid &= self.text.is_whole(number, np.full(len(number), digits))
+        return whole * 1000 + _decimals(words[4]), valid
 
-    def _durations(self, number: Int64, arguments: Int64) -> tuple[Int64, Mask]:
+    def _durations(self, number: Int64, arguments: Int64) -> tuple[Int64, Bool]:
         """Return the number in `12.345,` before a line `"args": {` in thousandths, and where it is there."""
         after = self._layout.before_arguments
         count = _words_in(8 + 4 + len(after))
@@ -140,9 +140,9 @@ class EventLines:
         words = self.text.words(arguments - 8 * count, count)
         whole, digits = trailing_number(_shifted(words, dot - 8))
         decimals = _shifted(words, dot)
-        sound = _are_decimals(decimals) & _is_at(words, dot + 4, after) & self.text.is_whole(number, digits)
-        sound &= number + digits == arguments - (8 * count - dot)
-        return whole * 1000 + _decimals(decimals), sound
+        valid = _are_decimals(decimals) & _is_at(words, dot + 4, after) & self.text.is_whole(number, digits)
+        valid &= number + digits == arguments - (8 * count - dot)
+        return whole * 1000 + _decimals(decimals), valid
 
     def arguments(self, rows: Int64) -> tuple[Int64, Int64]:
         """Return where the arguments begin and end: after the `External id` that they usually begin with, or else at the newline
@@ -238,7 +238,7 @@ def _shifted(words: Words, at: int) -> Words:
     return (found >> Word(8 * part)) | (words[whole + 1] << Word(64 - 8 * part)) if part else found
 
 
-def _is_at(words: Words, at: int, text: bytes) -> Mask:
+def _is_at(words: Words, at: int, text: bytes) -> Bool:
     """Return whether a text is `at` bytes after the first of consecutive words."""
     found = np.ones(words.shape[1], np.bool_)
     for number in range(at // 8, _words_in(at + len(text))):
@@ -256,9 +256,9 @@ def _last_bytes(count: int) -> np.uint64:
     return word(bytes(8 - kept) + b"\xff" * kept)
 
 
-def _end_in_digits(words: Words, count: int) -> Mask:
+def _end_in_digits(words: Words, count: int) -> Bool:
     """Return whether the last `count` bytes are digits."""
-    found: Mask = (no_digits(words) & _last_bytes(count)) == 0
+    found: Bool = (no_digits(words) & _last_bytes(count)) == 0
     return found
 
 
@@ -270,9 +270,9 @@ def _ending_number(words: Words, count: int) -> Int64:
 _DECIMALS = word(b"\0\xff\xff\xff")
 
 
-def _are_decimals(words: Words) -> Mask:
+def _are_decimals(words: Words) -> Bool:
     """Return whether words begin with a point and three digits."""
-    found: Mask = ((words & word(b"\xff")) == word(b".")) & ((no_digits(words) & _DECIMALS) == 0)
+    found: Bool = ((words & word(b"\xff")) == word(b".")) & ((no_digits(words) & _DECIMALS) == 0)
     return found
 
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from llm_perf_opt.traces.events import (
     NO_NAME,
+    Bool,
     Columns,
     DeviceWork,
     HostCalls,
     Int32,
     Int64,
-    Mask,
     Operators,
     RangeKind,
     Ranges,
@@ -165,7 +165,7 @@ class _Rows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def only(self, which: Mask) -> "_Rows":
+    def only(self, which: Bool) -> "_Rows":
         if which.all():
             return self
         columns = (self.rows, self.start_ns, self.end_ns, self.head, self.arguments, self.number)
@@ -209,11 +209,11 @@ class TorchLines:
         rows = lines.with_duration()
         heads = self._heads.rows(lines.text, *lines.heads(rows))
         kinds = self._heads.column(0)[heads]
-        start, end, sound = lines.times(rows)
-        arguments, number = self._plain(lines, rows, kinds, sound)
+        start, end, valid = lines.times(rows)
+        arguments, number = self._plain(lines, rows, kinds, valid)
         tables = []
         for kind, make in self._makers.items():
-            which = np.flatnonzero(sound & (kinds == kind))
+            which = np.flatnonzero(valid & (kinds == kind))
             if len(which) > _FEWEST * len(done):
                 columns = (rows, start, end, heads, arguments, number)
                 read, table = make(_Rows(lines, *(column[which] for column in columns)))
@@ -232,10 +232,10 @@ class TorchLines:
 
     # --- by kind: return the events that could be read, and their columns ------------------------------------------------------
 
-    def _plain(self, lines: EventLines, rows: Int64, kinds: Int64, sound: Mask) -> tuple[Int64, Int64]:
+    def _plain(self, lines: EventLines, rows: Int64, kinds: Int64, valid: Bool) -> tuple[Int64, Int64]:
         """Return the known arguments and the last number of events whose arguments differ only in their first and last number."""
         arguments, number = np.full(len(rows), UNREADABLE), np.zeros(len(rows), np.int64)
-        which = np.flatnonzero(sound & _IS_PLAIN[kinds])
+        which = np.flatnonzero(valid & _IS_PLAIN[kinds])
         start, end = lines.arguments(rows[which])
         number[which], count = lines.text.number_before(end)
         cut = np.maximum(end - count, start)

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.traces.events import Int64, Mask, UInt8
+from llm_perf_opt.traces.events import Bool, Int64, UInt8
 
 Word = np.uint64
 Words = npt.NDArray[np.uint64]
@@ -70,9 +70,9 @@ class TextWords:
             count[full] += digits
         return value, count
 
-    def is_whole(self, start: Int64, digits: Int64) -> Mask:
+    def is_whole(self, start: Int64, digits: Int64) -> Bool:
         """Return whether this many digits from each position are a JSON number."""
-        found: Mask = (digits > 0) & ((self.bytes[start] != ord("0")) | (digits == 1))
+        found: Bool = (digits > 0) & ((self.bytes[start] != ord("0")) | (digits == 1))
         return found
 
 
