@@ -29,8 +29,69 @@ _LONG_NUMBER = re.compile(rb"\d{19}")
 """A file can only contain a number beyond 64 bits if it has this many digits in a row; others are not checked."""
 
 
+class _RunFile:
+    """The path of a file of a run, relative to its folder."""
+
+    def __init__(self, relative: str) -> None:
+        self._relative = relative
+
+    def __get__(self, run: "RunFolder", owner: "type[RunFolder]") -> Path:
+        return run.path / self._relative
+
+
 class RunFolder:
     """A run on disk. Files are written completely or not at all."""
+
+    manifest_file = _RunFile("run.json")
+    """The passes and their states."""
+    config_file = _RunFile("config.yaml")
+    """The resolved configuration."""
+    env_file = _RunFile("env.json")
+    """The machine and the software."""
+    inputs_file = _RunFile("inputs.yaml")
+    """The prompts of the run."""
+    clean_file = _RunFile("raw/clean/timings.json")
+    """The times of the unprofiled pass."""
+    clean_inputs_file = _RunFile("raw/clean/inputs.json")
+    """The prompts as the measured process wrote them."""
+    ceilings_file = _RunFile("raw/ceilings/ceilings.json")
+    """The measured peaks of the device."""
+    torch_file = _RunFile("raw/torch/operators.json")
+    """The operators and stages of the torch pass."""
+    telemetry_file = _RunFile("raw/nvml/samples.jsonl")
+    """The samples of the telemetry, one JSON object per line."""
+    report_file = _RunFile("report.md")
+    """The report in Markdown."""
+    page_file = _RunFile("report.html")
+    """The report as one HTML file."""
+    waterfall_file = _RunFile("waterfall.svg")
+    """The waterfall chart; a PNG is next to it if a browser was available."""
+    roofline_file = _RunFile("roofline.svg")
+    """The roofline chart; a PNG is next to it if a browser was available."""
+    summary_file = _RunFile("stakeholder_summary.md")
+    """The summary for stakeholders."""
+    operators_file = _RunFile("operators.md")
+    """Operators as a Markdown table."""
+    ops_csv_file = _RunFile("ops.csv")
+    """Operators as CSV."""
+    nvml_csv_file = _RunFile("nvml.csv")
+    """Telemetry as CSV."""
+    findings_file = _RunFile("findings.json")
+    """The findings of the run as JSON."""
+    verify_file = _RunFile("verify.json")
+    """The results of the findings that were tried."""
+    derived_tables = _RunFile("tables")
+    """The folder of tables that combine several passes, as Parquet files."""
+    kernels_file = _RunFile("kernels.md")
+    """Kernels and their counters as a Markdown table."""
+    regions_file = _RunFile("regions.md")
+    """The NVTX regions as Markdown."""
+    regions_json_file = _RunFile("regions.json")
+    """The NVTX regions as JSON."""
+    selftest_file = _RunFile("raw/ncu_selftest/selftest.json")
+    """The workload of the counter self-test."""
+    torch_trace_file = _RunFile("raw/torch/trace.json.gz")
+    """The trace of the torch pass."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,127 +132,7 @@ class RunFolder:
         folder.manifest()
         return folder
 
-    # --- file names -----------------------------------------------------------------------------------------------
-
-    @property
-    def manifest_file(self) -> Path:
-        """The passes and their states."""
-        return self.path / "run.json"
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def env_file(self) -> Path:
-        """The machine and the software."""
-        return self.path / "env.json"
-
-    @property
-    def inputs_file(self) -> Path:
-        """The prompts of the run."""
-        return self.path / "inputs.yaml"
-
-    @property
-    def clean_file(self) -> Path:
-        """The times of the unprofiled pass."""
-        return self.raw("clean") / "timings.json"
-
-    @property
-    def clean_inputs_file(self) -> Path:
-        """The prompts as the measured process wrote them."""
-        return self.raw("clean") / "inputs.json"
-
-    @property
-    def ceilings_file(self) -> Path:
-        """The measured peaks of the device."""
-        return self.raw("ceilings") / "ceilings.json"
-
-    @property
-    def torch_file(self) -> Path:
-        """The operators and stages of the torch pass."""
-        return self.raw("torch") / "operators.json"
-
-    @property
-    def telemetry_file(self) -> Path:
-        """The samples of the telemetry, one JSON object per line."""
-        return self.raw("nvml") / "samples.jsonl"
-
-    @property
-    def report_file(self) -> Path:
-        """The report in Markdown."""
-        return self.path / "report.md"
-
-    @property
-    def page_file(self) -> Path:
-        """The report as one HTML file."""
-        return self.path / "report.html"
-
-    @property
-    def waterfall_file(self) -> Path:
-        """The waterfall chart; a PNG is next to it if a browser was available."""
-        return self.path / "waterfall.svg"
-
-    @property
-    def roofline_file(self) -> Path:
-        """The roofline chart; a PNG is next to it if a browser was available."""
-        return self.path / "roofline.svg"
-
-    @property
-    def summary_file(self) -> Path:
-        """The summary for stakeholders."""
-        return self.path / "stakeholder_summary.md"
-
-    @property
-    def operators_file(self) -> Path:
-        """Operators as a Markdown table."""
-        return self.path / "operators.md"
-
-    @property
-    def ops_csv_file(self) -> Path:
-        """Operators as CSV."""
-        return self.path / "ops.csv"
-
-    @property
-    def nvml_csv_file(self) -> Path:
-        """Telemetry as CSV."""
-        return self.path / "nvml.csv"
-
-    @property
-    def findings_file(self) -> Path:
-        """The findings of the run as JSON."""
-        return self.path / "findings.json"
-
-    @property
-    def verify_file(self) -> Path:
-        """The results of the findings that were tried."""
-        return self.path / "verify.json"
-
-    @property
-    def derived_tables(self) -> Path:
-        """The folder of tables that combine several passes, as Parquet files."""
-        return self.path / "tables"
-
-    @property
-    def kernels_file(self) -> Path:
-        """Kernels and their counters as a Markdown table."""
-        return self.path / "kernels.md"
-
-    @property
-    def regions_file(self) -> Path:
-        """The NVTX regions as Markdown."""
-        return self.path / "regions.md"
-
-    @property
-    def regions_json_file(self) -> Path:
-        """The NVTX regions as JSON."""
-        return self.path / "regions.json"
-
-    @property
-    def selftest_file(self) -> Path:
-        """The workload of the counter self-test."""
-        return self.raw("ncu_selftest") / "selftest.json"
+    # --- files of a pass ------------------------------------------------------------------------------------------
 
     def wrapped_file(self, name: str) -> Path:
         """Return the file of times that the measured process recorded under nsys or ncu."""
@@ -208,11 +149,6 @@ class RunFolder:
     def selection_file(self, name: str) -> Path:
         """Return the file that lists the launches selected for an ncu pass, with reasons."""
         return self.raw(name) / "selection.json"
-
-    @property
-    def torch_trace_file(self) -> Path:
-        """The trace of the torch pass."""
-        return self.raw("torch") / "trace.json.gz"
 
     def tables(self, name: str) -> Path:
         """Return the folder of a pass's tables, as Parquet files."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.records import Maybe, Missing
@@ -18,7 +18,9 @@ from llm_perf_opt.traces.trace_mark import (
     MOST_BYTES,
     SCHEMA_VERSION,
     Checksum,
+    FileState,
     checksum_of,
+    file_state,
     kept_bytes,
     kept_for,
     note_use,
@@ -42,16 +44,6 @@ class CachedTrace:
     """Whether the source was parsed, rather than read from tables."""
 
 
-class _State(NamedTuple):
-    """Properties that change whenever a file changes."""
-
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-    changed_ns: int
-
-
 def cached_trace(
     source: Path,
     folder: Path | None = None,
@@ -64,7 +56,7 @@ def cached_trace(
     The tables are in the user's cache, or in `folder`. If they cannot be written, the result contains the reason.
     `columns` returns the columns that assign work to stages. `meanwhile` is called with the trace while the tables are written.
     """
-    seen, state = seen_of(source), _state(source)
+    seen, state = seen_of(source), file_state(source)
     places = [folder] if folder else tables_of(source)
     for tables in places:
         if seen and (trace := _kept(tables, seen=seen)):
@@ -94,12 +86,12 @@ def _used(trace: Trace, tables: Path, folder: Path | None, meanwhile: Callable[[
 
 
 def _write(
-    trace: Trace, columns: StageColumns, source: Path, folder: Path | None, of: str, seen: str, state: _State
+    trace: Trace, columns: StageColumns, source: Path, folder: Path | None, of: str, seen: str, state: FileState
 ) -> Maybe[Path]:
     """Write the tables of a trace. Return their folder, or why they were not written."""
     try:
         of = of or fingerprint(source)
-        if _state(source) != state:
+        if file_state(source) != state:
             return Missing("the tables were not kept: the file changed while it was read")
         tables = folder or _place(source, of)
         if isinstance(tables, Missing):
@@ -138,14 +130,6 @@ def make_room(kept: Path) -> None:
         if entry != kept:
             shutil.rmtree(entry, ignore_errors=True)
             total -= size
-
-
-def _state(source: Path) -> _State:
-    try:
-        stat = source.stat()
-    except OSError as error:
-        raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
-    return _State(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def _kept(tables: Path, of: str = "", seen: str = "") -> Trace | None:

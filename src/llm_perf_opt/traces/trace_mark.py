@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -43,19 +44,34 @@ def made_by() -> str:
     return f"{__version__}-{digest.hexdigest()}"
 
 
+class FileState(NamedTuple):
+    """Properties that change whenever a file changes."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+def file_state(source: Path) -> FileState:
+    """Return the state of a file, or raise a ParseError if it cannot be read."""
+    try:
+        stat = source.stat()
+    except OSError as error:
+        raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
+    return FileState(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
 def seen_of(source: Path) -> str:
     """Return a text that changes with the file, without reading it: every write and every change of its times sets its ctime.
 
     Empty for a file that changed so recently that another change might get the same time.
     """
-    try:
-        stat = source.stat()
-    except OSError as error:
-        raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
-    age = time.time() - stat.st_ctime
-    if age < 0.1:
+    state = file_state(source)
+    if time.time() - state.changed_ns / 1e9 < 0.1:
         return ""
-    return f"{stat.st_dev:x}-{stat.st_ino:x}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ctime_ns:x}"
+    return "-".join(f"{value:x}" for value in state)
 
 
 def cache_folder() -> Maybe[Path]:
