@@ -1,4 +1,4 @@
-"""Last-level caches, read from a made-up system folder."""
+"""Last-level caches, read from a fake system folder."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sets to counters: merge order, sources, what a chip lacks, and the laws of adding and removing."""
+"""Resolving sets: merge order, sources, dropped counters, additions and removals."""
 
 import re
 from collections.abc import Sequence
@@ -192,7 +192,7 @@ def test_adding_then_removing_what_is_new_changes_nothing(sets: list[str], chip:
 
 
 def test_every_set_resolves_on_gh100_against_the_real_ncu(real_ncu: Path) -> None:
-    """No set asks for a name that the shipped list knows and an older tool does not."""
+    """No set requests a name that the shipped list has and an older ncu does not."""
     known = names_listed(ask([str(real_ncu), "--query-metrics", "--chips", "gh100"], timeout_s=900) or "")
     for name in shipped_sets():
         found = resolve([name], chip="gh100", known=known)

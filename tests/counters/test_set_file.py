@@ -1,4 +1,4 @@
-"""A file of sets: what is understood, and how the rest is refused."""
+"""Reading files of metric sets, and refusing invalid ones."""
 
 import pytest
 from hypothesis import given, settings

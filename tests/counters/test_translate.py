@@ -1,4 +1,4 @@
-"""Old names become counters that exist, with the arithmetic and the warning that go with them."""
+"""Old names are translated to existing counters, with factors and notes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Health: what makes a trace unfit for sums, and what does not."""
+"""Problems that make a trace incomplete, and problems that do not."""
 
 from dataclasses import replace
 

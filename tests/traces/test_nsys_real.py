@@ -1,4 +1,4 @@
-"""NVIDIA's own nsys records a small script with our ranges; its export is read back."""
+"""The real nsys records a small script with our ranges, and its export is read."""
 
 import json
 import sys
@@ -54,7 +54,7 @@ for number in range(2):
 
 @pytest.fixture(scope="module")
 def recorded(real_nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[tuple[str, int]]], float]:
-    """The export, what the script measured itself, and when it was started."""
+    """Return the export, the times that the script measured, and when it was started."""
     folder = tmp_path_factory.mktemp("nsys")
     (folder / "tiny.py").write_text(SCRIPT)
     began = time.time()

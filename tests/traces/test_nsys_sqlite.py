@@ -1,4 +1,4 @@
-"""The SQLite export of Nsight Systems: real reports, other versions' layouts, and what is wrong with a file."""
+"""The SQLite export of Nsight Systems: recorded reports, layouts of other versions, and damaged files."""
 
 import gzip
 import sqlite3
@@ -302,8 +302,8 @@ def test_the_file_is_not_touched_and_odd_paths_are_read(tmp_path: Path) -> None:
 
 
 def two_processes(to: Path, gpu_of_second: int) -> Path:
-    """The last half of the kernels as those of a second process, which calls its own GPU 0 as well. The mapping's table is laid
-    out as exports of 2024 and later have it; the real report is older."""
+    """Assign the last half of the kernels to a second process, which also numbers its GPU 0. The table of the mapping has the
+    layout of 2024 and later; the recorded report is older."""
     second, pid = PROCESS + (1 << 24), (PROCESS >> 24) & 0xFFFFFF
     return altered(
         to,

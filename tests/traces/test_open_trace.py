@@ -1,4 +1,4 @@
-"""Which reader a file gets, its first bytes say."""
+"""The first bytes of a file select its reader."""
 
 import gzip
 import os

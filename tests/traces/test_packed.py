@@ -1,4 +1,4 @@
-"""Unpacking: what the first bytes say, whole or cut short, and nothing that grows without bound."""
+"""Unpacking: formats, truncated files, and bounded memory."""
 
 import gzip
 import io
@@ -26,7 +26,7 @@ def unpacked(path: Path, size: int = 4096) -> tuple[bytes, bool]:
 
 
 def drained(path: Path) -> None:
-    """Read it all and keep nothing."""
+    """Read everything and discard it."""
     with PackedFile(path) as file:
         while file.read(1 << 16):
             pass
@@ -41,7 +41,7 @@ def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> byt
 
 
 def overwritten(data: bytes) -> bytes:
-    """The same with some bytes in its middle replaced."""
+    """Return the same with some bytes in the middle replaced."""
     return data[: len(data) // 2] + b"\xff" * 50 + data[len(data) // 2 + 50 :]
 
 
@@ -169,7 +169,7 @@ def test_a_member_may_end_anywhere_in_what_is_read_at_once(tmp_path: Path, monke
 
 
 def test_many_gzip_members_are_read_where_each_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where one call asks for the bytes of all of them."""
+    """Also if one call reads the bytes of all of them."""
     monkeypatch.setattr(packed, "_MANY_MEMBERS", 100)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(b"".join(gzip.compress(CONTENT[at : at + 300]) for at in range(0, len(CONTENT), 300)))

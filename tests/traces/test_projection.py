@@ -1,4 +1,4 @@
-"""Projection of device work onto calls, ranges, stages and steps."""
+"""Assigning device work to calls, ranges, stages and steps."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -123,7 +123,7 @@ def test_start_end_ranges_stand_apart() -> None:
 
 
 def obvious_innermost(trace: Trace, process: int, thread: int, at: int, before: int | None = None) -> int:
-    """The latest begun push/pop range of the thread that is open; with `before`, among the rows above that one."""
+    """Return the last push/pop range of the thread that is open; with `before`, only among the rows before that one."""
     ranges = trace.ranges
     best = NONE
     for row in range(len(ranges) if before is None else before):
@@ -150,7 +150,7 @@ THREADS = st.integers(1, 2)
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Ranges at random: nested, side by side, overlapping, empty, on several threads of several processes."""
+    """Random ranges: nested, adjacent, overlapping, empty, on several threads of several processes."""
     made = Builder()
     for _ in range(draw(st.integers(0, 14))):
         start, length = draw(TIMES), draw(st.integers(0, 20))

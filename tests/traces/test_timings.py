@@ -1,4 +1,4 @@
-"""What cannot be a measurement is refused where it is read, whoever asks."""
+"""Impossible times are refused by the reader."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ from llm_perf_opt.workflows.run_reader import RunReader
 
 
 def stored(path: Path, place: tuple[Any, ...], value: Any) -> Path:
-    """The file of sound timings with one value replaced."""
+    """Write valid timings with one value replaced."""
     write_record(path, clean_timings())
     whole = json.loads(path.read_text())
     spot = whole

@@ -1,4 +1,4 @@
-"""Where events end by their brackets, against reading byte by byte."""
+"""Finding the ends of events by brackets, compared with reading byte by byte."""
 
 from unittest.mock import patch
 
@@ -10,7 +10,7 @@ from llm_perf_opt.traces.torch_json.brackets import event_ends
 
 
 def plain_ends(text: bytes) -> list[int]:
-    """The same, slowly."""
+    """Return the same, slowly."""
     ends: list[int] = []
     depth, is_inside, is_escaped = 0, False, False
     for place, byte in enumerate(text):

@@ -1,4 +1,4 @@
-"""Cutting the array of events: whatever the layout and the size of the pieces, what goes in comes out."""
+"""Splitting the array of events: all events are read, whatever the layout and the size of the pieces."""
 
 import json
 import tracemalloc
@@ -27,7 +27,7 @@ EVENTS = st.lists(st.dictionaries(st.sampled_from(["ph", "name", "args", "ts"]) 
 
 
 def reader(data: bytes, piece: int) -> ReadInto:
-    """A source that gives at most so many bytes at once."""
+    """A source that returns at most this many bytes per read."""
     place = 0
 
     def read(room: memoryview) -> int:
@@ -82,7 +82,7 @@ def test_a_file_cut_anywhere_gives_its_first_events(events: list[Any], chunk: in
 
 
 def _ends(text: bytes, begun: int) -> list[int]:
-    """Where each event ends, found by decoding one after another."""
+    """Return where each event ends, found by decoding one after another."""
     decoder = json.JSONDecoder()
     content = text.decode()
     place = begun
@@ -110,7 +110,7 @@ def test_a_bracket_that_closes_too_early_is_damage_not_the_end() -> None:
 
 
 def test_what_is_decoded_at_once_fits_into_a_gigabyte() -> None:
-    """Lists in lists take the most memory for their text. All of the largest event, head and tail may be such."""
+    """Nested lists take the most memory per byte of text. The largest event, head and tail may consist of them."""
     text = b"[" + b",".join([b"[" * 900 + b"]" * 900] * 100) + b"]"
     tracemalloc.start()
     try:
@@ -145,7 +145,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_no_byte_is_decoded_or_mended_again_and_again(hostile: str) -> None:
-    """A damaged piece is halved until its events lie apart: as often as it can be halved."""
+    """A damaged piece is halved down to single events."""
     text = b'{"traceEvents": [' + HOSTILE[hostile](40_000) + b"]}"
     looked_at = 0
 

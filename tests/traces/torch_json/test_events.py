@@ -1,4 +1,4 @@
-"""Mending text that is no JSON: in time and memory in proportion to it."""
+"""Repairing text that is not JSON, in linear time and memory."""
 
 import tracemalloc
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Arrows are known by one that was decoded, whatever their digits are, and by nothing else."""
+"""Arrows are recognized by comparison with a decoded one, whatever their digits are."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Texts found again are the same texts, however many there are and however alike."""
+"""Known texts are found again, however many there are and however similar."""
 
 import random
 
@@ -11,7 +11,7 @@ from llm_perf_opt.traces.torch_lines.text_words import TextWords
 
 
 class _Counting:
-    """Gives every different text a number, and says how often it was asked."""
+    """Numbers the distinct texts, and counts its calls."""
 
     def __init__(self) -> None:
         self.texts: list[bytes] = []
@@ -38,7 +38,7 @@ def _check(known: KnownTexts, read: _Counting, texts: list[bytes]) -> None:
 
 
 def _texts(draw: random.Random, different: int) -> list[bytes]:
-    """Some of each length around a block's, and alike but for a byte."""
+    """Texts of each length around that of a block, which differ in one byte."""
     found = [b"", b"!", b"a"]
     while len(found) < different:
         length = draw.choice([1, 7, 8, 9, 62, 63, 64, 65, 66, 127, 128, 129, 200, 300, 4095, 4096, 4097])

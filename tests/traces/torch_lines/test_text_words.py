@@ -1,4 +1,4 @@
-"""Numbers and texts at many places of a text, against Python's own reading of it."""
+"""Numbers and texts at many positions of a text, compared with plain Python."""
 
 import random
 
@@ -15,7 +15,7 @@ _PIECES = st.lists(st.tuples(st.sampled_from(list(_OTHERS)), _DIGITS), min_size=
 
 
 def _laid_out(pieces: list[tuple[int, str]]) -> tuple[TextWords, np.ndarray, np.ndarray]:
-    """Numbers, each behind a byte that is none; where they begin and end."""
+    """Return numbers, each after a byte that is not a digit, and where they begin and end."""
     text, start, end = b"x" * 16, [], []
     for other, digits in pieces:
         text += bytes([other])
