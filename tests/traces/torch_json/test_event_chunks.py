@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.torch_json import event_chunks
+from llm_perf_opt.traces.torch_json.damaged_text import repaired
 from llm_perf_opt.traces.torch_json.event_chunks import EventChunks, ReadInto, Surroundings
-from llm_perf_opt.traces.torch_json.events import repaired
 
 TEXT = st.text(alphabet='ab"\\{}[],: \n/é', max_size=12)
 VALUES = st.recursive(
@@ -49,7 +49,7 @@ def cut(data: bytes, chunk: int, piece: int) -> tuple[list[Any], EventChunks, Su
         return len(events)
 
     with patch.object(event_chunks, "CHUNK_BYTES", chunk):
-        chunks = EventChunks("file", reader(data, piece), keep, repaired)
+        chunks = EventChunks("file", reader(data, piece), keep)
         around = chunks.run()
     return found, chunks, around
 
@@ -144,7 +144,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_no_byte_is_decoded_or_mended_again_and_again(hostile: str) -> None:
+def test_no_byte_is_decoded_or_repaired_again_and_again(hostile: str) -> None:
     """A damaged piece is halved down to single events."""
     text = b'{"traceEvents": [' + HOSTILE[hostile](40_000) + b"]}"
     looked_at = 0
@@ -154,12 +154,13 @@ def test_no_byte_is_decoded_or_mended_again_and_again(hostile: str) -> None:
         looked_at += len(array)
         return len(msgspec.json.decode(array))
 
-    def mend(piece: bytes) -> bytes:
+    def repair(piece: bytes) -> bytes:
         nonlocal looked_at
         looked_at += len(piece)
         return repaired(piece)
 
-    EventChunks("file", reader(text, 1 << 20), keep, mend).run()
+    with patch.object(event_chunks, "repaired", repair):
+        EventChunks("file", reader(text, 1 << 20), keep).run()
     assert looked_at < 24 * len(text)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import Int64
-from llm_perf_opt.traces.torch_json.brackets import event_ends
+from llm_perf_opt.traces.torch_json.damaged_text import event_ends, repaired
 
 CHUNK_BYTES = 4 << 20
 """Small enough for the cache of the processor, which makes decoding a third faster; large enough for numpy."""
@@ -78,7 +78,7 @@ Decode = Callable[[bytes | memoryview], int]
 class EventChunks:
     """Passes the events of a file to a decoder, chunk by chunk."""
 
-    def __init__(self, name: str, read: ReadInto, decode: Decode, repair: Callable[[bytes], bytes]) -> None:
+    def __init__(self, name: str, read: ReadInto, decode: Decode) -> None:
         self.name = name
         self.events = 0
         self.cut_short = False
@@ -89,14 +89,13 @@ class EventChunks:
         """Pieces that were not JSON until they were repaired."""
         self._read = read
         self._decode = decode
-        self._repair = repair
         self._seen = 0
 
     def run(self) -> Surroundings:
         """Read the whole file."""
         before, buffer = self._head()
         after = self._events(buffer)
-        return _surroundings(before, after, self._repair, self.cut_short)
+        return _surroundings(before, after, self.cut_short)
 
     # --- before the events ----------------------------------------------------------------------------------------
 
@@ -179,7 +178,7 @@ class EventChunks:
         return fed if fed.used else self._part_by_part(piece, last)
 
     def _attempt_repaired(self, piece: bytes) -> _Fed:
-        fed = self._attempt(self._repair(piece))
+        fed = self._attempt(repaired(piece))
         self.repaired += fed.used
         return fed
 
@@ -246,12 +245,12 @@ class EventChunks:
         return not len(ends) or any(self._attempt(piece[:end]).used for end in ends[: -_ENDS_TRIED - 1 : -1].tolist())
 
 
-def _surroundings(before: bytes, after: bytes, repair: Callable[[bytes], bytes], cut_short: bool) -> Surroundings:
+def _surroundings(before: bytes, after: bytes, cut_short: bool) -> Surroundings:
     """Decode the text before and after the events; both are empty if the array is the whole file."""
     head = _object(before + b'"":0}') if before else {}
     tail = _object(b'{"":0' + after) if before and not cut_short else {}
     if before and tail is None:
-        tail = _object(repair(b'{"":0' + after))
+        tail = _object(repaired(b'{"":0' + after))
     return Surroundings(head or {}, tail or {}, head is not None and tail is not None)
 
 

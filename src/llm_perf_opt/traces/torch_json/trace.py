@@ -15,7 +15,6 @@ from llm_perf_opt.traces.torch_json import problems
 from llm_perf_opt.traces.torch_json.array_reader import ArrayReader
 from llm_perf_opt.traces.torch_json.columns import TorchColumns
 from llm_perf_opt.traces.torch_json.event_chunks import EventChunks, Surroundings
-from llm_perf_opt.traces.torch_json.events import repaired
 from llm_perf_opt.traces.trace_mark import Checksum
 
 
@@ -30,7 +29,7 @@ def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
         columns = TorchColumns()
         reader = ArrayReader(columns)
         with PackedFile(path, checksum) as file:
-            chunks = EventChunks(str(path), file.read_into, reader, repaired)
+            chunks = EventChunks(str(path), file.read_into, reader)
             around = chunks.run()
             chunks.cut_short = chunks.cut_short or file.cut_short
     return _trace(columns, chunks.events, around, _file_problems(chunks, reader.not_events, around))
