@@ -9,7 +9,8 @@ import pytest
 
 from command import llm_perf
 from llm_perf_opt.counters.catalog import chips
-from llm_perf_opt.counters.manifest import resolve, set_names
+from llm_perf_opt.counters.manifest import resolve
+from llm_perf_opt.counters.set_file import shipped_sets
 
 GOOD = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 
@@ -26,10 +27,10 @@ def metrics_json(*words: str, code: int = 0) -> Any:
 
 def test_list() -> None:
     found = metrics_json("list")
-    assert [one["name"] for one in found["sets"]] == list(set_names())
+    assert [one["name"] for one in found["sets"]] == list(shipped_sets())
     assert [one["chip"] for one in found["chips"]] == list(chips())
     text = metrics("list").stdout
-    assert all(name in text for name in (*set_names(), *chips()))
+    assert all(name in text for name in (*shipped_sets(), *chips()))
 
 
 def test_show_is_what_resolves() -> None:

@@ -97,7 +97,7 @@ def test_damaged_times_end_the_verb_after_the_pages_are_made(tmp_path: Path) -> 
     kept = json.loads(folder.clean_file.read_text())
     kept["iterations"][1]["steps_ns"].pop()
     folder.clean_file.write_text(json.dumps(kept))
-    why = "repeat 2 has 2 decode steps, and the request has 3"
+    why = "repeat 2 has 2 decode steps, but the request has 3"
     done = CliRunner().invoke(app, ["report", str(folder.path)])
     assert isinstance(done.exception, ParseError), done.output
     assert done.exception.exit_code == 5

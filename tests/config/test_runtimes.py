@@ -197,7 +197,7 @@ SHORT = ["runtime.num_new_tokens=7", "runtime.max_repeats=6", "runtime.min_repea
             "arrivals_ns=tuple(tuple(at + 0.5 for at in row) for row in made.arrivals_ns))",
             "Expected `int`, got `float`",
         ),
-        ("return replace(made, arrivals_ns=tuple((row[-1],) * len(row) for row in made.arrivals_ns))", "take no time at all"),
+        ("return replace(made, arrivals_ns=tuple((row[-1],) * len(row) for row in made.arrivals_ns))", "take no time"),
     ],
     ids=["no result", "times that are no whole numbers", "all tokens at one moment"],
 )

@@ -1,4 +1,4 @@
-"""One family of errors: a fact, a remedy, an exit code, and the nearest name."""
+"""Errors: fact, remedy, exit code, and the suggested name."""
 
 import pickle
 import re

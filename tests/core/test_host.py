@@ -31,7 +31,7 @@ CPU part\t: 0xd40
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
-    """Puts the system's files under a folder of the test's own."""
+    """Redirects system files to a folder of the test."""
     monkeypatch.setattr(host, "Path", lambda name: tmp_path / name.lstrip("/"))
 
     def write(contents: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Last-level caches, read from a made-up system folder."""
+"""Last-level caches, read from a fake system folder."""
 
 import os
 from pathlib import Path
@@ -39,4 +39,4 @@ def test_processors_out_of_reach_do_not_count(root: Path) -> None:
 
 def test_an_instruction_cache_or_an_unreadable_size_is_none(root: Path) -> None:
     processor(root, 0, ("4", "Instruction", "1024K", "0"), ("3", "Unified", "huge", "0"))
-    assert last_level_cache_bytes(root) == Missing("the system does not tell its caches")
+    assert last_level_cache_bytes(root) == Missing("the system does not report its caches")

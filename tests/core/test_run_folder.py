@@ -1,4 +1,4 @@
-"""A run on disk: a folder of its own, files that are whole or not there, and a manifest that can be trusted."""
+"""The run folder: unique names, files that are complete or missing, and a correct manifest."""
 
 import errno
 import json
@@ -294,7 +294,7 @@ def test_a_file_is_written_with_the_folders_above_it(tmp_path: Path) -> None:
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
-    """Two writers in one process, one name, contents of different length: whatever is read is one of them, whole."""
+    """Two threads write one file with contents of different length: a reader sees one of them, complete."""
     path, contents = tmp_path / "x", (b"a" * 300_000, b"b" * 500_000)
     write_whole(path, contents[0])
     stop = threading.Event()
@@ -405,7 +405,7 @@ def test_a_place_that_cannot_hold_a_file_is_a_resource_error(tmp_path: Path, pla
     ],
 )
 def test_a_number_that_nothing_measures_makes_a_file_damaged(tmp_path: Path, text: str, fine: bool) -> None:
-    """Such a number would only fail later, where it is reckoned with."""
+    """Such a number would only fail later, in a computation."""
     file = tmp_path / "record.json"
     file.write_text(text)
     if fine:

@@ -1,4 +1,4 @@
-"""A file's name in SQL stands for that file alone, whatever the name."""
+"""A file name in SQL refers to that file only, whatever characters it has."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of all those names beside one another, each with its own number and a language that no folder tells."""
+    """Files with all these names in one folder, each with its own number."""
     found = tmp_path_factory.mktemp("names=0")
     for number, name in enumerate(NAMES):
         file = found / name

@@ -1,4 +1,4 @@
-"""Stage names, spelled for each tool the way that tool was found to want them."""
+"""Stage names in the syntax that each tool accepts."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Whatever a trace, a record, a file name or an argument says, a terminal shows it and obeys none of it; JSON keeps it whole."""
+"""Control characters in traces, records, file names and arguments are escaped on a terminal, and unchanged in JSON."""
 
 import io
 import json
@@ -24,25 +24,25 @@ from whole_runs import whole_run
 
 HOSTILE = "\x1b[31m\x1b]0;t\x07\x9b2J\x7f\u202eab\u2066c\u200f\u061c\u2028d"
 SHOWN = "\\x1b[31m\\x1b]0;t\\x07\\x9b2J\\x7f\\u202eab\\u2066c\\u200f\\u061c"
-"""How it is shown; what follows is a space in a table."""
+"""How it is shown; a space follows in a table."""
 _JOINERS = "\u200c\u200d"
 
 
 def acting(text: str) -> set[str]:
-    """Characters that act rather than show, by what Unicode calls them; newline and tab are meant."""
+    """Control and invisible characters by their Unicode category, except newline and tab."""
     kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return {char for char in text if unicodedata.category(char) in kinds and char not in f"\n\t{_JOINERS}"}
 
 
 def shown(done: subprocess.CompletedProcess[str]) -> str:
-    """All that was printed; nothing of it acts, and the hostile text is in it for all to see."""
+    """Return everything that was printed, after checking that it has no control characters and shows the hostile text."""
     assert not acting(done.stdout + done.stderr), done.stderr
     assert "\\x1b[31m" in done.stdout + done.stderr, done.stderr
     return done.stdout + done.stderr
 
 
 def data(done: subprocess.CompletedProcess[str]) -> Any:
-    """What was printed as JSON; it does not act either."""
+    """Return the printed JSON, after checking that it has no control characters."""
     assert not acting(done.stdout + done.stderr)
     return json.loads(done.stdout)
 
@@ -64,7 +64,7 @@ ALWAYS = [
     *(chr(code) for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"),
     *map(chr, (0x061C, 0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))),
 ]
-"""Controls, marks of direction, separators, halves of a pair."""
+"""Controls, direction marks, separators, surrogates."""
 
 
 def test_everything_that_must_not_reach_a_terminal() -> None:
@@ -122,7 +122,7 @@ def test_the_streams_are_put_back() -> None:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A torch trace, called and filled with hostile names, whose problems quote them."""
+    """A torch trace with a hostile file name and hostile event names, which its problems quote."""
     call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 2, "ts": 10, "dur": 2}
     kernel = {"ph": "X", "cat": "kernel", "name": HOSTILE, "pid": 0, "tid": 7, "ts": 20, "dur": 5}
     events = [
@@ -337,7 +337,7 @@ def test_a_terminal_of_another_encoding(trace: Path) -> None:
 
 
 class Terminal(io.StringIO):
-    """Says that it is one."""
+    """Claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

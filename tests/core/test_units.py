@@ -1,4 +1,4 @@
-"""Numbers with units: one function for every output, never an exponent for a time."""
+"""Numbers with units: the same in every output, and no exponent for times."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Pipes, devices and files of the kernel in place of a file: refused at once, with exit code 2, and never waited for."""
+"""Pipes, devices and kernel files are refused at once with exit code 2, and never block."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from llm_perf_opt.workflows.sweep_folder import Sweep, SweepFolder, SweepPoint
 
 REAL = Path(__file__).parents[1] / "fixtures" / "h200" / "torch_trace.json.gz"
 HANG_S = 20
-"""Nothing here takes a second; what waits for a writer would take for ever."""
+"""No test here takes a second; one that blocks would never end."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +53,11 @@ SPECIAL: list[Callable[[Path], None]] = [pipe, device, kernel_file]
 
 
 def refused(*words: str | Path) -> LlmPerfError:
-    """What a verb ends with."""
+    """Return the error of a verb."""
     done = CliRunner().invoke(app, [str(word) for word in words])
     assert isinstance(done.exception, LlmPerfError), done.output
     assert done.exception.exit_code == 2, done.exception.fact
-    assert "no ordinary file" in done.exception.fact
+    assert "not a regular file" in done.exception.fact
     assert done.exception.remedy
     return done.exception
 
@@ -72,7 +72,7 @@ def a_run(path: Path) -> RunFolder:
 
 
 def swapped(file: Path, make: Callable[[Path], None]) -> None:
-    """Put something else in a file's place."""
+    """Replace a file by a special file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     make(file)
@@ -85,7 +85,7 @@ def swapped(file: Path, make: Callable[[Path], None]) -> None:
 def test_what_is_no_ordinary_file_is_not_opened(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "x")
     for read in (check_ordinary, open_ordinary, read_bytes, read_text):
-        with pytest.raises(SpecialFileError, match="no ordinary file") as caught:
+        with pytest.raises(SpecialFileError, match="not a regular file") as caught:
             read(tmp_path / "x")
         assert isinstance(caught.value, ConfigError)
         assert isinstance(caught.value, ParseError), "who goes on without a damaged file goes on without this one"
@@ -105,7 +105,7 @@ def test_files_and_folders_and_nothing_are_let_through(tmp_path: Path) -> None:
 
 
 def test_what_a_shell_puts_in_place_of_standard_input_is_read(tmp_path: Path) -> None:
-    """`< file` is a link under /proc that leads to an ordinary file."""
+    """`< file` is a link under /proc to a regular file."""
     (tmp_path / "file").write_bytes(b"content")
     with (tmp_path / "file").open("rb") as file:
         assert read_bytes(Path(f"/proc/self/fd/{file.fileno()}")) == b"content"
@@ -146,7 +146,7 @@ def test_in_place_of_a_trace(tmp_path: Path, make: Callable[[Path], None], name:
 
 
 def test_in_place_of_a_trace_that_has_tables(tmp_path: Path) -> None:
-    """Whether tables are of a file is told from its bytes: these are not waited for either."""
+    """Checking whether tables are up to date reads the source; that must not block either."""
     trace = Path(shutil.copy(REAL, tmp_path / "trace.json.gz"))
     assert CliRunner().invoke(app, ["sql", str(trace), "select 1"]).exit_code == 0
     swapped(trace, pipe)
@@ -155,7 +155,7 @@ def test_in_place_of_a_trace_that_has_tables(tmp_path: Path) -> None:
 
 
 def test_in_place_of_a_table_of_a_trace(tmp_path: Path) -> None:
-    """The tables are made anew."""
+    """The tables are regenerated."""
     trace = Path(shutil.copy(REAL, tmp_path / "trace.json.gz"))
     for name in ("meta.json", "kernels.parquet", "names.parquet", "analysis.json"):
         assert CliRunner().invoke(app, ["analyze", str(trace)]).exit_code == 0

@@ -1,4 +1,4 @@
-"""The lists of names, their suffixes, and what is near a name that does not exist."""
+"""The lists of counter names, their suffixes, and suggestions for unknown names."""
 
 import gzip
 import re
@@ -207,7 +207,7 @@ def test_what_ncu_says_instead_of_a_list_is_a_parse_error() -> None:
 
 @pytest.fixture(scope="module")
 def listed(real_ncu: Path) -> dict[str, str]:
-    """What the installed ncu says of each chip it knows; Blackwell is newer than some."""
+    """Compare with the installed ncu for each chip that it knows; an older ncu does not know Blackwell."""
     answers = {chip: ask([str(real_ncu), "--query-metrics", "--chips", chip], timeout_s=900) for chip in CHIPS}
     found = {chip: text for chip, text in answers.items() if text}
     assert {"ga100", "ad102", "gh100"} <= found.keys()

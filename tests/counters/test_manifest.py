@@ -1,4 +1,4 @@
-"""Sets to counters: merge order, sources, what a chip lacks, and the laws of adding and removing."""
+"""Resolving sets: merge order, sources, dropped counters, additions and removals."""
 
 import re
 from collections.abc import Sequence
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from llm_perf_opt.core.errors import ConfigError
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.counters.catalog import base_names, chips, has, launch_names, names_listed, split_name
-from llm_perf_opt.counters.manifest import BASE_NCU_METRICS, BASE_NSYS_TRACE_MODULES, ResolvedMetrics, resolve, set_names
-from llm_perf_opt.counters.set_file import TRACE_MODULES
+from llm_perf_opt.counters.manifest import ResolvedMetrics, resolve
+from llm_perf_opt.counters.set_file import TRACE_MODULES, shipped_sets
 
 CHIPS = tuple(chips())
-SETS = st.lists(st.sampled_from(set_names()), max_size=6)
+BASE = resolve((), chip="gh100")
+SETS = st.lists(st.sampled_from(list(shipped_sets())), max_size=6)
 EXTRA = ("lts__t_bytes.sum", "lts__t_sectors.sum", "sm__cycles_elapsed.max", "flop_count_sp", "launch__grid_size")
 SHARED = tuple(f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{way}.sum" for way in ("ld", "st"))
 
@@ -25,26 +26,26 @@ def sources(found: ResolvedMetrics) -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("name", set_names())
+@pytest.mark.parametrize("name", shipped_sets())
 def test_every_set_resolves_on_every_chip(name: str, chip: str) -> None:
     found = resolve([name], chip=chip)
     assert found.sets == (("base", name) if name != "base" else ("base",))
     assert all(has(chip, metric) for metric in found.names)
-    assert found.names[: len(BASE_NCU_METRICS)] == BASE_NCU_METRICS
+    assert found.names[: len(BASE.names)] == BASE.names
     if found.dropped:
         assert name == "nvlink"
         assert chip in ("ad102", "gb202")
 
 
 def test_base_is_the_same_on_every_chip() -> None:
-    assert {resolve([], chip=chip).names for chip in CHIPS} == {BASE_NCU_METRICS}
-    assert BASE_NCU_METRICS[0] == "gpu__time_duration.sum"
-    assert BASE_NSYS_TRACE_MODULES == ("cuda", "nvtx", "osrt")
+    assert {resolve([], chip=chip).names for chip in CHIPS} == {BASE.names}
+    assert BASE.names[0] == "gpu__time_duration.sum"
+    assert BASE.trace_modules == ("cuda", "nvtx", "osrt")
 
 
 def test_what_a_chip_lacks_is_said() -> None:
     found = resolve(["nvlink"], chip="ad102")
-    assert found.names == BASE_NCU_METRICS
+    assert found.names == BASE.names
     assert found.sections == ()
     assert [one.name for one in found.dropped if one.name.startswith("nvl")] == [
         "nvlrx__bytes.sum",
@@ -65,14 +66,14 @@ def test_chapters_ask_for_what_their_old_names_mean() -> None:
     ch07 = resolve(["ch07"], chip="gh100")
     assert {*SHARED, "smsp__sass_average_branch_targets_threads_uniform.pct"} <= set(ch07.names)
     notes = {metric.name: metric.note for metric in ch07.metrics}
-    assert "Inverse sense" in notes["smsp__sass_average_branch_targets_threads_uniform.pct"]
+    assert "Inverted" in notes["smsp__sass_average_branch_targets_threads_uniform.pct"]
     assert "shared_load_sectors" in notes[SHARED[0]]
     assert resolve(["ch10"], chip="gh100").names == resolve(["ch11"], chip="gh100").names == resolve(["ch19"], chip="gh100").names
     assert resolve(["ch08"], chip="gh100").names.count("gpu__time_duration.sum") == 1
     ch09 = resolve(["ch09"], chip="gh100")
     assert {"smsp__sass_thread_inst_executed_op_ffma_pred_on.sum", "sm__ops_path_tensor_src_bf16_dst_fp32.sum"} <= set(ch09.names)
     assert "lts__t_sectors.avg.pct_of_peak_sustained_elapsed" in resolve(["ch18"], chip="gh100").names
-    sampled = [name for name in set_names() if resolve([name], chip="gh100").gpu_metrics]
+    sampled = [name for name in shipped_sets() if resolve([name], chip="gh100").gpu_metrics]
     assert sampled == ["nvlink", "ch05", "ch12", "ch13", "ch18"]
     assert resolve(["ch12"], chip="gh100").trace_modules == ("cuda", "nvtx", "osrt", "cublas", "cudnn")
 
@@ -98,9 +99,9 @@ def test_the_richest_torch_preset_wins() -> None:
 
 def test_an_old_name_may_be_added_and_removed() -> None:
     added = resolve([], add=["shared_load_sectors"], chip="gh100")
-    assert added.names == (*BASE_NCU_METRICS, SHARED[0])
+    assert added.names == (*BASE.names, SHARED[0])
     assert "shared_load_sectors" in added.metrics[-1].note
-    assert resolve(["ch10"], remove=["shared_load_sectors", "shared_store_sectors"], chip="gh100").names == BASE_NCU_METRICS
+    assert resolve(["ch10"], remove=["shared_load_sectors", "shared_store_sectors"], chip="gh100").names == BASE.names
 
 
 @pytest.mark.parametrize(
@@ -191,9 +192,9 @@ def test_adding_then_removing_what_is_new_changes_nothing(sets: list[str], chip:
 
 
 def test_every_set_resolves_on_gh100_against_the_real_ncu(real_ncu: Path) -> None:
-    """No set asks for a name that the shipped list knows and an older tool does not."""
+    """No set requests a name that the shipped list has and an older ncu does not."""
     known = names_listed(ask([str(real_ncu), "--query-metrics", "--chips", "gh100"], timeout_s=900) or "")
-    for name in set_names():
+    for name in shipped_sets():
         found = resolve([name], chip="gh100", known=known)
         assert found.dropped == (), name
         assert found == resolve([name], chip="gh100")
@@ -206,7 +207,9 @@ def test_sections_by_name_follow_those_of_the_sets() -> None:
     assert found.sections == ("Nvlink", "SpeedOfLight")
 
 
-@pytest.mark.parametrize(("name", "words"), [("SpeedOfLigt", "SpeedOfLight"), ("--set", "no name of a section"), ("", "no name")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("SpeedOfLigt", "SpeedOfLight"), ("--set", "not the name of"), ("", "not the name of")]
+)
 def test_sections_that_are_none_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         resolve([], sections=[name], chip="gh100", known_sections=("SpeedOfLight",))
@@ -216,7 +219,7 @@ def test_sections_that_are_none_are_refused(name: str, words: str) -> None:
 def test_the_real_ncu_has_every_section(real_ncu: Path) -> None:
     text = ask([str(real_ncu), "--list-sections"], timeout_s=900) or ""
     there = set(re.findall(r"^(\w+)\s", text, re.MULTILINE))
-    asked = {section for name in set_names() for section in resolve([name], chip="gh100").sections}
+    asked = {section for name in shipped_sets() for section in resolve([name], chip="gh100").sections}
     assert asked
     assert asked <= there
 
@@ -227,6 +230,6 @@ def test_the_real_nsys_has_every_trace_module(real_nsys: Path) -> None:
     assert offered
     there = set(re.findall(r"'([\w-]+)'", offered[1])) - {"none"}
     assert "nvlink" not in there
-    asked = {module for name in set_names() for module in resolve([name], chip="gh100").trace_modules}
+    asked = {module for name in shipped_sets() for module in resolve([name], chip="gh100").trace_modules}
     assert asked <= there
     assert there <= set(TRACE_MODULES)

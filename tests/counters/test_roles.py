@@ -1,4 +1,4 @@
-"""Counters by meaning: they exist, they may be added, and the measured one reads what it must."""
+"""Counters by meaning: they exist, can be added, and read the expected value where measured."""
 
 import csv
 from dataclasses import asdict
@@ -36,7 +36,7 @@ def test_no_tensor_counter_is_part_of_another(chip: str) -> None:
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_every_top_level_tensor_source_has_its_place(chip: str) -> None:
-    """A source type that the list knows and the roles forget would be work that nobody counts."""
+    """The work of a source type that is in the list but not in the roles would not be counted."""
     of = roles(chip)
     counted = {name.removesuffix(".sum") for name in (*of.tensor_flops, *of.tensor_int_ops)}
     listed = {name for name in base_names(chip) if name.startswith("sm__ops_path_tensor_src_") and "_realtime" not in name}

@@ -1,4 +1,4 @@
-"""A file of sets: what is understood, and how the rest is refused."""
+"""Reading files of metric sets, and refusing invalid ones."""
 
 import pytest
 from hypothesis import given, settings
@@ -30,18 +30,18 @@ def test_a_set_as_written() -> None:
         ("[]", "no set called base"),
         ("other: {description: a}", "no set called base"),
         (BASE + "mine: []", "mine is not a mapping"),
-        (BASE + "3: {description: a}", "no name for a set"),
-        (BASE + "a b: {description: a}", "no name for a set"),
+        (BASE + "3: {description: a}", "not a valid name for a set"),
+        (BASE + "a b: {description: a}", "not a valid name for a set"),
         (BASE + "mine: {}", "description is missing"),
         (BASE + "mine: {description: a, sectoins: []}", "Did you mean 'sections'"),
         (BASE + "mine: {description: a, ncu: lts__t_bytes.sum}", "ncu is not a list"),
         (BASE + "mine: {description: a, ncu: [3]}", "not text"),
         (BASE + "mine: {description: a, ncu: [role:time]}", "Did you mean 'time_ns'"),
-        (BASE + "mine: {description: a, sections: [{section: a}]}", "sections holds"),
-        (BASE + "mine: {description: a, trace: [nvlink]}", "no trace module of Nsight Systems"),
+        (BASE + "mine: {description: a, sections: [{section: a}]}", "sections contains"),
+        (BASE + "mine: {description: a, trace: [nvlink]}", "not a trace module of Nsight Systems"),
         (BASE + "mine: {description: a, trace: [cudn]}", "no trace module"),
         (BASE + "mine: {description: a, gpu_metrics: 1}", "gpu_metrics is 1"),
-        (BASE + "mine: {description: a, torch: full}", "no preset"),
+        (BASE + "mine: {description: a, torch: full}", "not a preset"),
         ("base: !!python/object/apply:os.system [true]", "is not YAML"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Old names become counters that exist, with the arithmetic and the warning that go with them."""
+"""Old names are translated to existing counters, with factors and notes."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_the_inverse_sense_is_pointed_out() -> None:
     found = translate("ga100", "smsp__sass_average_branch_divergence.pct")
     assert found is not None
     assert found.parts == (Part("smsp__sass_average_branch_targets_threads_uniform.pct"),)
-    assert "Inverse" in found.note
+    assert "Inverted" in found.note
 
 
 @pytest.mark.parametrize(

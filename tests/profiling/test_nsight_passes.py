@@ -116,7 +116,7 @@ def test_a_counter_without_a_value_is_told(table: Path) -> None:
         lines[number] = '","'.join(cells)
     table.write_text("\n".join(lines) + "\n")
     (said,) = went_without(read_ncu(table), 0)
-    assert said == "Without a value in every kernel: dram__bytes_read.sum."
+    assert "any kernel: dram__bytes_read.sum" in said
 
 
 @pytest.mark.parametrize(

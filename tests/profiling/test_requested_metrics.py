@@ -6,7 +6,8 @@ import pytest
 
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import ConfigError
-from llm_perf_opt.counters.manifest import resolve, set_names
+from llm_perf_opt.counters.manifest import resolve
+from llm_perf_opt.counters.set_file import shipped_sets
 from llm_perf_opt.profiling import requested_metrics as asked_metrics
 from llm_perf_opt.profiling.requested_metrics import dropped_notes, nsys_traces, resolve_metrics, sections_of
 from llm_perf_opt.profiling.vendor.compatibility import Permission
@@ -51,7 +52,7 @@ def test_a_section_the_tool_lacks_is_dropped_and_told(real_ncu: Path) -> None:
     assert dropped_notes(resolve(["ch09"], chip="gh100", known_sections=("SpeedOfLight",))) == (
         "Not collected: section SpeedOfLight_RooflineChart (ch09): the installed Nsight Compute has no section of that name.",
     )
-    for name in set_names():
+    for name in shipped_sets():
         assert not any(
             "section" in sentence
             for sentence in dropped_notes(resolve([name], chip="gh100", known_sections=sections_of(real_ncu)))

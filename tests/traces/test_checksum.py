@@ -1,4 +1,4 @@
-"""A checksum taken in passing is that of the file."""
+"""The checksum computed while reading is that of the file."""
 
 import gzip
 import zipfile
@@ -33,7 +33,7 @@ def test_of_a_file(tmp_path: Path) -> None:
 
 
 def read_all(path: Path, into: bool) -> Checksum:
-    """What has come by when all that the file unpacks to was read."""
+    """Return the checksum after all unpacked bytes were read."""
     checksum = Checksum()
     room = memoryview(bytearray(1000))
     with PackedFile(path, checksum) as file:

@@ -1,4 +1,4 @@
-"""Nsight Compute's tables: real ones with known truths, other layouts and locales, silent loss, and ten thousand damaged ones."""
+"""Tables of Nsight Compute: recorded ones with known values, other layouts and locales, missing counters, damaged files."""
 
 import csv
 import gzip
@@ -40,7 +40,7 @@ IDENTITY = (
 
 
 def small_table(names: tuple[str, ...] = (TENSOR, READ, TIME)) -> list[list[str]]:
-    """Some columns of the real table of three kernels: header, units, three rows."""
+    """Some columns of the recorded table of three kernels: header, units, three rows."""
     rows = list(csv.reader(io.StringIO(GEMM.read_text().split("==PROF== Disconnected from process 1086\n")[1])))
     columns = [rows[0].index(name) for name in (*IDENTITY, *names)]
     return [[row[index] for index in columns] for row in rows]

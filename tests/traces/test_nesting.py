@@ -1,4 +1,4 @@
-"""Enclosing stretches, against looking at every pair."""
+"""Nesting of intervals, compared with checking every pair."""
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +10,7 @@ STRETCHES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.intege
 
 
 def slow_parent(rows: list[tuple[int, int, int]], row: int) -> int:
-    """The latest begun, shortest stretch that holds this one; of equal ones the later row, before this one."""
+    """Return the last and shortest interval around this one; of equal ones, the last row before this one."""
     start, length, lane = rows[row]
     around = [
         (begun, -(begun + long), other)

@@ -1,4 +1,4 @@
-"""Ten thousand damaged exports: each ends in a Trace or a ParseError, soon and in little memory.
+"""Damaged exports: each gives a Trace or a ParseError, quickly and in little memory.
 
 `make test` takes a sample; `make test-all` runs them all.
 """
@@ -43,7 +43,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def outcome(path: Path) -> Trace | ParseError:
-    """All that is done with an export; anything raised but a ParseError fails the test."""
+    """Do everything that is done with an export; any error but a ParseError fails the test."""
     try:
         trace = examined(read_nsys(path))
     except ParseError as error:
@@ -59,7 +59,7 @@ def outcome(path: Path) -> Trace | ParseError:
 
 
 def rewritten(path: Path, chance: random.Random) -> None:
-    """Damage that leaves a sound database: columns dropped, renamed or shuffled, cells of other types and absurd values."""
+    """Damage that leaves a valid database: columns dropped, renamed or shuffled, cells of other types and impossible values."""
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("PRAGMA synchronous = OFF")
         database.execute("PRAGMA journal_mode = MEMORY")
@@ -135,7 +135,7 @@ def test_the_undamaged_base_is_sound(small: bytes, tmp_path: Path) -> None:
 
 
 def looping(path: Path, base: bytes, table: str) -> None:
-    """Write a database one table of which has 400⁸ leaves, all the same page: read naively, it has no end."""
+    """Write a database with a table of 400⁸ leaves that are all the same page, which takes forever to read."""
     page_size = int.from_bytes(base[16:18], "big")
     pages = len(base) // page_size
     levels = 8
@@ -151,7 +151,7 @@ def looping(path: Path, base: bytes, table: str) -> None:
 
 
 def _inner_page(size: int, child: int) -> bytes:
-    """An inner page of a table's tree, all of whose 400 children are one page."""
+    """Return an inner page of a table whose 400 children are all the same page."""
     cells = [child.to_bytes(4, "big") + bytes([number % 100 + 1]) for number in range(400)]
     content = b"".join(cells)
     start = size - len(content)
@@ -164,5 +164,5 @@ def _inner_page(size: int, child: int) -> bytes:
 def test_a_tree_of_pages_that_multiplies_without_end_is_given_up(table: str, small: bytes, tmp_path: Path) -> None:
     path = tmp_path / "report.sqlite"
     looping(path, small, table)
-    with pytest.raises(ParseError, match=r"circles|more rows than"):
+    with pytest.raises(ParseError, match=r"circle|more rows than"):
         read_nsys(path)

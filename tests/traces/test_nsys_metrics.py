@@ -1,4 +1,4 @@
-"""Samples of the GPU's metrics in an export of Nsight Systems.
+"""GPU metric samples in an export of Nsight Systems.
 
 No recorded export with samples is at hand. The two tables are created with the statements that nsys 2023.4.4 itself writes when
 it is told to make every table (`nsys export --lazy=false`), beside the tables of a real report; the samples are made by hand.
@@ -37,7 +37,7 @@ NAMES = """CREATE TABLE TARGET_INFO_GPU_METRICS (
     metricName                  TEXT      NOT NULL                     -- Definitive name of metric.
 )"""
 TYPE = 0x0100_0000_0000_0000
-"""Of the first GPU: the low byte is its number."""
+"""The type of the first GPU; the low byte is its number."""
 SM, CLOCK = 3, 9
 
 
@@ -58,7 +58,7 @@ def sampled(to: Path, samples: list[tuple[object, int, int, object]], more: tupl
 
 @pytest.fixture(scope="module")
 def steps() -> list[tuple[int, int]]:
-    """Device window of each decode step of the real report."""
+    """Return the device time of each decode step of the recorded report."""
     trace = read_nsys(DECODE)
     found = analyze_source(DECODE, use_cache=False).document
     begun = np.sort(trace.work.start_ns)
@@ -67,7 +67,7 @@ def steps() -> list[tuple[int, int]]:
 
 
 def test_means_of_the_samples_that_fall_into_a_stage(tmp_path: Path) -> None:
-    """Three samples inside the work of the first step, one of each metric before and after all work, one in the gap after it."""
+    """Three samples during the first step, one of each metric before and after all work, and one in the gap after the step."""
     trace = read_nsys(DECODE)
     first, last = int(trace.work.start_ns.min()), int(trace.work.end_ns.max())
     inside = [first + 10, first + 1000, first + 2000]

@@ -1,4 +1,4 @@
-"""NVIDIA's own nsys records a small script with our ranges; its export is read back."""
+"""The real nsys records a small script with our ranges, and its export is read."""
 
 import json
 import sys
@@ -54,7 +54,7 @@ for number in range(2):
 
 @pytest.fixture(scope="module")
 def recorded(real_nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[tuple[str, int]]], float]:
-    """The export, what the script measured itself, and when it was started."""
+    """Return the export, the times that the script measured, and when it was started."""
     folder = tmp_path_factory.mktemp("nsys")
     (folder / "tiny.py").write_text(SCRIPT)
     began = time.time()
@@ -123,6 +123,6 @@ def test_its_regions_page_has_every_region(trace: Trace) -> None:
 def test_the_report_itself_is_refused_with_the_way_to_export_it(
     recorded: tuple[Path, dict[str, list[tuple[str, int]]], float],
 ) -> None:
-    with pytest.raises(ParseError, match="not yet exported") as refused:
+    with pytest.raises(ParseError, match="not exported") as refused:
         read_nsys(recorded[0].with_suffix(".nsys-rep"))
     assert "nsys export --type sqlite" in refused.value.remedy

@@ -1,4 +1,4 @@
-"""The SQLite export of Nsight Systems: real reports, other versions' layouts, and what is wrong with a file."""
+"""The SQLite export of Nsight Systems: recorded reports, layouts of other versions, and damaged files."""
 
 import gzip
 import sqlite3
@@ -241,10 +241,10 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         "is empty": written(tmp_path / "a", b""),
         "not a SQLite file": written(tmp_path / "b", b"==PROF== hello"),
         "is truncated": written(tmp_path / "c", whole[: len(whole) // 2]),
-        "holds 50 bytes of": written(tmp_path / "d", whole[:50]),
-        "no export of Nsight Systems. Its tables: recipes": tmp_path / "other.sqlite",
+        "has 50 of": written(tmp_path / "d", whole[:50]),
+        "not an export of Nsight Systems. Its tables: recipes": tmp_path / "other.sqlite",
         "damaged or truncated gzip": written(tmp_path / "e", DECODE.read_bytes()[:5000]),
-        "is not yet exported": tmp_path / "run.nsys-rep",
+        "is not exported": tmp_path / "run.nsys-rep",
         "No such file": tmp_path / "absent.sqlite",
         "cannot be read": written(tmp_path / "f", whole[:4096] + b"\xff" * (len(whole) - 4096)),
     }
@@ -258,7 +258,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
 def test_an_export_that_is_still_being_written(tmp_path: Path) -> None:
     path = altered(tmp_path / "a.sqlite")
     written(tmp_path / "a.sqlite-journal", b"\xd9\xd5\x05\xf9 half of a transaction")
-    with pytest.raises(ParseError, match="being written"):
+    with pytest.raises(ParseError, match="not written completely"):
         read_nsys(path)
 
 
@@ -302,8 +302,8 @@ def test_the_file_is_not_touched_and_odd_paths_are_read(tmp_path: Path) -> None:
 
 
 def two_processes(to: Path, gpu_of_second: int) -> Path:
-    """The last half of the kernels as those of a second process, which calls its own GPU 0 as well. The mapping's table is laid
-    out as exports of 2024 and later have it; the real report is older."""
+    """Assign the last half of the kernels to a second process, which also numbers its GPU 0. The table of the mapping has the
+    layout of 2024 and later; the recorded report is older."""
     second, pid = PROCESS + (1 << 24), (PROCESS >> 24) & 0xFFFFFF
     return altered(
         to,

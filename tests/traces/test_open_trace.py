@@ -1,4 +1,4 @@
-"""Which reader a file gets, its first bytes say."""
+"""The first bytes of a file select its reader."""
 
 import gzip
 import os
@@ -48,5 +48,5 @@ def test_a_folder_and_nothing(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ParseError, match="no ordinary file"):
+    with pytest.raises(ParseError, match="not a regular file"):
         read_trace(tmp_path / "pipe")

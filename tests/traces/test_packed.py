@@ -1,4 +1,4 @@
-"""Unpacking: what the first bytes say, whole or cut short, and nothing that grows without bound."""
+"""Unpacking: formats, truncated files, and bounded memory."""
 
 import gzip
 import io
@@ -26,7 +26,7 @@ def unpacked(path: Path, size: int = 4096) -> tuple[bytes, bool]:
 
 
 def drained(path: Path) -> None:
-    """Read it all and keep nothing."""
+    """Read everything and discard it."""
     with PackedFile(path) as file:
         while file.read(1 << 16):
             pass
@@ -41,7 +41,7 @@ def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> byt
 
 
 def overwritten(data: bytes) -> bytes:
-    """The same with some bytes in its middle replaced."""
+    """Return the same with some bytes in the middle replaced."""
     return data[: len(data) // 2] + b"\xff" * 50 + data[len(data) // 2 + 50 :]
 
 
@@ -81,7 +81,7 @@ def test_a_gzip_file_cut_short_gives_what_is_whole(tmp_path: Path) -> None:
     [
         (gzip.compress(CONTENT)[:50] + b"\xff" * 50 + gzip.compress(CONTENT)[100:], "damaged"),
         (gzip.compress(CONTENT)[:-8] + b"\0" * 8, "damaged"),  # a wrong checksum
-        (zipped({"a": b"1", "b": b"2"}), "holds 2 files"),
+        (zipped({"a": b"1", "b": b"2"}), "contains 2 files"),
         (zipped({}), "begins with PK"),
         (zipped({"a": CONTENT})[:-40], "cannot be opened"),
         (overwritten(zipped({"a": CONTENT}, zipfile.ZIP_STORED)), "damaged"),
@@ -134,7 +134,7 @@ def test_the_size_has_a_limit_that_can_be_raised(tmp_path: Path, monkeypatch: py
 def test_a_limit_that_is_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     (tmp_path / "file").write_bytes(b"x")
     monkeypatch.setenv(LIMIT_VARIABLE, value)
-    with pytest.raises(ConfigError, match="is no size"):
+    with pytest.raises(ConfigError, match="is not a size"):
         unpacked(tmp_path / "file")
 
 
@@ -169,7 +169,7 @@ def test_a_member_may_end_anywhere_in_what_is_read_at_once(tmp_path: Path, monke
 
 
 def test_many_gzip_members_are_read_where_each_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where one call asks for the bytes of all of them."""
+    """Also if one call reads the bytes of all of them."""
     monkeypatch.setattr(packed, "_MANY_MEMBERS", 100)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(b"".join(gzip.compress(CONTENT[at : at + 300]) for at in range(0, len(CONTENT), 300)))

@@ -1,4 +1,4 @@
-"""Projection of device work onto calls, ranges, stages and steps."""
+"""Assigning device work to calls, ranges, stages and steps."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.traces.events import RangeKind, Trace
-from llm_perf_opt.traces.projection import NONE, project, stage_of_range, stage_of_work, step_of_work
+from llm_perf_opt.traces.projection import NONE, project, stage_of_range, step_of_work, through
 from trace_builders import PROCESS, Builder
 
 
@@ -46,10 +46,10 @@ def test_stages_and_steps() -> None:
     trace = request().trace()
     projection = project(trace)
     every = tuple(Stage)
-    names = ["" if place == NONE else every[place].value for place in stage_of_work(trace, projection, every)]
+    of_work = through(projection.range_of_work, stage_of_range(trace, projection, every))
+    names = ["" if place == NONE else every[place].value for place in of_work]
     assert names == ["", "prefill", "decode_step", "decode", "decode_step", "decode_step"]
     two = (Stage.PREFILL, Stage.DECODE)
-    assert stage_of_work(trace, projection, two).tolist() == [-1, 0, 1, 1, 1, 1]
     assert step_of_work(trace, projection).tolist() == [-1, -1, 3, -1, 4, 4]
     assert stage_of_range(trace, projection, two).tolist() == [-1, 0, 1, 1, 1, 1]
 
@@ -61,7 +61,7 @@ def test_a_stage_name_in_somebody_elses_domain_is_no_stage() -> None:
     made.launch(10, 20, 30)
     made.launch(210, 220, 230)
     trace = made.trace()
-    assert stage_of_work(trace, project(trace), (Stage.DECODE,)).tolist() == [-1, 0]
+    assert stage_of_range(trace, project(trace), (Stage.DECODE,)).tolist() == [-1, 0]
 
 
 def test_all_kernels_of_a_graph_belong_to_its_launch() -> None:
@@ -123,7 +123,7 @@ def test_start_end_ranges_stand_apart() -> None:
 
 
 def obvious_innermost(trace: Trace, process: int, thread: int, at: int, before: int | None = None) -> int:
-    """The latest begun push/pop range of the thread that is open; with `before`, among the rows above that one."""
+    """Return the last push/pop range of the thread that is open; with `before`, only among the rows before that one."""
     ranges = trace.ranges
     best = NONE
     for row in range(len(ranges) if before is None else before):
@@ -150,7 +150,7 @@ THREADS = st.integers(1, 2)
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Ranges at random: nested, side by side, overlapping, empty, on several threads of several processes."""
+    """Random ranges: nested, adjacent, overlapping, empty, on several threads of several processes."""
     made = Builder()
     for _ in range(draw(st.integers(0, 14))):
         start, length = draw(TIMES), draw(st.integers(0, 20))

@@ -1,4 +1,4 @@
-"""Stages without work: what a recording lost, and what never was there."""
+"""Stages without work: lost by the recording, or never there."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ OURS = Expected(gpu=True, ranges=("prefill", "decode_step"))
 
 
 def real_without(to: Path, first: float, last: float) -> Trace:
-    """The real recording of eight steps, less every call that begins between two of them (2.5: half-way into the third)."""
+    """Return the recording of eight steps without the calls that begin between two of them (2.5: half-way into the third)."""
     spans = sorted((int(start), int(end)) for start, end in _step_spans())
     start, end = (_at(spans, place) for place in (first, last))
     lost = f"SELECT correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE start BETWEEN {start} AND {end}"
@@ -67,7 +67,7 @@ def test_the_real_recordings_are_complete() -> None:
 
 
 def steps(count: int, without: tuple[int, ...] = (), prefill: bool = True) -> Builder:
-    """A prefill and as many steps of four kernels, some of which hold none."""
+    """A prefill and this many steps of four kernels, some of them without kernels."""
     made = Builder()
     made.range(-1000, -100, "prefill")
     if prefill:
@@ -100,7 +100,7 @@ def test_a_silent_step_as_long_as_those_with_work_was_lost(length: int, lost: bo
 
 @pytest.mark.parametrize(("silent", "lost"), [((0,), False), ((0, 1), True), ((1,), True)])
 def test_calls_may_come_one_step_later_than_labels(silent: tuple[int, ...], lost: bool) -> None:
-    """As in a trace that was begun while the program ran."""
+    """As in a trace that was started while the program was running."""
     made = steps(6, without=silent)
     made.ranges = [row for row in made.ranges if row[0] >= 0]
     made.work = [row for row in made.work if row[0] >= 0]
@@ -121,21 +121,19 @@ def test_a_last_step_with_few_kernels_is_no_loss_where_calls_follow() -> None:
     ("silent", "until", "lost"), [((7,), 7890, False), ((7,), 7300, True), ((3,), 3890, True), ((6, 7), 7890, True)]
 )
 def test_a_last_step_that_only_waits_was_launched_a_step_ahead(silent: tuple[int, ...], until: int, lost: bool) -> None:
-    """As engines do that schedule while the device works: calls reach the end of a step in which nothing is launched."""
+    """As in engines that schedule while the device works: calls reach the end of a step that launches nothing."""
     made = steps(8, without=silent)
     made.call(1000 * silent[-1] + 10, until, "cudaEventSynchronize", correlation=999)
     for expected in (None, OURS):
         assert fatal(made.trace(), expected) == (["ranges_without_kernels"] if lost else [])
     told = [problem.what for problem in trace_problems(made.trace()) if problem.id == "launched_ahead"]
     assert told == (
-        []
-        if lost and silent != (6, 7)
-        else ["1 of 8 decode_step, the last, only waits: what it waits for was launched a step ahead"]
+        [] if lost and silent != (6, 7) else ["1 of 8 decode_step, the last, only waits: its work was launched one step ahead"]
     )
 
 
 def test_a_unit_without_work_is_in_no_figure_per_unit() -> None:
-    """Neither among the tokens nor in the time that is shared out among them."""
+    """Neither among the tokens nor in the time that is divided by them."""
 
     def decode(made: Builder) -> tuple[int, int]:
         trace = made.trace()

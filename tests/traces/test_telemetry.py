@@ -1,4 +1,4 @@
-"""The sampler's file, as the sampler writes it, cut short, and damaged in two thousand ways."""
+"""The telemetry file: complete, truncated and damaged."""
 
 import io
 import random
@@ -22,7 +22,7 @@ from llm_perf_opt.traces.pass_records import read_telemetry
 
 
 def as_written(record: Telemetry) -> bytes:
-    """The bytes the sampler itself would write for these readings."""
+    """Return the bytes that the sampler writes for these samples."""
     file = io.BytesIO()
     nvml._write(file, header=record.header)
     for sample in record.cpu:
@@ -164,7 +164,7 @@ def test_damaged_files_end_in_readings_or_a_parse_error(tmp_path: Path) -> None:
 
 
 def test_lines_are_read_one_at_a_time(tmp_path: Path) -> None:
-    """Two lists of all of them take sixteen bytes for each."""
+    """Two lists of all samples take sixteen bytes per sample."""
     path = tmp_path / "nvml.jsonl"
     path.write_bytes(as_written(telemetry()) + b"\n" * 100_000)
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""A trace is parsed once; never is an old or damaged table taken for it."""
+"""A trace is parsed once, and outdated or damaged tables are never used."""
 
 import gzip
 import os
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def aged(path: Path) -> None:
-    """Wait until the file's change time is certainly past."""
+    """Wait until the change time of the file is past."""
     while time.time() - path.stat().st_ctime < 0.15:
         time.sleep(0.05)
 

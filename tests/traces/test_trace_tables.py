@@ -1,4 +1,4 @@
-"""A trace as tables and back: everything survives, any DuckDB reads them, nothing is half written."""
+"""Writing a trace as tables and reading it back: nothing is lost, any DuckDB reads them, no partial files remain."""
 
 import sys
 from dataclasses import replace

@@ -117,7 +117,7 @@ def test_a_prefill_without_work_is_not_taken_from_a_run_of_ours(tmp_path: Path) 
     folder.config_file.write_text("runtime: {type: pytorch, num_new_tokens: 8}")
     found = analyze_kernels(RunReader(folder), None, NO_TIMES)
     assert isinstance(found, Missing)
-    assert "1 of 1 prefill hold no kernel" in found.why
+    assert "1 of 1 prefill contain no kernel" in found.why
 
 
 def test_kernels_outside_the_stages_are_counted_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

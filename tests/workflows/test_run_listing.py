@@ -135,7 +135,7 @@ def test_damaged_times_are_a_damaged_run_with_the_reason(tmp_path: Path) -> None
     times.write_text(json.dumps(kept))
     damaged, sound = list_runs(tmp_path).rows
     assert (damaged.status, sound.status) == ("damaged", "complete")
-    assert "repeat 1 has 2 decode steps, and the request has 3" in damaged.why
+    assert "repeat 1 has 2 decode steps, but the request has 3" in damaged.why
     assert isinstance(damaged.tpot_ns, Missing)
     assert [Path(row.path).name for row in list_runs(tmp_path, status="damaged").rows] == ["2"]
     assert [Path(row.path).name for row in list_runs(tmp_path, status="complete", model="tiny").rows] == ["1"]

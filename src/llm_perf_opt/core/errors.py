@@ -1,17 +1,17 @@
-"""One family of errors: each states the fact, a remedy, and the exit code the command ends with.
+"""The errors of this package. Each states a fact and a remedy, and carries the exit code of the command.
 
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | a defect of this program; or a verdict, which is not raised: a regression (`compare --gate`), a difference (`check`) |
-| 2 | the request is wrong: a key, a value, a combination, the name of something that is not there |
-| 3 | something the request needs is not here: a package, data behind a link, memory, disk space, a device |
+| 1 | a bug in this program; or a verdict, which is not raised: a regression (`compare --gate`), a difference (`check`) |
+| 2 | the request is wrong: a key, a value, a combination, or the name of something that does not exist |
+| 3 | something the request needs is missing: a package, the target of a link, memory, disk space, a device |
 | 4 | a pass failed while it ran; what was captured before it is kept |
-| 5 | a file could not be read as what it should be |
-| 6 | a figure came out impossible, such as a utilization above 100 % |
-| 129 | ended by SIGHUP, as a closed terminal does, with the same care |
+| 5 | a file could not be parsed |
+| 6 | a result is impossible, such as a utilization above 100 % |
+| 129 | ended by SIGHUP (a closed terminal); cleans up as for an interrupt |
 | 130 | interrupted |
-| 143 | ended by SIGTERM, as schedulers do, with the same care |
+| 143 | ended by SIGTERM (a scheduler); cleans up as for an interrupt |
 """
 
 import difflib
@@ -20,13 +20,13 @@ import re
 from collections.abc import Iterable
 
 _LEAST_PART = 3
-"""So many letters of a name are no accident."""
+"""Letters. A shorter word is part of too many names to suggest them."""
 _ALIKE, _ALIKE_SHORT, _SHORT_WORD = 0.5, 0.6, 4
-"""How alike a name must be (difflib's ratio); of a word of few letters, half of them are a matter of chance."""
+"""The least similarity of a suggested name (difflib's ratio); short words need more, as half of their letters match by chance."""
 _MOST_NAMED = 5
-"""So many names are an answer; more are a list."""
+"""Names that are suggested at most because they contain the word."""
 _LONG_WORD = re.compile(r"\S{500,}")
-"""Errors quote what they were given: a number of thousands of digits, a path that no system takes."""
+"""Errors quote their input, which may be a number of thousands of digits; such words are shortened."""
 
 
 def _cut(word: re.Match[str]) -> str:
@@ -54,48 +54,48 @@ class ConfigError(LlmPerfError):
 
 
 class ResourceError(LlmPerfError):
-    """The request is sound, but something it needs is missing or too small."""
+    """The request is valid, but something it needs is missing or too small."""
 
     exit_code = 3
 
 
 class CaptureError(LlmPerfError):
-    """A pass ended badly while it was measuring."""
+    """A pass failed while it was measuring."""
 
     exit_code = 4
 
 
 class ParseError(LlmPerfError):
-    """A file is not what it should be."""
+    """A file cannot be parsed."""
 
     exit_code = 5
 
 
 class ImplausibleError(LlmPerfError):
-    """A figure that cannot be: something that went into it is wrong."""
+    """An impossible result: some input of it is wrong."""
 
     exit_code = 6
 
 
-class Interrupted(LlmPerfError):  # noqa: N818 - not an error of anything
-    """The user asked to stop."""
+class Interrupted(LlmPerfError):  # noqa: N818 - not a failure
+    """The user stopped the command."""
 
     exit_code = 130
 
 
 def interrupted(error: KeyboardInterrupt, remedy: str) -> Interrupted:
-    """What a KeyboardInterrupt means: Ctrl-C, or the signal whose name whoever raised it gave."""
+    """Return the error for a KeyboardInterrupt: Ctrl-C, or the signal that its message names."""
     return Interrupted(str(error) or "Interrupted.", remedy)
 
 
 class Terminated(Interrupted):
-    """Another program asked to stop."""
+    """Another program stopped the command (SIGTERM)."""
 
     exit_code = 143
 
 
 class HungUp(Interrupted):
-    """The terminal was closed."""
+    """The terminal was closed (SIGHUP)."""
 
     exit_code = 129
 
@@ -117,12 +117,12 @@ _KINDS = {
 
 
 def error_from(kind: str, fact: str, remedy: str) -> LlmPerfError:
-    """Rebuild an error that a child process reported by class name."""
+    """Return the error that a child process reported by class name."""
     return _KINDS.get(kind, CaptureError)(fact, remedy)
 
 
 def words_of(error: BaseException) -> str:
-    """What an error says, without its advice to programmers; of a file's, without number and name."""
+    """Return the text of an error for users: without advice to programmers, and without the number and path of an OSError."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return _DIGITS.sub(r"a number has more than \1 digits", str(error))
@@ -130,11 +130,11 @@ def words_of(error: BaseException) -> str:
 
 _DIGITS = re.compile(r"Exceeds the limit \((\d+) digits\) for integer string conversion.*", re.DOTALL)
 _NAMED_WRONG = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
-"""What the system says of a path that cannot be meant; anything else is the state of the machine."""
+"""Errors of a wrong path; any other is caused by the state of the machine."""
 
 
 def file_error(error: OSError, remedy: str = "Check the path.") -> LlmPerfError:
-    """What a file's error means to the user: a path that is wrong, or a machine that does not let it be read."""
+    """Return a ConfigError if the path is wrong, or a ResourceError if the machine does not allow reading it."""
     name = f"{error.filename}: " if error.filename else ""
     fact = f"{name}{error.strerror or error}."
     if error.errno in _NAMED_WRONG:
@@ -143,18 +143,18 @@ def file_error(error: OSError, remedy: str = "Check the path.") -> LlmPerfError:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for the closest choice, or all that `word` may stand for; empty when none is close."""
+    """Return ` Did you mean 'x'?` with the choices that `word` may mean, or an empty string if none is close."""
     return did_you_mean(close_names(word, choices))
 
 
 def did_you_mean(names: Iterable[str]) -> str:
-    """` Did you mean 'x' or 'y'?`; empty where there is no name."""
+    """Return ` Did you mean 'x' or 'y'?`, or an empty string without names."""
     quoted = [f"'{name}'" for name in names]
     return f" Did you mean {' or '.join(filter(None, (', '.join(quoted[:-1]), quoted[-1])))}?" if quoted else ""
 
 
 def close_names(word: str, choices: Iterable[str]) -> list[str]:
-    """What `word` may stand for: itself, the same in another spelling, names it is a part of (`h100`), else the most alike."""
+    """Return the choices that `word` may mean: itself, another spelling, names that contain it (`h100`), or the most similar."""
     known = list(dict.fromkeys(choices))
     if word in known:
         return [word]
@@ -176,5 +176,5 @@ def _letters(name: str) -> str:
 
 
 def _parts(name: str) -> str:
-    """The name with one sign between its parts, whatever they are."""
+    """Return the name with `_` between its parts, whatever separates them."""
     return "_".join("".join(char if char.isalnum() else " " for char in name.casefold()).split())

@@ -13,7 +13,7 @@ _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def cpu_flags() -> frozenset[str]:
-    """Instruction-set flags as the kernel lists them; empty where it does not."""
+    """Return the instruction-set flags that the kernel lists; empty if it lists none."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return frozenset()
@@ -25,12 +25,12 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_has_native_bf16() -> bool:
-    """Whether the processor multiplies bf16 in hardware."""
+    """Return whether the processor multiplies bf16 in hardware."""
     return bool(cpu_flags() & _BF16_FLAGS)
 
 
 def cpu_name() -> str:
-    """The processor's name, or its architecture where it has none."""
+    """Return the name of the processor, or its architecture if it has none."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(errors="replace").splitlines():
@@ -41,7 +41,7 @@ def cpu_name() -> str:
 
 
 def last_level_cache_bytes(processors: Path = Path("/sys/devices/system/cpu")) -> Maybe[int]:
-    """All last-level caches of the processors this process may use, together: threads on several share the data among them."""
+    """Return the total size of the last-level caches of the processors that this process may use."""
     caches: dict[tuple[int, str], int] = {}
     for folder in processors.glob("cpu[0-9]*/cache/index[0-9]*"):
         cpu = int(folder.parent.parent.name.removeprefix("cpu"))
@@ -54,13 +54,13 @@ def last_level_cache_bytes(processors: Path = Path("/sys/devices/system/cpu")) -
         if kind != "Instruction" and level.isdigit() and size[:-1].isdigit() and size[-1] in _CACHE_UNITS:
             caches[int(level), shared] = int(size[:-1]) * _CACHE_UNITS[size[-1]]
     if not caches:
-        return Missing("the system does not tell its caches")
+        return Missing("the system does not report its caches")
     last = max(level for level, _ in caches)
     return sum(size for (level, _), size in caches.items() if level == last)
 
 
 def cpu_frequency_mhz(which: Literal["current", "max"]) -> Maybe[float]:
-    """The processors' frequency now, or the highest they reach."""
+    """Return the current or the highest frequency of the processors."""
     import psutil
 
     try:
@@ -68,27 +68,25 @@ def cpu_frequency_mhz(which: Literal["current", "max"]) -> Maybe[float]:
     except (OSError, NotImplementedError, AttributeError):
         found = None
     value = getattr(found, which) if found else 0
-    return float(value) if value else Missing("the system does not tell the frequency")
+    return float(value) if value else Missing("the system does not report the frequency")
 
 
 def usable_cpus() -> int:
-    """Processors this process may run on."""
+    """Return the number of processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def available_memory_bytes() -> int:
-    """Memory that can be taken without swapping, the container's limit respected."""
+    """Return the memory that can be allocated without swapping, within the limit of the container."""
     import psutil
 
     available = int(psutil.virtual_memory().available)
-    limit = _cgroup_limit()
-    if limit is not None:
-        available = min(available, max(0, limit))
-    return available
+    group = _cgroup()
+    return available if group is None else min(available, max(0, group[0] - group[1]))
 
 
 def total_memory_bytes() -> int:
-    """All memory that this process could ever have, the container's limit respected."""
+    """Return the total memory, within the limit of the container."""
     import psutil
 
     total = int(psutil.virtual_memory().total)
@@ -96,14 +94,8 @@ def total_memory_bytes() -> int:
     return total if group is None else min(total, group[0])
 
 
-def _cgroup_limit() -> int | None:
-    """What the control group still allows, where it sets a limit."""
-    group = _cgroup()
-    return None if group is None else group[0] - group[1]
-
-
 def _cgroup() -> tuple[int, int] | None:
-    """The control group's limit and what of it is taken, where it sets one."""
+    """Return the memory limit of the control group and the memory in use, or None if there is no limit."""
     for folder, maximum, current, cached in (
         (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -118,7 +110,7 @@ def _cgroup() -> tuple[int, int] | None:
 
 
 def _reclaimable(statistics: Path, name: str) -> int:
-    """Files that were read and are kept in memory count as used, and are let go of as soon as anything else needs the room."""
+    """Return the size of cached files: the kernel counts them as used, but frees them when memory is needed."""
     try:
         lines = [line.split() for line in statistics.read_text().splitlines()]
     except OSError:
@@ -127,9 +119,9 @@ def _reclaimable(statistics: Path, name: str) -> int:
 
 
 def user_cache_folder(kind: str) -> Maybe[Path]:
-    """Where things that are costly to find out are kept for this user."""
+    """Return the folder of a kind of cache for this user."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    if given and Path(given).is_absolute():  # the XDG specification has a relative path ignored
+    if given and Path(given).is_absolute():  # the XDG specification says to ignore a relative path
         return Path(given) / "llm-perf-opt" / kind
     try:
         return Path.home() / ".cache" / "llm-perf-opt" / kind

@@ -1,4 +1,4 @@
-"""What the machine did and can do: telemetry samples, measured peaks."""
+"""Records of the machine: telemetry samples, measured peaks, hardware counters."""
 
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
@@ -26,9 +26,9 @@ class GpuSample:
     memory_used_bytes: Maybe[int]
     throttle_bits: Maybe[int]
     energy_mj: Maybe[int]
-    """The driver's running energy counter."""
+    """The energy counter of the driver."""
     processes: Maybe[int]
-    """Compute processes on the device, ours among them."""
+    """Compute processes on the device, including the measured one."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,26 @@ class CpuSample:
 
     at_ns: int
     machine_pct: float
-    """All processors, 100 = one whole processor."""
+    """Load of all processors; 100 is one processor."""
     ours_pct: float
-    """The measured process and its children, same scale."""
+    """Load of the measured process and its children, on the same scale."""
     rss_bytes: int
     frequency_mhz: Maybe[float]
 
 
 @dataclass(frozen=True)
 class TelemetryHeader:
-    """The sampler's first line."""
+    """The first line of the sampler's output."""
 
     interval_s: float
     processors: int
     gpu_note: str
-    """Why there are no GPU readings; empty where there are."""
+    """Why there are no GPU readings; empty if there are some."""
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """The sampler's whole output."""
+    """All output of the sampler."""
 
     header: TelemetryHeader
     gpu: tuple[GpuSample, ...]
@@ -68,7 +68,7 @@ CeilingUnit = Literal["FLOP/s", "B/s", "ns"]
 
 @dataclass(frozen=True)
 class CeilingRow:
-    """One thing the device was driven to its limit at."""
+    """One measured peak of a device."""
 
     key: str
     label: str
@@ -77,50 +77,50 @@ class CeilingRow:
     how: str
     """The operation that reached it, with its sizes."""
     conditions: str = ""
-    """Clock, power and throttling while it was reached."""
+    """Clock, power and throttling during the measurement."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device reached when it had nothing else to do: the measured counterpart of its datasheet."""
+    """The measured peaks of an otherwise idle device: the counterpart of its datasheet."""
 
     device_kind: Literal["cpu", "cuda"]
     device_name: str
     device_id: str
-    """Tells one device from another of the same name."""
+    """Distinguishes devices of the same name."""
     driver: Maybe[str]
     torch_version: str
     threads: int
-    """Of the framework on the host."""
+    """Host threads of the framework."""
     taken: str
-    """UTC, ISO 8601."""
+    """When they were measured: UTC, ISO 8601."""
     budget_s: float
-    """The time it was given."""
+    """The time that the measurement was allowed."""
     seconds: float
-    """The time it took."""
+    """The time that the measurement took."""
     conditions: tuple[str, ...]
     rows: tuple[CeilingRow, ...]
 
     def row(self, key: str) -> CeilingRow | None:
-        """The row with this key."""
+        """Return the row with this key."""
         return next((row for row in self.rows if row.key == key), None)
 
 
 @dataclass(frozen=True)
 class FoundCeilings:
-    """Ceilings, and where they came from."""
+    """Measured peaks, and where they came from."""
 
     ceilings: Ceilings
     cached: bool
-    """Whether they were measured before, not now."""
+    """Whether they were read from the cache."""
     cache_file: Maybe[str]
     notes: tuple[str, ...] = ()
-    """What did not go as it should: a cache that is damaged or cannot be written."""
+    """Problems with the cache: damaged, or not writable."""
     doubts: tuple[str, ...] = ()
-    """What disturbed the measurement: such figures are shown, but nothing is held against them."""
+    """What disturbed the measurement. Disturbed peaks are shown, but nothing is compared with them."""
 
 
-# --- kernel records ---------------------------------------------------------------------------------------------------
+# --- hardware counters ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -128,22 +128,22 @@ class CountedKernel:
     """One launch that Nsight Compute replayed."""
 
     name: str
-    """As the tool spells it."""
+    """As Nsight Compute spells it."""
     process: int
     device: int
     stream: int
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     ranges: tuple[str, ...]
-    """The NVTX ranges it was launched in, outermost first, as `DOMAIN@name`; start/end ranges, which do not nest, before the
-    push/pop ones. Of the default domain the name alone."""
+    """The NVTX ranges it was launched in, outermost first, as `DOMAIN@name`, or `name` in the default domain. Start/end ranges,
+    which do not nest, come before push/pop ranges."""
     counters: dict[str, Maybe[float]] = field(default_factory=dict)
     """Counter → value in base units (bytes, ns, FLOP, %)."""
 
 
 @dataclass(frozen=True)
 class CounterProblem:
-    """Something that makes counters, or some of them, unfit for a number."""
+    """A problem that makes some or all counters unusable."""
 
     id: str
     what: str
@@ -157,37 +157,37 @@ class CounterReport:
 
     kernels: tuple[CountedKernel, ...]
     units: dict[str, str]
-    """Counter → its base unit, as the tool names it."""
+    """Counter → its base unit, as Nsight Compute names it."""
     problems: tuple[CounterProblem, ...] = ()
     facts: dict[str, str] = field(default_factory=dict)
-    """What it says of the machine, where it does: device_name, compute_capability, process."""
+    """What the report states about the machine: device_name, compute_capability, process."""
 
     @property
     def complete(self) -> bool:
-        """Whether its figures may be believed."""
+        """Whether no problem makes its numbers wrong."""
         return not any(problem.fatal for problem in self.problems)
 
 
 @dataclass(frozen=True)
 class KernelUse:
-    """One kernel in one launch size, as a trace saw it in a stage."""
+    """A kernel with one launch size in one stage of a trace."""
 
     stage: str
     name: str
     """As the trace spells it."""
     grid: int
-    """Blocks in all (x·y·z); 0: not known."""
+    """Total blocks (x·y·z); 0: unknown."""
     block: int
-    """Threads of a block; 0: not known."""
+    """Threads per block; 0: unknown."""
     calls: int
     total_ns: int
 
 
-# --- stored ceilings --------------------------------------------------------------------------------------------------
+# --- reading stored peaks ---------------------------------------------------------------------------------------------
 
 
 def read_ceilings(path: Path) -> FoundCeilings:
-    """What `write_record` wrote of FoundCeilings, or a ParseError."""
+    """Return the FoundCeilings that `write_record` wrote, or raise a ParseError."""
     stored: Any = read_record(path, _FOUND)
     try:
         rows = tuple(CeilingRow(**{**_values(row), "value": _value(row.value)}) for row in stored.ceilings.rows)
@@ -208,7 +208,7 @@ def _values(record: Any) -> dict[str, Any]:
 
 
 def _stored(kind: type, **replaced: Any) -> Any:
-    """The same record with other types for some fields: msgspec does not read a union of two records."""
+    """Return a copy of a record type with other types for some fields: msgspec cannot read a union of two records."""
     return make_dataclass(
         f"Stored{kind.__name__}", [(field.name, replaced.get(field.name, field.type)) for field in fields(kind)]
     )

@@ -1,4 +1,4 @@
-"""Short commands: run to their end, with a time limit on each."""
+"""Run short commands with a time limit."""
 
 import os
 import signal
@@ -11,16 +11,14 @@ from pathlib import Path
 from llm_perf_opt.core.errors import ResourceError, interrupted
 
 GRACE_S = (30.0, 5.0, 5.0)
-"""How long a child may take to end after SIGINT, SIGTERM and SIGKILL. A second Ctrl-C goes on to the next signal at once."""
-
-
+"""How long a child may take to end after SIGINT, SIGTERM and SIGKILL. A second Ctrl-C sends the next signal at once."""
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
 def ask(argv: Sequence[str], timeout_s: float = 15.0, *, whatever_code: bool = False) -> str | None:
-    """The output of a short command, or None when it is not there, fails or hangs.
+    """Return the output of a short command, or None if it is missing, fails or hangs.
 
-    `whatever_code`: its exit code says nothing (nsys lists its reports and ends with 1).
+    With `whatever_code`, ignore the exit code (nsys lists its reports and exits with 1).
     """
     try:
         done = subprocess.run(  # noqa: S603 - an argv list, never a shell
@@ -39,7 +37,7 @@ def ask(argv: Sequence[str], timeout_s: float = 15.0, *, whatever_code: bool = F
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said, whatever its exit code."""
+    """The result of a command, whatever its exit code."""
 
     exit_code: int
     output: bytes
@@ -55,7 +53,7 @@ def answer(
     timeout_s: float,
     stdin: Path | None = None,
 ) -> Answer:
-    """Run a command in a folder with exactly this environment, fed from a file; it and its children end when its time is over."""
+    """Run a command in a folder with exactly this environment and a file as input. At the time limit, end it and its children."""
     with (stdin or Path(os.devnull)).open("rb") as fed:
         try:
             child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
@@ -69,7 +67,7 @@ def answer(
             )
         except OSError as error:
             raise ResourceError(
-                f"{argv[0]} cannot be started in {folder}: {error.strerror}.", "Check that it is installed and may be run."
+                f"{argv[0]} cannot be started in {folder}: {error.strerror}.", "Check that it is installed and executable."
             ) from error
         try:
             output, errors = child.communicate(timeout=timeout_s)
@@ -79,12 +77,12 @@ def answer(
             return Answer(child.returncode, output, errors.decode(errors="replace"), True)
         except KeyboardInterrupt as error:
             end(child)
-            raise interrupted(error, "What was complete before is kept.") from None
+            raise interrupted(error, "Completed results are kept.") from None
     return Answer(child.returncode, output, errors.decode(errors="replace"))
 
 
 def end(child: "subprocess.Popen[bytes]") -> None:
-    """SIGINT, then SIGTERM, then SIGKILL to the child's own process group."""
+    """End a child: send SIGINT, then SIGTERM, then SIGKILL to its process group."""
     for number, patience in zip(END_SIGNALS, GRACE_S, strict=True):
         if child.poll() is not None:
             return

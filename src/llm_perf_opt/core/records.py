@@ -1,4 +1,4 @@
-"""The data model: what capture leaves and analysis reads. Frozen, units in the names."""
+"""The records of a run: capture writes them, analysis reads them. Frozen; units are in the names."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union
@@ -6,26 +6,26 @@ from typing import Any, Literal, TypeVar, Union
 
 @dataclass(frozen=True)
 class RuntimeFacts:
-    """The runtime as it really ran."""
+    """The runtime as it actually ran."""
 
     type: str
     version: str
     method: str
-    """How prefill and decode were told apart, in words."""
+    """How prefill and decode were separated, as text."""
     inseparable: str = ""
-    """Why they could not be in this run; empty where they could. Nothing is then said of the one or the other."""
+    """Why prefill and decode could not be separated; empty if they were. Without separation, neither is reported."""
     unstepped: str = ""
-    """Why single steps of decode have no times of their own; empty where they have. Decode as a whole has one all the same."""
+    """Why single decode steps have no times; empty if they have. Decode as a whole has a time in both cases."""
     uncosted: str = ""
-    """Why its FLOPs and bytes cannot be counted from the architecture; empty where they can."""
+    """Why FLOPs and bytes cannot be computed from the architecture; empty if they can."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """Every argument the engine was given, the runner's own among them."""
+    """Every argument of the engine, including those that the runner set."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables the runner set for the engine."""
     notes: tuple[str, ...] = ()
-    """What else a reader must know to read the figures right."""
+    """What else a reader needs to interpret the numbers."""
     devices: int = 1
-    """Devices that the model is spread over. Where its FLOPs and bytes are counted, all of them share each step's work."""
+    """Devices that the model is spread over; they share the work of each step."""
 
 
 @dataclass(frozen=True)
@@ -34,33 +34,33 @@ class WeightFacts:
 
     source: Literal["random", "stored"]
     stored_bytes: dict[str, int] = field(default_factory=dict)
-    """Bytes that the files hold in each format; empty for random weights, and where the files' heads do not tell."""
+    """Bytes per format in the files; empty for random weights, or if the file headers do not contain it."""
 
 
 @dataclass(frozen=True)
 class TextUse:
-    """What of a dataset's texts a batch holds."""
+    """How a batch uses the texts of a dataset."""
 
     used: int
-    """Different texts; where they are fewer than the batch has sequences, they are repeated."""
+    """Different texts; repeated if the batch has more sequences."""
     cut: int
-    """So many of them were longer than the limit, and are cut to it."""
+    """How many of them were longer than the limit and are truncated."""
     longest: int
-    """Tokens of the longest, before it was cut."""
+    """Tokens of the longest text before truncation."""
     limit: int
     unused: int | None
-    """Records that come after them; None: there are more than are counted."""
+    """Records after the used ones; None if there are too many to count."""
 
 
 SCHEMA = 1
-"""Version of the files in a run folder; raised when a reader of the old ones would misread the new."""
+"""Version of the files in a run folder. Incremented when an older reader would misread newer files."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A value that could not be had, and why. Never zero, never an empty string."""
+    """A missing value and the reason. A missing value is never zero and never an empty string."""
 
     why: str
 
@@ -69,15 +69,15 @@ class Missing:
 
 
 Maybe = Union[T, Missing]  # noqa: UP007 - an alias over a type variable
-"""A value, or the reason there is none."""
+"""A value, or the reason why it is missing."""
 
 
-# --- what was measured ------------------------------------------------------------------------------------------------
+# --- measurements -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model as it really ran, not as it was asked for."""
+    """The model as it actually ran, not as requested."""
 
     name: str
     model_class: str
@@ -91,30 +91,30 @@ class ModelFacts:
     cache: str
     compile: str
     logits: str
-    """`last token` or `whole prompt`: which positions the prefill computed logits for."""
+    """`last token` or `whole prompt`: the positions for which prefill computed logits."""
     architecture: dict[str, Any]
-    """The model's configuration, plain values only."""
+    """The configuration of the model, plain values only."""
     last_level_cache_bytes: Maybe[int] = Missing("not recorded")
-    """Of the device; a model that fits in it is not bound by memory bandwidth."""
+    """Last-level cache of the device. A model that fits in it is not limited by memory bandwidth."""
     weights: WeightFacts | None = None
-    """None in runs made before it was recorded."""
+    """None in older runs, which did not record it."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one iteration computes; the lengths are the ones really used."""
+    """What one iteration computes, with the lengths that were actually used."""
 
     batch_size: int
     prompt_tokens: tuple[int, ...]
-    """Per sequence, padding not counted."""
+    """Per sequence, without padding."""
     padded_tokens: int
-    """Width of the prompt tensor: the longest prompt."""
+    """The width of the prompt tensor, which is the longest prompt."""
     new_tokens: int
-    """Per sequence: the first comes from prefill, the others from a decode step each."""
+    """Per sequence: the first from prefill, each other one from a decode step."""
     source: str
-    """Where the prompts came from, with the tokenizer."""
+    """The source of the prompts, and the tokenizer."""
     texts: TextUse | None = None
-    """None for made-up ids, and in runs made before it was recorded."""
+    """None for synthetic ids, and in older runs, which did not record it."""
 
     @property
     def decode_steps(self) -> int:
@@ -129,52 +129,52 @@ class SubstageSpan:
     name: str
     stage: str
     step: int
-    """Index of the decode step, or -1 in prefill."""
+    """Index of the decode step; -1 in prefill."""
     start_ns: int
-    """After the iteration's start."""
+    """Since the start of the iteration."""
     duration_ns: int
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """One whole request: prefill, then every decode step."""
+    """One request: prefill, then every decode step."""
 
     started_ns: int
-    """Monotonic clock of the machine, shared with the telemetry samples."""
+    """On the monotonic clock of the machine, which the telemetry samples use too."""
     wall_ns: int
-    """Host clock from the request's start to all tokens ready on the host side of a synchronize."""
+    """Host time from the start of the request until all tokens are ready and the device is synchronized."""
     prefill_ns: int
     steps_ns: tuple[int, ...]
     substages: tuple[SubstageSpan, ...] = ()
 
     @property
     def decode_ns(self) -> int:
-        """All decode steps of this iteration."""
+        """The time of all decode steps."""
         return sum(self.steps_ns)
 
     @property
     def total_ns(self) -> int:
-        """Prefill and decode, on the clock that timed the steps."""
+        """The time of prefill and decode, on the clock of the steps."""
         return self.prefill_ns + self.decode_ns
 
 
 @dataclass(frozen=True)
 class MemoryPeaks:
-    """The most memory held while measuring."""
+    """Peak memory during the measurement."""
 
     allocated_bytes: Maybe[int]
-    """By the framework's allocator for tensors."""
+    """Allocated for tensors by the framework."""
     reserved_bytes: Maybe[int]
-    """By the framework's allocator from the device."""
+    """Reserved on the device by the framework."""
     device_used_bytes: Maybe[int]
-    """On the device by everyone, from the driver."""
+    """Used on the device by all processes, as the driver reports it."""
     process_rss_bytes: Maybe[int]
-    """Resident memory of the measured process on the host."""
+    """Resident host memory of the measured process."""
 
 
 @dataclass(frozen=True)
 class CleanTimings:
-    """The unprofiled pass: the authority on time."""
+    """The unprofiled pass, which every reported time comes from."""
 
     model: ModelFacts
     workload: Workload
@@ -183,27 +183,27 @@ class CleanTimings:
     warmup: tuple[Iteration, ...]
     iterations: tuple[Iteration, ...]
     stopped: str
-    """Why repeating ended."""
+    """Why no more iterations were run."""
     stable: bool
-    """Whether the spread target was reached."""
+    """Whether the target for the spread was reached."""
     memory: MemoryPeaks
     tokens_sha256: str
     tokens_repeat: bool
     """Whether every iteration produced the same tokens."""
     threads: int
     framework: dict[str, str]
-    """Versions of the framework and the runtime libraries inside the measured process."""
+    """Versions of the framework and the runtime libraries in the measured process."""
     settled: bool
-    """Whether the times had settled when warm-up ended."""
+    """Whether the times were stable at the end of warm-up."""
     device_untouched_until_ns: int
-    """Monotonic clock before the measured process first used its device: readings before it show who else is there."""
+    """Monotonic time before the measured process first used its device. Earlier samples show other users of the device."""
     runtime: RuntimeFacts | None = None
-    """What ran the model; none in runs made before it was written down, which were all plain PyTorch."""
+    """The runtime; None in older runs, which all used plain PyTorch."""
 
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator over the profiled iteration of the torch pass."""
+    """An operator in the profiled iteration of the torch pass."""
 
     name: str
     calls: int
@@ -217,65 +217,65 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class StageActivity:
-    """What the launches of one stage started on the device; kernel times are true even under a profiler."""
+    """Device work that the launches of one stage started. Kernel times are correct even under the profiler."""
 
     stage: str
     launches: int
-    """Calls that started device work; the replay of a CUDA graph is one."""
+    """Calls that started device work; a CUDA graph launch counts once."""
     kernels: int
     kernel_ns: int
     """Sum over kernels, copies and memsets."""
     devices: int = 1
-    """Devices they ran on: the sum is over all of them."""
+    """Devices that the work ran on; the times are summed over them."""
 
 
 @dataclass(frozen=True)
 class PartTime:
-    """What one part of the model took in one stage of the profiled iteration."""
+    """The time of one component of the model in one stage of the profiled iteration."""
 
     stage: str
     part: str
-    """A part of the cost model, or `other`."""
+    """A component of the cost model, or `other`."""
     pieces: int
-    """Kernels on a device, stretches of host time on a CPU."""
+    """Kernels on a GPU; intervals of host time on a CPU."""
     time_ns: int
 
 
 @dataclass(frozen=True)
 class TorchPass:
-    """What torch.profiler saw in one iteration; its times are inflated and say only where time goes."""
+    """What torch.profiler recorded in one iteration. Its times are inflated and only show where time goes."""
 
     preset: str
     stage_wall_ns: dict[str, int]
-    """Wall time of each stage while profiled; decode_step is the median."""
+    """Wall time of each stage under the profiler; decode_step is the median."""
     decode_steps: int
-    """Steps in the profiled iteration: it may be shorter than the unprofiled ones."""
+    """Steps of the profiled iteration, which may have fewer than the unprofiled ones."""
     activity: Maybe[tuple[StageActivity, ...]]
-    """Device work by stage: prefill, and decode over its profiled steps."""
+    """Device work by stage: prefill, and decode over the profiled steps."""
     parts: Maybe[tuple[PartTime, ...]]
-    """Kernel time by stage and part; host time where the run is on the CPU."""
+    """Kernel time by stage and component; host time if the run is on the CPU."""
     operators: tuple[OperatorRow, ...]
     trace_file: str
     trace_bytes: int
     overhead: tuple[OperatorRow, ...] = ()
-    """The profiler's own work, no operators."""
+    """The work of the profiler itself."""
 
 
 @dataclass(frozen=True)
 class WrappedPass:
-    """What the measured process itself timed while an outside tool was around it."""
+    """Times that the measured process recorded itself while it ran under nsys or ncu."""
 
     stage_wall_ns: dict[str, int]
     """decode_step is the median."""
     steps_ns: tuple[int, ...]
 
 
-# --- what is said about it --------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """A sample's summary. Percentiles stand only where the sample carries them."""
+    """The summary of a sample. Percentiles are missing if the sample is too small for them."""
 
     n: int
     median: float
@@ -291,12 +291,12 @@ class Distribution:
 
     @property
     def iqr(self) -> float:
-        """Spread of the middle half."""
+        """The interquartile range."""
         return self.q3 - self.q1
 
     @property
     def ci_relative(self) -> Maybe[float]:
-        """Half the interval's width over the median."""
+        """Half the width of the confidence interval, divided by the median."""
         if isinstance(self.ci_low, Missing) or isinstance(self.ci_high, Missing):
             return self.ci_low if isinstance(self.ci_low, Missing) else Missing("no interval")
         if self.median == 0:
@@ -306,7 +306,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Metric:
-    """A named figure with its definition beside it."""
+    """A named number with its definition."""
 
     key: str
     label: str
@@ -317,25 +317,25 @@ class Metric:
 
 @dataclass(frozen=True)
 class StageTiming:
-    """One row of the per-stage table; all times are of one iteration."""
+    """A row of the stage table. All times are per iteration."""
 
     name: str
     parent: str
     per_iteration: int
-    """How often the stage runs in one iteration."""
+    """How often the stage runs per iteration."""
     time_ns: Distribution
     share: float
-    """Of the iteration; children lie inside their parents."""
+    """Share of the iteration; the share of a stage includes its children."""
     profiled_ns: Maybe[int]
     inflation: Maybe[float]
-    """Time under torch.profiler over the unprofiled time."""
+    """Time under torch.profiler divided by the unprofiled time."""
     depth: int = 0
-    """How many stages and sub-stages it lies in."""
+    """The number of enclosing stages and substages."""
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How the step time moves as the context grows."""
+    """The change of the step time as the context grows."""
 
     ns_per_token: float
     ci_low: Maybe[float]
@@ -344,7 +344,7 @@ class Drift:
     first_context: int
     last_context: int
     share: float
-    """Change from the first step to the last over the median step."""
+    """Change from the first to the last step, divided by the median step."""
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ RunStatus = Literal["complete", "partial", "failed"]
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What became of one pass."""
+    """The state of one pass."""
 
     name: str
     status: PassStatus = "pending"
@@ -369,7 +369,7 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """run.json: truthful at every moment, so a run that is killed still says what it holds."""
+    """run.json. It is kept up to date during the run, so that a killed run still shows what it contains."""
 
     schema: int
     tool_version: str
@@ -380,8 +380,8 @@ class Manifest:
     why: str = ""
     remedy: str = ""
     kind: Literal["run", "exec"] = "run"
-    """Of a model, or of a user's own program: which pages are made of it."""
+    """Profiled a model or a user's program; decides which pages are written."""
 
     def pass_named(self, name: str) -> PassRecord | None:
-        """The entry of one pass, if the run has it."""
+        """Return the entry of a pass, or None if the run has no such pass."""
         return next((entry for entry in self.passes if entry.name == name), None)

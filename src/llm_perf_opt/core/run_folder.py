@@ -1,4 +1,4 @@
-"""Where everything in a run lies. The only module that knows the names of its files."""
+"""The run folder: the names of its files, and how they are read and written. No other module knows these names."""
 
 import errno
 import math
@@ -20,17 +20,78 @@ from llm_perf_opt.core.user_files import check_folder, read_bytes, read_text
 R = TypeVar("R")
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
-"""A run is not begun with less disk space than this."""
+"""Disk space that a new run needs at least."""
 MOST_VALUES = 100_000
-"""In settings; aliases can make a few lines of YAML stand for more than any memory holds."""
+"""Values in settings. Aliases can expand a few lines of YAML beyond any memory."""
 MOST_LEVELS = 64
-"""Of mappings and lists inside each other."""
+"""Nested mappings and lists."""
 _LONG_NUMBER = re.compile(rb"\d{19}")
-"""Only a file with so many digits in a row can hold a number beyond 64 bits; most need not be looked through."""
+"""A file can only contain a number beyond 64 bits if it has this many digits in a row; others are not checked."""
+
+
+class _RunFile:
+    """The path of a file of a run, relative to its folder."""
+
+    def __init__(self, relative: str) -> None:
+        self._relative = relative
+
+    def __get__(self, run: "RunFolder", owner: "type[RunFolder]") -> Path:
+        return run.path / self._relative
 
 
 class RunFolder:
-    """A run on disk. Files appear whole or not at all."""
+    """A run on disk. Files are written completely or not at all."""
+
+    manifest_file = _RunFile("run.json")
+    """The passes and their states."""
+    config_file = _RunFile("config.yaml")
+    """The resolved configuration."""
+    env_file = _RunFile("env.json")
+    """The machine and the software."""
+    inputs_file = _RunFile("inputs.yaml")
+    """The prompts of the run."""
+    clean_file = _RunFile("raw/clean/timings.json")
+    """The times of the unprofiled pass."""
+    clean_inputs_file = _RunFile("raw/clean/inputs.json")
+    """The prompts as the measured process wrote them."""
+    ceilings_file = _RunFile("raw/ceilings/ceilings.json")
+    """The measured peaks of the device."""
+    torch_file = _RunFile("raw/torch/operators.json")
+    """The operators and stages of the torch pass."""
+    telemetry_file = _RunFile("raw/nvml/samples.jsonl")
+    """The samples of the telemetry, one JSON object per line."""
+    report_file = _RunFile("report.md")
+    """The report in Markdown."""
+    page_file = _RunFile("report.html")
+    """The report as one HTML file."""
+    waterfall_file = _RunFile("waterfall.svg")
+    """The waterfall chart; a PNG is next to it if a browser was available."""
+    roofline_file = _RunFile("roofline.svg")
+    """The roofline chart; a PNG is next to it if a browser was available."""
+    summary_file = _RunFile("stakeholder_summary.md")
+    """The summary for stakeholders."""
+    operators_file = _RunFile("operators.md")
+    """Operators as a Markdown table."""
+    ops_csv_file = _RunFile("ops.csv")
+    """Operators as CSV."""
+    nvml_csv_file = _RunFile("nvml.csv")
+    """Telemetry as CSV."""
+    findings_file = _RunFile("findings.json")
+    """The findings of the run as JSON."""
+    verify_file = _RunFile("verify.json")
+    """The results of the findings that were tried."""
+    derived_tables = _RunFile("tables")
+    """The folder of tables that combine several passes, as Parquet files."""
+    kernels_file = _RunFile("kernels.md")
+    """Kernels and their counters as a Markdown table."""
+    regions_file = _RunFile("regions.md")
+    """The NVTX regions as Markdown."""
+    regions_json_file = _RunFile("regions.json")
+    """The NVTX regions as JSON."""
+    selftest_file = _RunFile("raw/ncu_selftest/selftest.json")
+    """The workload of the counter self-test."""
+    torch_trace_file = _RunFile("raw/torch/trace.json.gz")
+    """The trace of the torch pass."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +99,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, wanted: Path) -> "RunFolder":
-        """A new folder at `wanted`, or beside it with a number when the name is taken: a run never enters another's folder."""
+        """Create a new folder at `wanted`, or with a number appended if it exists: a run never writes into another run."""
         try:
             wanted.parent.mkdir(parents=True, exist_ok=True)
             free = os.statvfs(wanted.parent)
@@ -46,7 +107,7 @@ class RunFolder:
                 raise ResourceError(
                     f"{wanted.parent} has {free.f_bavail * free.f_frsize / 1e6:.0f} MB of disk space left; "
                     f"a run needs at least {LEAST_FREE_BYTES / 1e6:.0f} MB.",
-                    "Free some space, or put the run elsewhere with hydra.run.dir=DIR.",
+                    "Free some space, or choose another folder with hydra.run.dir=DIR.",
                 )
             for number in range(1, 1000):
                 path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -57,11 +118,11 @@ class RunFolder:
                 return cls(path.resolve())
         except OSError as error:
             raise disk_error(error, wanted) from error
-        raise ResourceError(f"{wanted} and 998 names beside it are taken.", "Choose another hydra.run.dir.")
+        raise ResourceError(f"{wanted} and 998 numbered names next to it are taken.", "Choose another hydra.run.dir.")
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """An existing run, or a ParseError that says what is missing."""
+        """Open an existing run, or raise a ParseError that names what is missing."""
         if not there(path, "Give the folder that `llm-perf run` printed.").is_dir():
             raise ParseError(f"{path} is not a folder.", "Give the folder that `llm-perf run` printed.")
         check_folder(path)
@@ -71,173 +132,48 @@ class RunFolder:
         folder.manifest()
         return folder
 
-    # --- names ----------------------------------------------------------------------------------------------------
-
-    @property
-    def manifest_file(self) -> Path:
-        """What was done, and what became of it."""
-        return self.path / "run.json"
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def env_file(self) -> Path:
-        """The machine and the software."""
-        return self.path / "env.json"
-
-    @property
-    def inputs_file(self) -> Path:
-        """The prompts as they were fed."""
-        return self.path / "inputs.yaml"
-
-    @property
-    def clean_file(self) -> Path:
-        """What the unprofiled pass measured."""
-        return self.raw("clean") / "timings.json"
-
-    @property
-    def clean_inputs_file(self) -> Path:
-        """The prompts, as the measured process wrote them."""
-        return self.raw("clean") / "inputs.json"
-
-    @property
-    def ceilings_file(self) -> Path:
-        """What the device can do at best."""
-        return self.raw("ceilings") / "ceilings.json"
-
-    @property
-    def torch_file(self) -> Path:
-        """What the torch pass saw."""
-        return self.raw("torch") / "operators.json"
-
-    @property
-    def telemetry_file(self) -> Path:
-        """The sampler's readings, a JSON line each."""
-        return self.raw("nvml") / "samples.jsonl"
-
-    @property
-    def report_file(self) -> Path:
-        """The report in Markdown."""
-        return self.path / "report.md"
-
-    @property
-    def page_file(self) -> Path:
-        """The report as one HTML file."""
-        return self.path / "report.html"
-
-    @property
-    def waterfall_file(self) -> Path:
-        """Where the time goes, as an image; beside it the same as PNG where a browser could draw it."""
-        return self.path / "waterfall.svg"
-
-    @property
-    def roofline_file(self) -> Path:
-        """The roofline, likewise."""
-        return self.path / "roofline.svg"
-
-    @property
-    def summary_file(self) -> Path:
-        """The page for a stakeholder."""
-        return self.path / "stakeholder_summary.md"
-
-    @property
-    def operators_file(self) -> Path:
-        """Operators as a Markdown table."""
-        return self.path / "operators.md"
-
-    @property
-    def ops_csv_file(self) -> Path:
-        """Operators as CSV."""
-        return self.path / "ops.csv"
-
-    @property
-    def nvml_csv_file(self) -> Path:
-        """Telemetry as CSV."""
-        return self.path / "nvml.csv"
-
-    @property
-    def findings_file(self) -> Path:
-        """What the run's trace shows and what to change first, for another program."""
-        return self.path / "findings.json"
-
-    @property
-    def verify_file(self) -> Path:
-        """What became of the findings that were tried."""
-        return self.path / "verify.json"
-
-    @property
-    def derived_tables(self) -> Path:
-        """Tables made from more than one pass, as Parquet files."""
-        return self.path / "tables"
-
-    @property
-    def kernels_file(self) -> Path:
-        """Kernels with their counters as a Markdown table."""
-        return self.path / "kernels.md"
-
-    @property
-    def regions_file(self) -> Path:
-        """The NVTX regions in Markdown."""
-        return self.path / "regions.md"
-
-    @property
-    def regions_json_file(self) -> Path:
-        """The NVTX regions for another program."""
-        return self.path / "regions.json"
-
-    @property
-    def selftest_file(self) -> Path:
-        """What the counter self-test ran."""
-        return self.raw("ncu_selftest") / "selftest.json"
+    # --- files of a pass ------------------------------------------------------------------------------------------
 
     def wrapped_file(self, name: str) -> Path:
-        """What the measured process itself timed below an outside tool."""
+        """Return the file of times that the measured process recorded under nsys or ncu."""
         return self.raw(name) / "stages.json"
 
     def timeline_file(self, name: str) -> Path:
-        """The timeline of an nsys pass, as a database."""
+        """Return the timeline of an nsys pass, an SQLite database."""
         return self.raw(name) / "run.sqlite"
 
     def counters_file(self, name: str) -> Path:
-        """The counters of an ncu pass, as a table."""
+        """Return the counters of an ncu pass, a CSV file."""
         return self.raw(name) / "counters.csv"
 
     def selection_file(self, name: str) -> Path:
-        """Which launches an ncu pass was told to count, and why those."""
+        """Return the file that lists the launches selected for an ncu pass, with reasons."""
         return self.raw(name) / "selection.json"
 
-    @property
-    def torch_trace_file(self) -> Path:
-        """The timeline of the torch pass."""
-        return self.raw("torch") / "trace.json.gz"
-
     def tables(self, name: str) -> Path:
-        """The tables of one pass's trace, as Parquet files."""
+        """Return the folder of a pass's tables, as Parquet files."""
         return self.path / "tables" / name
 
     def raw(self, name: str) -> Path:
-        """What one pass left, never edited afterwards."""
+        """Return the folder of a pass's output, which is never edited afterwards."""
         return self.path / "raw" / name
 
     def tool_report(self, name: str) -> Path:
-        """Base name of what nsys or ncu writes; each adds its own ending."""
+        """Return the base name of an nsys or ncu report; the tool adds its extension."""
         return self.raw(name) / "run"
 
     def log_file(self, name: str) -> Path:
-        """Everything a pass printed."""
+        """Return the file of everything that a pass printed."""
         return self.raw(name) / "log.txt"
 
     def command_file(self, name: str) -> Path:
-        """The exact command of a pass."""
+        """Return the file of the exact command of a pass."""
         return self.raw(name) / "cmd.txt"
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
     def parsed(self, path: Path, read: Callable[[Path], R]) -> R:
-        """Return what `read` makes of a file; the file is parsed once, and again only after it was written again."""
+        """Return the result of `read` for a file. A file is parsed again only after it has changed."""
         stamp = _stamp(path)
         known = self._parsed.get((path, read))
         if known is not None and stamp == known[0]:
@@ -248,7 +184,7 @@ class RunFolder:
         return found
 
     def manifest(self) -> Manifest:
-        """run.json, or a ParseError."""
+        """Return run.json, or raise a ParseError."""
         manifest = read_record(self.manifest_file, Manifest)
         if manifest.schema > SCHEMA:
             raise ParseError(
@@ -262,7 +198,7 @@ class RunFolder:
         write_record(self.manifest_file, manifest)
 
     def update_pass(self, entry: PassRecord) -> None:
-        """Replace one pass's entry in run.json, or add it."""
+        """Replace or add the entry of a pass in run.json."""
         manifest = self.manifest()
         others = [known if known.name != entry.name else entry for known in manifest.passes]
         if manifest.pass_named(entry.name) is None:
@@ -274,12 +210,12 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         stat = path.stat()
     except OSError:
-        return None  # the reader says what is wrong
+        return None  # the reader reports the error
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def there(path: Path, remedy: str) -> Path:
-    """A path that the user named, or the error of one where nothing lies."""
+    """Return a path that the user gave, or raise if it does not exist."""
     try:
         path.stat()
     except OSError as error:
@@ -288,46 +224,46 @@ def there(path: Path, remedy: str) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # no two writers share it
+    """Write a temporary file, then rename it: a reader sees the old file or the new one, never half of one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # unique to this writer
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        partial.replace(path)
     except BaseException as error:
-        with suppress(OSError):  # where it could not be written it may not be removable either
-            beside.unlink(missing_ok=True)
+        with suppress(OSError):  # a file that cannot be written may not be removable either
+            partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise disk_error(error, path) from error
         raise
 
 
 def write_record(path: Path, record: Any) -> None:
-    """A record as indented JSON."""
+    """Write a record as indented JSON."""
     write_whole(path, msgspec.json.format(encoded(record), indent=1) + b"\n")
 
 
 def encoded(record: Any) -> bytes:
-    """A record as JSON. Of a name that is no UTF-8 the odd bytes are shown as escapes: no reader takes halves of a character."""
+    """Return a record as JSON. Bytes of a name that are not UTF-8 become escapes: JSON cannot contain single surrogates."""
     try:
         return msgspec.json.encode(record)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_shown(msgspec.to_builtins(record)))
+        return msgspec.json.encode(_escaped(msgspec.to_builtins(record)))
 
 
-def _shown(values: Any) -> Any:
+def _escaped(values: Any) -> Any:
     if isinstance(values, dict):
-        return {_shown(key): _shown(value) for key, value in values.items()}
+        return {_escaped(key): _escaped(value) for key, value in values.items()}
     if isinstance(values, list | tuple):
-        return [_shown(value) for value in values]
+        return [_escaped(value) for value in values]
     return values.encode("utf-8", "backslashreplace").decode() if isinstance(values, str) else values
 
 
 def read_record(path: Path, kind: type[R]) -> R:
-    """A JSON file as `kind`, or a ParseError naming the file and the place in it."""
+    """Return a JSON file as `kind`, or raise a ParseError that names the file and the position."""
     try:
         content = read_bytes(path)
         if _LONG_NUMBER.search(content):
@@ -335,50 +271,51 @@ def read_record(path: Path, kind: type[R]) -> R:
         return msgspec.json.decode(content, type=kind)
     except FileNotFoundError as error:
         raise ParseError(f"{path} is missing.", "The pass that writes it did not finish; run.json says why.") from error
-    except (ValueError, OSError, RecursionError) as error:  # msgspec's errors and those of UTF-8 are of the first
+    except (ValueError, OSError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
         raise ParseError(
             f"{path} cannot be read: {words_of(error)}", "The file is damaged, or was written by another version."
         ) from error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object, or a ParseError."""
+    """Return a JSON file that contains an object, or raise a ParseError."""
     return read_record(path, dict[str, Any])
 
 
 def check_plain(values: Any, most: float = math.inf) -> None:
-    """A ValueError where plain values are none that anything is set to or measures: too many, too deep, beyond 64 bits."""
-    for count, value in enumerate(_every(values, MOST_LEVELS)):
+    """Raise a ValueError if plain values are too many, nested too deeply or beyond 64 bits."""
+    for count, value in enumerate(_all_values(values, MOST_LEVELS)):
         if count > most:
-            raise ValueError(f"it holds more than {most:,} values")
+            raise ValueError(f"it contains more than {most:,} values")
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise ValueError("it holds a number beyond 64 bits, which nothing measures")
+            raise ValueError("it contains a number beyond 64 bits")
 
 
-def _every(values: Any, levels: int) -> Iterator[Any]:
-    """Each value, and each inside of it."""
+def _all_values(values: Any, levels: int) -> Iterator[Any]:
+    """Yield a value and all values inside it."""
     yield values
     if isinstance(values, dict | list):
         if not levels:
             raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
         for value in values.values() if isinstance(values, dict) else values:
-            yield from _every(value, levels - 1)
+            yield from _all_values(value, levels - 1)
 
 
 def disk_error(error: OSError, path: Path) -> LlmPerfError:
-    """What a failed write means to the user."""
+    """Return the error for a failed write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
-            f"No space left on the disk while writing {path}.", "Free some space, or use hydra.run.dir=DIR elsewhere."
+            f"No space left on the disk while writing {path}.",
+            "Free some space, or choose another folder with hydra.run.dir=DIR.",
         )
     return ResourceError(
         f"{path} cannot be written: {error.strerror or error}.",
-        "Check the folder's permissions, or use hydra.run.dir=DIR.",
+        "Check the permissions of the folder, or choose another one with hydra.run.dir=DIR.",
     )
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """A mapping of a run's YAML; empty where there is no such file, and where it holds something else."""
+    """Return the mapping in a YAML file of a run; empty if the file is missing or contains something else."""
     import yaml
 
     if not path.exists():
@@ -386,6 +323,6 @@ def read_values(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(read_text(path))
         check_plain(values, MOST_VALUES)
-    except (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError) as error:  # the last: a date that is none
+    except (yaml.YAMLError, ValueError, OSError, RecursionError, AttributeError) as error:  # AttributeError: an invalid date
         raise ParseError(f"{path} cannot be read as YAML: {words_of(error)}", "The file is damaged, or was edited.") from error
     return values if isinstance(values, dict) else {}

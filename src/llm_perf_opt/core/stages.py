@@ -1,20 +1,20 @@
-"""The stages of an inference request: defined once, spelled for every tool from here.
+"""The stages of an inference request, and their names in every tool.
 
-`profile` is the one measured iteration. It holds `prefill` and `decode`; `decode` holds one `decode_step` per token.
-A parent's time includes its children's.
+`profile` is the measured iteration. It contains `prefill` and `decode`; `decode` contains one `decode_step` per token.
+The time of a stage includes its children.
 """
 
 from enum import Enum
 
 DOMAIN = "LLM"
-"""The NVTX domain all ranges are pushed in."""
+"""The NVTX domain of all ranges."""
 
 PART_LABEL = "part:"
-"""How the label of a part of the model (`part:mlp`) begins in a trace."""
+"""The prefix of the label of a model component in a trace (`part:mlp`)."""
 
 
 class Stage(str, Enum):
-    """A stage; its value is the range's name in NVTX, in record_function and in every table."""
+    """A stage. Its value is its name in NVTX, in record_function and in every table."""
 
     PROFILE = "profile"
     PREFILL = "prefill"
@@ -34,18 +34,18 @@ PARENT: dict[Stage, Stage | None] = {
 
 STAGE_NAMES = tuple(stage.value for stage in Stage)
 MIXED_STEP = "mixed_step"
-"""A server's step that holds prompts and single tokens together."""
+"""A step of a server that processes prompts and single tokens together."""
 STEP = "step"
-"""A step of which the trace does not say what it held."""
+"""A step whose content the trace does not show."""
 
 
 def nsys_range(stage: Stage) -> str:
-    """The argument of `nsys profile --nvtx-capture`: a literal name, then the domain."""
+    """Return the argument of `nsys profile --nvtx-capture`: a literal name, then the domain."""
     return f"{stage.value}@{DOMAIN}"
 
 
 def ncu_range(stage: Stage) -> str:
-    """The argument of `ncu --nvtx-include`: the domain first, the path below `profile`, a slash for push/pop ranges."""
+    """Return the argument of `ncu --nvtx-include`: the domain, the path inside `profile`, a slash for push/pop ranges."""
     path = [stage.value]
     parent = PARENT[stage]
     while parent is not None and parent is not Stage.PROFILE:

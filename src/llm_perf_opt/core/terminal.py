@@ -1,4 +1,4 @@
-"""Text as a terminal may show it. Names in traces, files and records are data: none may move the cursor or hide a word."""
+"""Text that is safe to print. Names in traces, files and records are data: they must not move the cursor or hide text."""
 
 import io
 import json
@@ -14,49 +14,49 @@ from llm_perf_opt.core.errors import LlmPerfError
 
 _ACTING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1 controls, ESC among them; newline and tab stay
-    "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"  # direction, separators, unseen
-    "\ud800-\udfff\U000e0000-\U000e007f]"  # halves of a pair, which no file can hold; invisible tags
+    "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"  # direction, separators, hidden
+    "\ud800-\udfff\U000e0000-\U000e007f]"  # single surrogates, which UTF-8 cannot encode; invisible tags
 )
-"""Characters that a terminal obeys, or that change how others are read without being seen."""
+"""Characters that control a terminal, or invisibly change how other characters are shown."""
 _NON_ASCII = re.compile(r"[^\x00-\x7e]")
 
 
 def visible(text: str) -> str:
-    r"""The text with every character that acts rather than shows as an escape, such as `\x1b`; ends of lines and tabs stay."""
+    r"""Return the text with control and invisible characters as escapes, such as `\x1b`; newlines and tabs stay."""
     return _ACTING.sub(_escape, text.replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
-    """The same on one line: a cell of a table, a name inside a sentence."""
+    """Return the same on one line, for a table cell or a name in a sentence."""
     return visible("".join(" " if char.isspace() else char for char in text))
 
 
 def indented(text: str) -> str:
-    """Return the text with every line but its first indented, so that a line break in a name begins no message."""
+    """Return the text with every line but the first indented, so that a newline in a name cannot imitate a message."""
     return text.replace("\n", "\n    ")
 
 
 def json_text(value: Any, encoding: str = "utf-8") -> str:
-    """JSON for another program, valid and with the data intact in any terminal and any encoding."""
+    """Return JSON for another program: valid and with unchanged data in any terminal and encoding."""
     import msgspec
 
     try:
         text = msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:  # a file name that is no UTF-8
+    except UnicodeEncodeError:  # a file name that is not UTF-8
         text = json.dumps(_finite(msgspec.to_builtins(value)), separators=(",", ":"))
     return (_ACTING if _is_utf8(encoding) else _NON_ASCII).sub(_json_escape, text)
 
 
 class SafeStream:
-    """A text stream that shows everything written to it and obeys none of it. It has no `buffer`: there is no way around it."""
+    """A text stream that escapes control characters. It has no `buffer`, so nothing can bypass it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.raw = stream
-        """For a program that draws, and cleans what it draws itself."""
+        """For code that draws on the terminal and escapes its own text."""
         self._encoding = "" if _is_utf8(stream.encoding) else stream.encoding
 
     def write(self, text: str) -> int:
-        """Write it, cleaned; what the stream's encoding lacks is an escape, too."""
+        """Write the text with escapes, also for characters that the encoding of the stream does not have."""
         shown = visible(text)
         if self._encoding:
             shown = shown.encode(self._encoding, "backslashreplace").decode(self._encoding)
@@ -64,7 +64,7 @@ class SafeStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write each."""
+        """Write each line."""
         for line in lines:
             self.write(line)
 
@@ -76,13 +76,12 @@ class SafeStream:
 
 @contextmanager
 def safe_streams() -> Iterator[None]:
-    """Standard output and standard error as safe streams, for as long as it lasts.
+    """Replace standard output and standard error by safe streams while the context is open.
 
-    Without standard error what is said there goes nowhere, and not to standard output; without standard output data are lost,
-    which is an error.
+    If standard error is closed, messages are discarded. If standard output is closed, writing to it is an error.
     """
     before = sys.stdout, sys.stderr
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123 - no file of ours
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123 - not a file of a run
         out = cast("TextIO | None", before[0]) or cast("TextIO", _Closed())
         err = cast("TextIO | None", before[1]) or nowhere
         sys.stdout, sys.stderr = cast("TextIO", SafeStream(out)), cast("TextIO", SafeStream(err))
@@ -93,15 +92,15 @@ def safe_streams() -> Iterator[None]:
 
 
 class _Closed(io.TextIOBase):
-    """Standard output of a program that was started without one, as by `>&-`."""
+    """The standard output of a process that was started without one (`>&-`)."""
 
     def write(self, text: str) -> int:
-        """There is nowhere to write to."""
-        raise LlmPerfError("Standard output is closed, and the answer goes there.", "Send it to a file, or to /dev/null.")
+        """Raise: there is no output to write to."""
+        raise LlmPerfError("Standard output is closed, so nothing can be printed.", "Redirect it to a file or to /dev/null.")
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """What lies below a safe stream, also where another stream wraps that; any other as it is."""
+    """Return the stream inside a safe stream, or the stream itself."""
     return cast("TextIO", getattr(stream, "raw", stream))
 
 
@@ -119,9 +118,9 @@ def _is_utf8(encoding: str | None) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """Plain values as msgspec writes them: a number that JSON has not is null."""
+    """Return plain values as msgspec writes them: NaN and infinity become null."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,12 +1,12 @@
-"""Numbers as people read them: significant digits, and a unit that scales to the value. The same in every output."""
+"""Format numbers with significant digits and a unit that scales to the value. Every output uses this module."""
 
 import math
 
 Scale = tuple[float, str]
-"""How many base units one unit is, and its name."""
+"""The size of a unit in base units, and its name."""
 
 TIME: tuple[Scale, ...] = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
-"""Of nanoseconds."""
+"""Units of times in nanoseconds."""
 FLOP_RATE: tuple[Scale, ...] = (
     (1e12, "TFLOP/s"),
     (1e9, "GFLOP/s"),
@@ -14,20 +14,20 @@ FLOP_RATE: tuple[Scale, ...] = (
     (1e3, "kFLOP/s"),
     (1.0, "FLOP/s"),
 )
-"""Of FLOP/s."""
+"""Units of rates in FLOP/s."""
 BYTE_RATE: tuple[Scale, ...] = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
-"""Of bytes per second."""
+"""Units of rates in bytes per second."""
 FLOPS: tuple[Scale, ...] = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP"))
 BYTES: tuple[Scale, ...] = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 SHARE: tuple[Scale, ...] = ((0.01, "%"),)
 
 DIGITS = 4
 _LEAST = 1e-4
-"""Below this many of the smallest unit a number is said to be less than it."""
+"""In the smallest unit. Smaller numbers are shown as `< 0.0001`."""
 
 
 def significant(value: float, digits: int = DIGITS) -> str:
-    """A number with `digits` significant digits and no exponent in the range people read."""
+    """Return a number with `digits` significant digits, with an exponent only if it is very small or very large."""
     if value == 0:
         return "0"
     if not 1e-4 <= abs(value) < 1e9:
@@ -36,13 +36,13 @@ def significant(value: float, digits: int = DIGITS) -> str:
 
 
 def scale_of(value: float, scales: tuple[Scale, ...], digits: int = DIGITS) -> Scale:
-    """The largest unit of which the value, rounded, is at least one; of less than one of any the smallest."""
-    rounded = abs(float(f"{value:.{digits - 1}e}"))  # 999.96 µs are 1.000 ms
+    """Return the largest unit in which the rounded value is at least one, or the smallest unit."""
+    rounded = abs(float(f"{value:.{digits - 1}e}"))  # 999.96 µs is 1.000 ms
     return next((scale for scale in scales if rounded >= scale[0]), scales[-1])
 
 
 def in_unit(value: float, scale: Scale, digits: int = DIGITS) -> str:
-    """The bare number in a unit, never with an exponent; a whole number of the base unit has no decimals."""
+    """Return the number in a unit, without the unit and without an exponent; an integer in the base unit has no decimals."""
     number = value / scale[0]
     if number == 0:
         return "0"
@@ -54,31 +54,31 @@ def in_unit(value: float, scale: Scale, digits: int = DIGITS) -> str:
 
 
 def scaled(value: float, scales: tuple[Scale, ...], digits: int = DIGITS) -> str:
-    """A number with the unit that suits it."""
+    """Return a number with the unit that fits its size."""
     scale = scale_of(value, scales, digits)
     return f"{in_unit(value, scale, digits)} {scale[1]}"
 
 
 def duration(ns: float, digits: int = DIGITS) -> str:
-    """Nanoseconds: 726 ns, 12.40 µs, 3.062 ms, 1.200 s."""
+    """Return a time in nanoseconds as text: 726 ns, 12.40 µs, 3.062 ms, 1.200 s."""
     return "0 ms" if ns == 0 else scaled(ns, TIME, digits)
 
 
 def durations(low_ns: float, high_ns: float, digits: int = DIGITS, *, around_ns: float | None = None) -> str:
-    """Return two times in one unit: that of the value they lie around, or of the longer."""
+    """Return two times in the same unit: the unit of `around_ns`, or else of the longer time."""
     scale = scale_of(max(abs(low_ns), abs(high_ns)) if around_ns is None else around_ns, TIME, digits)
     return f"{in_unit(low_ns, scale, digits)} – {in_unit(high_ns, scale, digits)} {scale[1]}"
 
 
 def _plain(value: float, digits: int) -> str:
-    rounded = float(f"{value:.{digits - 1}e}")  # 9.9996 has one digit more before the point than it seems
+    rounded = float(f"{value:.{digits - 1}e}")  # 9.9996 rounds to 10.00: one more digit before the point
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:,.{decimals}f}"
 
 
 def byte_count(number: int) -> str:
-    """Bytes on a disk in the unit in which they are read: never 0.0 of a larger one."""
+    """Return a size in bytes with one decimal in the unit that fits."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= 0.99995 * size:  # what rounds up to the next unit is said in it
+        if number >= 0.99995 * size:  # a value that rounds up to the next unit is shown in it
             return f"{number / size:.1f} {unit}"
     return f"{number} bytes"

@@ -1,4 +1,4 @@
-"""What a reader of a run must know before its figures. Code decides on a warning's id, never on the words of its text."""
+"""Warnings about the numbers of a run. Code compares the id of a warning, never its text."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -13,7 +13,7 @@ class WarningId(str, Enum):
     SETTINGS_UNKNOWN = "settings_unknown"
     ENVIRONMENT_UNKNOWN = "environment_unknown"
     IMPLAUSIBLE = "implausible"
-    """A figure is beyond what the hardware can do."""
+    """A number exceeds what the hardware can do."""
     # the times
     SPREAD_TARGET_MISSED = "spread_target_missed"
     NOT_SETTLED = "not_settled"
@@ -45,12 +45,12 @@ class WarningId(str, Enum):
 
 
 NOISE = frozenset({WarningId.BUSY_PROCESSORS, WarningId.SHARED_GPU, WarningId.BUSY_GPU_BEFORE})
-"""Others used the machine."""
+"""Warnings that something else used the machine."""
 
 
 @dataclass(frozen=True)
 class RunWarning:
-    """A fact, and the sentence that states it."""
+    """A warning: its id and its text."""
 
     id: WarningId
     text: str

@@ -1,6 +1,6 @@
-"""Every counter name per chip, as Nsight Compute lists them, and what may be appended to each.
+"""The counter names of each chip, as Nsight Compute lists them, and the suffixes that each takes.
 
-A wrong name is never harmless: without a dot it ends the profiled program, with one it reads n/a and the exit code is 0.
+ncu does not report a wrong name well: without a dot it ends the profiled program, with a dot it reads n/a and exits with 0.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from llm_perf_opt.core.errors import ConfigError, ParseError
 from llm_perf_opt.core.records import Maybe, Missing
 
 LISTED_BY = "Nsight Compute 2025.3.1"
-"""The tool whose lists these are. An older one may lack some of the names: ask it, and pass its answer as `known`."""
+"""The release that produced the lists. An older one may not know every name: query it, and pass its names as `known`."""
 
 DEFAULT_CHIP = "gh100"
 _CHIPS = {
@@ -26,7 +26,7 @@ _CHIPS = {
     "gb100": "B100, B200, GB200",
     "gb202": "RTX 50, RTX PRO Blackwell",
 }
-# The first pattern found in a device's name decides. The lists of one family differ little; `ncu --list-chips` names its members.
+# The first pattern that matches a device name decides. Chips of one family have similar lists; see `ncu --list-chips`.
 _DEVICES = (
     (r"\bG?B300\b", Missing("no counter list of its chip (Blackwell Ultra) is shipped")),
     (r"\bGB10\b|\bThor\b|\bOrin\b", Missing("no counter list of its integrated chip is shipped")),
@@ -36,7 +36,7 @@ _DEVICES = (
     (r"\bL(4|20|40S?|40G)\b|\bRTX 40[5-9]0\b|\bRTX \d+\b.*\bAda\b", "ad102"),
     (r"\bA(100|800|30)X?\b", "ga100"),
     (r"\bA(2|10|10G|16|40)\b|\bRTX 30\d0\b|\bRTX A\d+\b", Missing("no counter list of its chip (Ampere, GA10x) is shipped")),
-    (r"\bT4\b|\bRTX 20\d0\b|\bV100\b", Missing("its chip is older than those whose counters are known here")),
+    (r"\bT4\b|\bRTX 20\d0\b|\bV100\b", Missing("no counter list of its chip (older than Ampere) is shipped")),
 )
 
 _ROLLUPS = ("sum", "avg", "min", "max")
@@ -51,17 +51,17 @@ _BREAKDOWN = "breakdown:"
 
 
 class Kind(Enum):
-    """What a name stands for decides which suffixes it takes. The tool's own lists bear the rule out, name by name."""
+    """The kind of a counter, which decides its suffixes. A test checks this against the lists of Nsight Compute."""
 
     COUNTER = "counter"
     RATIO = "ratio"
     THROUGHPUT = "throughput"
     LAUNCH = "launch"
-    """A fact of the launch or of the device; it takes none."""
+    """A property of the launch or the device; takes no suffix."""
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Everything that may follow such a name, without the dot; the one people mean first."""
+        """Every suffix of such a name, without the dot, the most common first."""
         if self is Kind.COUNTER:
             return tuple(f"{rollup}.{rest}".rstrip(".") for rollup in _ROLLUPS for rest in _OF_A_COUNTER)
         if self is Kind.RATIO:
@@ -73,21 +73,21 @@ class Kind(Enum):
 
 
 def chips() -> dict[str, str]:
-    """The chips whose counters are known → the products that carry them."""
+    """Return each known chip and the products that use it."""
     return dict(_CHIPS)
 
 
 def chip_of_device(device_name: str) -> Maybe[str]:
-    """The chip of a device as the driver names it (`NVIDIA H200`), or why its counters are not known."""
+    """Return the chip of a device by the name that the driver reports (`NVIDIA H200`), or why its counters are unknown."""
     for pattern, chip in _DEVICES:
         if re.search(pattern, device_name):
             return chip
-    return Missing(f"no counter list is known for {device_name!r}")
+    return Missing(f"no counter list is shipped for {device_name!r}")
 
 
 @lru_cache
 def base_names(chip: str) -> frozenset[str]:
-    """Every counter of this chip, without suffix."""
+    """Return every counter of a chip, without suffix."""
     if chip not in _CHIPS:
         raise ConfigError(f"No counters are known for the chip {chip!r}.", f"Known chips: {', '.join(_CHIPS)}.")
     return _shipped(chip)
@@ -95,7 +95,7 @@ def base_names(chip: str) -> frozenset[str]:
 
 @lru_cache
 def launch_names() -> frozenset[str]:
-    """Facts that every report holds of a launch and its device; on every chip, without suffix."""
+    """Return the properties of a launch and its device that every report contains, on every chip."""
     return _shipped("launch")
 
 
@@ -105,17 +105,17 @@ def _shipped(name: str) -> frozenset[str]:
 
 
 def names_listed(text: str) -> frozenset[str]:
-    """The base names in what `ncu --query-metrics --chips CHIP` printed."""
+    """Return the base names in the output of `ncu --query-metrics --chips CHIP`."""
     names = frozenset(re.findall(r"^((?:\w+\.)*\w+__\w+)\s+(?:Counter|Ratio|Throughput)\b", text, re.MULTILINE))
     if not names:
         shown = " ".join(text.split())[:200]
-        raise ParseError(f"ncu listed no counters; it said: {shown!r}.", "An older ncu does not know a newer chip: update it.")
+        raise ParseError(f"ncu listed no counters; it printed: {shown!r}.", "An older ncu does not know a newer chip: update it.")
     return names
 
 
 def kind_of(base: str) -> Kind:
-    """What a name without suffix stands for."""
-    own = base.rsplit(".", 1)[-1]  # `LTS.TriageCompute.lts__…` carries the group it belongs to
+    """Return the kind of a name without suffix."""
+    own = base.rsplit(".", 1)[-1]  # `LTS.TriageCompute.lts__…` starts with its group
     if base in launch_names():
         return Kind.LAUNCH
     if "throughput" in own:
@@ -124,7 +124,7 @@ def kind_of(base: str) -> Kind:
 
 
 def split_name(chip: str, name: str) -> tuple[str, str]:
-    """Base name and suffix: the longest beginning that the chip knows, else what stands before the first dot after `__`."""
+    """Return base name and suffix: the longest prefix that the chip knows, else the part before the first dot after `__`."""
     known = base_names(chip)
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
@@ -136,9 +136,9 @@ def split_name(chip: str, name: str) -> tuple[str, str]:
 
 
 def problem(chip: str, name: str, known: Collection[str] | None = None) -> str:
-    """Why the tool would not collect this name on this chip, or an empty string.
+    """Return why ncu cannot collect this name on this chip, or an empty string.
 
-    `known` holds the base names that the installed tool itself lists; without it the shipped list alone decides.
+    `known` contains the base names that the installed ncu lists; without it, only the shipped list decides.
     """
     if name.startswith(_BREAKDOWN):
         whole = name.removeprefix(_BREAKDOWN)
@@ -146,10 +146,10 @@ def problem(chip: str, name: str, known: Collection[str] | None = None) -> str:
             return "only a throughput has a breakdown"
         return problem(chip, whole, known)
     if re.match(r"(regex|group):", name):
-        return "an expression cannot be checked beforehand; name the counters one by one"
+        return "an expression cannot be checked in advance; list the counters one by one"
     base, suffix = split_name(chip, name)
     if base in launch_names():
-        return f"it is a fact of the launch and takes no suffix, so not '.{suffix}'" if suffix else ""
+        return f"it is a property of the launch and takes no suffix, so not '.{suffix}'" if suffix else ""
     if base not in base_names(chip):
         return f"{chip} has no counter of this name"
     if known is not None and base not in known:
@@ -160,30 +160,30 @@ def problem(chip: str, name: str, known: Collection[str] | None = None) -> str:
 def _suffix_problem(kind: Kind, suffix: str) -> str:
     if suffix in kind.suffixes:
         return ""
-    first = ", ".join(f".{one}" for one in kind.suffixes[:3])
+    first = ", ".join(f".{known}" for known in kind.suffixes[:3])
     fault = f"does not take the suffix '.{suffix}'" if suffix else "needs a suffix"
     return f"a {kind.value} {fault}; it takes {first}{' …' if len(kind.suffixes) > 3 else ''}"
 
 
 def has(chip: str, name: str) -> bool:
-    """Whether this chip has a counter of this full name, suffix included."""
+    """Return whether this chip has a counter of this full name, including the suffix."""
     return not problem(chip, name)
 
 
 def near(chip: str, name: str, *, n: int = 3) -> tuple[str, ...]:
-    """The closest other full names on this chip, best first; none when nothing is close."""
+    """Return the most similar full names on this chip, best first; empty if none is similar."""
     base, suffix = split_name(chip, name.removeprefix(_BREAKDOWN))
     if base in base_names(chip) or base in launch_names():
         return _nearest_suffixes(base, suffix, n)
     wanted = _trigrams(base)
     if not wanted:
         return ()
-    scored = sorted(((_likeness(wanted, grams), one) for one, grams in _index(chip)), key=lambda item: (-item[0], item[1]))
+    scored = sorted(((_similarity(wanted, grams), known) for known, grams in _index(chip)), key=lambda item: (-item[0], item[1]))
     ranked = sorted(
-        ((0.5 * score + 0.5 * difflib.SequenceMatcher(None, base, one).ratio(), one) for score, one in scored[:40]),
+        ((0.5 * score + 0.5 * difflib.SequenceMatcher(None, base, known).ratio(), known) for score, known in scored[:40]),
         key=lambda item: (-item[0], len(item[1]), item[1]),
     )
-    return tuple(_with_suffix(one, suffix) for score, one in ranked[:n] if score >= 0.5)
+    return tuple(_with_suffix(known, suffix) for score, known in ranked[:n] if score >= 0.5)
 
 
 def _nearest_suffixes(base: str, suffix: str, n: int) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ def _nearest_suffixes(base: str, suffix: str, n: int) -> tuple[str, ...]:
     if not choices:
         return (base,) if suffix else ()
     close = difflib.get_close_matches(suffix, choices, n=n, cutoff=0.6) if suffix else []
-    return tuple(f"{base}.{one}" for one in close or choices[:1] if one != suffix)
+    return tuple(f"{base}.{choice}" for choice in close or choices[:1] if choice != suffix)
 
 
 def _with_suffix(base: str, suffix: str) -> str:
@@ -205,8 +205,8 @@ def _trigrams(name: str) -> frozenset[str]:
     return frozenset(name[at : at + 3].lower() for at in range(len(name) - 2))
 
 
-def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
-    return 2 * len(one & other) / (len(one) + len(other))
+def _similarity(first: frozenset[str], second: frozenset[str]) -> float:
+    return 2 * len(first & second) / (len(first) + len(second))
 
 
 @lru_cache
@@ -214,22 +214,22 @@ def _index(chip: str) -> tuple[tuple[str, frozenset[str]], ...]:
     return tuple((name, _trigrams(name)) for name in sorted(base_names(chip) | launch_names()))
 
 
-# --- roles ------------------------------------------------------------------------------------------------------------
+# --- counters by meaning ----------------------------------------------------------------------------------------------
 
 
 _SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 _TENSOR = "sm__ops_path_tensor_src_{}.sum"
 
-# Scalar single and double precision: an addition or a multiplication is one FLOP, a fused multiply-add two.
+# Scalar single and double precision: an addition or a multiplication is one FLOP, a fused multiply-add is two.
 _SCALAR = {_SASS.format(kind + op): flops for kind in "fd" for op, flops in (("add", 1), ("mul", 1), ("fma", 2))}
-# Half precision (fp16, bf16) has packed instructions alone (HADD2, HMUL2, HFMA2), two lanes each, so newer releases of the tool
-# weigh them by 2, 2 and 4 in their own roofline (2024.1 still by 1, 1 and 2). A kernel that fills one lane is counted as if it
-# filled both, and compilers move constants with HFMA2 in kernels that compute nothing: an upper bound, so a kind of its own.
+# Half precision (fp16, bf16) only has packed instructions (HADD2, HMUL2, HFMA2) with two lanes, so newer releases of ncu weight
+# them by 2, 2 and 4 in their own roofline (2024.1 by 1, 1 and 2). A kernel that uses one lane is counted as if it used both, and
+# compilers use HFMA2 to move constants. The count is therefore an upper bound and is kept apart.
 _PACKED_HALF = {_SASS.format("h" + op): flops for op, flops in (("add", 2), ("mul", 2), ("fma", 4))}
-# B200 has packed single precision beside the scalar one.
+# B200 has packed as well as scalar single precision.
 _PACKED_SINGLE = {_SASS.format(op): flops for op, flops in (("fadd2", 2), ("fmul2", 2), ("ffma2", 4))}
 
-# Parents only: `_op_*`, `_sparsity_*` and `_realtime` counters are parts or copies of these; adding one counts work twice.
+# Only parents: `_op_*`, `_sparsity_*` and `_realtime` counters are subsets or copies of these and would count work twice.
 _FLOAT_SOURCES: dict[str, tuple[str, ...]] = {
     "ga100": ("bf16_dst_fp32", "fp16_dst_fp16", "fp16_dst_fp32", "tf32_dst_fp32", "fp64"),
     "ad102": ("bf16_dst_fp32", "fp16_dst_fp16", "fp16_dst_fp32", "tf32_dst_fp32", "fp8", "fp64"),
@@ -255,16 +255,16 @@ _MEASURED_ON = "gh100"
 
 @dataclass(frozen=True)
 class CounterRoles:
-    """The counters of one chip by meaning; every name carries its suffix."""
+    """The counters of one chip by meaning. Every name includes its suffix."""
 
     chip: str
     time_ns: str
     tensor_flops: dict[str, int]
-    """Counter → FLOPs per count; no counter is part of another, so they may be added. Empty where FLOPs cannot be had."""
+    """Counter → FLOPs per count. No counter includes another, so they can be added. Empty if FLOPs are unavailable."""
     vector_flops: dict[str, int]
-    """Counter → FLOPs per count, outside the tensor cores, in single and double precision."""
+    """Counter → FLOPs per count outside the tensor cores, in single and double precision."""
     half_flops: dict[str, int]
-    """Counter → FLOPs per count at most, outside the tensor cores, in packed half precision."""
+    """Counter → the most FLOPs per count outside the tensor cores, in packed half precision."""
     dram_read_bytes: str
     dram_write_bytes: str
     l2_bytes: str
@@ -273,13 +273,13 @@ class CounterRoles:
     occupancy_pct: str
     tensor_pct: str | None
     tensor_int_ops: dict[str, int]
-    """Counter → integer operations per count on the tensor cores: work, but not FLOPs."""
+    """Counter → integer operations per count on the tensor cores, which are not FLOPs."""
     note: str = ""
-    """What the FLOP counts of this chip rest on, or why they cannot be had."""
+    """The basis of the FLOP counts of this chip, or why they are unavailable."""
 
 
 def roles(chip: str) -> CounterRoles:
-    """What to ask of this chip, by meaning."""
+    """Return the counters of a chip by meaning."""
     if chip not in _FLOAT_SOURCES:
         raise ConfigError(f"No counters are known for the chip {chip!r}.", f"Known chips: {', '.join(_FLOAT_SOURCES)}.")
     operation = "op_" if chip == "gb202" else ""

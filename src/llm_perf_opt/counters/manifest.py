@@ -1,7 +1,7 @@
-"""From named sets to what the profilers are asked for, on one chip.
+"""Resolve named metric sets to the counters and options of the profilers on one chip.
 
-Merge order: `base`, then the sets in the order given, then additions, then removals. A counter asked for more than once
-keeps its first place and knows everyone who asked. Nothing is started before every name has been checked.
+Merge order: `base`, then the sets in the given order, then additions, then removals. A counter that is requested more than once
+keeps its first position and lists all its sources. Every name is checked before anything is started.
 """
 
 import difflib
@@ -16,12 +16,12 @@ from llm_perf_opt.counters.catalog import CounterRoles, has, near, problem, role
 from llm_perf_opt.counters.set_file import PRESETS, ROLE, MetricSet, shipped_sets
 
 _ALIKE = 0.8
-"""How like an old name a word must be to be taken for it; one letter of twelve is 0.92."""
+"""The least similarity of a suggested old name; one wrong letter in twelve is 0.92."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One counter of a translation: the old figure is the sum of factor × counter."""
+    """One counter of a translation: the old value is the sum of factor × counter."""
 
     name: str
     factor: int = 1
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Translation:
-    """An old name, the counters that replace it on one chip, and what a reader must know about them."""
+    """An old name, the counters that replace it on one chip, and a note for readers."""
 
     old: str
     parts: tuple[Part, ...]
@@ -55,19 +55,19 @@ _WAVEFRONTS = "Shared memory is counted in wavefronts (passes through the banks)
 _FMA_IS_TWO = "A fused multiply-add counts as two."
 
 _OLD: dict[str, tuple[Callable[[CounterRoles], dict[str, int]], str]] = {
-    "flop_count_sp": (_sass_flops("f"), f"{_FMA_IS_TWO} Work of the tensor cores is not in it."),
-    "flop_count_dp": (_sass_flops("d"), f"{_FMA_IS_TWO} Work of the tensor cores is not in it."),
+    "flop_count_sp": (_sass_flops("f"), f"{_FMA_IS_TWO} Excludes the tensor cores."),
+    "flop_count_dp": (_sass_flops("d"), f"{_FMA_IS_TWO} Excludes the tensor cores."),
     "flop_count_hp": (
         _half_flops,
-        "Half-precision instructions are packed, two lanes each; fp16 and bf16 work of the tensor cores is added.",
+        "Half-precision instructions are packed, two lanes each. Includes fp16 and bf16 work of the tensor cores.",
     ),
     "shared_load_sectors": (_one(_SHARED.format("ld")), _WAVEFRONTS),
     "shared_store_sectors": (_one(_SHARED.format("st")), _WAVEFRONTS),
     "shared_load_transactions": (_one(_SHARED.format("ld")), _WAVEFRONTS),
     "shared_store_transactions": (_one(_SHARED.format("st")), _WAVEFRONTS),
-    "smsp__sass_average_branch_divergence.pct": (_one(_DIVERGENCE), "Inverse sense: 100 % means no divergence."),
-    "branch_efficiency": (_one(_DIVERGENCE), "The same sense: 100 % means no divergence."),
-    "gpu__time_elapsed.avg": (lambda chip: {chip.time_ns: 1}, "There is no such counter: it read n/a without an error."),
+    "smsp__sass_average_branch_divergence.pct": (_one(_DIVERGENCE), "Inverted: 100 % means no divergence."),
+    "branch_efficiency": (_one(_DIVERGENCE), "Not inverted: 100 % means no divergence."),
+    "gpu__time_elapsed.avg": (lambda chip: {chip.time_ns: 1}, "No such counter exists: it read n/a without an error."),
     "achieved_occupancy": (lambda chip: {chip.occupancy_pct: 1}, "A percentage now; it was a fraction of 1."),
     "dram_read_bytes": (lambda chip: {chip.dram_read_bytes: 1}, ""),
     "dram_write_bytes": (lambda chip: {chip.dram_write_bytes: 1}, ""),
@@ -89,18 +89,20 @@ _OLD: dict[str, tuple[Callable[[CounterRoles], dict[str, int]], str]] = {
 
 
 def old_names() -> tuple[str, ...]:
-    """Every name that has a translation on some chip."""
+    """Return every name that has a translation on some chip."""
     return tuple(_OLD)
 
 
 def close_names(chip: str, name: str, *, n: int = 3) -> tuple[str, ...]:
-    """The closest names that can be asked for on this chip, best first: old ones that have a translation, and its own."""
-    old = difflib.get_close_matches(name, [one for one in _OLD if one != name and translate(chip, one)], n=n, cutoff=_ALIKE)
+    """Return the most similar names that can be requested on this chip, best first: old names with a translation, and its own."""
+    old = difflib.get_close_matches(
+        name, [known for known in _OLD if known != name and translate(chip, known)], n=n, cutoff=_ALIKE
+    )
     return tuple(dict.fromkeys((*old, *near(chip, name, n=n))))[:n]
 
 
 def translate(chip: str, name: str) -> Translation | None:
-    """What this chip has in place of a name it lacks, or None where nothing is known to mean the same."""
+    """Return the counters that replace an old or foreign name on this chip, or None if none is known to mean the same."""
     if name in _OLD:
         counters, note = _OLD[name]
         parts = counters(roles(chip))
@@ -111,7 +113,7 @@ def translate(chip: str, name: str) -> Translation | None:
 
 
 def _renamed(chip: str, name: str) -> Translation | None:
-    """RTX 50 says `_op_read` where the others say `_read`, and the other way round."""
+    """Translate `_read` and `_op_read`: RTX 50 uses the second, other chips the first."""
     base, suffix = split_name(chip, name)
     if not base.startswith("dram__"):
         return None
@@ -119,28 +121,28 @@ def _renamed(chip: str, name: str) -> Translation | None:
         other = base.replace(f"_op_{way}", f"_{way}") if f"_op_{way}" in base else base.replace(f"_{way}", f"_op_{way}")
         full = f"{other}.{suffix}"
         if other != base and has(chip, full):
-            return Translation(name, (Part(full),), f"The same counter under the name it has on {chip}.")
+            return Translation(name, (Part(full),), f"The same counter under its name on {chip}.")
     return None
 
 
 _SECTION = re.compile(r"\w+")
 ADDED = "added"
-"""The source of a counter that no set brought: somebody asked for it by name."""
+"""The source of a counter that was requested by name."""
 
 
 @dataclass(frozen=True)
 class ResolvedMetric:
-    """A counter as the tool is asked for it."""
+    """A counter to collect."""
 
     name: str
     sources: tuple[str, ...]
-    """The sets that asked for it, in merge order; `added` for a request by name."""
+    """The sets that contain it, in merge order; `added` if it was requested by name."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class DroppedMetric:
-    """Something a set asks for that this chip, or the installed tool, cannot give."""
+    """An entry of a set that this chip or the installed ncu does not have."""
 
     name: str
     sources: tuple[str, ...]
@@ -149,7 +151,7 @@ class DroppedMetric:
 
 @dataclass(frozen=True)
 class ResolvedMetrics:
-    """Everything the profilers are asked for."""
+    """The counters and options for the profilers."""
 
     chip: str
     sets: tuple[str, ...]
@@ -163,7 +165,7 @@ class ResolvedMetrics:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The counters alone, in order."""
+        """The names of the counters, in order."""
         return tuple(metric.name for metric in self.metrics)
 
 
@@ -176,7 +178,7 @@ class _Request:
 
 
 class _Merge:
-    """Counters in first-come order, each with its sources and notes."""
+    """Counters in the order of their first request, with sources and notes."""
 
     def __init__(self, chip: str, known: Collection[str] | None) -> None:
         self.chip = chip
@@ -193,21 +195,16 @@ class _Merge:
     def drop(self, name: str, source: str, why: str) -> None:
         _append_new(self.dropped.setdefault(name, ([], why))[0], source)
 
-    def take(self, asked: str, source: str) -> str:
-        """Take one entry of a set or one addition; the reason when it cannot be had."""
-        translation = translate(self.chip, asked)
-        parts = {part.name: part.factor for part in translation.parts} if translation else {asked: 1}
+    def take(self, requested: str, source: str) -> str:
+        """Add an entry of a set or an addition. Return why it is unavailable, or an empty string."""
+        translation = translate(self.chip, requested)
+        parts = {part.name: part.factor for part in translation.parts} if translation else {requested: 1}
         faults = {name: why for name in parts if (why := problem(self.chip, name, self.known))}
         if faults:
-            return "; ".join(why if name == asked else f"{name}: {why}" for name, why in faults.items())
+            return "; ".join(why if name == requested else f"{name}: {why}" for name, why in faults.items())
         for name, factor in parts.items():
-            self.want(name, source, _note(asked, factor, translation.note) if translation else "")
+            self.want(name, source, _note(requested, factor, translation.note) if translation else "")
         return ""
-
-
-def set_names() -> tuple[str, ...]:
-    """Every set of the manifest, `base` first."""
-    return tuple(shipped_sets())
 
 
 def resolve(
@@ -222,52 +219,53 @@ def resolve(
 ) -> ResolvedMetrics:
     """Merge `base`, `sets`, `add` and `remove`, in that order, for one chip; `sections` follow those of the sets.
 
-    `known` holds the base names that the installed tool lists for the chip (`catalog.names_listed`): what it lacks is
-    dropped from sets and refused as an addition; `known_sections` likewise those of its sections. Unknown sets, additions and
-    removals are a ConfigError; so are unknown sections, where the tool's are known.
+    `known` contains the base names that the installed ncu lists for the chip (`catalog.names_listed`). Names that are not in it
+    are dropped from sets; as additions they are an error. `known_sections` does the same for sections. Unknown sets, additions,
+    removals and sections raise a ConfigError.
     """
     chosen = _chosen(sets)
     merge = _Merge(chip, known)
-    asked_sections = _merge_sets(merge, chosen, known_sections)
+    set_sections = _merge_sets(merge, chosen, known_sections)
     _check_sections(sections, known_sections)
     _add(merge, add)
     _remove(merge, remove)
-    presets = [one.torch for one in chosen if one.torch is not None]
+    presets = [metric_set.torch for metric_set in chosen if metric_set.torch is not None]
     return ResolvedMetrics(
         chip=chip,
-        sets=tuple(one.name for one in chosen),
+        sets=tuple(metric_set.name for metric_set in chosen),
         metrics=tuple(
             ResolvedMetric(name, tuple(request.sources), " ".join(request.notes)) for name, request in merge.wanted.items()
         ),
-        sections=_unique([*asked_sections, *sections]),
-        trace_modules=_unique(module for one in chosen for module in one.trace),
-        gpu_metrics=any(one.gpu_metrics for one in chosen),
+        sections=_unique([*set_sections, *sections]),
+        trace_modules=_unique(module for metric_set in chosen for module in metric_set.trace),
+        gpu_metrics=any(metric_set.gpu_metrics for metric_set in chosen),
         torch_preset=max(presets, key=PRESETS.index, default=PRESETS[0]),
         dropped=tuple(DroppedMetric(name, tuple(sources), why) for name, (sources, why) in merge.dropped.items()),
-        notes=_unique(note for one in chosen for note in one.notes),
+        notes=_unique(note for metric_set in chosen for note in metric_set.notes),
     )
 
 
 def _chosen(names: Sequence[str]) -> list[MetricSet]:
-    there = shipped_sets()
+    known = shipped_sets()
     for name in names:
-        if name not in there:
-            raise ConfigError(f"No metric set is called {name!r}.{nearest(name, there)}", f"Known sets: {', '.join(there)}.")
-    return [there[name] for name in _unique(["base", *names])]
+        if name not in known:
+            raise ConfigError(f"No metric set is called {name!r}.{nearest(name, known)}", f"Known sets: {', '.join(known)}.")
+    return [known[name] for name in _unique(["base", *names])]
 
 
 def _merge_sets(merge: _Merge, chosen: list[MetricSet], known_sections: Collection[str] | None) -> tuple[str, ...]:
     sections: list[str] = []
-    for one in chosen:
-        for asked in one.ncu:
-            for name in _by_role(merge, asked, one.name):
-                if why := merge.take(name, one.name):
-                    merge.drop(name, one.name, why)
-        for section in one.sections:
+    for metric_set in chosen:
+        source = metric_set.name
+        for entry in metric_set.ncu:
+            for name in _by_role(merge, entry, source):
+                if why := merge.take(name, source):
+                    merge.drop(name, source, why)
+        for section in metric_set.sections:
             if section.needs and (why := problem(merge.chip, section.needs, merge.known)):
-                merge.drop(f"section {section.name}", one.name, f"it needs {section.needs}: {why}")
+                merge.drop(f"section {section.name}", source, f"it needs {section.needs}: {why}")
             elif known_sections is not None and section.name not in known_sections:
-                merge.drop(f"section {section.name}", one.name, "the installed Nsight Compute has no section of that name")
+                merge.drop(f"section {section.name}", source, "the installed Nsight Compute has no section of that name")
             else:
                 _append_new(sections, section.name)
     return tuple(sections)
@@ -276,20 +274,23 @@ def _merge_sets(merge: _Merge, chosen: list[MetricSet], known_sections: Collecti
 def _check_sections(names: Sequence[str], known: Collection[str] | None) -> None:
     for name in names:
         if not _SECTION.fullmatch(name):
-            raise ConfigError(f"{name!r} is no name of a section.", "`ncu --list-sections` names them, such as SpeedOfLight.")
+            raise ConfigError(
+                f"{name!r} is not the name of a section.", "`ncu --list-sections` lists them, such as SpeedOfLight."
+            )
         if known is not None and name not in known:
             raise ConfigError(
                 f"The installed Nsight Compute has no section {name!r}.{nearest(name, known)}", f"Known: {', '.join(known)}."
             )
 
 
-def _by_role(merge: _Merge, asked: str, source: str) -> tuple[str, ...]:
-    if not asked.startswith(ROLE):
-        return (asked,)
+def _by_role(merge: _Merge, entry: str, source: str) -> tuple[str, ...]:
+    """Return the counters of an entry `role:NAME`, or the entry itself."""
+    if not entry.startswith(ROLE):
+        return (entry,)
     chip_roles = roles(merge.chip)
-    found = getattr(chip_roles, asked.removeprefix(ROLE))
+    found = getattr(chip_roles, entry.removeprefix(ROLE))
     if not found:
-        merge.drop(asked, source, chip_roles.note or f"{merge.chip} has no counter for it")
+        merge.drop(entry, source, chip_roles.note or f"{merge.chip} has no counter for it")
         return ()
     return (found,) if isinstance(found, str) else tuple(found)
 
@@ -299,7 +300,7 @@ def _add(merge: _Merge, names: Sequence[str]) -> None:
     if faults:
         raise ConfigError(
             " ".join(f"{name!r} cannot be collected on {merge.chip}: {why}." for name, why in faults.items()),
-            _near_hint(f for name in faults for f in close_names(merge.chip, name))
+            _near_hint(close for name in faults for close in close_names(merge.chip, name))
             or f"`llm-perf metrics check NAME --chip {merge.chip}` checks a name.",
         )
 
@@ -307,20 +308,20 @@ def _add(merge: _Merge, names: Sequence[str]) -> None:
 def _remove(merge: _Merge, names: Sequence[str]) -> None:
     for name in _unique(names):
         translation = translate(merge.chip, name)
-        gone = [name] if name in merge.wanted else [part.name for part in translation.parts] if translation else []
-        if not gone or not all(one in merge.wanted for one in gone):
+        removed = [name] if name in merge.wanted else [part.name for part in translation.parts] if translation else []
+        if not removed or not all(counter in merge.wanted for counter in removed):
             raise ConfigError(
-                f"{name!r} cannot be removed: it is not among the counters asked for.",
+                f"{name!r} cannot be removed: it is not among the requested counters.",
                 _near_hint(get_close_matches(name, merge.wanted, n=3, cutoff=0.5))
-                or f"Asked for: {', '.join(merge.wanted) or 'nothing'}.",
+                or f"Requested: {', '.join(merge.wanted) or 'none'}.",
             )
-        for one in gone:
-            del merge.wanted[one]
+        for counter in removed:
+            del merge.wanted[counter]
 
 
-def _note(asked: str, factor: int, note: str) -> str:
-    counted = f" (× {factor})" if factor != 1 else ""
-    return f"For {asked}{counted}: {note}" if note else f"For {asked}{counted}."
+def _note(requested: str, factor: int, note: str) -> str:
+    times = f" (× {factor})" if factor != 1 else ""
+    return f"For {requested}{times}: {note}" if note else f"For {requested}{times}."
 
 
 def _near_hint(names: Iterable[str]) -> str:
@@ -335,10 +336,3 @@ def _append_new(items: list[str], item: str) -> None:
 
 def _unique(items: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(items))
-
-
-_BASE = resolve((), chip="gh100")
-BASE_NCU_METRICS = _BASE.names
-"""The counters of `base`; they exist on every known chip."""
-BASE_NSYS_TRACE_MODULES = _BASE.trace_modules
-"""The trace modules of `base`."""

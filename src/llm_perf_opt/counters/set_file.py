@@ -1,4 +1,4 @@
-"""Named sets as a YAML file holds them: read, checked key by key, and nothing resolved yet."""
+"""Read named metric sets from YAML and check every key. `manifest.resolve` turns them into counters."""
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -17,13 +17,13 @@ TRACE_MODULES = (
     *("cuda", "nvtx", "osrt", "cublas", "cublas-verbose", "cusparse", "cusparse-verbose", "cudnn", "mpi", "oshmem", "ucx"),
     *("opengl", "opengl-annotations", "openacc", "openmp", "nvvideo", "vulkan", "vulkan-annotations", "python-gil"),
 )
-"""What `nsys profile --help` offers for --trace."""
+"""The values that `nsys profile --trace` accepts."""
 _KEYS = ("description", "ncu", "sections", "trace", "gpu_metrics", "torch", "notes")
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of Nsight Compute, and the counter a chip must have for it to hold anything."""
+    """A section of Nsight Compute, and the counter that a chip needs for it."""
 
     name: str
     needs: str = ""
@@ -45,27 +45,27 @@ class MetricSet:
 
 @lru_cache
 def shipped_sets() -> dict[str, MetricSet]:
-    """The sets that come with the package, by name, `base` first."""
+    """Return the sets of the package by name, `base` first."""
     text = resources.files("llm_perf_opt.counters").joinpath("sets.yaml").read_text(encoding="utf-8")
     return read_sets(text, "sets.yaml")
 
 
 def read_sets(text: str, where: str) -> dict[str, MetricSet]:
-    """Sets from YAML; whatever is not understood is an error that names the set and the key."""
+    """Return the sets in a YAML text. Raise a ConfigError that names the set and the key of anything unknown."""
     import yaml
 
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}.", "Mend the file at the line named.") from error
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}.", "Fix the file at that line.") from error
     if not isinstance(content, dict) or "base" not in content:
-        raise ConfigError(f"{where} holds no set called base.", "Begin with `base:`, which every request includes.")
+        raise ConfigError(f"{where} has no set called base.", "Add `base:`, which every request includes.")
     return {name: _read_set(f"{where}: {name}", name, body) for name, body in content.items()}
 
 
 def _read_set(where: str, name: Any, body: Any) -> MetricSet:
     if not isinstance(name, str) or not name.replace("_", "").isalnum():
-        raise ConfigError(f"{where} is no name for a set.", "Use letters, digits and '_'.")
+        raise ConfigError(f"{where} is not a valid name for a set.", "Use letters, digits and '_'.")
     if not isinstance(body, dict):
         raise ConfigError(f"{where} is not a mapping.", f"Give it a description, and any of: {', '.join(_KEYS[1:])}.")
     for key in body:
@@ -73,7 +73,7 @@ def _read_set(where: str, name: Any, body: Any) -> MetricSet:
             raise ConfigError(f"{where}: unknown key {key!r}.{nearest(str(key), _KEYS)}", f"Known keys: {', '.join(_KEYS)}.")
     description = body.get("description")
     if not isinstance(description, str) or not description.strip():
-        raise ConfigError(f"{where}: the description is missing.", "Say in a line what the set is for.")
+        raise ConfigError(f"{where}: the description is missing.", "Describe in one line what the set is for.")
     return MetricSet(
         name=name,
         description=description.strip(),
@@ -95,43 +95,43 @@ def _list(where: str, key: str, body: dict[str, Any]) -> list[Any]:
 
 def _texts(where: str, key: str, body: dict[str, Any]) -> tuple[str, ...]:
     found = _list(where, key, body)
-    for one in found:
-        if not isinstance(one, str) or not one.strip():
-            raise ConfigError(f"{where}: {key} holds {one!r}, which is not text.", "Put it in quotes if it is meant as text.")
+    for item in found:
+        if not isinstance(item, str) or not item.strip():
+            raise ConfigError(f"{where}: {key} contains {item!r}, which is not text.", "Quote it if it is meant as text.")
     return tuple(found)
 
 
 def _counters(where: str, body: dict[str, Any]) -> tuple[str, ...]:
     found = _texts(where, "ncu", body)
-    for one in found:
-        role = one.removeprefix(ROLE)
-        if role != one and role not in ROLES:
+    for name in found:
+        role = name.removeprefix(ROLE)
+        if role != name and role not in ROLES:
             raise ConfigError(f"{where}: no role {role!r}.{nearest(role, ROLES)}", f"Known roles: {', '.join(ROLES)}.")
     return found
 
 
 def _sections(where: str, body: dict[str, Any]) -> tuple[Section, ...]:
     found = []
-    for one in _list(where, "sections", body):
-        if isinstance(one, str):
-            found.append(Section(one))
-        elif isinstance(one, dict) and one.keys() == {"section", "needs"} and all(isinstance(v, str) for v in one.values()):
-            found.append(Section(one["section"], one["needs"]))
+    for item in _list(where, "sections", body):
+        if isinstance(item, str):
+            found.append(Section(item))
+        elif isinstance(item, dict) and item.keys() == {"section", "needs"} and all(isinstance(v, str) for v in item.values()):
+            found.append(Section(item["section"], item["needs"]))
         else:
-            raise ConfigError(f"{where}: sections holds {one!r}.", "Write a name, or {section: NAME, needs: COUNTER}.")
+            raise ConfigError(f"{where}: sections contains {item!r}.", "Write a name, or {section: NAME, needs: COUNTER}.")
     return tuple(found)
 
 
 def _trace(where: str, body: dict[str, Any]) -> tuple[str, ...]:
     found = _texts(where, "trace", body)
-    for one in found:
-        if one == "nvlink":
+    for module in found:
+        if module == "nvlink":
             raise ConfigError(
-                f"{where}: nvlink is no trace module of Nsight Systems.", "Use gpu_metrics: true, or its ncu counters."
+                f"{where}: nvlink is not a trace module of Nsight Systems.", "Use gpu_metrics: true, or its ncu counters."
             )
-        if one not in TRACE_MODULES:
+        if module not in TRACE_MODULES:
             raise ConfigError(
-                f"{where}: no trace module {one!r}.{nearest(one, TRACE_MODULES)}", f"Known: {', '.join(TRACE_MODULES)}."
+                f"{where}: no trace module {module!r}.{nearest(module, TRACE_MODULES)}", f"Known: {', '.join(TRACE_MODULES)}."
             )
     return found
 
@@ -149,5 +149,5 @@ def _preset(where: str, body: dict[str, Any]) -> TorchPreset | None:
         if value == preset:
             return preset
     if value is not None:
-        raise ConfigError(f"{where}: torch is {value!r}, which is no preset.", f"Known presets: {', '.join(PRESETS)}.")
+        raise ConfigError(f"{where}: torch is {value!r}, which is not a preset.", f"Known presets: {', '.join(PRESETS)}.")
     return None

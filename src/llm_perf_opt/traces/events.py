@@ -1,7 +1,7 @@
-"""One event model for every profiler's trace: columns of equal length, integer nanoseconds, names by index.
+"""The event model of all traces: columns of equal length, times in integer nanoseconds, names by index.
 
-A torch trace and an nsys export become the same `Trace`, so everything after the parsers is written once. Columns, not objects:
-a trace holds millions of events. Times are on the trace's own clock; only differences mean something.
+A torch trace and an nsys export both become a `Trace`, so all code after the parsers is written once. Events are stored in
+columns because a trace has millions of them. Times are on the clock of the trace; only differences are meaningful.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,19 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 UInt8 = npt.NDArray[np.uint8]
+Bool = npt.NDArray[np.bool_]
 
 NO_NAME = -1
-"""In a column of name indices: there is none."""
+"""In a column of name indices: no name."""
 EARLIEST_NS, LATEST_NS = -(2**60), 2**61
-"""The times that every reader accepts for the start and the end of an event; since 1970 they reach from 1933 to 2043. Twice the
-difference of two of them fits into 64 bits. An event beyond them is damaged, and named as such."""
+"""The first and last time that every reader accepts: 1933 and 2043, counted from 1970. Twice the difference of two such times
+fits in 64 bits. An event outside is reported as damaged."""
 MOST_NS = 2**62
-"""What the events of a table may last together, so that no sum over some of them is beyond 64 bits."""
+"""The most that the durations of a table may add up to, so that no partial sum exceeds 64 bits."""
 
 
 class WorkKind(IntEnum):
-    """What a device was doing."""
+    """The kind of device work."""
 
     KERNEL = 0
     MEMCPY = 1
@@ -37,9 +38,9 @@ class RangeKind(IntEnum):
     """How a label was set."""
 
     PUSH_POP = 0
-    """Nested on its thread: NVTX push/pop, record_function."""
+    """Nests on its thread: NVTX push/pop, record_function."""
     START_END = 1
-    """Free: may end on another thread and overlap its siblings."""
+    """May end on another thread and overlap others."""
 
 
 C = TypeVar("C", bound="Columns")
@@ -58,27 +59,27 @@ class Columns:
         return len(getattr(self, fields(self)[0].name))
 
     def columns(self) -> dict[str, Any]:
-        """Name → array, in the order they are declared."""
+        """Return name → array, in the order of declaration."""
         return {column.name: getattr(self, column.name) for column in fields(self)}
 
     def rows(self: C, which: Any) -> C:
-        """The rows that a mask or an index array picks, in its order."""
+        """Return the rows that a mask or an index array selects, in its order."""
         return type(self)(**{name: column[which] for name, column in self.columns().items()})
 
     @classmethod
     def none(cls: type[C]) -> C:
-        """No rows."""
+        """Return a table without rows."""
         return cls(**{column.name: np.empty(0, _DTYPES[str(column.type)]) for column in fields(cls)})
 
 
-def is_beyond_clocks(start_ns: Int64, end_ns: Int64) -> npt.NDArray[np.bool_]:
-    """Per event: whether its times are none that a reader accepts."""
-    beyond: npt.NDArray[np.bool_] = (start_ns < EARLIEST_NS) | (start_ns > LATEST_NS) | (end_ns < EARLIEST_NS)
+def is_beyond_clocks(start_ns: Int64, end_ns: Int64) -> Bool:
+    """Return, per event, whether its times are outside what readers accept."""
+    beyond: Bool = (start_ns < EARLIEST_NS) | (start_ns > LATEST_NS) | (end_ns < EARLIEST_NS)
     return beyond | (end_ns > LATEST_NS)
 
 
 def different(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The different values of a column, in order. By sorting: np.unique hashes, which takes thirty times as long."""
+    """Return the distinct values of a column, sorted. Sorting is thirty times as fast as np.unique, which hashes."""
     ranked = np.sort(values)
     kept = np.ones(len(ranked), np.bool_)
     kept[1:] = ranked[1:] != ranked[:-1]
@@ -86,7 +87,7 @@ def different(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def different_pairs(first: Int64, second: Int64) -> tuple[Int64, Int64]:
-    """The different pairs of two columns, such as process and thread, in order."""
+    """Return the distinct pairs of two columns, such as process and thread, sorted."""
     order = np.lexsort((second, first))
     first, second = first[order], second[order]
     kept = np.ones(len(order), np.bool_)
@@ -99,7 +100,7 @@ _DTYPES = {"Int64": np.int64, "Int32": np.int32, "UInt8": np.uint8}
 
 @dataclass(frozen=True)
 class DeviceWork(Columns):
-    """Kernels, copies and memsets, in the order of their start."""
+    """Kernels, copies and memsets, sorted by start."""
 
     start_ns: "Int64"
     end_ns: "Int64"
@@ -110,20 +111,20 @@ class DeviceWork(Columns):
     device: "Int32"
     stream: "Int64"
     correlation: "Int64"
-    """Joins a call of the same process; 0: none is known."""
+    """The same as that of the launching call of this process; 0: unknown."""
     graph_node: "Int64"
-    """Which node of a CUDA graph; 0: launched by itself."""
+    """The node of a CUDA graph; 0: not launched by a graph."""
     size_bytes: "Int64"
-    """Copied or set; -1: not known, or a kernel."""
+    """Bytes copied or set; -1: unknown, or a kernel."""
     grid: "Int64"
-    """Blocks in all (x·y·z); 0: not known."""
+    """Total blocks (x·y·z); 0: unknown."""
     block: "Int64"
-    """Threads of a block; 0: not known."""
+    """Threads per block; 0: unknown."""
 
 
 @dataclass(frozen=True)
 class HostCalls(Columns):
-    """Calls of the CUDA runtime and driver, in the order of their start."""
+    """Calls of the CUDA runtime and driver, sorted by start."""
 
     start_ns: "Int64"
     end_ns: "Int64"
@@ -135,7 +136,7 @@ class HostCalls(Columns):
 
 @dataclass(frozen=True)
 class Ranges(Columns):
-    """Labels: NVTX ranges and the profiler's user annotations, in the order of their start, the outer first."""
+    """Labels: NVTX ranges and user annotations of torch.profiler, sorted by start, outer ranges first."""
 
     start_ns: "Int64"
     end_ns: "Int64"
@@ -150,7 +151,7 @@ class Ranges(Columns):
 
 @dataclass(frozen=True)
 class Operators(Columns):
-    """Framework operators on the host (torch traces only), in the order of their start, the outer first."""
+    """Framework operators on the host (torch traces only), sorted by start, outer operators first."""
 
     start_ns: "Int64"
     end_ns: "Int64"
@@ -163,26 +164,26 @@ class Operators(Columns):
 
 @dataclass(frozen=True)
 class DeviceSamples(Columns):
-    """Samples of a device's metrics (nsys only), in the order of their time."""
+    """Samples of device metrics (nsys only), sorted by time."""
 
     time_ns: "Int64"
     device: "Int32"
     metric: "Int32"
     """Index of the metric's name."""
     value: "Int64"
-    """As the tool gives it: percent for most, else in the unit that the name tells."""
+    """As nsys reports it: percent for most metrics, otherwise in the unit that the name contains."""
 
 
 @dataclass(frozen=True)
 class TraceProblem:
-    """Something that makes a trace, or a part of it, unfit for a number."""
+    """A problem that makes a trace, or a part of it, unusable for numbers."""
 
     id: str
-    """A short fixed word: truncated, no_kernels, launches_without_kernels, negative_duration, importer_gave_up …"""
+    """A fixed identifier: truncated, no_kernels, launches_without_kernels, negative_duration, importer_gave_up …"""
     what: str
-    """The fact, with its figures."""
+    """The fact, with numbers."""
     fatal: bool
-    """Whether sums over this trace would be wrong: it is then called incomplete and kept out of them."""
+    """Whether sums over this trace would be wrong. Such a trace is incomplete and is not used for sums."""
     remedy: str = ""
 
 
@@ -198,15 +199,15 @@ class Trace:
     operators: Operators
     problems: tuple[TraceProblem, ...] = ()
     facts: dict[str, str] = field(default_factory=dict)
-    """What the trace says of its making: tool version, device names, command."""
+    """What the trace states about the recording: tool version, device names, command."""
     samples: DeviceSamples = field(default_factory=DeviceSamples.none)
-    """Of the devices' metrics while there was work; most traces have none."""
+    """Samples of device metrics during device work; most traces have none."""
 
     @property
     def complete(self) -> bool:
-        """Whether sums over it may be believed."""
+        """Whether no problem makes sums over it wrong."""
         return not any(problem.fatal for problem in self.problems)
 
     def name_of(self, index: int) -> str:
-        """The name behind an index."""
+        """Return the name with an index; empty for NO_NAME."""
         return "" if index == NO_NAME else self.names[index]

@@ -1,6 +1,6 @@
-"""Whether a trace can carry numbers. Every check names what it found, with figures, and says whether sums would be wrong.
+"""Check whether a trace is usable. Each check reports what it found, with numbers, and whether sums would be wrong.
 
-A profiler may stop half-way and still leave a report that looks whole; these checks run before anything is added up.
+A profiler may stop half-way and still write a report that looks complete, so these checks run before anything is summed.
 """
 
 from collections.abc import Iterator
@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llm_perf_opt.core.units import duration
-from llm_perf_opt.traces.events import MOST_NS, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
+from llm_perf_opt.traces.events import MOST_NS, Bool, Int32, Int64, Trace, TraceProblem, WorkKind, different, different_pairs
 from llm_perf_opt.traces.projection import (
     NONE,
-    Bool,
     Projection,
     graph_launches,
     kernel_launches,
@@ -24,38 +23,37 @@ from llm_perf_opt.traces.projection import (
 from llm_perf_opt.traces.silent_stages import CUT_SHORT, WORKING_STAGES, silent_stages
 
 TOLERATED_SHARE = 0.01
-"""Of launches without kernels: a few are cut off where recording ends; more means that kernels were lost."""
+"""Of launches without kernels. A few are normal where recording ends; more means that kernels were lost."""
 MOST_DEVICES, MOST_PROCESSES, MOST_THREADS = 1024, 1024, 4096
-"""What one trace may hold, many times what a machine has. Work that is done for each of them ends soon up to these."""
-
+"""The most that a trace may contain: far more than any machine has, and few enough to process each."""
 MOST_NAMES, MOST_CHARACTERS = 100_000, 4_000_000
-"""Different names of kernels in a trace, and their characters; a model's run has some hundreds. Of more, no class is told."""
+"""Distinct kernel names of a trace and their characters; a real run has some hundreds. More are not classified."""
 
-_ORIGINAL = "Give a trace as the profiler wrote it."
+_ORIGINAL = "Give the original trace of the profiler."
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the caller knows of the run that the trace should show."""
+    """What the caller knows about the recorded run."""
 
     gpu: bool = False
     """The program ran on a GPU."""
     ranges: tuple[str, ...] = ()
-    """Names of ranges that must be there; stages among them must hold work where the trace shows any."""
+    """Ranges that must be in the trace; stages among them must contain work if the trace contains any."""
     command: str = ""
-    """What the profiled command line holds and no other run's does."""
+    """Text that only the command line of this run contains."""
     started_after_utc_ns: int | None = None
     started_before_utc_ns: int | None = None
 
 
 def examined(trace: Trace, expected: Expected | None = None) -> Trace:
-    """The trace with every problem found in it, so that `complete` can be asked."""
-    said = {problem.id for problem in trace.problems}
+    """Return the trace with all problems found in it, so that `complete` is meaningful."""
+    known = {problem.id for problem in trace.problems}
     fatal = {problem.id for problem in trace.problems if problem.fatal}
     found = [
         problem
         for problem in trace_problems(trace, expected)
-        if problem.id not in said or (problem.fatal and problem.id not in fatal)  # the parser's word stands, unless it is milder
+        if problem.id not in known or (problem.fatal and problem.id not in fatal)  # a problem of the parser stays unless milder
     ]
     return replace(trace, problems=(*trace.problems, *found))
 
@@ -63,7 +61,7 @@ def examined(trace: Trace, expected: Expected | None = None) -> Trace:
 def trace_problems(
     trace: Trace, expected: Expected | None = None, projection: Projection | None = None
 ) -> tuple[TraceProblem, ...]:
-    """What is wrong with a trace beyond what its parser already named."""
+    """Return the problems of a trace besides those that its parser reported."""
     beyond = tuple(_beyond_reason(trace))
     if beyond:
         return beyond
@@ -85,23 +83,24 @@ def trace_problems(
 
 
 def _beyond_reason(trace: Trace) -> Iterator[TraceProblem]:
-    """More devices, processes, threads or names of kernels than any program has: nothing else is looked at."""
-    work, calls, ranges, operators = trace.work, trace.calls, trace.ranges, trace.operators
+    """Yield a problem if there are more devices, processes, threads or kernel names than any program has."""
+    work = trace.work
+    host = (trace.calls, trace.ranges, trace.operators)
     named = np.zeros(len(trace.names), np.bool_)
     named[work.name[work.name >= 0]] = True
     names = np.flatnonzero(named)
     if not within_reason(trace, names):
         size = sum(len(trace.name_of(name)) for name in names.tolist())
-        fact = f"its kernels have {len(names):,} different names of {size:,} characters in all; no program's have"
+        fact = f"the kernels have {len(names):,} distinct names with {size:,} characters; no program has that many"
         yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
     counts = (
-        ("devices", MOST_DEVICES, _different(MOST_DEVICES, work.device)),
-        ("processes", MOST_PROCESSES, max(_different(MOST_PROCESSES, one.process) for one in (work, calls, ranges, operators))),
-        ("threads", MOST_THREADS, max(_different(MOST_THREADS, one.process, one.thread) for one in (calls, ranges, operators))),
+        ("devices", MOST_DEVICES, _distinct(MOST_DEVICES, work.device)),
+        ("processes", MOST_PROCESSES, max(_distinct(MOST_PROCESSES, table.process) for table in (work, *host))),
+        ("threads", MOST_THREADS, max(_distinct(MOST_THREADS, table.process, table.thread) for table in host)),
     )
-    for what, table in (("device work", work), ("calls", calls), ("ranges", ranges), ("operators", operators)):
+    for what, table in (("device work", work), ("calls", trace.calls), ("ranges", trace.ranges), ("operators", trace.operators)):
         if abs(float((table.end_ns - table.start_ns).sum(dtype=np.float64))) >= MOST_NS:
-            fact = f"the {what} of the trace lasts more than {MOST_NS / 3.15576e16:,.0f} years in all"
+            fact = f"the {what} of the trace last more than {MOST_NS / 3.15576e16:,.0f} years in total"
             yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
     for what, most, count in counts:
         if count > most:
@@ -109,8 +108,8 @@ def _beyond_reason(trace: Trace) -> Iterator[TraceProblem]:
             yield TraceProblem("beyond_reason", fact, fatal=True, remedy=_ORIGINAL)
 
 
-def _different(most: int, *columns: Int64 | Int32) -> int:
-    """How many different rows there are; not counted where no more than `most` differ from the row before."""
+def _distinct(most: int, *columns: Int64 | Int32) -> int:
+    """Return the number of distinct rows; 0 if at most `most` rows differ from the row before, which is cheap to find."""
     changes = np.zeros(max(len(columns[0]) - 1, 0), np.bool_)
     for column in columns:
         changes |= column[1:] != column[:-1]
@@ -123,7 +122,7 @@ def _different(most: int, *columns: Int64 | Int32) -> int:
 def _another_run(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
     command = trace.facts.get("command", "")
     if expected.command and command and expected.command not in command:
-        what = f"the trace is of another run: its command is `{command}`, not `{expected.command}`"
+        what = f"the trace is from another run: its command is `{command}`, not `{expected.command}`"
         yield TraceProblem("another_run", what, fatal=True, remedy="Give the report that belongs to this run.")
     started = trace.facts.get("started_utc_ns", "")
     if not started.lstrip("-").isdigit():
@@ -132,7 +131,7 @@ def _another_run(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
     if (after is not None and int(started) < after) or (before is not None and int(started) > before):
         late = after is None or int(started) >= after
         gap_s = (int(started) - (before or 0) if late else (after or 0) - int(started)) / 1e9
-        what = f"the trace is of another run: it began {gap_s:,.1f} s {'after this one ended' if late else 'before this one'}"
+        what = f"the trace is from another run: it began {gap_s:,.1f} s {'after this one ended' if late else 'before this one'}"
         yield TraceProblem("another_run", what, fatal=True, remedy="Give the report that belongs to this run.")
 
 
@@ -165,17 +164,17 @@ def _no_kernels(trace: Trace, expected: Expected) -> Iterator[TraceProblem]:
     elif expected.gpu:
         yield TraceProblem(
             "no_kernels",
-            "the program ran on a GPU, but the trace holds neither kernels nor launches",
+            "the program ran on a GPU, but the trace contains neither kernels nor launches",
             fatal=True,
-            remedy="Trace CUDA (nsys: --trace=cuda,nvtx), and check that the recorded range surrounds the GPU's work.",
+            remedy="Trace CUDA (nsys: --trace=cuda,nvtx), and check that the recorded range includes the GPU work.",
         )
 
 
 def _launches_without_kernels(trace: Trace) -> Iterator[TraceProblem]:
-    """Kernel launches and graph launches apart: one of the first gives one kernel, one of the second any number."""
+    """Check kernel launches and graph launches separately: the first start one kernel, the second any number."""
     kernels = _kernels(trace)
     if not kernels.any():
-        return  # said already
+        return  # reported by _no_kernels
     call_key, work_key = packed_keys((trace.calls.process, trace.calls.correlation), (trace.work.process, trace.work.correlation))
     recorded = while_capturing(trace)
     for id, what, calls, ran in (
@@ -193,7 +192,7 @@ def _launches_without_kernels(trace: Trace) -> Iterator[TraceProblem]:
 
 
 def _calls_stop_early(trace: Trace) -> Iterator[TraceProblem]:
-    """Stages end with a synchronization, so the last call should come near their end."""
+    """Check that calls were recorded up to the end of the stages, which end with a synchronization."""
     working = own_stage(trace, WORKING_STAGES) != NONE
     if not working.any() or not len(trace.calls):
         return
@@ -209,7 +208,7 @@ def _work_without_calls(trace: Trace, projection: Projection) -> Iterator[TraceP
     if orphans:
         fact = f"{orphans:,} of {len(trace.work):,} device events have no launch call in the trace, so no range or stage"
         yield TraceProblem(
-            "work_without_calls", fact, fatal=False, remedy="Trace the CUDA API too; begin recording before the launches."
+            "work_without_calls", fact, fatal=False, remedy="Trace the CUDA API too, and start recording before the launches."
         )
 
 
@@ -229,16 +228,18 @@ def _overlaps(trace: Trace, projection: Projection) -> Iterator[TraceProblem]:
     inner = np.flatnonzero(projection.parent != NONE)
     crossing = int(np.count_nonzero(trace.ranges.end_ns[inner] > trace.ranges.end_ns[projection.parent[inner]]))
     if crossing:
-        fact = f"{crossing:,} ranges end after the range they began in; each is counted where it began"
+        fact = f"{crossing:,} ranges end after the range that they began in; each is assigned to the range where it began"
         yield TraceProblem("overlapping_ranges", fact, fatal=False)
 
 
 def _one_of_ranks(trace: Trace) -> Iterator[TraceProblem]:
-    """A worker's own trace: its collectives wait for workers that it does not show."""
+    """Note that a trace is from one of several ranks: its collectives wait for ranks that are not in it."""
     ranks, rank = (trace.facts.get(f"distributed_{key}", "") for key in ("world_size", "rank"))
     if ranks.isdecimal() and int(ranks) > 1 and len(ranks) < 7:
-        what = f"the trace is of {'rank ' + rank if rank.isdecimal() else 'one rank'} of {int(ranks):,}: figures are of that one"
-        remedy = "Collectives include waiting for the other ranks: look at their traces too, or record all with nsys."
+        what = (
+            f"the trace is from {'rank ' + rank if rank.isdecimal() else 'one rank'} of {int(ranks):,}; numbers are of that rank"
+        )
+        remedy = "Collectives include waiting for the other ranks: read their traces too, or record all ranks with nsys."
         yield TraceProblem("one_rank", what, fatal=False, remedy=remedy)
 
 
@@ -248,7 +249,7 @@ def _kernels(trace: Trace) -> Bool:
 
 
 def within_reason(trace: Trace, names: Int64 | Int32) -> bool:
-    """Whether these different names of kernels can be those of a program."""
+    """Return whether a program can have this many distinct kernel names."""
     if len(names) > MOST_NAMES:
         return False
     return sum(len(trace.name_of(name)) for name in names.tolist()) <= MOST_CHARACTERS

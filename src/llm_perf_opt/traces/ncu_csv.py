@@ -1,8 +1,8 @@
 """Nsight Compute's CSV → `CounterReport`.
 
-`read_ncu` reads the raw page (`--import F --page raw --csv --print-units base`): a column per counter, the second row its units.
-`read_ncu_details` reads the details page: a row per counter, rounded for the eye, with labels for names unless
-`--print-metric-name name` was given. Layouts of 2022 to 2025: columns are found by name, launch sizes also in `launch__*`.
+`read_ncu` reads the raw page (`--import F --page raw --csv --print-units base`): a column per counter, units in the second row.
+`read_ncu_details` reads the details page: a row per counter, with rounded values, and labels instead of names unless
+`--print-metric-name name` was given. Both read the layouts of 2022 to 2025.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,15 @@ from pathlib import Path
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.core.machine_records import CountedKernel, CounterProblem, CounterReport
 from llm_perf_opt.core.records import Maybe, Missing
-from llm_perf_opt.traces.ncu_values import SMALLER, Decimal, Lines, Locale, Said, Unit, number, opened, ranges, size, unit
+from llm_perf_opt.traces.ncu_values import SMALLER, Decimal, Lines, Locale, Messages, Unit, number, opened, ranges, size, unit
 
 MOST_VALUES = 3_000_000
-"""Counter values of one report."""
+"""Counter values in one report."""
 MOST_COLUMNS = 50_000
 UNKNOWN = -1
-"""A process, device or stream that the report does not name."""
+"""A process, device or stream that is not in the report."""
 NO_SIZE = (0, 0, 0)
-"""A launch whose grid or block the report does not give."""
+"""A launch whose grid or block is not in the report."""
 
 _NAME, _METRIC = "Kernel Name", "Metric Name"
 _IDENTITY = frozenset(
@@ -35,33 +35,33 @@ _EXPORT = "Export the report again: ncu --import F --page raw --csv --print-unit
 
 
 def read_ncu(path: Path) -> CounterReport:
-    """Every kernel of a raw page with its counters in base units; a damaged file is a ParseError or a named problem."""
+    """Return every kernel of a raw page with its counters in base units. Damage is a ParseError or a problem of the report."""
     decimal = _decimal(path, details=False)
-    said = Said()
+    messages = Messages()
     with opened(path) as file:
-        lines = Lines(file, path, said)
-        table = _header(lines, path, said)
+        lines = Lines(file, path, messages)
+        table = _header(lines, path, messages)
         if table is None:
-            return _without_table(path, said)
+            return _without_table(path, messages)
         if _METRIC in table.at:
             raise ParseError(f"{path} is the details page.", _EXPORT)
         report = _wide(iter(lines), table, decimal, path)
-    return _judged(report, said, decimal)
+    return _report(report, messages, decimal)
 
 
 def read_ncu_details(path: Path) -> CounterReport:
-    """The same of a details page, whose values are rounded. Two values under one label are told apart by their section."""
+    """Return the same for a details page, whose values are rounded. Two values with one label get the name of their section."""
     decimal = _decimal(path, details=True)
-    said = Said()
+    messages = Messages()
     with opened(path) as file:
-        lines = Lines(file, path, said)
-        table = _header(lines, path, said)
+        lines = Lines(file, path, messages)
+        table = _header(lines, path, messages)
         if table is None:
-            return _without_table(path, said)
+            return _without_table(path, messages)
         if not {_METRIC, "Metric Value"} <= table.at.keys():
             raise ParseError(f"{path} is not the details page.", _EXPORT)
         report = _long(iter(lines), table, decimal, path)
-    return _judged(report, said, decimal)
+    return _report(report, messages, decimal)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def read_ncu_details(path: Path) -> CounterReport:
 
 @dataclass(frozen=True)
 class _Table:
-    """Where the columns are."""
+    """The positions of the columns."""
 
     header: Sequence[str]
     at: dict[str, int]
@@ -80,7 +80,7 @@ class _Table:
 
     @property
     def counters(self) -> list[tuple[int, str]]:
-        """Columns of the raw page that hold a counter; of two with one name the first."""
+        """The columns of the raw page with a counter; the first of two with the same name."""
         taken = {self.pushed, self.started}
         return [
             (index, name)
@@ -95,7 +95,7 @@ class _Table:
 
 @dataclass
 class _Read:
-    """What has been read so far."""
+    """The result so far."""
 
     kernels: list[CountedKernel] = field(default_factory=list)
     units: dict[str, str] = field(default_factory=dict)
@@ -107,11 +107,11 @@ class _Read:
     def count(self, more: int, path: Path) -> None:
         self.values += more
         if self.values > MOST_VALUES:
-            raise ParseError(f"{path} holds more than {MOST_VALUES:,} values.", SMALLER)
+            raise ParseError(f"{path} contains more than {MOST_VALUES:,} values.", SMALLER)
 
 
-def _header(lines: Lines, path: Path, said: Said) -> _Table | None:
-    """The first record that names the kernels' column. None: the tool spoke, and wrote no table."""
+def _header(lines: Lines, path: Path, messages: Messages) -> _Table | None:
+    """Return the columns of the header record, or None if ncu printed messages and no table."""
     for row in lines:
         names = [cell.strip() for cell in row]
         if _NAME in names and "ID" in names:
@@ -122,9 +122,9 @@ def _header(lines: Lines, path: Path, said: Said) -> _Table | None:
             for index, name in enumerate(names):
                 at.setdefault(name, index)
             return _Table(names, at, _column(names, "Push/Pop_Range"), _column(names, "Start/Stop_Range"))
-    if said:
+    if messages:
         return None
-    raise ParseError(f"{path} has no table of Nsight Compute: no header with {_NAME!r} in it.", _EXPORT)
+    raise ParseError(f"{path} has no table of Nsight Compute: no header contains {_NAME!r}.", _EXPORT)
 
 
 def _column(names: Sequence[str], part: str) -> int | None:
@@ -132,12 +132,12 @@ def _column(names: Sequence[str], part: str) -> int | None:
 
 
 def _decimal(path: Path, *, details: bool) -> Maybe[Decimal]:
-    """A first reading, for the locale alone: one cell may not show what the next one does."""
+    """Return the decimal separator of a file, from all its cells: a single cell may be ambiguous."""
     locale = Locale()
-    said = Said()
+    messages = Messages()
     with opened(path) as file:
-        lines = Lines(file, path, said)
-        table = _header(lines, path, said)
+        lines = Lines(file, path, messages)
+        table = _header(lines, path, messages)
         if table is not None:
             taken = [table.at["Metric Value"]] if details and "Metric Value" in table.at else []
             taken = taken if details else [index for index, _ in table.counters]
@@ -155,7 +155,7 @@ def _wide(lines: Iterator[list[str]], table: _Table, decimal: Maybe[Decimal], pa
     has_units = not table.cell(first, "ID") and not table.cell(first, _NAME)
     scales = {name: unit(first[index] if has_units and index < len(first) else "") for index, name in counters}
     if not has_units:
-        read.problems.append(CounterProblem("no_units", f"{path.name} has no row of units below its header.", True, _EXPORT))
+        read.problems.append(CounterProblem("no_units", f"{path.name} has no row of units after its header.", True, _EXPORT))
         _wide_row(first, table, counters, scales, decimal, read)
     for row in lines:
         read.count(len(counters), path)
@@ -182,7 +182,7 @@ def _wide_row(
     for index, name in counters:
         value = number(row[index], decimal)
         if value is None or (isinstance(value, Missing) and not row[index].strip() and "." not in name):
-            continue  # a word, or an attribute that was not set: no counter
+            continue  # not a counter: text, or an attribute that was not set
         values[name] = value if isinstance(value, Missing) else value * scales[name].factor
     kernel = _kernel(row, table, values)
     if kernel is None:
@@ -232,7 +232,7 @@ def _long_value(row: list[str], metric: str, table: _Table, decimal: Maybe[Decim
 
 
 def _kernel(row: Sequence[str], table: _Table, values: dict[str, Maybe[float]]) -> CountedKernel | None:
-    """The launch a row is of, or None where its identity is damaged."""
+    """Return the launch of a row, or None if its identity is damaged."""
     name = table.cell(row, _NAME)
     grid = _launch_size(row, table, "Grid Size", "grid", values)
     block = _launch_size(row, table, "Block Size", "block", values)
@@ -246,7 +246,7 @@ def _kernel(row: Sequence[str], table: _Table, values: dict[str, Maybe[float]]) 
 
 
 def _whole(cell: str) -> int | None:
-    """A number of a process or a device, UNKNOWN where the column is not there, None where it is damaged."""
+    """Return the number of a process or device, UNKNOWN if the column is missing, or None if it is damaged."""
     if not cell:
         return UNKNOWN
     return int(cell) if cell.isascii() and cell.isdigit() and len(cell) <= 18 else None
@@ -255,11 +255,11 @@ def _whole(cell: str) -> int | None:
 def _launch_size(
     row: Sequence[str], table: _Table, column: str, kind: str, values: dict[str, Maybe[float]]
 ) -> tuple[int, int, int] | None:
-    """From its column, or from the counters where an older tool has no such column."""
+    """Return a launch size from its column, or from the counters of an older ncu without that column."""
     if column in table.at:
         return size(table.cell(row, column))
-    told = [values.get(f"launch__{kind}_dim_{axis}") for axis in "xyz"]
-    known = [int(value) for value in told if isinstance(value, float)]
+    axes = [values.get(f"launch__{kind}_dim_{axis}") for axis in "xyz"]
+    known = [int(value) for value in axes if isinstance(value, float)]
     if len(known) == 3:
         return known[0], known[1], known[2]
     whole = values.get(f"launch__{kind}_size")
@@ -267,34 +267,33 @@ def _launch_size(
 
 
 def _facts(row: Sequence[str], table: _Table) -> dict[str, str]:
-    """What the report says of the machine."""
+    """Return what the report states about the machine."""
     names = {"process": "Process Name", "compute_capability": "CC", "device_name": f"{_ATTRIBUTE}display_name"}
-    told = {key: table.cell(row, column) for key, column in names.items()}
-    return {key: value for key, value in told.items() if value}
+    return {key: value for key, column in names.items() if (value := table.cell(row, column))}
 
 
-# --- health -----------------------------------------------------------------------------------------------------------
+# --- problems ---------------------------------------------------------------------------------------------------------
 
 
-def _without_table(path: Path, said: Said) -> CounterReport:
-    problems = tuple(said.problems())
+def _without_table(path: Path, messages: Messages) -> CounterReport:
+    problems = tuple(messages.problems())
     if not any(problem.fatal for problem in problems):
         problems += (_no_kernels(),)
     return CounterReport((), {}, problems)
 
 
 def _no_kernels() -> CounterProblem:
-    return CounterProblem("no_kernels", "The report holds no kernel.", True, "Check the NVTX and kernel filters of the ncu pass.")
+    return CounterProblem(
+        "no_kernels", "The report contains no kernel.", True, "Check the NVTX and kernel filters of the ncu pass."
+    )
 
 
-def _judged(read: _Read, said: Said, decimal: Maybe[Decimal]) -> CounterReport:
-    problems = [*said.problems(), *read.problems]
+def _report(read: _Read, messages: Messages, decimal: Maybe[Decimal]) -> CounterReport:
+    problems = [*messages.problems(), *read.problems]
     if not read.kernels and not any(problem.id == "no_kernels" for problem in problems):
         problems.append(_no_kernels())
     if read.damaged:
-        what = (
-            f"{read.damaged} rows of the table are damaged or cut short and were left out; {len(read.kernels)} kernels were read."
-        )
+        what = f"{read.damaged} rows of the table are damaged or truncated and left out; {len(read.kernels)} kernels were read."
         problems.append(CounterProblem("damaged_rows", what, False, _EXPORT))
     if isinstance(decimal, Missing):
         problems.append(CounterProblem("locale", f"Numbers cannot be read: {decimal.why}.", True, "Run ncu with LC_ALL=C."))
@@ -303,7 +302,7 @@ def _judged(read: _Read, said: Said, decimal: Maybe[Decimal]) -> CounterReport:
 
 
 def _missing_counters(kernels: Sequence[CountedKernel]) -> Iterator[CounterProblem]:
-    """Counters asked for and not had. A name with a dot that the chip lacks reads n/a while the tool reports success."""
+    """Yield problems for counters without values: ncu reports n/a and success for an unknown name that contains a dot."""
     seen: dict[str, int] = {}
     lost: dict[str, int] = {}
     for kernel in kernels:
@@ -314,14 +313,14 @@ def _missing_counters(kernels: Sequence[CountedKernel]) -> Iterator[CounterProbl
                     lost[name] = lost.get(name, 0) + 1
     if not lost:
         return
-    wholly = [name for name in lost if lost[name] == seen[name]]
-    partly = [f"{name} ({count} of {seen[name]} kernels)" for name, count in lost.items() if count < seen[name]]
+    always = [name for name in lost if lost[name] == seen[name]]
+    sometimes = [f"{name} ({count} of {seen[name]} kernels)" for name, count in lost.items() if count < seen[name]]
     remedy = "Check the names: llm-perf metrics check NAME --chip CHIP."
-    if wholly:
-        fatal = len(wholly) == len(seen)
-        yield CounterProblem("counters_missing", f"Without a value in every kernel: {_listed(wholly)}.", fatal, remedy)
-    if partly:
-        yield CounterProblem("counters_partly_missing", f"Without a value in some kernels: {_listed(partly)}.", False, remedy)
+    if always:
+        fatal = len(always) == len(seen)
+        yield CounterProblem("counters_missing", f"No value in any kernel: {_listed(always)}.", fatal, remedy)
+    if sometimes:
+        yield CounterProblem("counters_partly_missing", f"No value in some kernels: {_listed(sometimes)}.", False, remedy)
 
 
 def _listed(names: Sequence[str], most: int = 20) -> str:

@@ -1,4 +1,4 @@
-"""Cells of Nsight Compute's CSV: numbers in the machine's locale, units, launch sizes, NVTX stacks."""
+"""Parse the CSV of Nsight Compute: lines, messages, and cells (numbers in any locale, units, launch sizes, NVTX ranges)."""
 
 import csv
 import gzip
@@ -29,26 +29,26 @@ _GROUPED = {
     ",": re.compile(r"[+-]?\d{1,3}(?:\.\d{2,3})*\.\d{3}(?:,\d*)?$"),
 }
 _POINTED = {".": re.compile(r"[+-]?\d+\.\d*(?:[eE][+-]?\d+)?$"), ",": re.compile(r"[+-]?\d+,\d*(?:[eE][+-]?\d+)?$")}
-# What only one of the two ways of writing allows. Two decimals are what the tool prints; three digits may be thousands.
+# Cells that only one of the two notations allows. ncu prints two decimals; three digits may be thousands.
 _SHOWS: dict[Decimal, re.Pattern[str]] = {
     ".": re.compile(r"[+-]?(?:\d{1,3}(?:,\d{2,3})*,\d{3}\.\d*|\d{1,3}(?:,\d{3}){2,}|\d+\.(?:\d{1,2}|\d{4,})(?:[eE].*)?)$"),
     ",": re.compile(r"[+-]?(?:\d{1,3}(?:\.\d{2,3})*\.\d{3},\d*|\d{1,3}(?:\.\d{3}){2,}|\d+,(?:\d{1,2}|\d{4,})(?:[eE].*)?)$"),
 }
 _EITHER = re.compile(r"[+-]?\d{1,3}\.\d{3}$")
-"""One point before three digits: thousands in one locale, decimals that the tool never prints in the other."""
+"""One point before three digits: thousands in one locale; in the other, decimals that ncu never prints."""
 
 EMPTY = Missing("Nsight Compute left the cell empty")
-NOT_AVAILABLE = Missing("Nsight Compute says n/a: the chip lacks this counter, or it could not be read")
+NOT_AVAILABLE = Missing("Nsight Compute reports n/a: the chip does not have this counter, or it could not be read")
 
 
 class Locale:
-    """Finds out from a file's own cells which mark separates decimals."""
+    """Determines the decimal separator of a file from its cells."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
 
     def look(self, cells: Iterable[str]) -> None:
-        """Take cells into account."""
+        """Add cells."""
         for cell in cells:
             if "." in cell or "," in cell:
                 text = _bare(cell)
@@ -60,7 +60,7 @@ class Locale:
 
     @property
     def decimal(self) -> Maybe[Decimal]:
-        """The mark, by the weight of what was seen."""
+        """The separator that most cells show."""
         point, comma = self._seen["."], self._seen[","]
         if point == comma and (point or self._seen["either"]):
             return Missing("the file does not show whether a point separates decimals or thousands")
@@ -68,7 +68,7 @@ class Locale:
 
 
 def number(cell: str, decimal: Maybe[Decimal]) -> Maybe[float] | None:
-    """A cell's number; None for words, which are no counter's value."""
+    """Return the number in a cell; None for text, which is not the value of a counter."""
     text = _bare(cell)
     if not text:
         return EMPTY
@@ -87,13 +87,13 @@ def number(cell: str, decimal: Maybe[Decimal]) -> Maybe[float] | None:
 
 
 def _bare(cell: str) -> str:
-    """Without blanks between thousands, and without the single values that some counters list after their aggregate."""
+    """Return a cell without spaces between thousands and without the instance values that follow some aggregates."""
     return _INSTANCES.sub("", _SPACES.sub("", cell.strip()))
 
 
 def _finite(text: str) -> Maybe[float]:
     value = float(text)
-    return value if math.isfinite(value) else Missing(f"{text[:40]} is beyond any counter")
+    return value if math.isfinite(value) else Missing(f"{text[:40]} is larger than any counter")
 
 
 # --- units ------------------------------------------------------------------------------------------------------------
@@ -110,14 +110,14 @@ _SCALED = ("byte", "hz", "inst", "cycle", "sector", "request", "thread", "warp",
 
 @dataclass(frozen=True)
 class Unit:
-    """A base unit and what a printed value is multiplied with to be in it."""
+    """A base unit, and the factor that converts a printed value to it."""
 
     name: str
     factor: float
 
 
 def unit(text: str) -> Unit:
-    """`Kbyte` → bytes × 1000, `us` → ns × 1000, `Gbyte/s` → byte/second × 1e9; an unknown unit is taken as it stands."""
+    """Return the base unit: `Kbyte` → byte × 1000, `us` → ns × 1000, `Gbyte/s` → byte/second × 1e9; unknown units stay."""
     above, slash, below = text.strip().partition("/")
     if not slash:
         return Unit("ns", _TIME_NS[above]) if above in _TIME_NS else _prefixed(above)
@@ -138,50 +138,52 @@ def _prefixed(text: str) -> Unit:
 
 _SIZE = re.compile(r"\(?\s*(\d{1,10})\s*,\s*(\d{1,10})\s*,\s*(\d{1,10})\s*\)?$")
 _RANGE = re.compile(r'"(.*?)"(?=\s|$)', re.DOTALL)
-_TOLD_TWICE = re.compile(r"([^:]*):(.*):[^:]*:[^:]*:[^:]*:[^:]*:[^:]*:\2$", re.DOTALL)
+_NAME_REPEATED = re.compile(r"([^:]*):(.*):[^:]*:[^:]*:[^:]*:[^:]*:[^:]*:\2$", re.DOTALL)
 _LONGEST_RANGE = 4096
 _FIELDS_AFTER_NAME = 6
 _DEFAULT_DOMAIN = "<default domain>"
 
 
 def size(cell: str) -> tuple[int, int, int] | None:
-    """`(384, 1, 1)`, or None where it is something else."""
+    """Return the three numbers of `(384, 1, 1)`, or None for other text."""
     found = _SIZE.match(cell.strip())
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def ranges(cell: str) -> tuple[str, ...]:
-    """`691  "LLM:decode:none:…"  "LLM:decode_step:…"` → `LLM@decode`, `LLM@decode_step`; of the default domain the name alone."""
+    """Return the ranges in `691  "LLM:decode:none:…"  "LLM:decode_step:…"` as `LLM@decode`, `LLM@decode_step`."""
     return tuple(_range(text) for text in _RANGE.findall(cell))
 
 
 def _range(text: str) -> str:
-    """Domain, name and six more fields. A name may hold colons itself; most messages repeat it, which tells where it ends."""
-    twice = _TOLD_TWICE.match(text) if len(text) <= _LONGEST_RANGE else None
-    if twice:
-        domain, name = twice[1], twice[2]
+    """Return `DOMAIN@name`, or `name` in the default domain.
+
+    Six fields follow the name, which may contain colons. Most ranges repeat the name at the end, which shows where it ends.
+    """
+    repeated = _NAME_REPEATED.match(text) if len(text) <= _LONGEST_RANGE else None
+    if repeated:
+        domain, name = repeated[1], repeated[2]
     else:
         domain, _, rest = text.partition(":")
         name = rest.rsplit(":", _FIELDS_AFTER_NAME)[0]
     return name if domain in ("", _DEFAULT_DOMAIN) else f"{domain}@{name}"
 
 
-# --- ncu text ---------------------------------------------------------------------------------------------------------
-
+# --- lines and messages -----------------------------------------------------------------------------------------------
 
 MOST_BYTES = 512 << 20
-"""Of text, unpacked. A thousand kernels with every metric take a tenth of it."""
+"""Unpacked text. A thousand kernels with every metric take a tenth of it."""
 LONGEST_LINE = 8 << 20
 MOST_LINES = 4_000_000
 MOST_LINES_BEFORE = 100_000
-"""Before the table: what a program printed while it was profiled."""
-MOST_SAID = 1000
-"""Lines of the tool that are kept."""
+"""Lines before the table, which the profiled program printed."""
+MOST_MESSAGES = 1000
+"""Messages of ncu that are kept."""
 SMALLER = "Read fewer kernels or fewer metrics."
 
-_CHATTER = re.compile(r"==(PROF|WARNING|ERROR)==\s*(.*)")
+_MESSAGE = re.compile(r"==(PROF|WARNING|ERROR)==\s*(.*)")
 _PERMISSION = (
-    "Counters need privileges: load the driver with `options nvidia NVreg_RestrictProfilingToAdminUsers=0` (a file in "
+    "Counters need permission: load the driver with `options nvidia NVreg_RestrictProfilingToAdminUsers=0` (a file in "
     "/etc/modprobe.d, then reboot), or run as root or with CAP_SYS_ADMIN; in a container, also `--cap-add=SYS_ADMIN`."
 )
 _NO_KERNELS = "Check the NVTX filter (`DOMAIN@range/`), the kernel filter and the launch count: none of the launches matched."
@@ -189,7 +191,7 @@ _NO_KERNELS = "Check the NVTX filter (`DOMAIN@range/`), the kernel filter and th
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[str]]:
-    """The text of a file, plain or gzip, UTF-8 or UTF-16 with a mark; every fault of it is a ParseError."""
+    """Open a plain or gzip file as text: UTF-8, or UTF-16 with a byte order mark. Raise a ParseError if it cannot be read."""
     try:
         with open_ordinary(path) as file:
             packed = file.read(2) == b"\x1f\x8b"
@@ -210,7 +212,7 @@ def opened(path: Path) -> Iterator[IO[str]]:
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that refuses to be longer than MOST_BYTES."""
+    """A stream that raises after MOST_BYTES."""
 
     def __init__(self, raw: IO[bytes], path: Path) -> None:
         self._raw = raw
@@ -224,21 +226,21 @@ class _Bounded(io.RawIOBase):
         data = self._raw.read(min(len(buffer), 1 << 16))
         self._left -= len(data)
         if self._left < 0:
-            raise ParseError(f"{self._path} holds more than {MOST_BYTES >> 20} MiB of text.", SMALLER)
+            raise ParseError(f"{self._path} contains more than {MOST_BYTES >> 20} MiB of text.", SMALLER)
         buffer[: len(data)] = data
         return len(data)
 
 
-class Said:
-    """What the tool said beside the table."""
+class Messages:
+    """The messages of ncu around the table."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[str, str]] = []
 
-    def hear(self, line: str) -> bool:
-        """Whether a line is the tool's; it is then kept."""
-        found = _CHATTER.match(line)
-        if found and len(self._lines) < MOST_SAID:
+    def add(self, line: str) -> bool:
+        """Keep a line if it is a message of ncu. Return whether it is."""
+        found = _MESSAGE.match(line)
+        if found and len(self._lines) < MOST_MESSAGES:
             self._lines.append((found[1], found[2].strip()[:500]))
         return found is not None
 
@@ -246,27 +248,27 @@ class Said:
         return bool(self._lines)
 
     def problems(self) -> Iterator[CounterProblem]:
-        """What of it casts doubt on the figures."""
+        """Yield the problems that the messages report."""
         for kind, text in dict.fromkeys(self._lines):
             if "ERR_NVGPUCTRPERM" in text:
                 yield CounterProblem("no_permission", f"Nsight Compute: {text}", True, _PERMISSION)
             elif "No kernels were profiled" in text or "No ranges were profiled" in text:
                 yield CounterProblem("no_kernels", f"Nsight Compute: {text}", True, _NO_KERNELS)
             elif "shutdown target application" in text:
-                yield CounterProblem("aborted", "Nsight Compute was ended before the program was.", False)
+                yield CounterProblem("aborted", "Nsight Compute ended before the program.", False)
             elif kind == "ERROR":
                 yield CounterProblem("tool_error", f"Nsight Compute: {text}", False)
-            elif kind == "WARNING" and "unmodified GPU clocks" not in text:  # how this program asks for it
+            elif kind == "WARNING" and "unmodified GPU clocks" not in text:  # llm-perf requests this
                 yield CounterProblem("tool_warning", f"Nsight Compute: {text}", False)
 
 
 class Lines:
-    """The records of the CSV; lines of the tool between them go to `said`."""
+    """The records of the CSV. Messages of ncu between them are collected in `messages`."""
 
-    def __init__(self, file: IO[str], path: Path, said: Said) -> None:
+    def __init__(self, file: IO[str], path: Path, messages: Messages) -> None:
         self._file = file
         self._path = path
-        self._said = said
+        self._messages = messages
         self._most = MOST_LINES_BEFORE
         self._rows = csv.reader(self._lines())
 
@@ -274,7 +276,7 @@ class Lines:
         return self._rows
 
     def table_found(self) -> None:
-        """From here on a table's length is allowed."""
+        """Allow the number of lines of a table from now on."""
         self._most = MOST_LINES
 
     def _lines(self) -> Iterator[str]:
@@ -286,5 +288,5 @@ class Lines:
             if count > self._most:
                 table = "" if self._most == MOST_LINES else " and no table of Nsight Compute in them"
                 raise ParseError(f"{self._path} has more than {self._most:,} lines{table}.", SMALLER)
-            if not self._said.hear(line):
+            if not self._messages.add(line):
                 yield line

@@ -1,10 +1,10 @@
-"""Which stretch of a thread's time encloses another, or a moment: innermost, outermost, parents. Vectorised.
+"""Find which interval of a thread encloses another interval or a moment: parents, innermost, outermost. Vectorized.
 
-Sorted by start (the longer first), the parent of a stretch is the nearest one before it that ends late enough: no earlier than
-it does, or, where stretches may overlap without one being inside the other, after it begins. Every stretch points at its
-predecessor at first and jumps over those that end too soon, all at once; siblings double the jumps of each other, so a million
-stretches settle in some dozens of rounds. All that is jumped over had ended, so the innermost at a moment is found the same way.
-Stretches can be laid out so that each round settles one: what some dozens of rounds leave is settled one by one.
+In the order of their starts (longer first), the parent of an interval is the nearest one before it that ends late enough: not
+before the interval itself ends or, if intervals may overlap, after it begins. Each interval first points at its predecessor, then
+jumps over those that end too early, all intervals at once. Jumps double each other, so a million intervals take some dozens of
+rounds. Everything that is skipped had ended, so the innermost interval at a moment is found the same way. In the worst case each
+round resolves one interval, so after a fixed number of rounds the rest is resolved one by one.
 """
 
 from dataclasses import dataclass
@@ -15,42 +15,41 @@ from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import Int64
 
 NONE = -1
-"""In a column of row numbers: there is none."""
+"""In a column of row numbers: no row."""
 MOST_DEPTH = 4000
-"""Stretches around a stretch, four times as many as calls at which Python stops a program. Who climbs from each to all around it
-stops here."""
+"""Intervals around an interval: four times the recursion limit of Python. It bounds the work of code that visits all of them."""
 _MOST_ROUNDS = 64
 
 
 @dataclass(frozen=True)
 class Nesting:
-    """Stretches on lanes (one lane per thread) and how they nest."""
+    """Intervals on lanes (one lane per thread) and how they nest."""
 
     parent: Int64
-    """Row of the innermost stretch around each one, or NONE."""
+    """The row of the innermost interval around each one, or NONE."""
     _order: Int64
     _lanes: Int64
     _first: Int64
-    """Where each lane begins in `_order`, and where the last one ends."""
+    """The start of each lane in `_order`, and the end of the last one."""
     _start_ns: Int64
     _end_ns: Int64
     _jump: Int64
 
     def innermost(self, moment_ns: Int64, lane: Int64) -> Int64:
-        """Row of the innermost stretch open at each moment on its lane, or NONE; it is open at its start, not at its end."""
+        """Return the row of the innermost interval at each moment on its lane, or NONE. An interval excludes its end."""
         place = np.full(len(moment_ns), NONE, np.int64)
         by_lane = np.argsort(lane, kind="stable")
         bounds = np.searchsorted(lane[by_lane], self._lanes)
         ends = np.searchsorted(lane[by_lane], self._lanes, side="right")
         for index in range(len(self._lanes)):
-            asked = by_lane[bounds[index] : ends[index]]
+            moments = by_lane[bounds[index] : ends[index]]
             low, high = self._first[index], self._first[index + 1]
-            before = np.searchsorted(self._start_ns[low:high], moment_ns[asked], side="right") - 1
-            place[asked] = np.where(before < 0, NONE, before + low)
+            before = np.searchsorted(self._start_ns[low:high], moment_ns[moments], side="right") - 1
+            place[moments] = np.where(before < 0, NONE, before + low)
         return self._rows(_climb(place, moment_ns, self._end_ns, self._jump))
 
     def outermost(self, rows: Int64) -> Int64:
-        """The stretch without a parent above each of the rows (itself, where it has none); NONE stays NONE."""
+        """Return the outermost interval around each row (the row itself if it has no parent); NONE stays NONE."""
         top = np.where(self.parent == NONE, np.arange(len(self.parent)), self.parent)
         while len(top) and (top[top] != top).any():
             top = top[top]
@@ -65,9 +64,9 @@ class Nesting:
 
 
 def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = False) -> Nesting:
-    """How stretches nest on their lanes; of two equal ones the earlier row is the outer.
+    """Return how intervals nest on their lanes. Of two equal ones, the earlier row is the outer.
 
-    `overlapping`: the parent is the latest begun that is still open when a stretch begins, whether or not it encloses its end.
+    With `overlapping`, the parent is the last interval that is open when another begins, even if it ends before that one.
     """
     order, start, end, of = _outer_first(start_ns, end_ns, lane)
     until = start + 1 if overlapping else end
@@ -75,7 +74,7 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = Fal
     lanes = of[first]
     jump = np.arange(len(order), dtype=np.int64) - 1
     jump[first] = NONE
-    pending = np.flatnonzero(end[:-1] < until[1:]) + 1  # the first round of the loop, for all rows at once
+    pending = np.flatnonzero(end[:-1] < until[1:]) + 1  # the first round of the loop, for all rows
     pending = pending[jump[pending] != NONE]
     jump[pending] = jump[pending - 1]
     rounds = 0
@@ -87,8 +86,8 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = Fal
         target = jump[pending]
         pending = pending[target != NONE]
         target = target[target != NONE]
-        short = end[target] < until[pending]
-        pending, target = pending[short], target[short]
+        too_short = end[target] < until[pending]
+        pending, target = pending[too_short], target[too_short]
         jump[pending] = jump[target]
     parent = np.full(len(order), NONE, np.int64)
     parent[order[jump != NONE]] = order[jump[jump != NONE]]
@@ -96,7 +95,7 @@ def nest(start_ns: Int64, end_ns: Int64, lane: Int64, *, overlapping: bool = Fal
 
 
 def depths(parent: Int64) -> Int64:
-    """Per row: how many rows it lies in. Each round doubles the distance looked across."""
+    """Return the number of rows around each row. Each round doubles the distance."""
     depth: Int64 = (parent != NONE).astype(np.int64)
     pointer = parent.copy()
     while True:
@@ -107,16 +106,15 @@ def depths(parent: Int64) -> Int64:
 
 
 def depth_error(what: str) -> ParseError:
-    """For stretches that lie deeper in each other than MOST_DEPTH."""
+    """Return the error for intervals that nest deeper than MOST_DEPTH."""
     return ParseError(
-        f"The trace cannot be analyzed: {what} lie in each other more than {MOST_DEPTH:,} deep, which no program does.",
-        "Record it again; if it was converted, from the original.",
+        f"The trace cannot be analyzed: {what} are nested more than {MOST_DEPTH:,} levels deep, which no program does.",
+        "Record it again, or give the original if it was converted.",
     )
 
 
 def _one_by_one(end: Int64, until: Int64, lane: Int64) -> Int64:
-    """For each stretch the nearest one before it, on its lane, that ends late enough, or NONE. Those that end sooner than a later
-    one are not looked at again."""
+    """Return, per interval, the nearest one before it on its lane that ends late enough, or NONE. Uses a stack."""
     found: list[int] = []
     open_: list[int] = []
     ends = end.tolist()
@@ -133,7 +131,7 @@ def _one_by_one(end: Int64, until: Int64, lane: Int64) -> Int64:
 
 
 def lanes_of(*tables: tuple[Int64, Int64]) -> list[Int64]:
-    """Per table of two columns, such as process and thread: one number per pair, the same in every table."""
+    """Return one number per pair of two columns, such as process and thread; equal pairs of all tables get the same number."""
     process = numbered(np.concatenate([table[0] for table in tables]))
     thread = numbered(np.concatenate([table[1] for table in tables]))
     lane = process * (int(thread.max(initial=0)) + 1) + thread
@@ -141,19 +139,19 @@ def lanes_of(*tables: tuple[Int64, Int64]) -> list[Int64]:
 
 
 def numbered(values: Int64) -> Int64:
-    """The rank of each value among the distinct ones. Runs of one value, the rule in such columns, are sorted as one."""
+    """Return the rank of each value among the distinct ones. Runs of equal values, usual in such columns, are sorted as one."""
     if not len(values):
         return np.zeros(0, np.int64)
     first = np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
-    rank = np.unique(values[first], return_inverse=True)[1].reshape(-1)  # some versions of numpy keep the input's shape
+    rank = np.unique(values[first], return_inverse=True)[1].reshape(-1)  # some versions of numpy keep the shape of the input
     ranks: Int64 = np.repeat(rank, np.diff(first, append=len(values)))
     return ranks
 
 
 def _outer_first(start_ns: Int64, end_ns: Int64, lane: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Rows by lane, start and, of those that start together, the longest first; and the columns in that order.
+    """Return the rows sorted by lane, start and decreasing end, and the columns in that order.
 
-    Parsers leave them so, on each lane: that is checked first.
+    Parsers already sort each lane this way, so that is checked first.
     """
     if len(lane) and (lane == lane[0]).all():
         order, columns = np.arange(len(lane)), (start_ns, end_ns, lane)
@@ -183,12 +181,12 @@ def _climb(place: Int64, moment_ns: Int64, end_ns: Int64, jump: Int64) -> Int64:
 
 
 def _lifted(place: Int64, moment_ns: Int64, end_ns: Int64, jump: Int64) -> Int64:
-    """The same by jumps of 1, 2, 4 … at once, the longest first: one is made where all that it leaves behind had ended."""
+    """Return the same with jumps of 1, 2, 4 … intervals, longest first. A jump is made if all that it skips had ended."""
     nowhere = len(jump)
     to = np.append(np.where(jump == NONE, nowhere, jump), nowhere).astype(np.int32)
     latest = np.append(end_ns, np.iinfo(np.int64).max)[to]
     jumps = [(to, latest)]
-    """Of each length: where they lead, and the latest end of all between, there included."""
+    """Per length: the target of each jump, and the latest end of all intervals up to and including the target."""
     while (to != nowhere).any():
         to, latest = to[to], np.maximum(latest, latest[to])
         jumps.append((to, latest))

@@ -1,4 +1,4 @@
-"""Which rows of an export can be true, and what is said about those that cannot."""
+"""Parts of an nsys export other than its events: devices, facts, GPU metrics; checks of rows; messages of nsys."""
 
 import re
 import shlex
@@ -11,32 +11,32 @@ from llm_perf_opt.traces.events import DeviceSamples, DeviceWork, Int64, TracePr
 from llm_perf_opt.traces.sqlite_tables import Database, Integer, IntegerTable
 
 _PID_SHIFT, _PID_BITS = 24, 0xFFFFFF
-"""Where a global process id holds the process number."""
+"""The position of the process number in a global process id."""
 GpuNumbers = dict[tuple[int, int], int]
-"""(process number, its CUDA device) → the GPU's number among those of the report."""
+"""(process number, its CUDA device) → the number of the GPU in the report."""
 
 
 def gpu_numbers(database: Database) -> GpuNumbers:
-    """The report's own mapping, where processes mean different GPUs by one number; empty where their numbers can stay."""
+    """Return the mapping if processes use one device number for different GPUs; empty if the numbers are unambiguous."""
     found: GpuNumbers = {}
     for gpu, device, pid in database.rows("TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid")):
         if isinstance(gpu, int) and isinstance(device, int) and isinstance(pid, int) and 0 <= gpu < 2**31:
             found[(pid, device)] = gpu
-    meant: dict[int, set[int]] = {}
+    gpus_of: dict[int, set[int]] = {}
     for (_, device), gpu in found.items():
-        meant.setdefault(device, set()).add(gpu)
-    return found if any(len(gpus) > 1 for gpus in meant.values()) else {}
+        gpus_of.setdefault(device, set()).add(gpu)
+    return found if any(len(gpus) > 1 for gpus in gpus_of.values()) else {}
 
 
 def renumbered_devices(work: DeviceWork, numbers: GpuNumbers) -> DeviceWork:
-    """The same work with GPUs in place of the processes' own numbers; a device that is not in the mapping keeps its number."""
+    """Return the work with the GPU numbers of the report. A device that is not in the mapping keeps its number."""
     if not numbers or not len(work):
         return work
     pairs, place = np.unique(
         np.stack([(work.process >> _PID_SHIFT) & _PID_BITS, work.device.astype(np.int64)]), axis=1, return_inverse=True
     )
-    meant = [numbers.get((pid, device), device) for pid, device in zip(*pairs.tolist(), strict=True)]
-    return replace(work, device=np.array(meant, np.int32)[place.reshape(-1)])
+    gpus = [numbers.get((pid, device), device) for pid, device in zip(*pairs.tolist(), strict=True)]
+    return replace(work, device=np.array(gpus, np.int32)[place.reshape(-1)])
 
 
 _EXPORT_FACTS = {
@@ -48,9 +48,9 @@ _ARGUMENT = re.compile(r"PROCESS_0:ARGUMENT_(\d+)")
 
 
 def read_facts(database: Database, processes: Sequence[int], by_gpu: bool = False) -> dict[str, str]:
-    """`tool`, `tool_version`, `schema_version`, `command`, `graph_trace`, `started_utc_ns`, `recorded_ns`; `device.N` with its
-    name and `chip.N`; `pid.GLOBAL_ID` with process number and name of each process that recorded something. Absent if not told.
-    Devices go by CUDA's numbers, or, `by_gpu`, by the report's own.
+    """Return the facts that the report contains: `tool`, `tool_version`, `schema_version`, `command`, `graph_trace`,
+    `started_utc_ns`, `recorded_ns`; `device.N` and `chip.N`, the names of a device and its chip; `pid.GLOBAL_ID`, the number and
+    name of each process that recorded something. N is the CUDA number, or with `by_gpu` the number in the report.
     """
     facts: dict[str, str] = {}
     for name, value in database.rows("META_DATA_EXPORT", ("name", "value")):
@@ -111,9 +111,9 @@ _GPU_BITS = 0xFF
 def read_samples(
     database: Database, work: DeviceWork, name: Callable[[str], int], by_gpu: bool
 ) -> tuple[DeviceSamples, TraceProblem | None]:
-    """The samples while the device work ran, in the order of their time, and what is wrong with them; `name` numbers a name.
+    """Return the samples during the device work, sorted by time, and a problem if some are unreadable.
 
-    Devices are numbered as those of the work: by CUDA, or, `by_gpu`, by the report.
+    `name` returns the index of a name. Devices have the CUDA number, or with `by_gpu` the number in the report.
     """
     if not len(work) or not database.has(TABLE, *(column.names[0] for column in _SAMPLE.values())):
         return DeviceSamples.none(), None
@@ -121,7 +121,7 @@ def read_samples(
     read = database.integers(TABLE, _SAMPLE, f"timestamp BETWEEN {first} AND {last}")
     rows, problem = read.columns, None
     if read.dropped:
-        what = f"{read.dropped:,} of {read.dropped + len(read):,} samples of the GPU's metrics cannot be read, and are left out"
+        what = f"{read.dropped:,} of {read.dropped + len(read):,} samples of GPU metrics are unreadable and left out"
         problem = TraceProblem("unreadable_samples", what, fatal=False)
     kinds, place = np.unique(np.stack([rows["type"], rows["metric"]]), axis=1, return_inverse=True)
     texts = _names(database)
@@ -150,14 +150,14 @@ def _names(database: Database) -> dict[tuple[int, int], str]:
 
 
 def _cuda_numbers(database: Database) -> dict[int, int]:
-    """The report's number of a GPU → CUDA's."""
+    """Return the number of a GPU in the report → its CUDA number."""
     rows = database.rows("TARGET_INFO_GPU", ("id", "cuDevice"))
     return {gpu: device for gpu, device in rows if isinstance(gpu, int) and isinstance(device, int) and 0 <= device < 2**31}
 
 
 _LARGEST_DEVICE = 2**16
 LOST_SHARE = 0.01
-"""Up to this share of rows without a time the sums are still believed."""
+"""Rows without a time; with more, sums over the trace are wrong."""
 
 
 class RowChecks:
@@ -167,16 +167,16 @@ class RowChecks:
         self.problems: list[TraceProblem] = []
 
     def note(self, id: str, what: str, fatal: bool, remedy: str = "") -> None:
-        """Add a problem, once."""
+        """Add a problem unless it is already there."""
         problem = TraceProblem(id, what, fatal, remedy)
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def sound(self, table: str, read: IntegerTable, work: bool = False) -> dict[str, Int64]:
-        """The columns without the rows that cannot be true; each kind of them is named. `work`: device work, which is summed."""
+    def valid_rows(self, table: str, read: IntegerTable, work: bool = False) -> dict[str, Int64]:
+        """Return the columns without impossible rows, and add a problem per kind. `work`: whether these are device work."""
         columns = read.columns
         if read.dropped:
-            self.note("bad_rows", f"{read.dropped:,} rows of {table} hold values of a wrong type, and are left out", fatal=True)
+            self.note("bad_rows", f"{read.dropped:,} rows of {table} have values of a wrong type and are left out", fatal=True)
         start, end = columns["start"], columns["end"]
         absurd = is_beyond_clocks(start, end)
         if "device" in columns:
@@ -184,17 +184,17 @@ class RowChecks:
         backward = ~absurd & (end < start)
         untimed = ~absurd & (start == 0) & (end == 0) & work
         if absurd.any():
-            what = f"{np.count_nonzero(absurd):,} rows of {table} hold times or devices that cannot be, and are left out"
+            what = f"{np.count_nonzero(absurd):,} rows of {table} have impossible times or devices and are left out"
             self.note("absurd_value", what, fatal=True)
         if backward.any():
-            what = f"{np.count_nonzero(backward):,} rows of {table} end before they start, and are left out"
+            what = f"{np.count_nonzero(backward):,} rows of {table} end before they start and are left out"
             self.note("negative_duration", what, fatal=work)
         if untimed.any():
             share = np.count_nonzero(untimed) / len(start)
             what = (
-                f"{np.count_nonzero(untimed):,} of {len(start):,} rows of {table} were recorded without a time, and are left out"
+                f"{np.count_nonzero(untimed):,} of {len(start):,} rows of {table} were recorded without a time and are left out"
             )
-            self.note("untimed", what, fatal=bool(share > LOST_SHARE), remedy="Record a shorter stretch.")
+            self.note("untimed", what, fatal=bool(share > LOST_SHARE), remedy="Record a shorter time.")
         self._extents(columns)
         wrong = absurd | backward | untimed
         return {name: column[~wrong] for name, column in columns.items()} if wrong.any() else columns
@@ -202,18 +202,17 @@ class RowChecks:
     def _extents(self, columns: dict[str, Int64]) -> None:
         for extent in columns.keys() & {"grid", "block"}:
             if (columns[extent] < 0).any():
-                what = f"some kernels have a {extent} that cannot be; it is shown as not known"
+                what = f"some kernels have an impossible {extent}; it is shown as unknown"
                 self.note("absurd_value", what, fatal=False)
                 columns[extent] = columns[extent].clip(0)
 
 
-# --- tool messages ----------------------------------------------------------------------------------------------------
-
+# --- messages of nsys -------------------------------------------------------------------------------------------------
 
 _MOST_MESSAGES = 20
 _LONGEST_MESSAGE = 500
 
-# Lower case. What Nsight Systems prints, and writes into its report, when its importer meets something it does not know.
+# Lower case. What Nsight Systems writes into its report when its importer finds something unknown.
 _GAVE_UP = (
     "errors occurred while processing the raw events",
     "unknown runtime api function index",
@@ -227,7 +226,7 @@ _PERHAPS_LOST = ("might have been collected", "may have been lost", "might have 
 
 
 def message_problems(messages: Iterable[tuple[str, str]]) -> tuple[TraceProblem, ...]:
-    """Problems from (severity, text) pairs; `info` and what says nothing about the recording is left out, repetitions too."""
+    """Return the problems in (severity, text) pairs, without repetitions. Messages of severity `info` are ignored."""
     found: dict[str, TraceProblem] = {}
     for severity, text in messages:
         problem = _problem(severity.lower(), " ".join(text.split())[:_LONGEST_MESSAGE])
@@ -236,30 +235,24 @@ def message_problems(messages: Iterable[tuple[str, str]]) -> tuple[TraceProblem,
     ordered = sorted(found.values(), key=lambda problem: not problem.fatal)
     if len(ordered) > _MOST_MESSAGES:
         rest = len(ordered) - _MOST_MESSAGES
-        more = TraceProblem("tool_warning", f"{rest} more messages of the profiler are not listed", _any_fatal(ordered[-rest:]))
+        more = TraceProblem("tool_warning", f"{rest} more messages of the profiler are not shown", _any_fatal(ordered[-rest:]))
         ordered = [*ordered[:_MOST_MESSAGES], more]
     return tuple(ordered)
 
 
-def log_problems(log: str) -> tuple[TraceProblem, ...]:
-    """Problems in what was printed while recording. The program's own output is in there, so only unmistakable lines count."""
-    signs = (*_GAVE_UP, *_PERHAPS_LOST)
-    return message_problems(("log", line) for line in log.splitlines() if any(sign in line.lower() for sign in signs))
-
-
 def _problem(severity: str, text: str) -> TraceProblem | None:
-    said = text.lower()
-    if any(sign in said for sign in _GAVE_UP):
+    lower = text.lower()
+    if any(sign in lower for sign in _GAVE_UP):
         return TraceProblem(
             "importer_gave_up",
-            f"the profiler's importer stopped half-way: {text}",
+            f"the importer of the profiler stopped half-way: {text}",
             fatal=True,
             remedy="Use a version of Nsight Systems that is as new as the CUDA runtime of the profiled program.",
         )
-    if any(sign in said for sign in _LOST):
-        return TraceProblem("events_lost", f"the profiler lost events: {text}", True, "Record a shorter stretch, or less of it.")
-    if any(sign in said for sign in _PERHAPS_LOST):
-        return TraceProblem("events_perhaps_lost", f"the profiler is not sure it saw all events: {text}", fatal=False)
+    if any(sign in lower for sign in _LOST):
+        return TraceProblem("events_lost", f"the profiler lost events: {text}", True, "Record a shorter time, or less.")
+    if any(sign in lower for sign in _PERHAPS_LOST):
+        return TraceProblem("events_perhaps_lost", f"the profiler may have missed events: {text}", fatal=False)
     if "error" in severity or "fatal" in severity:
         return TraceProblem("tool_error", f"the profiler reports an error: {text}", fatal=False)
     if "warn" in severity:

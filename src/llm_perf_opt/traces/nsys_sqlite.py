@@ -1,7 +1,7 @@
 """The SQLite export of Nsight Systems → `Trace`, for the layouts of 2022 to 2025.
 
-Tables are created only where there is something to put in them, columns come and go between versions, rows are in no order. What
-is wrong with a single row costs that row and is named as a problem; what is wrong with the file is a ParseError.
+nsys creates only tables that have rows, columns differ between versions, and rows are unordered. A damaged row is left out and
+reported as a problem; a damaged file raises a ParseError.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import numpy as np
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import (
     NO_NAME,
+    Bool,
     DeviceWork,
     HostCalls,
     Int32,
@@ -25,13 +26,13 @@ from llm_perf_opt.traces.events import (
     different,
 )
 from llm_perf_opt.traces.nsys_rows import RowChecks, gpu_numbers, message_problems, read_facts, read_samples, renumbered_devices
-from llm_perf_opt.traces.projection import Bool, is_kernel_launch
+from llm_perf_opt.traces.projection import is_kernel_launch
 from llm_perf_opt.traces.sqlite_tables import Database, Integer, Product, open_database
 
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
 _KNOWN_TABLES = ("StringIds", "NVTX_EVENTS", f"{_CUPTI}KERNEL", f"{_CUPTI}RUNTIME")
 _THREAD_BITS = 0xFFFFFF
-"""The low bits of a global thread id; the rest names the process."""
+"""The low bits of a global thread id; the other bits identify the process."""
 _NO_PROCESS = -1
 _PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
 _LONGEST_NAME = 65_536
@@ -68,27 +69,27 @@ _RANGE = {
     "domain": Integer(("domainId",), 0),
     "row": Integer(("rowid",)),
 }
-# CUPTI's numbers of copy kinds, spelled as the tool's own tables spell them.
+# The copy kinds of CUPTI by number, with the names that nsys uses.
 _COPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 _UNIFIED_COPIES = {11: "Unified HtoD", 12: "Unified DtoH", 13: "Unified DtoD"}
 
 
 def read_nsys(path: Path) -> Trace:
-    """Everything this tool uses of an export (`.sqlite`, `.db`, or gzipped), or a ParseError. Health is judged elsewhere."""
+    """Return the trace in an export (`.sqlite`, `.db`, or gzipped), or raise a ParseError. `health` checks its content."""
     if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
-        raise ParseError(f"{path} is not yet exported.", f"nsys export --type sqlite -o {path.stem}.sqlite {path.name}")
+        raise ParseError(f"{path} is not exported.", f"nsys export --type sqlite -o {path.stem}.sqlite {path.name}")
     with open_database(path) as database:
         if not any(database.has(table) for table in _KNOWN_TABLES):
             found = ", ".join(sorted(database.tables)[:5]) or "none"
             raise ParseError(
-                f"{path} is a database, but no export of Nsight Systems. Its tables: {found}.",
+                f"{path} is a database, but not an export of Nsight Systems. Its tables: {found}.",
                 "Export the report: nsys export --type sqlite -o FILE REPORT.nsys-rep",
             )
         return _Reader(database).trace()
 
 
 class _Names:
-    """Names by index, each once."""
+    """Distinct names by index."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -102,7 +103,7 @@ class _Names:
 
 
 class _Reader:
-    """One database on its way to a Trace."""
+    """Reads one database into a Trace."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -112,10 +113,10 @@ class _Reader:
 
     def trace(self) -> Trace:
         database, checks = self._database, self._checks
-        kernels = checks.sound(f"{_CUPTI}KERNEL", database.integers(f"{_CUPTI}KERNEL", _KERNEL), work=True)
-        copies = checks.sound(f"{_CUPTI}MEMCPY", database.integers(f"{_CUPTI}MEMCPY", _COPY), work=True)
-        sets = checks.sound(f"{_CUPTI}MEMSET", database.integers(f"{_CUPTI}MEMSET", _SET), work=True)
-        calls = [checks.sound(table, database.integers(table, _CALL)) for table in (f"{_CUPTI}RUNTIME", f"{_CUPTI}DRIVER")]
+        kernels = checks.valid_rows(f"{_CUPTI}KERNEL", database.integers(f"{_CUPTI}KERNEL", _KERNEL), work=True)
+        copies = checks.valid_rows(f"{_CUPTI}MEMCPY", database.integers(f"{_CUPTI}MEMCPY", _COPY), work=True)
+        sets = checks.valid_rows(f"{_CUPTI}MEMSET", database.integers(f"{_CUPTI}MEMSET", _SET), work=True)
+        calls = [checks.valid_rows(table, database.integers(table, _CALL)) for table in (f"{_CUPTI}RUNTIME", f"{_CUPTI}DRIVER")]
         ranges = self._range_rows()
         self._strings = self._needed_strings([kernels["name"], *[table["name"] for table in calls], ranges["text_id"]])
         host = self._calls(calls)
@@ -152,7 +153,7 @@ class _Reader:
         columns = {name: np.concatenate([part.columns()[name] for part in parts]) for name in parts[0].columns()}
         unknown_process = columns["process"] == _NO_PROCESS
         known = different(calls.process)
-        if unknown_process.any() and len(known) == 1:  # a layout without globalPid: of one process it can only be that
+        if unknown_process.any() and len(known) == 1:  # a layout without globalPid, but only one process
             columns["process"] = np.where(unknown_process, known[0], columns["process"])
         work = DeviceWork(**columns)
         return work.rows(np.lexsort((work.end_ns, work.start_ns)))
@@ -182,11 +183,11 @@ class _Reader:
             if len(still_open):
                 self._checks.note(
                     "open_ranges",
-                    f"{len(still_open):,} ranges had not ended when recording stopped, and are left out",
+                    f"{len(still_open):,} ranges had not ended when recording stopped and are left out",
                     fatal=False,
                 )
             wanted += ' AND "end" IS NOT NULL'
-        return self._checks.sound("NVTX_EVENTS", self._database.integers("NVTX_EVENTS", _RANGE, wanted))
+        return self._checks.valid_rows("NVTX_EVENTS", self._database.integers("NVTX_EVENTS", _RANGE, wanted))
 
     def _ranges(self, rows: "_Columns") -> Ranges:
         inline = {
@@ -199,14 +200,14 @@ class _Reader:
             )
         }
         own = np.array([inline.get(row, NO_NAME) for row in rows["row"].tolist()], np.int32)
-        names = np.where(own != NO_NAME, own, self._named(rows["text_id"], besides=own != NO_NAME)).astype(np.int32)
+        names = np.where(own != NO_NAME, own, self._named(rows["text_id"], already_named=own != NO_NAME)).astype(np.int32)
         process = rows["thread"] & ~np.int64(_THREAD_BITS)
         kind = np.where(rows["kind"] == _PUSH_POP, RangeKind.PUSH_POP, RangeKind.START_END).astype(np.uint8)
         ranges = Ranges(rows["start"], rows["end"], names, self._domains(process, rows["domain"]), kind, process, rows["thread"])
         return ranges.rows(np.lexsort((-ranges.end_ns, ranges.start_ns)))
 
     def _domains(self, process: Int64, domain: Int64) -> Int32:
-        """Names of the ranges' domains. Numbers are given per process; 0 is the domain without a name."""
+        """Return the names of the domains of the ranges. Domains are numbered per process; 0 has no name."""
         text_id = "textId" if self._database.has("NVTX_EVENTS", "textId") else "domainId"
         created = (
             list(self._database.rows("NVTX_EVENTS", ("globalTid", "domainId", "text", text_id), f"eventType = {_DOMAIN_CREATE}"))
@@ -231,21 +232,21 @@ class _Reader:
     # --- names --------------------------------------------------------------------------------------------------------
 
     def _needed_strings(self, columns: Sequence[Int64]) -> dict[int, str]:
-        """The strings with these ids. The table is read once and only these are kept: a report may hold whole source files."""
+        """Return the strings with these ids. Only these are kept: a report may contain whole source files."""
         wanted = set(different(np.concatenate(columns)).tolist()) - {NO_NAME} if columns else set()
         if not wanted:
             return {}
         rows = self._database.rows("StringIds", ("id", "value"), longest=_LONGEST_NAME)
         return {number: text for number, text in rows if number in wanted and isinstance(text, str)}
 
-    def _named(self, ids: Int64, besides: Bool | None = None) -> Int32:
-        """Indices of names for ids of strings; an id the report does not explain is shown as that. `besides`: named otherwise."""
+    def _named(self, ids: Int64, already_named: Bool | None = None) -> Int32:
+        """Return the index of the name of each string id. Report ids without a string, except those that are `already_named`."""
         distinct, which = np.unique(ids, return_inverse=True)
-        unexplained = np.isin(ids, [number for number in distinct.tolist() if number not in self._strings])
-        if besides is not None:
-            unexplained &= ~besides
-        if unexplained.any():
-            what = f"{np.count_nonzero(unexplained):,} events have a name that the report does not hold"
+        unnamed = np.isin(ids, [number for number in distinct.tolist() if number not in self._strings])
+        if already_named is not None:
+            unnamed &= ~already_named
+        if unnamed.any():
+            what = f"the names of {np.count_nonzero(unnamed):,} events are not in the report"
             self._checks.note("unnamed", what, fatal=False)
         indices = [
             self._names.add(
@@ -276,7 +277,7 @@ class _Reader:
 
     def _text_problems(self) -> list[TraceProblem]:
         damaged = self._database.damaged_texts
-        what = f"{damaged:,} texts of the report are not valid UTF-8; what could not be read in them is marked"
+        what = f"{damaged:,} texts of the report are not valid UTF-8; invalid characters are replaced"
         return [TraceProblem("invalid_text", what, fatal=False)] if damaged else []
 
 

@@ -1,4 +1,4 @@
-"""Any profiler's trace by its content: a torch trace, an nsys export, or what else is in the registry."""
+"""Read a trace of any supported format: torch.profiler JSON, an nsys export, or another format of the registry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ _PREVIEW_BYTES = 64
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """A format that is known by its first bytes."""
+    """A format that is detected by its first bytes."""
 
     name: str
     starts: bytes
-    """Of the content, unpacked where the file is packed."""
+    """The first bytes of the unpacked content."""
     reader: str
-    """`module:function`, loaded when a file of the format is read: a function of the path that returns the Trace."""
+    """`module:function`, imported when a file of the format is read: takes the path and returns the Trace."""
 
     def read(self, path: Path) -> Trace:
-        """The trace in a file, or a ParseError."""
+        """Return the trace in a file, or raise a ParseError."""
         module, name = self.reader.split(":")
         return cast("Callable[[Path], Trace]", getattr(import_module(module), name))(path)
 
 
 FORMATS = [TraceFormat("nsys", b"SQLite format 3\x00", "llm_perf_opt.traces.nsys_sqlite:read_nsys")]
-"""Every format but torch.profiler's JSON, which is what a file is taken for otherwise."""
+"""Every format except torch.profiler JSON, which any other file is read as."""
 
 
 def read_trace(path: Path, checksum: "Checksum | None" = None) -> Trace:
-    """The trace in a file, whatever its name, plain or packed; or a ParseError.
+    """Return the trace in a plain or packed file with any name, or raise a ParseError.
 
-    `checksum` is given the bytes of the file as they are read, if they are read from front to end.
+    `checksum` receives the bytes of the file, if they are read from start to end.
     """
     found = format_of(path)
     if found is not None:
@@ -50,16 +50,17 @@ def read_trace(path: Path, checksum: "Checksum | None" = None) -> Trace:
 
 
 def format_of(path: Path) -> TraceFormat | None:
-    """The format of a file by its first bytes; None for torch.profiler's JSON."""
+    """Return the format of a file by its first bytes; None for torch.profiler JSON."""
     from llm_perf_opt.traces.packed import PackedFile
 
     if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
         raise ParseError(
-            f"{path} is nsys's own format, which only nsys reads.", f"nsys export --type sqlite -o {path.stem}.sqlite {path.name}"
+            f"{path} is in the format of nsys, which only nsys reads.",
+            f"nsys export --type sqlite -o {path.stem}.sqlite {path.name}",
         )
     if path.is_dir():
         raise ParseError(f"{path} is a folder.", "Give a trace file, or a run folder that `llm-perf run` printed.")
     check_ordinary(path)
     with PackedFile(path) as file:
         first = file.read(_PREVIEW_BYTES)
-    return next((one for one in FORMATS if first.startswith(one.starts)), None)
+    return next((known for known in FORMATS if first.startswith(known.starts)), None)

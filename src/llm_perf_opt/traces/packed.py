@@ -1,7 +1,7 @@
-"""A trace file's bytes, plain, gzipped or in a zip, unpacked piece by piece. What the file is, its first bytes say, not its name.
+"""Read a trace file that is plain, gzipped or in a zip, piece by piece. The format is detected from the first bytes.
 
-A small file that unpacks to something enormous is refused: by ratio, and by a size that `LLM_PERF_MAX_TRACE_GB` raises. No more
-is unpacked at once than was asked for, whatever the file holds.
+A small file that unpacks to an enormous size is refused: by its ratio, and by a limit that `LLM_PERF_MAX_TRACE_GB` sets. No read
+unpacks more than the requested size.
 """
 
 import os
@@ -16,14 +16,14 @@ from llm_perf_opt.core.user_files import open_ordinary
 from llm_perf_opt.traces.trace_mark import Checksum
 
 MOST_CONTENTS_BYTES = 1 << 20
-"""Of the archive's table of contents, which is held in memory."""
+"""The size of the table of contents of an archive, which is kept in memory."""
 LARGEST_DICTIONARY = 64 << 20
-"""What LZMA may look back at, and takes in memory; the strongest preset takes as much."""
+"""The memory that LZMA may use; the strongest preset uses as much."""
 _MEMBER_READ_BYTES = 1 << 16
 _LENGTHS = struct.Struct("<26xHH")
-"""Of the name and of the extra field, in the header before a file."""
+"""The lengths of the name and of the extra field in the header of a file."""
 _LZMA = struct.Struct("<xxHBL")
-"""Length of the properties, and these: how literals are coded, the size of the dictionary."""
+"""The length of the properties, the coding of literals, the size of the dictionary."""
 
 
 class _Unpacker(Protocol):
@@ -33,29 +33,29 @@ class _Unpacker(Protocol):
 
 
 class ZipMember:
-    """The file's bytes, read once, from the front. What is wrong with it is a BadZipFile or another of `zipfile`'s errors."""
+    """The only file in a zip, read once from start to end. Raises BadZipFile or another error of `zipfile` if it is damaged."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.consumed = 0
-        """Packed bytes that were read so far."""
+        """Packed bytes read so far."""
         self._file = file
         archive = zipfile.ZipFile(_Contents(file))
         files = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
         if len(files) != 1:
-            raise zipfile.BadZipFile(f"it holds {len(files):,} files; one trace was expected")
+            raise zipfile.BadZipFile(f"it contains {len(files):,} files; one trace was expected")
         (info,) = files
-        archive.open(info).close()  # says what cannot be read: encrypted, of an unknown method, no header
+        archive.open(info).close()  # raises if it is encrypted, has an unknown method or no header
         self._left, self._packed_left = info.file_size, info.compress_size
         self._crc, self._expected_crc = 0, info.CRC
         file.seek(info.header_offset)
         header = file.read(_LENGTHS.size)
         self._place = info.header_offset + len(header) + sum(_LENGTHS.unpack(header))
         self._damage: type[Exception] = zlib.error
-        """What the unpacker raises for damaged data."""
+        """The error that the unpacker raises for damaged data."""
         self._unpacker = self._unpacker_for(info.compress_type)
 
     def read(self, size: int) -> bytes:
-        """`size` bytes more, or as many as there are; none at the end."""
+        """Return the next `size` bytes, or fewer at the end."""
         size = min(size, self._left)
         data = bytearray()
         while len(data) < size:
@@ -104,7 +104,7 @@ class ZipMember:
             raise zipfile.BadZipFile("its LZMA properties are wrong")
         if dictionary > LARGEST_DICTIONARY:
             raise zipfile.BadZipFile(
-                f"LZMA would need {dictionary >> 20:,} MiB of memory, and may have {LARGEST_DICTIONARY >> 20}"
+                f"LZMA would need {dictionary >> 20:,} MiB of memory; the limit is {LARGEST_DICTIONARY >> 20}"
             )
         literals, positions = coding % 9, coding // 9
         properties = {"lc": literals, "lp": positions % 5, "pb": positions // 5, "dict_size": dictionary}
@@ -116,7 +116,7 @@ class ZipMember:
 
 
 class _Stored:
-    """Bytes that are not packed."""
+    """Unpacked bytes, passed through."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -132,7 +132,7 @@ class _Stored:
 
 
 class _Deflated:
-    """zlib's own object, which hands back what it did not need."""
+    """Deflate, with the interface of the other unpackers."""
 
     def __init__(self) -> None:
         self._inflater = zlib.decompressobj(-15)
@@ -146,7 +146,7 @@ class _Deflated:
 
 
 class _Contents:
-    """A file for `zipfile` to find its table of contents in; one of enormous length is refused."""
+    """A file that `zipfile` reads the table of contents from; refuses an enormous table."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -155,7 +155,7 @@ class _Contents:
         return getattr(self._file, name)
 
     def read(self, size: int = -1) -> bytes:
-        """As any file does."""
+        """Read up to `size` bytes."""
         if size > MOST_CONTENTS_BYTES:
             raise zipfile.BadZipFile(f"its table of contents has more than {MOST_CONTENTS_BYTES >> 20} MiB")
         return self._file.read(size)
@@ -164,28 +164,28 @@ class _Contents:
 LIMIT_VARIABLE = "LLM_PERF_MAX_TRACE_GB"
 DEFAULT_LIMIT_GB = 32.0
 HIGHEST_RATIO = 200
-"""Unpacked to packed. Real traces reach about 30; deflate cannot exceed 1,032."""
+"""Of unpacked to packed size. Real traces reach about 30; deflate cannot exceed 1,032."""
 RATIO_COUNTS_FROM_BYTES = 16 << 20
 _READ_BYTES = 1 << 18
 _WRITE_BYTES = 1 << 20
 _FED_BYTES = 1 << 13
-"""Packed bytes given to zlib at once: it hands back a copy of those that it did not need."""
+"""Packed bytes per call of zlib, which returns a copy of those that it did not need."""
 _GZIP = b"\x1f\x8b"
 _MANY_MEMBERS, _LEAST_MEMBER_BYTES = 10_000, 64
-"""A gzip file of more members than this must hold as many bytes in each, on the average; those of bgzip hold 65,280."""
+"""A gzip file with more members must have this many bytes per member on average; those of bgzip have 65,280."""
 
 
 class PackedFile:
-    """A file opened for reading its unpacked bytes once, from the front."""
+    """A file whose unpacked bytes are read once, from start to end."""
 
     def __init__(self, path: Path, checksum: Checksum | None = None) -> None:
-        """`checksum` is given the file's own bytes as they are read; of a zip, which is not read from front to end, none."""
+        """Open a file. `checksum` receives its packed bytes, except for a zip, which is not read from start to end."""
         self.path = path
         self._checksum = checksum
         self.cut_short = False
-        """Whether the packed data ended before its own end mark."""
+        """Whether the packed data ends before its end marker."""
         self._produced = self._consumed = 0
-        """Bytes unpacked so far, and the packed ones of a gzip file that were read for them."""
+        """Unpacked bytes so far, and the packed bytes of a gzip file that were read for them."""
         self._limit = _limit_bytes()
         try:
             self._file = open_ordinary(path)
@@ -196,7 +196,7 @@ class PackedFile:
         self._member: ZipMember | None = None
         self._inflater: zlib._Decompress | None = None
         self._members = 0
-        """Of a gzip file, those read to their end that another one follows."""
+        """Members of a gzip file read so far, except the last."""
         self._pending = memoryview(b"")
         if magic.startswith(_GZIP):
             self._inflater = zlib.decompressobj(31)
@@ -210,16 +210,16 @@ class PackedFile:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     @property
     def is_packed(self) -> bool:
-        """Whether it holds other bytes than are read."""
+        """Whether the file is compressed or an archive."""
         return self._inflater is not None or self._member is not None
 
     def read(self, size: int) -> bytes:
-        """`size` bytes more, or as many as there are; none at the end."""
+        """Return the next `size` bytes, or fewer at the end."""
         try:
             if self._inflater is not None:
                 data = self._inflate(self._inflater, size)
@@ -230,7 +230,7 @@ class PackedFile:
         except (zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
             raise ParseError(
                 f"{self.path} is damaged: it cannot be unpacked beyond its first {self._produced:,} bytes ({error}).",
-                "Copy it again from where it was made.",
+                "Copy it again from its origin.",
             ) from error
         except OSError as error:
             raise ParseError(f"{self.path} cannot be read: {error.strerror or error}.") from error
@@ -238,29 +238,29 @@ class PackedFile:
         self._check_size()
         return data
 
-    def read_into(self, room: memoryview) -> int:
-        """Fill the room, or a part of it, with what comes next; returns how many bytes that are, none at the end."""
+    def read_into(self, buffer: memoryview) -> int:
+        """Read the next bytes into a buffer, which may be filled partly. Return their number, 0 at the end."""
         if self.is_packed:
-            data = self.read(len(room))
-            room[: len(data)] = data
+            data = self.read(len(buffer))
+            buffer[: len(data)] = data
             return len(data)
         try:
-            count = self._file.readinto(room)
+            count = self._file.readinto(buffer)
         except OSError as error:
             raise ParseError(f"{self.path} cannot be read: {error.strerror or error}.") from error
         if self._checksum is not None:
-            self._checksum.add(room[:count])
+            self._checksum.add(buffer[:count])
         return count
 
     def _plain(self, size: int) -> bytes:
-        """The file's own next bytes."""
+        """Return the next bytes of the file as they are on disk."""
         data = self._file.read(size)
         if self._checksum is not None:
             self._checksum.add(data)
         return data
 
     def _inflate(self, inflater: "zlib._Decompress", size: int) -> bytes:
-        """The next bytes of a gzip file, which may hold several members one after another."""
+        """Return the next unpacked bytes of a gzip file, which may have several members."""
         data = bytearray()
         while len(data) < size:
             if inflater.eof:
@@ -285,15 +285,15 @@ class PackedFile:
         return memoryview(data)
 
     def _has_next_member(self, produced: int) -> bool:
-        """Whether another member follows the one that ended: else the file ends there, or padding follows."""
-        if len(self._pending) < len(_GZIP):  # the next member's mark may be cut in two
+        """Return whether another member follows, rather than padding or the end of the file."""
+        if len(self._pending) < len(_GZIP):  # the marker of the next member may be split
             self._pending = memoryview(bytes(self._pending) + self._more_packed())
         if self._pending[: len(_GZIP)] != _GZIP:
             return False
         self._members += 1
         if self._members > _MANY_MEMBERS and produced < _LEAST_MEMBER_BYTES * self._members:
             raise ParseError(
-                f"{self.path} is packed in more than {_MANY_MEMBERS:,} members of a few bytes each: no trace is.",
+                f"{self.path} is packed in more than {_MANY_MEMBERS:,} members of a few bytes each; traces are not.",
                 "Unpack it and give the trace itself.",
             )
         return True
@@ -309,24 +309,24 @@ class PackedFile:
         packed = self._consumed if self._member is None else self._member.consumed
         if self._produced > self._limit:
             raise ParseError(
-                f"{self.path} unpacks to more than {self._limit / 1e9:.0f} GB.", f"Set {LIMIT_VARIABLE} if it is a true trace."
+                f"{self.path} unpacks to more than {self._limit / 1e9:.0f} GB.", f"If it is a real trace, set {LIMIT_VARIABLE}."
             )
         bomb = self._produced > max(RATIO_COUNTS_FROM_BYTES, HIGHEST_RATIO * packed)
         if bomb and LIMIT_VARIABLE not in os.environ:
             raise ParseError(
-                f"{self.path} unpacks to more than {HIGHEST_RATIO} times its size: no trace does that.",
-                f"Set {LIMIT_VARIABLE} to the gigabytes it may have if it is a true trace.",
+                f"{self.path} unpacks to more than {HIGHEST_RATIO} times its size; traces do not.",
+                f"If it is a real trace, set {LIMIT_VARIABLE} to its size in gigabytes.",
             )
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether a file begins as gzip does, whatever it is called."""
+    """Return whether the content of a file is gzip."""
     with open_ordinary(path) as file:
         return file.read(len(_GZIP)) == _GZIP
 
 
 def unpack(path: Path, to: Path) -> None:
-    """Unpack `path` into the file `to`, piece by piece and with the same limits; what is cut short is refused."""
+    """Unpack `path` into the file `to`, piece by piece and with the same limits. Raise a ParseError if it is truncated."""
     with PackedFile(path) as packed, to.open("wb") as unpacked:
         while piece := packed.read(_WRITE_BYTES):
             try:
@@ -338,8 +338,8 @@ def unpack(path: Path, to: Path) -> None:
                 ) from error
         if packed.cut_short:
             raise ParseError(
-                f"{path} is a damaged or truncated gzip file: it ends before its own end mark.",
-                "Copy it again, or make the report anew.",
+                f"{path} is a damaged or truncated gzip file: it ends before its end marker.",
+                "Copy it again, or regenerate the report.",
             )
 
 
@@ -350,5 +350,5 @@ def _limit_bytes() -> float:
     except ValueError:
         gigabytes = -1.0
     if not gigabytes > 0:
-        raise ConfigError(f"{LIMIT_VARIABLE}={text} is no size.", "Give gigabytes, as in 64.")
+        raise ConfigError(f"{LIMIT_VARIABLE}={text} is not a size.", "Give a number of gigabytes, such as 64.")
     return gigabytes * 1e9

@@ -1,4 +1,4 @@
-"""The unprofiled pass's record, held to what a measurement can be: what every figure is made from is refused here or nowhere."""
+"""Read the records of the passes: times, the torch pass, telemetry. Only this module refuses impossible times."""
 
 import math
 from collections.abc import Iterator
@@ -14,33 +14,33 @@ from llm_perf_opt.core.run_folder import check_plain, read_record
 from llm_perf_opt.core.user_files import open_ordinary
 
 LONGEST_NS = 2**63 - 1
-"""What a clock of nanoseconds in 64 bits can tell: three centuries."""
+"""The most that 64 bits of nanoseconds can represent: three centuries."""
 _MOST = 2**63 - 1
-"""Of any count: more is no measurement, and overflows where it meets a fraction."""
+"""The largest count: more is not a measurement and overflows when it is multiplied with a fraction."""
 
 MOST_OF_THE_WHOLE = 1.01
-"""Prefill and steps together over the whole request they lie in, though on a device's clock; where measured 0.9986 to 1."""
+"""The most that prefill and decode may take of their request, on the clock of the device; measured: 0.9986 to 1."""
 TICK_NS = 1_000
-"""By which each part may be off: events of a device are told to half a microsecond."""
+"""The error of each time: device events have a resolution of half a microsecond."""
 MOST_BYTES = 2**50
-"""A pebibyte: no device and no host has as much."""
+"""A pebibyte, which no device or host has."""
 
 
 def read_timings(path: Path) -> CleanTimings:
-    """The record, or a ParseError that names the first value in it that cannot be."""
+    """Return the times of the unprofiled pass, or raise a ParseError that names the first impossible value."""
     timings = read_record(path, CleanTimings)
     try:
         check_plain(timings.model.architecture)
     except ValueError as error:
-        raise ParseError(f"{path} cannot be right: the architecture: {error}.", "The file is damaged, or was changed.") from error
+        raise ParseError(f"{path} cannot be right: the architecture: {error}.", "The file is damaged or was edited.") from error
     flaw = next(_flaws(timings), "")
     if flaw:
-        raise ParseError(f"{path} cannot be right: {flaw}.", "The file is damaged, or was changed: run it again.")
+        raise ParseError(f"{path} cannot be right: {flaw}.", "The file is damaged or was edited. Run it again.")
     return timings
 
 
 def read_torch_pass(path: Path) -> TorchPass:
-    """Return what the torch pass recorded, or raise a ParseError."""
+    """Return the record of the torch pass, or raise a ParseError."""
     return read_record(path, TorchPass)
 
 
@@ -51,7 +51,7 @@ def _flaws(timings: CleanTimings) -> Iterator[str]:
         yield f"the model was loaded in {timings.load_s} s"
     yield from _memory_flaws(timings.memory)
     engine = timings.runtime is not None and timings.runtime.type != PYTORCH
-    least_ns = 0 if engine else 1  # an engine may hand out two tokens at one moment
+    least_ns = 0 if engine else 1  # an engine may return two tokens at the same time
     for kind, iterations in (("repeat", timings.iterations), ("warm-up", timings.warmup)):
         for number, iteration in enumerate(iterations, start=1):
             for flaw in _iteration_flaws(iteration, timings.workload.decode_steps, least_ns):
@@ -63,7 +63,7 @@ def _workload_flaws(work: Workload) -> Iterator[str]:
         if not 0 < value <= _MOST:
             yield f"the {name} is {_short(value)}"
     if len(work.prompt_tokens) != work.batch_size:
-        yield f"it has the lengths of {len(work.prompt_tokens)} prompts, and the batch is {_short(work.batch_size)}"
+        yield f"it has the lengths of {len(work.prompt_tokens)} prompts, but a batch of {_short(work.batch_size)}"
     if any(not 0 < length <= work.padded_tokens for length in work.prompt_tokens):
         yield f"a prompt is not between 1 and {_short(work.padded_tokens)} tokens long"
 
@@ -88,7 +88,7 @@ def _memory_flaws(memory: MemoryPeaks) -> Iterator[str]:
 def _iteration_flaws(iteration: Iteration, decode_steps: int, least_ns: int) -> Iterator[str]:
     steps = iteration.steps_ns
     if len(steps) != decode_steps:
-        yield f"has {len(steps)} decode steps, and the request has {decode_steps}"
+        yield f"has {len(steps)} decode steps, but the request has {decode_steps}"
     if not 0 <= iteration.started_ns <= LONGEST_NS:
         yield f"began at {_short(iteration.started_ns)} ns"
     for name, value in (("took", iteration.wall_ns), ("has a prefill of", iteration.prefill_ns)):
@@ -98,12 +98,12 @@ def _iteration_flaws(iteration: Iteration, decode_steps: int, least_ns: int) -> 
         if not least_ns <= value <= LONGEST_NS:
             yield f"has a decode step, {number}, of {_short(value)} ns"
     if steps and not 0 < sum(steps) <= LONGEST_NS:
-        yield "has decode steps that take no time at all, or more than a clock can tell"
+        yield "has decode steps that take no time, or more than a clock can represent"
     if iteration.total_ns > MOST_OF_THE_WHOLE * iteration.wall_ns + TICK_NS * (1 + len(steps)):
-        yield f"took {iteration.wall_ns} ns, and its prefill and decode steps {iteration.total_ns} ns: more than the whole"
+        yield f"took {iteration.wall_ns} ns, but its prefill and decode steps take {iteration.total_ns} ns"
     for span in iteration.substages:
         if not (0 <= span.start_ns <= LONGEST_NS and 0 <= span.duration_ns <= LONGEST_NS):
-            yield "has a sub-stage outside of what a clock can tell"
+            yield "has a substage beyond what a clock can represent"
 
 
 def _short(value: int) -> str:
@@ -114,7 +114,7 @@ def _short(value: int) -> str:
 
 
 class _Line(msgspec.Struct):
-    """A line holds one of these."""
+    """A line, which has one of these."""
 
     header: TelemetryHeader | None = None
     cpu: CpuSample | None = None
@@ -122,7 +122,7 @@ class _Line(msgspec.Struct):
 
 
 def read_telemetry(path: Path) -> Telemetry:
-    """All readings; a last line cut short by a kill is dropped, damage elsewhere is a ParseError."""
+    """Return all samples. A truncated last line is ignored; damage elsewhere raises a ParseError."""
     decoder = msgspec.json.Decoder(_Line)
     header: TelemetryHeader | None = None
     gpu: list[GpuSample] = []
@@ -140,12 +140,12 @@ def read_telemetry(path: Path) -> Telemetry:
         if record.cpu:
             cpu.append(record.cpu)
     if header is None:
-        raise ParseError(f"{path} has no header: the sampler ended before its first reading.")
+        raise ParseError(f"{path} has no header: the sampler ended before its first sample.")
     return Telemetry(header, tuple(gpu), tuple(cpu))
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The whole lines of a file, one at a time."""
+    """Yield the complete lines of a file."""
     try:
         with open_ordinary(path) as file:
             yield from (line for line in file if line.endswith(b"\n"))

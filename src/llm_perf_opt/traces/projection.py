@@ -1,7 +1,7 @@
-"""Device work projected onto the host: the call that launched it, the range that call was made in, the stage it belongs to.
+"""Assign device work to the host: the call that launched it, the range of that call, and its stage.
 
-A kernel belongs to the ranges that were open on the launching thread when its launch call began, never to those that happen to
-overlap it on the device: the host runs ahead. Everything here is arrays in, arrays out, with -1 for "none".
+A kernel belongs to the ranges that were open on the launching thread when its launch call began, not to those that overlap it on
+the device, because the host runs ahead. All functions take and return arrays; -1 means none.
 """
 
 import re
@@ -13,35 +13,34 @@ import numpy.typing as npt
 
 from llm_perf_opt.core.stages import DOMAIN, Stage
 from llm_perf_opt.traces.events import NO_NAME, HostCalls, Int32, Int64, RangeKind, Ranges, Trace, different_pairs
+from llm_perf_opt.traces.events import Bool as Bool
 from llm_perf_opt.traces.nesting import MOST_DEPTH, depth_error, depths, lanes_of, nest, numbered
 from llm_perf_opt.traces.nesting import NONE as NONE
-
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Who belongs to whom, by row number of the trace's tables."""
+    """The assignments, as row numbers of the tables of a trace."""
 
     call_of_work: Int64
-    """Per row of device work: the call that launched it. A CUDA graph's kernels all belong to the graph's launch."""
+    """Per row of device work: the call that launched it. All kernels of a CUDA graph belong to its launch."""
     range_of_call: Int64
     """Per call: the innermost push/pop range open on its thread when it began."""
     range_of_work: Int64
     """Per row of device work: the range of its call."""
     parent: Int64
-    """Per range: the push/pop range it lies in. Start/end ranges nest in nothing and hold nothing."""
+    """Per range: the push/pop range around it. Start/end ranges have no parent and no children."""
     depth: Int64
-    """Per range: how many ranges it lies in."""
+    """Per range: the number of ranges around it."""
     path: Int32
-    """Per range: which path of names leads to it."""
+    """Per range: the path of names that leads to it."""
     path_parent: Int32
     """Per path: the path without its last name."""
     path_label: tuple[str, ...]
-    """Per path: its last name, as `DOMAIN@name` where the range has a domain."""
+    """Per path: its last name, as `DOMAIN@name` if the range has a domain."""
 
     def path_names(self, path: int) -> tuple[str, ...]:
-        """The labels of a path, outermost first."""
+        """Return the labels of a path, outermost first."""
         labels: list[str] = []
         while path != NONE:
             labels.append(self.path_label[path])
@@ -63,42 +62,37 @@ def project(trace: Trace) -> Projection:
 
 
 def stage_of_range(trace: Trace, projection: Projection, stages: Sequence[Stage]) -> Int64:
-    """Per range: the place in `stages` of the innermost of them that it is or lies in, or -1.
+    """Return, per range, the index in `stages` of the innermost stage that it is or is inside of, or -1.
 
-    Only labels of this tool's NVTX domain, or of none (a torch trace has no domains), count as stages.
+    Only labels in the NVTX domain of llm-perf, or without a domain (torch traces have none), are stages.
     """
     own = own_stage(trace, stages)
     marked = nearest_marked(projection.parent, own != NONE)
     return through(marked, own)
 
 
-def stage_of_work(trace: Trace, projection: Projection, stages: Sequence[Stage]) -> Int64:
-    """Per row of device work: the place in `stages` of the innermost of them it was launched in, or -1."""
-    return through(projection.range_of_work, stage_of_range(trace, projection, stages))
-
-
 def step_of_work(trace: Trace, projection: Projection, stage: Stage = Stage.DECODE_STEP) -> Int64:
-    """Per row of device work: the row of the range, among those labeled `stage`, that it was launched in, or -1."""
+    """Return, per row of device work, the row of the range with label `stage` that it was launched in, or -1."""
     marked = nearest_marked(projection.parent, own_stage(trace, (stage,)) != NONE)
     return through(projection.range_of_work, marked)
 
 
 _TABLE_ENTRIES_PER_ROW = 8
-"""A table of all keys is made up to this many entries per row, which is less memory than the rows themselves."""
+"""A lookup table of all keys is used up to this many entries per row, which takes less memory than the rows."""
 
 
 def launching_calls(trace: Trace) -> Int64:
-    """Per row of device work: the first call with its correlation and process, or -1."""
+    """Return, per row of device work, the first call with its correlation and process, or -1."""
     work, calls = trace.work, trace.calls
     if not len(work) or not len(calls):
         return np.full(len(work), NONE, np.int64)
     call_key, work_key = packed_keys((calls.process, calls.correlation), (work.process, work.correlation))
     widest = int(max(call_key.max(), work_key.max())) + 1
-    if widest <= _TABLE_ENTRIES_PER_ROW * (len(work) + len(calls)):  # the rule: correlations are counted up; no search is needed
+    if widest <= _TABLE_ENTRIES_PER_ROW * (len(work) + len(calls)):  # usual, as correlations are counted up
         first = np.full(widest, NONE, np.int64)
-        first[call_key[::-1]] = np.arange(len(calls) - 1, -1, -1)  # written last, and so kept: the first of one correlation
+        first[call_key[::-1]] = np.arange(len(calls) - 1, -1, -1)  # in reverse, so that the first call of a correlation remains
         return np.where(work.correlation != 0, first[work_key], NONE)
-    order = np.argsort(call_key, kind="stable")  # of several calls with one correlation the first, which encloses the others
+    order = np.argsort(call_key, kind="stable")  # the first call of a correlation encloses the others
     sorted_keys = call_key[order]
     place = np.minimum(np.searchsorted(sorted_keys, work_key), len(order) - 1)
     found = (sorted_keys[place] == work_key) & (work.correlation != 0)
@@ -106,14 +100,14 @@ def launching_calls(trace: Trace) -> Int64:
 
 
 def through(first: Int64, second: npt.NDArray[np.integer]) -> Int64:
-    """Follow a column of row numbers into another column; -1 stays -1."""
+    """Return the values of `second` at the row numbers in `first`; -1 stays -1."""
     if not len(second):
         return np.full(len(first), NONE, np.int64)
     return np.where(first == NONE, NONE, second[first]).astype(np.int64)
 
 
 def nearest_marked(parent: Int64, marked: Bool) -> Int64:
-    """Per row: itself if marked, else the nearest marked row above it, or -1. Each round doubles the distance looked across."""
+    """Return, per row, the row itself if marked, else its nearest marked ancestor, or -1. Each round doubles the distance."""
     rows = np.arange(len(parent))
     found = np.where(marked, rows, parent)
     while True:
@@ -125,29 +119,29 @@ def nearest_marked(parent: Int64, marked: Bool) -> Int64:
 
 
 def own_stage(trace: Trace, stages: Sequence[Stage]) -> Int64:
-    """Per range: which of `stages` its own label says, or -1."""
+    """Return, per range, the index in `stages` of its own label, or -1."""
     place = {stage.value: index for index, stage in enumerate(stages)}
-    of_name = np.array([place.get(name, NONE) for name in trace.names] + [NONE], np.int64)  # the last entry answers NO_NAME
+    of_name = np.array([place.get(name, NONE) for name in trace.names] + [NONE], np.int64)  # the last entry is for NO_NAME
     ours = np.array([name == DOMAIN for name in trace.names] + [True], np.bool_)
     return np.where(ours[trace.ranges.domain], of_name[trace.ranges.name], NONE)
 
 
 def packed_keys(*tables: tuple[Int64, Int64]) -> list[Int64]:
-    """Two columns as one integer per row, comparable across tables."""
+    """Return two columns as one integer per row, comparable across tables."""
     high = np.concatenate([table[0] for table in tables])
     low = np.concatenate([table[1] for table in tables])
     if not len(low):
         return [table[1] for table in tables]
     number = numbered(high)
     if low.min() < 0 or low.max() >= 2**62 // (int(number.max()) + 1):
-        low = numbered(low)  # too wide to pack as it is
+        low = numbered(low)  # too wide to pack
     packed = number * (int(low.max()) + 1) + low
     bounds = np.cumsum([len(table[0]) for table in tables])[:-1]
     return list(np.split(packed, bounds))
 
 
 def _nesting(ranges: Ranges, calls: HostCalls) -> tuple[Int64, Int64]:
-    """Parent per range and innermost range per call. Ranges of several NVTX domains may overlap on one thread."""
+    """Return the parent per range and the innermost range per call. Ranges of several NVTX domains may overlap on a thread."""
     parent = np.full(len(ranges), NONE, np.int64)
     nested = np.flatnonzero(ranges.kind == RangeKind.PUSH_POP)
     lane, call_lane = lanes_of((ranges.process[nested], ranges.thread[nested]), (calls.process, calls.thread))
@@ -157,7 +151,7 @@ def _nesting(ranges: Ranges, calls: HostCalls) -> tuple[Int64, Int64]:
 
 
 def _paths(trace: Trace, parent: Int64, depth: Int64) -> tuple[Int32, Int32, tuple[str, ...]]:
-    """Number the distinct paths of labels, level by level; a path's number is above its parent's."""
+    """Number the distinct paths of labels, level by level; a path has a higher number than its parent."""
     ranges = trace.ranges
     path = np.full(len(parent), NONE, np.int64)
     parents: list[int] = []
@@ -178,8 +172,7 @@ def _label(trace: Trace, domain: int, name: int) -> str:
     return trace.name_of(name) if domain == NO_NAME else f"{trace.name_of(domain)}@{trace.name_of(name)}"
 
 
-# --- launches ---------------------------------------------------------------------------------------------------------
-
+# --- launch calls -----------------------------------------------------------------------------------------------------
 
 # `cudaLaunchKernel_v7000`, `cuLaunchKernelEx`, `cudaLaunchCooperativeKernel_ptsz`; `cudaLaunchHostFunc` runs on the host.
 _KERNEL = re.compile(r"(cu|cuda|hip)(Ext|Module)?Launch(?!HostFunc)\w*")
@@ -187,12 +180,12 @@ _GRAPH = re.compile(r"(cu|cuda|hip)GraphLaunch(_\w+)?")
 
 
 def is_kernel_launch(call: str) -> bool:
-    """Whether a call of this name launches one kernel."""
+    """Return whether a call of this name launches one kernel."""
     return _KERNEL.fullmatch(call) is not None
 
 
 def is_graph_launch(call: str) -> bool:
-    """Whether a call of this name launches a CUDA graph."""
+    """Return whether a call of this name launches a CUDA graph."""
     return _GRAPH.fullmatch(call) is not None
 
 
@@ -201,17 +194,17 @@ _CAPTURE_ENDS = re.compile(r"cu(da)?StreamEndCapture\w*")
 
 
 def kernel_launches(trace: Trace) -> Bool:
-    """Per call: whether it launches one kernel."""
+    """Return, per call, whether it launches one kernel."""
     return _named(trace, is_kernel_launch)
 
 
 def graph_launches(trace: Trace) -> Bool:
-    """Per call: whether it launches a CUDA graph."""
+    """Return, per call, whether it launches a CUDA graph."""
     return _named(trace, is_graph_launch)
 
 
 def while_capturing(trace: Trace) -> Bool:
-    """Per call: whether its thread was recording a CUDA graph, when launches are noted down and run nothing."""
+    """Return, per call, whether its thread was capturing a CUDA graph, when launches run nothing."""
     begins, ends = _named(trace, _CAPTURE_BEGINS.fullmatch), _named(trace, _CAPTURE_ENDS.fullmatch)
     inside = np.zeros(len(trace.calls), np.bool_)
     if not begins.any():
@@ -219,12 +212,12 @@ def while_capturing(trace: Trace) -> Bool:
     for process, thread in zip(*different_pairs(trace.calls.process[begins], trace.calls.thread[begins]), strict=True):
         mine = np.flatnonzero((trace.calls.process == process) & (trace.calls.thread == thread))
         steps: Int64 = np.cumsum(begins[mine].astype(np.int64) - ends[mine])
-        floor = np.minimum(np.minimum.accumulate(steps), 0)  # an end whose begin was before the recording
-        inside[mine] = steps > floor
+        lowest = np.minimum(np.minimum.accumulate(steps), 0)  # an end whose begin was before the recording
+        inside[mine] = steps > lowest
     return inside
 
 
 def _named(trace: Trace, test: Callable[[str], object]) -> Bool:
-    matches = np.array([bool(test(name)) for name in trace.names] + [False], np.bool_)  # last: NO_NAME
+    matches = np.array([bool(test(name)) for name in trace.names] + [False], np.bool_)  # the last entry is for NO_NAME
     chosen: Bool = matches[trace.calls.name]
     return chosen

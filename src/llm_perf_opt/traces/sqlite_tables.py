@@ -1,8 +1,8 @@
-"""Read a SQLite file that nobody vouches for: read-only, columns into numpy, every failure a ParseError.
+"""Read an untrusted SQLite file: read-only, columns as numpy arrays, every failure a ParseError.
 
-The file may be truncated, damaged or made to harm: the schema is asked and not assumed, only plain tables are read (a view can
-be an endless query), cells of a wrong type cost their row, and the work done is bounded by the size of the file. Queries are put
-together from names in this program's source, none from the file.
+The file may be truncated, damaged or malicious. The schema is queried, only plain tables are read (a view can be an endless
+query), a cell of a wrong type drops its row, and the work is bounded by the size of the file. Queries contain only names from
+the source of this program, none from the file.
 """
 
 import sqlite3
@@ -24,7 +24,7 @@ from llm_perf_opt.traces.packed import is_gzip, unpack
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 _LEAST_ROW_BYTES = 4
-"""No row takes less; a scan that yields more rows than this allows runs in a circle."""
+"""The least size of a row. A scan that yields more rows than this allows runs in a circle."""
 _STEPS_PER_BYTE = 60
 _FREE_STEPS = 20_000_000
 _STEPS_PER_CHECK = 100_000
@@ -33,7 +33,7 @@ _DAMAGED = "The file is damaged. Export it again: nsys export --type sqlite -o F
 
 @dataclass(frozen=True)
 class Integer:
-    """A column of integers: the first of `names` that has a value, else `default`; without a default the row is dropped."""
+    """A column of integers: the first of `names` with a value, else `default`. Without a default the row is dropped."""
 
     names: tuple[str, ...]
     default: int | None = None
@@ -41,18 +41,18 @@ class Integer:
 
 @dataclass(frozen=True)
 class Product:
-    """A column of products of integer columns, multiplied by SQLite: 0 where one is missing, -1 where it is too large to hold."""
+    """A product of integer columns, computed by SQLite: 0 if one is missing, -1 on overflow."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class IntegerTable:
-    """What was read of a table."""
+    """Columns read from a table."""
 
     columns: dict[str, Int64]
     dropped: int
-    """Rows with a cell of a wrong type, or without a value that is needed."""
+    """Rows with a cell of a wrong type, or without a required value."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -67,31 +67,31 @@ class Database:
         self._most_rows = size // _LEAST_ROW_BYTES
         self._checks_left = (_FREE_STEPS + size * _STEPS_PER_BYTE) // _STEPS_PER_CHECK
         self.damaged_texts = 0
-        """Texts so far that were not valid UTF-8; what could not be read in them is marked."""
+        """Texts so far that were not valid UTF-8; invalid characters are replaced."""
         connection.text_factory = self._text
         connection.set_progress_handler(self._check, _STEPS_PER_CHECK)
         self.tables = self._schema()
-        """Table → its columns, both in lower case: SQLite does not tell them apart."""
+        """Table → its columns, both in lower case: SQLite ignores case."""
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether there is such a table with these columns."""
+        """Return whether there is a table with these columns."""
         known = self.tables.get(table.lower())
         return known is not None and all(column == "rowid" or column.lower() in known for column in columns)
 
     def integers(self, table: str, wanted: Mapping[str, Integer | Product], where: str = "") -> IntegerTable:
-        """Columns of integers under the names of `wanted`; a table that is not there has no rows."""
+        """Return columns of integers with the names of `wanted`. A missing table has no rows."""
         if not self.has(table):
             return IntegerTable({name: np.empty(0, np.int64) for name in wanted}, 0)
         names = [f"c{place}" for place in range(len(wanted))]
         expressions = [
             f"{self._expression(table, column)} AS {name}" for name, column in zip(names, wanted.values(), strict=True)
         ]
-        sound = " AND ".join(f"typeof({name}) = 'integer'" for name in names)
+        integers = " AND ".join(f"typeof({name}) = 'integer'" for name in names)
         chosen = f'FROM "{table}"' + (f" WHERE {where}" if where else "")
-        query = f"SELECT {', '.join(names)} FROM (SELECT {', '.join(expressions)} {chosen}) WHERE {sound}"  # noqa: S608
+        query = f"SELECT {', '.join(names)} FROM (SELECT {', '.join(expressions)} {chosen}) WHERE {integers}"  # noqa: S608
         with self._running(f"{query} LIMIT {self._most_rows + 1}") as cursor:
             cells = np.fromiter(chain.from_iterable(cursor), np.int64).reshape(-1, len(names))
-        # Not count(*): SQLite counts that by itself, uninterrupted, and a damaged tree of pages may have no end.
+        # Not count(*): SQLite does not interrupt it, and a damaged tree of pages may be endless.
         with self._running(f"SELECT count(1) {chosen}") as cursor:
             dropped = cursor.fetchone()[0] - len(cells)
         if len(cells) > self._most_rows:
@@ -99,7 +99,7 @@ class Database:
         return IntegerTable({name: np.ascontiguousarray(cells[:, place]) for place, name in enumerate(wanted)}, dropped)
 
     def rows(self, table: str, columns: Sequence[str], where: str = "", longest: int = 4096) -> Iterator[tuple[Any, ...]]:
-        """Rows as Python values, texts cut at `longest` characters; without the table or one of the columns, none."""
+        """Yield rows as Python values, with texts truncated to `longest` characters; none if the table or a column is missing."""
         if not self.has(table, *columns):
             return iter(())
         cells = [f'CASE typeof("{name}") WHEN \'text\' THEN substr("{name}", 1, {longest}) ELSE "{name}" END' for name in columns]
@@ -119,7 +119,7 @@ class Database:
         if not present:
             raise ParseError(
                 f"{self._path}: the table {table} has no column {' or '.join(column.names)}.",
-                "The layout is of a version of Nsight Systems that this tool does not know. Export with nsys 2022 to 2025.",
+                "The layout is from an unsupported version of Nsight Systems. Export with nsys 2022 to 2025.",
             )
         return present[0] if len(present) == 1 else f"coalesce({', '.join(present)})"
 
@@ -127,7 +127,7 @@ class Database:
         tables: dict[str, dict[str, str]] = {}
         for (name,) in list(self._rows("SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0")):
             if not isinstance(name, str) or not name.isidentifier():
-                continue  # no table of a profiler, and not to be quoted into a query
+                continue  # not a table of a profiler, and unsafe in a query
             described = self._rows(f'PRAGMA table_info("{name}")')
             tables[name.lower()] = {str(row[1]).lower(): str(row[2]) for row in described}
         return tables
@@ -145,7 +145,7 @@ class Database:
             with closing(self._connection.execute(query)) as cursor:
                 yield cursor
         except (sqlite3.Error, UnicodeError, OverflowError, MemoryError) as error:
-            what = error if self._checks_left >= 0 else "its pages lead in circles"
+            what = error if self._checks_left >= 0 else "its pages form a circle"
             raise ParseError(f"{self._path} cannot be read: {what or type(error).__name__}.", _DAMAGED) from error
 
     def _text(self, raw: bytes) -> str:
@@ -157,12 +157,12 @@ class Database:
 
     def _check(self) -> int:
         self._checks_left -= 1
-        return self._checks_left < 0  # true interrupts the query
+        return self._checks_left < 0  # a true value interrupts the query
 
 
 @contextmanager
 def open_database(path: Path) -> Iterator[Database]:
-    """A SQLite file, or a gzip file of one, for reading only."""
+    """Open a SQLite file, or a gzip file of one, read-only."""
     try:
         if is_gzip(path):
             with tempfile.TemporaryDirectory(prefix="llm-perf-") as folder:
@@ -194,7 +194,7 @@ def _connected(file: Path, path: Path) -> Iterator[Database]:
 
 
 def _checked_size(file: Path, path: Path) -> int:
-    """The file's size, once its header says what it is and that nothing of it is missing."""
+    """Return the size of the file. Raise a ParseError unless its header is of SQLite and the file is complete."""
     with open_ordinary(file) as opened:
         header = opened.read(_HEADER_BYTES)
     size = file.stat().st_size
@@ -207,12 +207,12 @@ def _checked_size(file: Path, path: Path) -> int:
     page = int.from_bytes(header[16:18], "big")
     needed = int.from_bytes(header[28:32], "big") * (65536 if page == 1 else page)
     if len(header) < _HEADER_BYTES or (header[24:28] == header[92:96] and size < needed):
-        raise ParseError(f"{path} is truncated: it holds {size:,} bytes of {max(needed, _HEADER_BYTES):,}.", _DAMAGED)
+        raise ParseError(f"{path} is truncated: it has {size:,} of {max(needed, _HEADER_BYTES):,} bytes.", _DAMAGED)
     for ending in ("-journal", "-wal"):
-        beside = file.with_name(file.name + ending)
-        if beside.is_file() and beside.stat().st_size:
+        journal = file.with_name(file.name + ending)
+        if journal.is_file() and journal.stat().st_size:
             raise ParseError(
-                f"{path} was being written when its writer stopped: {beside.name} lies beside it.",
+                f"{path} was not written completely: {journal.name} is next to it.",
                 "Wait for the export to end, or export the report again.",
             )
     return size

@@ -1,4 +1,4 @@
-"""A trace is parsed once: its tables are kept in the user's cache under a fingerprint of its bytes, and are read from then on."""
+"""Parse a trace once: its tables are stored in the user's cache under a fingerprint of its bytes and are read afterwards."""
 
 import re
 import shutil
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.records import Maybe, Missing
@@ -18,7 +18,9 @@ from llm_perf_opt.traces.trace_mark import (
     MOST_BYTES,
     SCHEMA_VERSION,
     Checksum,
+    FileState,
     checksum_of,
+    file_state,
     kept_bytes,
     kept_for,
     note_use,
@@ -28,28 +30,18 @@ from llm_perf_opt.traces.trace_mark import (
 from llm_perf_opt.traces.trace_tables import made_of, read_tables, write_tables
 
 StageColumns = Callable[[Trace], dict[str, dict[str, Any]]]
-"""Gives further columns of a trace's tables: table, column, values. Analysis knows them, a parser does not."""
+"""Returns additional columns for the tables of a trace: table → column → values. Analysis provides them."""
 
 
 @dataclass(frozen=True)
 class CachedTrace:
-    """A trace, and the tables that hold it."""
+    """A trace and its tables."""
 
     trace: Trace
     tables: Maybe[Path]
-    """Missing where they could not be kept."""
+    """Missing if they could not be stored."""
     parsed: bool
-    """Whether the source was parsed now."""
-
-
-class _State(NamedTuple):
-    """What changes with a file, unless somebody puts it back."""
-
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-    changed_ns: int
+    """Whether the source was parsed, rather than read from tables."""
 
 
 def cached_trace(
@@ -59,28 +51,27 @@ def cached_trace(
     columns: StageColumns,
     meanwhile: Callable[[Trace], None] = lambda _: None,
 ) -> CachedTrace:
-    """The trace in `source`, from its tables where they are sound and of these very bytes, else parsed and the tables written.
+    """Return the trace in `source`: from its tables if they are valid and of the same bytes, else parsed, and write the tables.
 
-    The tables lie in the user's cache, or in `folder`. Where they cannot be written the trace comes all the same, with a note.
-    `columns` gives the columns that say where work belongs.
-    `meanwhile` is given the trace, once, and works with it while the tables are written.
+    The tables are in the user's cache, or in `folder`. If they cannot be written, the result contains the reason.
+    `columns` returns the columns that assign work to stages. `meanwhile` is called with the trace while the tables are written.
     """
-    seen, state = seen_of(source), _state(source)
+    seen, state = seen_of(source), file_state(source)
     places = [folder] if folder else tables_of(source)
     for tables in places:
         if seen and (trace := _kept(tables, seen=seen)):
             return _used(trace, tables, folder, meanwhile)
     of = ""
-    if any((place / META_FILE).is_file() for place in places):  # else nothing can be of the same bytes
+    if any((place / META_FILE).is_file() for place in places):  # otherwise there is nothing to compare with
         of = fingerprint(source)
         same = folder or _place(source, of)
         if not isinstance(same, Missing) and (trace := _kept(same, of=of)):
             return _used(trace, same, folder, meanwhile)
     checksum = Checksum()
     trace = read_trace(source, checksum)
-    if checksum.size == state.size:  # every byte came by
+    if checksum.size == state.size:  # every byte was read
         of = _fingerprint(checksum)
-    with ThreadPoolExecutor(1, "tables") as writer:  # both spend their time where Python lets two threads work at once
+    with ThreadPoolExecutor(1, "tables") as writer:  # both release the GIL most of the time
         writing = writer.submit(_write, trace, columns, source, folder, of, seen, state)
         meanwhile(trace)
         written = writing.result()
@@ -95,13 +86,13 @@ def _used(trace: Trace, tables: Path, folder: Path | None, meanwhile: Callable[[
 
 
 def _write(
-    trace: Trace, columns: StageColumns, source: Path, folder: Path | None, of: str, seen: str, state: _State
+    trace: Trace, columns: StageColumns, source: Path, folder: Path | None, of: str, seen: str, state: FileState
 ) -> Maybe[Path]:
-    """The tables of a trace, or why there are none."""
+    """Write the tables of a trace. Return their folder, or why they were not written."""
     try:
         of = of or fingerprint(source)
-        if _state(source) != state:
-            return Missing("the tables were not kept: the file was changed while it was read")
+        if file_state(source) != state:
+            return Missing("the tables were not kept: the file changed while it was read")
         tables = folder or _place(source, of)
         if isinstance(tables, Missing):
             return Missing(f"the tables were not kept: {tables.why}")
@@ -125,12 +116,12 @@ def _place(source: Path, of: str) -> Maybe[Path]:
 
 
 def make_room(kept: Path) -> None:
-    """Remove from the cache what was used least recently, until the rest is within its bound. What is `kept` now stays."""
+    """Remove the least recently used entries of the cache until it is within its limit. The entry `kept` stays."""
     note_use(kept)
     entries: list[tuple[int, int, Path]] = []
     with suppress(OSError):
         for entry in kept.parent.iterdir():
-            with suppress(OSError):  # another process may remove it meanwhile
+            with suppress(OSError):  # another process may remove it
                 entries.append((entry.lstat().st_mtime_ns, kept_bytes(entry), entry))
     total = sum(size for _, size, _ in entries)
     for _, size, entry in sorted(entries):
@@ -141,16 +132,8 @@ def make_room(kept: Path) -> None:
             total -= size
 
 
-def _state(source: Path) -> _State:
-    try:
-        stat = source.stat()
-    except OSError as error:
-        raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
-    return _State(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-
-
 def _kept(tables: Path, of: str = "", seen: str = "") -> Trace | None:
-    """The trace of sound tables made of that; None where they are stale, damaged or not there: the source says the same."""
+    """Return the trace in tables of these bytes (`of`) or of this unchanged file (`seen`); None if stale, damaged or missing."""
     try:
         known_of, known_seen = made_of(tables)
         return read_tables(tables) if (of and of == known_of) or (seen and seen == known_seen) else None
@@ -159,7 +142,7 @@ def _kept(tables: Path, of: str = "", seen: str = "") -> Trace | None:
 
 
 def fingerprint(source: Path) -> str:
-    """Changes with the bytes of the file, and with the tables' schema."""
+    """Return a text that changes with the bytes of the file and with the schema of the tables."""
     return _fingerprint(checksum_of(source))
 
 
@@ -168,11 +151,11 @@ def _fingerprint(checksum: Checksum) -> str:
 
 
 def _remove_others(source: Path, kept: Path) -> None:
-    """Tables of what this source held before serve nobody, nor does what a killed writer left half-made."""
+    """Remove the tables of earlier contents of this source, and those that a killed process did not complete."""
     for folder in tables_of(source):
         if folder != kept:
             shutil.rmtree(folder, ignore_errors=True)
-    for half in kept.parent.glob(".tables-*.part"):
-        writer = re.search(r"\.(\d+)-\d+\.part$", half.name)
+    for partial in kept.parent.glob(".tables-*.part"):
+        writer = re.search(r"\.(\d+)-\d+\.part$", partial.name)
         if writer and not Path("/proc", writer[1]).exists():
-            shutil.rmtree(half, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)

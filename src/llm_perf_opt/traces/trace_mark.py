@@ -1,4 +1,4 @@
-"""What is kept of a trace in the user's cache, and whether it is still of it: told from a few bytes, and so shown at once."""
+"""The cache of traces: where the tables of a trace are, and whether they are up to date, without reading the trace."""
 
 import hashlib
 import os
@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,13 +20,11 @@ from llm_perf_opt.core.user_files import open_ordinary, read_bytes
 
 META_FILE = "meta.json"
 SCHEMA_VERSION = 5
-"""Of the tables; raised when a reader of the old ones would misread the new, or miss something."""
+"""Version of the tables. Incremented when an older reader would misread newer tables or miss something."""
 MOST_BYTES = 5_000_000_000
-"""Of all that is kept of traces; what was used least recently goes first."""
-
-
+"""The limit of the cache. The least recently used entries are removed first."""
 _DECIDES = ("core/*.py", "traces/**/*.py", "analysis/**/*.py", "workflows/*.py")
-"""The files of this program that decide what is said of a trace."""
+"""The source files that affect the analysis of a trace."""
 
 
 class _Mark(msgspec.Struct):
@@ -36,7 +35,7 @@ class _Mark(msgspec.Struct):
 
 @cache
 def made_by() -> str:
-    """The release, and a fingerprint of the code that reads and judges traces: what another one said is not said again."""
+    """Return the release and a fingerprint of the code that analyzes traces. Results of other code are not reused."""
     package = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(file for pattern in _DECIDES for file in package.glob(pattern)):
@@ -45,28 +44,43 @@ def made_by() -> str:
     return f"{__version__}-{digest.hexdigest()}"
 
 
-def seen_of(source: Path) -> str:
-    """What tells an untouched file without reading it: every write and every change of its times sets its change time anew.
+class FileState(NamedTuple):
+    """Properties that change whenever a file changes."""
 
-    Empty for a file changed so lately that a further change might get the same time.
-    """
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+def file_state(source: Path) -> FileState:
+    """Return the state of a file, or raise a ParseError if it cannot be read."""
     try:
         stat = source.stat()
     except OSError as error:
         raise ParseError(f"{source} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
-    age = time.time() - stat.st_ctime
-    if age < 0.1:
+    return FileState(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def seen_of(source: Path) -> str:
+    """Return a text that changes with the file, without reading it: every write and every change of its times sets its ctime.
+
+    Empty for a file that changed so recently that another change might get the same time.
+    """
+    state = file_state(source)
+    if time.time() - state.changed_ns / 1e9 < 0.1:
         return ""
-    return f"{stat.st_dev:x}-{stat.st_ino:x}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ctime_ns:x}"
+    return "-".join(f"{value:x}" for value in state)
 
 
 def cache_folder() -> Maybe[Path]:
-    """Where everything that is kept of traces lies, for this user; a run keeps what is made of its own in itself."""
+    """Return the folder of the user's cache of traces. The tables of a run are in its own folder."""
     return user_cache_folder("traces")
 
 
 def kept_for(source: Path) -> Maybe[Path]:
-    """The folder for what is kept of one file, by where the file lies; it may not be there yet."""
+    """Return the cache folder of a file, derived from its path; it may not exist yet."""
     cache = cache_folder()
     if isinstance(cache, Missing):
         return cache
@@ -74,13 +88,13 @@ def kept_for(source: Path) -> Maybe[Path]:
 
 
 def note_use(kept: Path) -> None:
-    """What was used last is removed last."""
+    """Mark a cache folder as recently used."""
     with suppress(OSError):
         os.utime(kept)
 
 
 def kept_bytes(folder: Path) -> int:
-    """All that lies below a folder; what is removed meanwhile counts no more."""
+    """Return the size of all files in a folder; files that disappear are skipped."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -90,17 +104,17 @@ def kept_bytes(folder: Path) -> int:
 
 
 def tables_of(source: Path) -> list[Path]:
-    """Folders of tables that were made of a file in this place."""
+    """Return the folders of tables for a file with this path."""
     kept = kept_for(source)
     try:
         inside = [] if isinstance(kept, Missing) else list(kept.iterdir())
     except OSError:
-        return []  # nothing was kept yet, or it may not be looked into
+        return []  # nothing is cached yet, or it is not readable
     return [folder for folder in inside if folder.name.startswith("tables-v") and (folder / META_FILE).is_file()]
 
 
 def fresh_tables(source: Path) -> Path | None:
-    """The tables of a file that has not been touched since they were made of it; they are not read."""
+    """Return the tables of a file that has not changed since, or None. The tables are not read."""
     seen = seen_of(source)
     for folder in tables_of(source) if seen else []:
         with suppress(OSError, ParseError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -119,13 +133,13 @@ _READ_BYTES = 1 << 20
 
 @dataclass
 class Checksum:
-    """CRC-32, the fastest check that misses no single change, and the number of bytes it is of."""
+    """CRC-32, a fast check that detects any single change, and the number of bytes."""
 
     crc: int = 0
     size: int = 0
 
     def add(self, data: bytes | memoryview) -> None:
-        """The file's next bytes."""
+        """Add the next bytes of the file."""
         self.crc = zlib.crc32(data, self.crc)
         self.size += len(data)
 
@@ -134,13 +148,13 @@ class Checksum:
 
 
 def checksum_of(path: Path) -> Checksum:
-    """Of all bytes of a file, or a ParseError."""
+    """Return the checksum of a file, or raise a ParseError."""
     checksum = Checksum()
-    with memoryview(bytearray(_READ_BYTES)) as room:
+    with memoryview(bytearray(_READ_BYTES)) as buffer:
         try:
             with open_ordinary(path) as file:
-                while count := file.readinto(room):
-                    checksum.add(room[:count])
+                while count := file.readinto(buffer):
+                    checksum.add(buffer[:count])
         except OSError as error:
             raise ParseError(f"{path} cannot be read: {error.strerror or error}.", "Give a trace file.") from error
     return checksum

@@ -1,9 +1,8 @@
-"""A trace as tables: Parquet files that any DuckDB opens, names as text, times as integer ns; and the way back.
+"""Write a trace as tables, and read it back: Parquet files that any DuckDB opens, with names as text and times in integer ns.
 
-`kernels` (all device work, with its kind), `calls`, `ranges` and `operators` have a row per event, `gpu_metrics` one per sample;
-`names` numbers the names.
-Columns that end in `_id` are those numbers and let a trace be read back without its text. An unknown value is NULL.
-`meta.json` holds the rest: problems, facts, and the size and checksum of every file, so that a damaged folder is noticed.
+`kernels` (all device work, with its kind), `calls`, `ranges` and `operators` have a row per event, `gpu_metrics` one per sample.
+`names` numbers the names; columns that end in `_id` contain these numbers, so a trace can be read back without texts. An unknown
+value is NULL. `meta.json` contains problems, facts, and the size and checksum of every file, so that damage is detected.
 """
 
 import os
@@ -39,13 +38,13 @@ if TYPE_CHECKING:
     import duckdb
 
 Extra = Mapping[str, Mapping[str, Any]]
-"""Table → column → a numpy array with a value per row: numbers, or an object array of text and None."""
+"""Table → column → a numpy array with one value per row: numbers, or an object array of text and None."""
 
 _WORK_KINDS = "['kernel', 'memcpy', 'memset']"
 _RANGE_KINDS = "['push_pop', 'start_end']"
 _TIMES = "start_ns, end_ns, end_ns - start_ns as dur_ns"
 
-# Table → (its columns as made from the arrays, its columns as read back to arrays). `names` is the list of all names.
+# Table → (SQL from arrays to columns, SQL from columns back to arrays). `names` is the list of all names.
 _TABLES: dict[str, tuple[str, str]] = {
     "kernels": (
         f"""names[name + 1] as name, {_WORK_KINDS}[kind + 1] as kind, {_TIMES}, device, stream, process,
@@ -78,13 +77,12 @@ _TABLES: dict[str, tuple[str, str]] = {
 }
 TABLE_NAMES = tuple(_TABLES)
 _FORMAT = "format parquet, parquet_version v2, dictionary_size_limit 2000"
-"""Version 2 writes times as their differences: half the size, and faster to write and to read. Names and shapes are hundreds, or
-a few thousand; that times are too many for a dictionary is noticed after 2,000, not after tens of thousands."""
-
+"""Version 2 stores times as differences: half the size, and faster to write and read. There are at most a few thousand names and
+shapes; a dictionary of times is given up after 2,000 values instead of tens of thousands."""
 _NAMES = {"name", "domain", "shapes", "metric"}
-"""Columns of indices of names."""
+"""Columns with indices of names."""
 _HIGHEST_RATIO = 100
-"""Of a table in memory to its file; those of real traces are five times as large."""
+"""The size of a table in memory to its file; about 5 in real traces."""
 
 Table = TypeVar("Table", bound=Columns)
 
@@ -93,11 +91,11 @@ class _Meta(msgspec.Struct):
     schema: int
     source: Literal["torch", "nsys"]
     of: str
-    """What the tables were made of: the fingerprint of the source file, or empty."""
+    """The fingerprint of the source file, or empty."""
     seen: str
-    """The source file's size, times and place when it was read, or empty."""
+    """Device, inode, size and times of the source file when it was read, or empty."""
     by: str
-    """The code that read it and found its stages and classes."""
+    """The version of the code that wrote the tables."""
     rows: dict[str, int]
     files: dict[str, tuple[int, int]]
     """File → (size, CRC-32)."""
@@ -106,7 +104,7 @@ class _Meta(msgspec.Struct):
 
 
 def connect() -> "duckdb.DuckDBPyConnection":
-    """A database in memory that sees no Python variables, or a ResourceError where DuckDB is not installed."""
+    """Return an in-memory database without access to Python variables. Raise a ResourceError if DuckDB is not installed."""
     try:
         import duckdb
     except ImportError as error:
@@ -117,7 +115,7 @@ def connect() -> "duckdb.DuckDBPyConnection":
 
 
 def load_trace(connection: "duckdb.DuckDBPyConnection", trace: Trace, extra: Extra | None = None) -> None:
-    """Make a view of each table over the trace's own arrays, with the extra columns first."""
+    """Create a view of each table over the arrays of the trace, with the extra columns first."""
     names = np.empty(len(trace.names), object)
     names[:] = trace.names
     connection.register("_names", {"id": np.arange(len(names), dtype=np.int32), "name": names})
@@ -132,7 +130,7 @@ def load_trace(connection: "duckdb.DuckDBPyConnection", trace: Trace, extra: Ext
 
 
 def _cast(column: Any) -> str:
-    """DuckDB before 1.5 takes whole numbers with gaps for texts."""
+    """Return a cast for integers with gaps, which DuckDB before 1.5 reads as text."""
     return "::bigint" if isinstance(next((value for value in column if value is not None), None), int) else ""
 
 
@@ -147,40 +145,38 @@ def _columns_of(trace: Trace, table: str) -> Columns:
 
 
 def write_tables(trace: Trace, folder: Path, extra: Extra | None = None, of: str = "", seen: str = "") -> None:
-    """Write the tables into `folder`, whole or not at all; what was there before is replaced. Raises OSError where it cannot.
+    """Write the tables to `folder`, completely or not at all, and replace what was there. Raise OSError if that fails.
 
-    `extra` gives further columns, such as the stage of each kernel; `of` and `seen` tell the file the trace came from.
+    `extra` contains additional columns, such as the stage of each kernel; `of` and `seen` identify the source file.
     """
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}-{threading.get_ident()}.part")
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}-{threading.get_ident()}.part")
     connection = connect()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside.mkdir()
-        connection.execute(
-            "set threads = 1"
-        )  # a second one costs about a sixth more CPU time in all, and a trace is read by many at once
+        partial.mkdir()
+        connection.execute("set threads = 1")  # two take a sixth more CPU time in total
         load_trace(connection, trace, extra)
         files = {}
         for table in (*_TABLES, "names"):
-            file = beside / f"{table}.parquet"
+            file = partial / f"{table}.parquet"
             _copy_to(connection, table, file)
             files[file.name] = _size_and_checksum(file)
         meta = _Meta(
             SCHEMA_VERSION, trace.source, of, seen, made_by(), {table: len(_columns_of(trace, table)) for table in _TABLES},
             files, list(trace.problems), trace.facts,
         )  # fmt: skip
-        (beside / META_FILE).write_bytes(encoded(meta))
-        _replace(folder, beside)
+        (partial / META_FILE).write_bytes(encoded(meta))
+        _replace(folder, partial)
     finally:
         connection.close()
         with suppress(OSError):
-            shutil.rmtree(beside)
+            shutil.rmtree(partial)
 
 
 def write_rows(file: Path, columns: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A Parquet file of these rows, whole or not at all; `columns` names and types them as SQL does. Raises OSError."""
+    """Write rows as a Parquet file, completely or not at all. `columns` has SQL names and types. Raise OSError if that fails."""
     names = [column.split()[0] for column in columns.split(",")]
-    beside = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.part")
+    partial = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.part")
     connection = connect()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -188,12 +184,12 @@ def write_rows(file: Path, columns: str, rows: Sequence[Mapping[str, Any]]) -> N
         if rows:
             places = ", ".join("?" for _ in names)
             connection.executemany(f"insert into made values ({places})", [[row[name] for name in names] for row in rows])  # noqa: S608
-        _copy_to(connection, "made", beside)
-        beside.replace(file)
+        _copy_to(connection, "made", partial)
+        partial.replace(file)
     finally:
         connection.close()
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
 
 
 def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) -> None:
@@ -206,7 +202,7 @@ def _copy_to(connection: "duckdb.DuckDBPyConnection", table: str, file: Path) ->
 
 
 def _replace(folder: Path, made: Path) -> None:
-    """Put what was made in the folder's place; whoever comes first of two that write the same wins."""
+    """Move the new folder to its place. If another process did so first, its folder stays."""
     if folder.exists():
         old = made.with_suffix(".old")
         folder.rename(old)
@@ -224,14 +220,14 @@ def _meta(folder: Path) -> _Meta:
     try:
         meta = msgspec.json.decode(read_bytes(folder / META_FILE), type=_Meta)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ParseError(f"{folder} holds no readable tables: {error}", "Remove the folder.") from error
+        raise ParseError(f"{folder} has no readable tables: {error}", "Remove the folder.") from error
     if meta.schema != SCHEMA_VERSION or meta.by != made_by():
-        raise ParseError(f"The tables in {folder} are of another version.", "Remove the folder.")
+        raise ParseError(f"The tables in {folder} are from another version.", "Remove the folder.")
     return meta
 
 
 def made_of(folder: Path) -> tuple[str, str]:
-    """What `write_tables` was told of the source of these tables: `of` and `seen`; or a ParseError."""
+    """Return `of` and `seen` of the source of these tables, or raise a ParseError."""
     meta = _meta(folder)
     return meta.of, meta.seen
 
@@ -239,22 +235,22 @@ def made_of(folder: Path) -> tuple[str, str]:
 def _check_files(folder: Path, meta: _Meta) -> None:
     expected = {f"{table}.parquet" for table in (*_TABLES, "names")}
     try:
-        sound = set(meta.files) == expected and all(_size_and_checksum(folder / name) == meta.files[name] for name in expected)
+        valid = set(meta.files) == expected and all(_size_and_checksum(folder / name) == meta.files[name] for name in expected)
     except OSError as error:
-        raise ParseError(f"{folder} holds no readable tables: {error}", "Remove the folder.") from error
-    if not sound:
+        raise ParseError(f"{folder} has no readable tables: {error}", "Remove the folder.") from error
+    if not valid:
         raise ParseError(f"The tables in {folder} are damaged.", "Remove the folder.")
 
 
 def open_tables(connection: "duckdb.DuckDBPyConnection", folder: Path) -> None:
-    """Make a view of each Parquet file in the folder."""
+    """Create a view of each Parquet file in the folder."""
     for table in (*_TABLES, "names"):
         rows = parquet_rows(folder / f"{table}.parquet")
         connection.execute(f"create temp view {table} as select * from {rows}")  # noqa: S608 - quoted
 
 
 def read_tables(folder: Path) -> Trace:
-    """The trace that was written there, or a ParseError."""
+    """Return the trace in a folder of tables, or raise a ParseError."""
     meta = _meta(folder)
     _check_files(folder, meta)
     connection = connect()
@@ -272,13 +268,13 @@ def read_tables(folder: Path) -> Trace:
     finally:
         connection.close()
     trace = Trace(meta.source, names, work, calls, ranges, operators, tuple(meta.problems), meta.facts, samples)
-    if not _is_sound(trace):
-        raise ParseError(f"The tables in {folder} hold what no reader writes.", "Remove the folder.")
+    if not _is_valid(trace):
+        raise ParseError(f"The tables in {folder} contain impossible rows.", "Remove the folder.")
     return trace
 
 
 def _check_sizes(connection: "duckdb.DuckDBPyConnection", folder: Path, meta: _Meta) -> None:
-    """A ParseError where the tables hold more than files of their size do: what is small on disk may be enormous in memory."""
+    """Raise a ParseError if the tables unpack to an implausible size: a small file may be enormous in memory."""
     for name, (size, _) in meta.files.items():
         file = literal(pattern_of(folder / name))
         (rows,) = connection.execute(f"select num_rows from parquet_file_metadata({file})").fetchone() or (0,)  # noqa: S608
@@ -288,8 +284,8 @@ def _check_sizes(connection: "duckdb.DuckDBPyConnection", folder: Path, meta: _M
             raise ParseError(f"The tables in {folder} unpack to far more than their size.", "Remove the folder.")
 
 
-def _is_sound(trace: Trace) -> bool:
-    """Whether the rows are such as readers of traces make."""
+def _is_valid(trace: Trace) -> bool:
+    """Return whether the rows are possible in a trace."""
     texts = len(trace.names)
     return all(
         not is_beyond_clocks(table.start_ns, table.end_ns).any() and bool((table.end_ns >= table.start_ns).all())

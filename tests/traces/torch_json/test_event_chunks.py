@@ -1,4 +1,4 @@
-"""Cutting the array of events: whatever the layout and the size of the pieces, what goes in comes out."""
+"""Splitting the array of events: all events are read, whatever the layout and the size of the pieces."""
 
 import json
 import tracemalloc
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.torch_json import event_chunks
+from llm_perf_opt.traces.torch_json.damaged_text import repaired
 from llm_perf_opt.traces.torch_json.event_chunks import EventChunks, ReadInto, Surroundings
-from llm_perf_opt.traces.torch_json.events import repaired
 
 TEXT = st.text(alphabet='ab"\\{}[],: \n/é', max_size=12)
 VALUES = st.recursive(
@@ -27,7 +27,7 @@ EVENTS = st.lists(st.dictionaries(st.sampled_from(["ph", "name", "args", "ts"]) 
 
 
 def reader(data: bytes, piece: int) -> ReadInto:
-    """A source that gives at most so many bytes at once."""
+    """A source that returns at most this many bytes per read."""
     place = 0
 
     def read(room: memoryview) -> int:
@@ -49,7 +49,7 @@ def cut(data: bytes, chunk: int, piece: int) -> tuple[list[Any], EventChunks, Su
         return len(events)
 
     with patch.object(event_chunks, "CHUNK_BYTES", chunk):
-        chunks = EventChunks("file", reader(data, piece), keep, repaired)
+        chunks = EventChunks("file", reader(data, piece), keep)
         around = chunks.run()
     return found, chunks, around
 
@@ -82,7 +82,7 @@ def test_a_file_cut_anywhere_gives_its_first_events(events: list[Any], chunk: in
 
 
 def _ends(text: bytes, begun: int) -> list[int]:
-    """Where each event ends, found by decoding one after another."""
+    """Return where each event ends, found by decoding one after another."""
     decoder = json.JSONDecoder()
     content = text.decode()
     place = begun
@@ -110,7 +110,7 @@ def test_a_bracket_that_closes_too_early_is_damage_not_the_end() -> None:
 
 
 def test_what_is_decoded_at_once_fits_into_a_gigabyte() -> None:
-    """Lists in lists take the most memory for their text. All of the largest event, head and tail may be such."""
+    """Nested lists take the most memory per byte of text. The largest event, head and tail may consist of them."""
     text = b"[" + b",".join([b"[" * 900 + b"]" * 900] * 100) + b"]"
     tracemalloc.start()
     try:
@@ -144,8 +144,8 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_no_byte_is_decoded_or_mended_again_and_again(hostile: str) -> None:
-    """A damaged piece is halved until its events lie apart: as often as it can be halved."""
+def test_no_byte_is_decoded_or_repaired_again_and_again(hostile: str) -> None:
+    """A damaged piece is halved down to single events."""
     text = b'{"traceEvents": [' + HOSTILE[hostile](40_000) + b"]}"
     looked_at = 0
 
@@ -154,12 +154,13 @@ def test_no_byte_is_decoded_or_mended_again_and_again(hostile: str) -> None:
         looked_at += len(array)
         return len(msgspec.json.decode(array))
 
-    def mend(piece: bytes) -> bytes:
+    def repair(piece: bytes) -> bytes:
         nonlocal looked_at
         looked_at += len(piece)
         return repaired(piece)
 
-    EventChunks("file", reader(text, 1 << 20), keep, mend).run()
+    with patch.object(event_chunks, "repaired", repair):
+        EventChunks("file", reader(text, 1 << 20), keep).run()
     assert looked_at < 24 * len(text)
 
 

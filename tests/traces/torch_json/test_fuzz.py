@@ -1,4 +1,4 @@
-"""Mutated traces: analyzed or a ParseError, never anything else. `make test-all` tries ten thousand."""
+"""Mutated traces give an analysis or a ParseError, and no other error. `make test-all` tries ten thousand."""
 
 import gzip
 import random
@@ -70,7 +70,7 @@ def move(data: bytearray, draw: random.Random) -> bytes:
 
 
 def replace_value(data: bytearray, draw: random.Random) -> bytes:
-    """A value after a colon becomes another."""
+    """Replace a value after a colon."""
     at = draw.choice([found.end() for found in re.finditer(b":", data)])
     end = min(index for index in (data.find(b",", at), data.find(b"\n", at), len(data)) if index >= 0)
     data[at:end] = draw.choice(TOKENS)
@@ -91,7 +91,7 @@ MUTATORS: list[Mutator] = [cut, flip, flip, insert, insert, overwrite, remove, m
 
 
 def assert_analyzed(trace: Trace) -> None:
-    """Whatever was read is analyzed, or refused, whole: every sum holds, and it can be written down."""
+    """Check that a trace is analyzed or refused as a whole, that all sums are right, and that it can be written."""
     assert len(stage_columns(trace)["kernels"]["stage"]) == len(trace.work)
     found = document_of(trace, RunFacts(), "a mutant")
     assert msgspec.json.decode(msgspec.json.encode(found), type=TraceAnalysis) == found
@@ -106,7 +106,7 @@ def assert_analyzed(trace: Trace) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("part", range(4))
 def test_mutated_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
-    """Each base in chunks far smaller than it, so that the cutting is tried as well."""
+    """Each base in chunks much smaller than it, to test the splitting as well."""
     path = tmp_path / "trace.json"
     base = bytearray()
     recipe = Recipe(steps=1, kernels_per_step=2, copies=part % 2 == 0, graph=part == 3, line_a_value=part in (1, 2), seed=part)

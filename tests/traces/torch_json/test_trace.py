@@ -1,4 +1,4 @@
-"""Torch traces: the real one, ones of known truth, and what makers of traces get wrong."""
+"""Torch traces: a recorded one, generated ones with known values, and malformed ones."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ PAIR = [launch(100.0), kernel(102.0)]
 
 
 def read(tmp_path: Path, content: Any) -> Trace:
-    """A trace of these events, of this object or of these bytes."""
+    """Return the trace of these events, this object or these bytes."""
     path = tmp_path / "trace.json"
     if isinstance(content, list):
         content = {"schemaVersion": 1, "traceEvents": content, "traceName": "x"}
@@ -79,7 +79,7 @@ def test_the_real_trace() -> None:
 
 
 def test_the_real_trace_against_a_plain_reading_of_it() -> None:
-    """Every time of every event, with the decimal text of the file as the judge."""
+    """Every time of every event, compared with the decimal text of the file."""
     from decimal import Decimal
 
     events = json.loads(gzip.decompress(REAL.read_bytes()), parse_float=Decimal)["traceEvents"]
@@ -270,7 +270,7 @@ def test_numbers_beyond_all_bounds_cost_at_most_their_event(tmp_path: Path, fiel
 @pytest.mark.parametrize("field", ["ts", "dur"])
 @pytest.mark.parametrize("text", ["4e15", "4.7e18", "-4.7e18", '"1e30"', "1e400", "9" * 400])
 def test_a_time_beyond_all_clocks_costs_its_event_and_is_named(tmp_path: Path, field: str, text: str) -> None:
-    """It is not taken for none: a kernel of a million years would have no length."""
+    """It is not read as zero: a kernel of a million years would have no duration."""
     odd = json.dumps(kernel(**{"ts": 200.0, field: "@"})).replace('"@"', text)
     trace = read(tmp_path, b'{"traceEvents": [%b, %b]}' % (odd.encode(), json.dumps(PAIR)[1:-1].encode()))
     assert trace.work.end_ns.tolist() == [103_500]
@@ -358,7 +358,7 @@ def test_one_unreadable_event_costs_one_event(tmp_path: Path, small: tuple[bytes
 
 
 def test_objects_inside_an_event_are_no_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays of objects among the arguments look like events to the cutter."""
+    """Arrays of objects in the arguments look like boundaries of events."""
     monkeypatch.setattr(event_chunks, "CHUNK_BYTES", 256)
     inner = [{"cat": "kernel", "ph": "X", "ts": number, "name": "no"} for number in range(40)]
     trace = read(tmp_path, [*[operator(float(number), inner=inner) for number in range(10)], *PAIR])
@@ -422,13 +422,13 @@ def test_nesting_without_end_costs_its_event(tmp_path: Path) -> None:
 # --- ways of decoding ---------------------------------------------------------------------------------------------------
 
 UNUSUAL = {"ph": "X", "cat": "viztracer", "name": "f", "ts": 1, "dur": 1}
-"""Of no category that torch writes."""
+"""Events of a category that torch does not write."""
 SAMPLE = {"ph": "C", "cat": "cpu_op", "name": "memory", "ts": 1, "args": {}}
 
 
 @pytest.mark.parametrize("before", [[], [UNUSUAL], [SAMPLE], [operator(2**50 / 1.0)], [operator("1.5")], [17]])
 def test_every_way_of_decoding_finds_the_same(tmp_path: Path, before: list[Any]) -> None:
-    """The usual events, any events, exact times, odd types: what one odd event asks for changes nothing in the others."""
+    """Usual events, other events, exact times, odd types: the decoder that one event needs does not change the others."""
     arrows = [{"ph": "s", "id": 1, "ts": 100.0, "cat": "ac2g", "name": "ac2g"}, {"ph": "f", "id": 1, "ts": 1, "cat": "ac2g"}]
     others = [
         {"name": "process_name", "ph": "M", "args": {"name": "x"}},

@@ -1,1 +1,1 @@
-"""A trace of torch.profiler, as JSON, → the event model."""
+"""Read the JSON traces of torch.profiler into the event model."""

@@ -1,8 +1,8 @@
-"""What the texts of a torch trace stand for: categories by where their events go; names, shapes and threads by number."""
+"""The categories of torch events, and the numbers of names, shapes, processes and threads."""
 
 from llm_perf_opt.traces.events import NO_NAME, WorkKind
 
-# Category → where it goes. The second spellings are those of torch < 1.12 and of other devices' profilers.
+# The other spellings are from torch < 1.12 and from profilers of other devices.
 WORK = {
     "kernel": WorkKind.KERNEL,
     "Kernel": WorkKind.KERNEL,
@@ -21,15 +21,15 @@ PYTHON = "python_function"
 KEPT = frozenset((*WORK, *CALLS, *OPERATORS, *RANGES, PYTHON))
 """Categories whose events are kept."""
 MODULE = "nn.Module: "
-"""How the name of a Python frame begins that is a module's."""
+"""The prefix of the name of a Python frame that is a module."""
 MODULE_DOMAIN = "nn.Module"
-"""The domain of ranges made of the profiler's module frames (with_modules and with_stack)."""
+"""The domain of ranges from module frames (with_modules and with_stack)."""
 LARGEST_NS = 2**62
 _OTHERS_KEPT = 1000
 
 
 class NameCodes(dict[str, int]):
-    """Name → its index, growing."""
+    """Name → its index; a new name gets the next one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class NameCodes(dict[str, int]):
 
 
 class ShapeCodes(dict[bytes, int]):
-    """Shapes as the file spells them → the index of that text among the names."""
+    """Shapes as the file spells them → the index of that text in the names."""
 
     def __init__(self, names: NameCodes) -> None:
         super().__init__({b"": NO_NAME, b"null": NO_NAME})
@@ -54,7 +54,7 @@ class ShapeCodes(dict[bytes, int]):
 
 
 class Identities(dict[int | str, int]):
-    """Process and thread numbers; those that are words get numbers below zero."""
+    """Processes and threads → their number; names get negative numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,17 +73,17 @@ class Identities(dict[int | str, int]):
 
 
 class Codes:
-    """The numbers of one file's texts."""
+    """The numbers of the texts of one file."""
 
     def __init__(self) -> None:
         self.name = NameCodes()
         self.shapes = ShapeCodes(self.name)
         self.identity = Identities()
         self.others: set[str] = set()
-        """Categories that are passed over, to say what a foreign trace holds; the first thousand."""
+        """The first thousand skipped categories, to report what a foreign trace contains."""
 
     def pass_over(self, category: str) -> bool:
-        """Remember a category of which nothing is kept; whether it was among the first."""
+        """Remember a skipped category. Return whether it is among the first thousand."""
         if len(self.others) < _OTHERS_KEPT:
             self.others.add(category)
         return category in self.others

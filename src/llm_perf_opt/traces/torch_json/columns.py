@@ -1,7 +1,8 @@
-"""Events of a torch trace → columns, chunk by chunk. The objects of a chunk are gone before the next is decoded."""
+"""Events of a torch trace → columns, chunk by chunk. The objects of a chunk are freed before the next is decoded."""
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,8 +27,20 @@ from llm_perf_opt.traces.torch_json.events import EXACT_BELOW_US, AnyEvent, Even
 Table = TypeVar("Table", bound=Columns)
 
 
+@dataclass(frozen=True)
+class PartialRead:
+    """The events of an array that were read without decoding them."""
+
+    tables: Sequence[Columns]
+    """With the numbers of the file's `Codes`."""
+    events: int
+    """Events read, including those that no table keeps."""
+    others: bytes
+    """The remaining events, as a JSON array."""
+
+
 class _Buckets(dict[str, Callable[[AnyEvent], None]]):
-    """Category → where its events are put; others are dropped, and their names kept to say what a foreign trace holds."""
+    """Category → the list of its events. Events of other categories are dropped; their categories are remembered."""
 
     def __init__(self, codes: Codes) -> None:
         super().__init__()
@@ -51,7 +64,7 @@ class _Buckets(dict[str, Callable[[AnyEvent], None]]):
 
 
 class TorchColumns:
-    """Takes chunks of events; gives columns at the end."""
+    """Collects chunks of events and returns them as columns."""
 
     def __init__(self) -> None:
         self.codes = Codes()
@@ -60,22 +73,22 @@ class TorchColumns:
             self._buckets.want(category)
         self._parts: dict[type[Columns], list[Columns]] = {DeviceWork: [], HostCalls: [], Operators: [], Ranges: []}
         self.unplaced_work = 0
-        """Device work without a start."""
+        """The number of device events without a start."""
         self.negative_work = 0
         self.negative_host = 0
 
     @property
     def names(self) -> list[str]:
-        """All names."""
+        """All names by index."""
         return self.codes.name.names
 
     @property
     def other_categories(self) -> list[str]:
-        """Categories that were passed over."""
+        """Categories that were skipped."""
         return sorted(self.codes.others - {""})
 
     def take(self, events: Sequence[AnyEvent]) -> None:
-        """Add a chunk, all of it or, when this raises, none."""
+        """Add a chunk of events, or raise and add none."""
         try:
             put = self._buckets
             for event in events:
@@ -92,25 +105,25 @@ class TorchColumns:
                 self.negative_host += negative
 
     def add(self, parts: Iterable[Columns]) -> None:
-        """Add what was read in another way, with the numbers of the same codes."""
+        """Add tables that were read without decoding, with the numbers of the same codes."""
         for part in parts:
             self._parts[type(part)].append(part)
 
     def table(self, kind: type[Table]) -> Table:
-        """All rows of a kind, in the order of their start, the outer first."""
+        """Return all rows of a kind, sorted by start, outer events first."""
         table = self._unsorted(kind)
         columns = table.columns()
         start, end = columns["start_ns"], columns["end_ns"]
-        if (start[1:] > start[:-1]).all():  # as the file has them, which is the rule for kernels and calls
+        if (start[1:] > start[:-1]).all():  # already sorted, as kernels and calls usually are
             return table
         order = np.argsort(start, kind="stable")
         in_order = start[order]
-        if (in_order[1:] == in_order[:-1]).any():  # the outer of two that begin together comes first
+        if (in_order[1:] == in_order[:-1]).any():  # of events that begin together, the outer comes first
             order = np.lexsort((-end, start))
         return kind(**{name: column[order] for name, column in columns.items()})
 
     def _unsorted(self, kind: type[Table]) -> Table:
-        """All rows of a kind, as the file has them; they are not kept."""
+        """Return all rows of a kind in the order of the file, and drop them here."""
         parts = self._parts[kind]
         if not parts:
             return kind.none()
@@ -148,23 +161,23 @@ class TorchColumns:
 
     def _numbers(self, identities: list[int | str]) -> Int64:
         number = self.codes.identity
-        if identities and identities.count(identities[0]) == len(identities):  # the rule: one thread of one process does the work
+        if identities and identities.count(identities[0]) == len(identities):  # usual: one thread of one process does the work
             return np.full(len(identities), number[identities[0]], np.int64)
         return _int64([number[identity] for identity in identities])
 
     def _work(self, events: list[AnyEvent], kind: WorkKind, start: Int64, end: Int64, name: Int32) -> DeviceWork:
         given = [event.args for event in events]
         if kind is WorkKind.KERNEL:
-            grid = _int64([x * y * z for x, y, z in [one.grid for one in given]])
-            block = _int64([x * y * z for x, y, z in [one.block for one in given]])
+            grid = _int64([x * y * z for x, y, z in [args.grid for args in given]])
+            block = _int64([x * y * z for x, y, z in [args.block for args in given]])
             size = np.full(len(events), -1, np.int64)
         else:
             grid = block = np.zeros(len(events), np.int64)
-            size = _int64([one.bytes for one in given])
-        device = _int64([one.device for one in given])
-        stream = _int64([one.stream for one in given])
+            size = _int64([args.bytes for args in given])
+        device = _int64([args.device for args in given])
+        stream = _int64([args.stream for args in given])
         number = self.codes.identity
-        for row in np.flatnonzero(device < 0):  # older traces say it by process and thread alone
+        for row in np.flatnonzero(device < 0):  # older traces have only the process and the thread
             device[row] = number[events[row].pid]
         for row in np.flatnonzero(stream < 0):
             stream[row] = number[events[row].tid]
@@ -173,11 +186,11 @@ class TorchColumns:
             end_ns=end,
             kind=np.full(len(events), kind, np.uint8),
             name=name,
-            process=np.zeros(len(events), np.int64),  # known once all calls are
+            process=np.zeros(len(events), np.int64),  # set when all calls are known
             device=np.clip(device, -(2**31), 2**31 - 1).astype(np.int32),
             stream=stream,
-            correlation=_int64([one.correlation for one in given]),
-            graph_node=_int64([one.graph_node for one in given]),
+            correlation=_int64([args.correlation for args in given]),
+            graph_node=_int64([args.graph_node for args in given]),
             size_bytes=size,
             grid=grid,
             block=block,
@@ -185,18 +198,18 @@ class TorchColumns:
 
 
 def _placed(bucket: list[AnyEvent]) -> tuple[list[AnyEvent], int]:
-    """Events with a length and a start, and how many have no start. As a rule they are all of them."""
+    """Return the events with a duration and a start (usually all), and the number of those without a start."""
     if isinstance(bucket[0], UsualEvent):
         return bucket, 0
     events = [event for event in bucket if event.ph == "X"]
-    if isinstance(bucket[0], Event):  # where a start is missing among floats, exact events are asked for, as for a long one
+    if isinstance(bucket[0], Event):  # a missing start is NaN, which makes the chunk be decoded as exact events
         return events, 0
     placed = [event for event in events if event.ts is not None]
     return placed, len(events) - len(placed)
 
 
 def _texts(raws: list[msgspec.Raw]) -> list[bytes]:
-    """Each as bytes. Joined and parted again, which is twice as fast as one by one; no JSON has a zero byte, damaged text may."""
+    """Return each as bytes. Joining and splitting is twice as fast as one by one; only damaged text contains a zero byte."""
     texts = b"\0".join(raws).split(b"\0")
     return texts if len(texts) == len(raws) else [bytes(raw) for raw in raws]
 
@@ -210,17 +223,17 @@ def _int32(values: Iterable[int], count: int) -> Int32:
 
 
 def _nanoseconds(microseconds: Sequence[Any]) -> Int64:
-    """Exact integer ns of times in µs, floats or decimals."""
+    """Return the exact integer ns of times in µs, floats or decimals."""
     if not microseconds:
         return np.empty(0, np.int64)
     if isinstance(microseconds[0], float):
-        values = np.frombuffer(struct.pack(f"{len(microseconds)}d", *microseconds))  # several times as fast as np.array
+        values = np.frombuffer(struct.pack(f"{len(microseconds)}d", *microseconds))  # much faster than np.array
         if not (np.abs(values) < EXACT_BELOW_US).all():
             raise NeedsDigits
-        whole_us = np.floor(values)  # apart, or the product would be rounded once more than the file's digits bear
+        whole_us = np.floor(values)  # separately: rounding the product would lose digits
         return whole_us.astype(np.int64) * 1000 + np.rint((values - whole_us) * 1000.0).astype(np.int64)
     if not all(value.is_finite() and -LARGEST_NS < value < LARGEST_NS for value in microseconds):
-        raise msgspec.ValidationError("no time of any clock")
+        raise msgspec.ValidationError("not a time")
     whole = [int((value * 1000).to_integral_value()) for value in microseconds]
     if any(abs(value) >= LARGEST_NS for value in whole):
         raise msgspec.ValidationError("a time beyond all clocks")

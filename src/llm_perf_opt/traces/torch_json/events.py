@@ -1,9 +1,8 @@
-"""Events of a torch trace, decoded: fast where the file is as torch writes it, exactly where its times have more digits than a
-float, forgiving where its values have odd types.
+"""Decode the events of a torch trace: fast if the file is as torch writes it, exactly if times have more digits than a float,
+tolerantly if values have other types.
 """
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any, ClassVar, Literal
 
@@ -12,16 +11,14 @@ import msgspec
 from llm_perf_opt.traces.torch_json.codes import KEPT
 
 EXACT_BELOW_US = float(2**43)
-"""Below this many µs (101 days) neighboring floats are less than 1 ns apart: rounding to ns gives back the digits of the file.
-torch counts from a base (baseTimeNanoseconds) of at most three months ago to stay below it; before it had one, from 1970."""
-
-
+"""Below this many µs (101 days) adjacent floats are less than 1 ns apart, so rounding to ns restores the digits of the file.
+torch counts from a base (baseTimeNanoseconds) of at most three months ago to stay below it; older versions count from 1970."""
 NO_TIME = float("nan")
-"""The start of an event that has none, where it is a float."""
+"""The start of an event without one, as a float."""
 
 
 class Arguments(msgspec.Struct, frozen=True, gc=False):
-    """What is read of `args`; the rest is skipped."""
+    """The keys of `args` that are read; others are skipped."""
 
     correlation: int = 0
     device: int = -1
@@ -37,7 +34,7 @@ NO_ARGUMENTS = Arguments()
 
 
 class _AnyPhase(msgspec.Struct, gc=False):
-    """What events of all phases and categories say. Freed by reference counts alone: it refers to nothing that refers back."""
+    """The keys of events of all phases and categories. `gc=False`: events have no reference cycles."""
 
     ph: str = ""
     cat: str = ""
@@ -48,7 +45,7 @@ class _AnyPhase(msgspec.Struct, gc=False):
 
 
 class Event(_AnyPhase, gc=False):
-    """An event whose times a float holds exactly."""
+    """An event whose times fit exactly in a float."""
 
     ts: float = NO_TIME
     dur: float = 0.0
@@ -61,7 +58,7 @@ Category = Literal[
 
 
 class UsualEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """The same, with a length and of a category that torch writes: that word is not made anew for each event."""
+    """The same with a duration and a category that torch writes, whose text is then shared by all events."""
 
     ph: ClassVar[str] = "X"
     cat: Category = ""
@@ -74,7 +71,7 @@ class UsualEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
 
 
 class PassedOver(msgspec.Struct, gc=False, tag_field="ph"):
-    """An arrow from a launch to its kernel, the name of a thread, an instant: a third of a trace, of which nothing is kept."""
+    """An arrow from a launch to its kernel, the name of a thread, or an instant: a third of a trace, and not kept."""
 
     cat: ClassVar[str] = ""
 
@@ -96,48 +93,48 @@ class _Instant(PassedOver, gc=False, tag="i"):
 
 
 class ExactEvent(_AnyPhase, gc=False):
-    """The same with times read from their decimal text, as numbers or as strings; an eighth as fast."""
+    """The same with times read from their decimal text, as numbers or strings; an eighth as fast."""
 
     ts: Decimal | None = None
     dur: Decimal = Decimal(0)
 
 
 AnyEvent = UsualEvent | Event | ExactEvent
-"""One that may be kept."""
+"""An event that may be kept."""
 
 
 class NeedsDigits(Exception):  # noqa: N818 - a signal between decoder and columns
-    """A time in this chunk has more digits than a float."""
+    """A time in this chunk needs more digits than a float has."""
 
 
 class EventDecoder:
-    """Decodes arrays of events and hands them on; remembers which way of decoding the file needs."""
+    """Decodes arrays of events and passes them on. Remembers which decoder the file needs."""
 
     def __init__(self, take: Callable[[list[Any]], None]) -> None:
         self._take = take
-        self._ways: tuple[msgspec.json.Decoder[Any], ...] = (
+        self._decoders: tuple[msgspec.json.Decoder[Any], ...] = (
             msgspec.json.Decoder(list[UsualEvent | _ArrowBegins | _ArrowEnds | _Metadata | _Instant]),
             msgspec.json.Decoder(list[Event]),
             msgspec.json.Decoder(list[ExactEvent]),
         )
-        self._way = 0
+        self._first = 0
         self._any = msgspec.json.Decoder(float_hook=Decimal)
         self.not_events = 0
-        """Members of the array that were no objects, or had a time beyond all bounds."""
+        """Array members that are not objects, or have an impossible time."""
 
     def __call__(self, text: bytes | memoryview) -> int:
-        """Decode a whole array and keep its events; nothing is kept when this raises."""
-        for way in range(self._way, len(self._ways)):
-            self._way = way  # what one chunk needs, the next will need
+        """Decode an array, pass on its events and return their number; or raise and pass on none."""
+        for number in range(self._first, len(self._decoders)):
+            self._first = number  # the next chunk will need the same
             try:
-                return self._keep(self._ways[way].decode(text))
+                return self._keep(self._decoders[number].decode(text))
             except (NeedsDigits, msgspec.ValidationError, OverflowError):
                 continue
         values = self._any.decode(text)
         events = [_coerce(value) for value in values if isinstance(value, dict)]
-        sound = [event for event in events if not _is_absurd(event)]
-        kept = self._keep(sound)
-        self.not_events += len(values) - len(sound)
+        valid = [event for event in events if not _is_impossible(event)]
+        kept = self._keep(valid)
+        self.not_events += len(values) - len(valid)
         return kept
 
     def _keep(self, events: list[Any]) -> int:
@@ -146,7 +143,7 @@ class EventDecoder:
 
 
 def _coerce(value: dict[str, Any]) -> ExactEvent:
-    """An event from whatever stands in it: a value of the wrong kind counts as not given."""
+    """Return an event from any object: a value of the wrong type counts as missing."""
     given = value.get("args")
     given = given if isinstance(given, dict) else {}
     shapes = given.get("Input Dims")
@@ -174,8 +171,8 @@ def _coerce(value: dict[str, Any]) -> ExactEvent:
 _LARGEST = 2**62
 
 
-def _is_absurd(event: ExactEvent) -> bool:
-    """Whether one that would be kept has a time that no integer holds."""
+def _is_impossible(event: ExactEvent) -> bool:
+    """Return whether an event that would be kept has a time beyond 64 bits."""
     times = (event.ts or Decimal(0), event.dur)
     return event.ph == "X" and event.cat in KEPT and not all(-_LARGEST < time < _LARGEST for time in times)
 
@@ -196,7 +193,7 @@ def _whole(value: Any, default: int) -> int:
 
 
 def _number(value: Any) -> Decimal | None:
-    """A number of any size: one that is no time of any clock is found out where times are made of it."""
+    """Return a finite number of any size, or None. Impossible times are detected later."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         return None
     try:
@@ -209,95 +206,5 @@ def _number(value: Any) -> Decimal | None:
 def _triple(value: Any) -> tuple[int, int, int]:
     if not isinstance(value, list) or len(value) != 3:
         return (0, 0, 0)
-    x, y, z = (_whole(one, 0) for one in value)
+    x, y, z = (_whole(item, 0) for item in value)
     return (x, y, z) if abs(x * y * z) < _LARGEST else (0, 0, 0)
-
-
-# --- mending --------------------------------------------------------------------------------------------------------------------
-# torch writes names into its JSON as they are: a label with a quote in it breaks the file. Other tools write NaN and Infinity.
-# Each byte is looked at a fixed number of times, and no pattern repeats a group, which takes a hundred bytes each time.
-
-_NAME = re.compile(rb'"name"\s*:\s*"')
-_NEXT_KEY = re.compile(rb'"\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|s|id)"\s*:')
-_LONGEST_NAME = 4000
-_AFTER_NAME = re.compile(rb"\s*[,}]")
-_STRING_OR_NUMBER = re.compile(rb'"[^"\\\x00-\x1f]*(")?|-?\b(?:nan|NaN|inf|Infinity)\b')
-_STOP = re.compile(rb'["\\]')
-_NAME_STOP = re.compile(rb'["\\\n]')
-_LONGEST_STRING = 1 << 20
-"""A longer one with escapes or control characters in it is not mended: it costs its event."""
-_ESCAPE = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
-_CONTROL = re.compile(rb"[\x00-\x1f]")
-
-
-def repaired(piece: bytes) -> bytes:
-    """The piece with bare quotes, wrong escapes, control characters, non-numbers and text that is not UTF-8 put right."""
-    text = piece.decode("utf-8", "replace").encode()
-    return _joined(_with_values(_joined(_with_names(text))))
-
-
-def _joined(pieces: Iterator[bytes]) -> bytes:
-    """One after another: joining millions at once takes eighty bytes for each."""
-    text = bytearray()
-    for piece in pieces:
-        text += piece
-    return bytes(text)
-
-
-def _with_names(text: bytes) -> Iterator[bytes]:
-    """The text in pieces, with the quotes in names escaped. A name that is sound is left alone, and nothing in it is taken for a
-    beginning; one that is not goes up to what looks like the next key of its event, in the same line."""
-    done = 0
-    key = _NEXT_KEY.search(text)
-    newline = text.find(b"\n")
-    while name := _NAME.search(text, done):
-        begin = name.end()
-        yield text[done:begin]
-        done = begin
-        end = _string_end(text, begin, _NAME_STOP)
-        if end is not None and text[end] == ord('"') and _AFTER_NAME.match(text, end + 1):
-            done = end + 1
-            yield text[begin:done]
-            continue
-        if key is not None and key.start() < begin:
-            key = _NEXT_KEY.search(text, begin)
-        if 0 <= newline < begin:
-            newline = text.find(b"\n", begin)
-        if key is not None and key.start() - begin <= _LONGEST_NAME and not begin <= newline < key.start():
-            yield text[begin : key.start()].replace(b'\\"', b'"').replace(b'"', b'\\"')
-            yield key[0]
-            done = key.end()
-    yield text[done:]
-
-
-def _with_values(text: bytes) -> Iterator[bytes]:
-    """The text in pieces, with its strings mended and null for what is no number."""
-    done = at = 0
-    while found := _STRING_OR_NUMBER.search(text, at):
-        at = found.end()
-        if found[1]:  # a valid string
-            continue
-        yield text[done : found.start()]
-        done = found.start()
-        if not found[0].startswith(b'"'):
-            yield b"null"
-            done = at
-            continue
-        end = _string_end(text, found.start() + 1, _STOP)
-        if end is None:
-            break
-        done = at = end + 1
-        escaped = _ESCAPE.sub(lambda one: one[0] if one[1] else b"\\\\", text[found.start() : done])
-        yield _CONTROL.sub(lambda char: b"\\u%04x" % char[0][0], escaped)
-    yield text[done:]
-
-
-def _string_end(text: bytes, begin: int, stop: "re.Pattern[bytes]") -> int | None:
-    """Where the string that begins there ends, or where else it stops; None where that is nowhere near."""
-    at = begin
-    most = begin + _LONGEST_STRING
-    while found := stop.search(text, at, most):
-        if found[0] != b"\\":
-            return found.start()
-        at = found.start() + 2
-    return None

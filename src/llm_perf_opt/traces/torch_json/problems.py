@@ -1,11 +1,11 @@
-"""What makes a torch trace, or a part of it, unfit for a number."""
+"""Find the problems of a torch trace."""
 
 import re
 from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.traces.events import DeviceWork, HostCalls, Int64, Operators, Trace, TraceProblem, WorkKind, different
+from llm_perf_opt.traces.events import DeviceWork, HostCalls, Int64, Operators, Trace, TraceProblem, different
 from llm_perf_opt.traces.health import TOLERATED_SHARE
 from llm_perf_opt.traces.projection import graph_launches, kernel_launches, while_capturing
 
@@ -14,21 +14,21 @@ _PROFILE_SHORTER = "Profile fewer steps at a time: torch.profiler.schedule(activ
 
 
 def work_problems(trace: Trace) -> list[TraceProblem]:
-    """Launches and kernels that do not find each other, clocks that disagree, work that is there twice."""
+    """Return problems of device work: launches and kernels that do not match, clock skew, duplicates."""
     return [*_unmatched(trace), *_skew(trace.work, trace.calls), *_twice(trace.work)]
 
 
 def _unmatched(trace: Trace) -> list[TraceProblem]:
     work, calls = trace.work, trace.calls
-    # While a CUDA graph is recorded, launches are noted down and run nothing: they miss no kernel.
+    # Launches during the capture of a CUDA graph run nothing, so they need no kernel.
     launched = (kernel_launches(trace) & ~while_capturing(trace)) | graph_launches(trace)
     launches = different(calls.correlation[launched])  # a runtime call and the driver call inside it share a correlation
     if not len(work):
         if len(launches):
-            what = f"{len(launches):,} launches of kernels, and not one kernel"
+            what = f"{len(launches):,} kernel launches, but not one kernel"
             return [TraceProblem("no_kernels", what, True, "Profile with ProfilerActivity.CUDA and without another profiler.")]
-        what = "no work of a device: the run was on the CPU, or only the CPU was profiled"
-        return [TraceProblem("no_device_work", what, False, "Profile with ProfilerActivity.CUDA for what the GPU does.")]
+        what = "no device work: the run was on the CPU, or only the CPU was profiled"
+        return [TraceProblem("no_device_work", what, False, "Profile with ProfilerActivity.CUDA to record GPU work.")]
     found = []
     lost = int((~np.isin(launches, work.correlation)).sum())
     if lost:
@@ -37,14 +37,14 @@ def _unmatched(trace: Trace) -> list[TraceProblem]:
         found.append(TraceProblem("launches_without_kernels", what, fatal, _PROFILE_SHORTER))
     orphans = int((~np.isin(work.correlation, calls.correlation)).sum())
     if orphans:
-        what = f"{orphans:,} of {len(work):,} kernels, copies and memsets have no launch: they belong to no stage"
+        what = f"{orphans:,} of {len(work):,} kernels, copies and memsets have no launch and belong to no stage"
         remedy = "Profile with ProfilerActivity.CPU too." if not len(calls) else ""
         found.append(TraceProblem("work_without_calls", what, False, remedy))
     return found
 
 
 def launch_rows(work: DeviceWork, calls: HostCalls) -> Int64:
-    """For each piece of work the row of the call that launched it, or -1. One process only."""
+    """Return, per row of work, the row of the call that launched it, or -1. For one process only."""
     if not len(calls):
         return np.full(len(work), -1, np.int64)
     order = np.argsort(calls.correlation, kind="stable")
@@ -60,11 +60,11 @@ def _skew(work: DeviceWork, calls: HostCalls) -> list[TraceProblem]:
     if not count:
         return []
     what = f"{count:,} kernels begin before their launch, by up to {int(early.max()):,} ns: host and device clocks disagree"
-    return [TraceProblem("clock_skew", what, False, "Times on the device stand; those between host and device are off by that.")]
+    return [TraceProblem("clock_skew", what, False, "Device times are correct; delays between host and device are not.")]
 
 
 def _twice(work: DeviceWork) -> list[TraceProblem]:
-    """The same piece of work, on the same stream at the same time, twice: two traces in one file."""
+    """Return a problem if the same work is on the same stream at the same time twice: two traces in one file."""
     if len(work) < 2:
         return []
     same = (work.start_ns[1:] == work.start_ns[:-1]) & (work.end_ns[1:] == work.end_ns[:-1])
@@ -76,51 +76,46 @@ def _twice(work: DeviceWork) -> list[TraceProblem]:
     twice = len(work) - len(np.unique(fields, axis=0))
     if not twice:
         return []
-    what = f"{twice:,} of {len(work):,} pieces of device work are there twice"
+    what = f"{twice:,} of {len(work):,} device events are in the trace twice"
     return [TraceProblem("duplicate_events", what, True, "Give the trace of one rank, not several merged.")]
 
 
 def process_problem(process: Int64) -> list[TraceProblem]:
-    """Calls of several processes."""
+    """Return a problem if there are calls of several processes."""
     if not len(process) or (process == process[0]).all():
         return []
     processes = len(different(process))
-    what = f"calls of {processes} processes in one trace; device work is given to the process whose call has its correlation"
+    what = f"calls of {processes} processes in one trace; device work is assigned to the process whose call has its correlation"
     return [TraceProblem("several_processes", what, False, "Give the trace of one process.")]
 
 
 def shape_problem(operators: Operators) -> list[TraceProblem]:
-    """Operators that do not say what they worked on."""
+    """Return a problem if no operator has the shapes of its inputs."""
     if not len(operators) or (operators.shapes >= 0).any():
         return []
-    what = f"none of the {len(operators):,} operators says the shapes of its inputs"
+    what = f"none of the {len(operators):,} operators has the shapes of its inputs"
     return [TraceProblem("missing_shapes", what, False, "Profile with record_shapes=True.")]
 
 
 def notices(after: dict[str, Any]) -> list[TraceProblem]:
-    """What the profiler itself wrote behind the events about records that it lost."""
+    """Return a problem if the profiler states after the events that it lost records."""
     lists = [after.get(level) for level in ("WARNING", "ERROR")]
-    said = [str(line) for lines in lists if isinstance(lines, list) for line in lines if _LOSS.search(str(line))]
-    if not said:
+    losses = [str(line) for lines in lists if isinstance(lines, list) for line in lines if _LOSS.search(str(line))]
+    if not losses:
         return []
-    what = f"the profiler says that it lost records: {'; '.join(said)[:300]}"
+    what = f"the profiler reports that it lost records: {'; '.join(losses)[:300]}"
     return [TraceProblem("dropped_records", what, True, _PROFILE_SHORTER)]
 
 
 def count_problems(negative_work: int, negative_host: int, unplaced: int) -> list[TraceProblem]:
-    """Events whose times cannot be."""
+    """Return problems for events with impossible times."""
     found = []
     if negative_work:
         what = f"{negative_work:,} kernels or copies end before they begin"
         found.append(TraceProblem("negative_duration", what, True, "The profiler's clock failed; profile again."))
     elif negative_host:
-        what = f"{negative_host:,} events of the host end before they begin; they count as having no length"
+        what = f"{negative_host:,} host events end before they begin; their duration is taken as 0"
         found.append(TraceProblem("negative_duration", what, False, ""))
     if unplaced:
         found.append(TraceProblem("no_time", f"{unplaced:,} kernels or copies have no time and are left out", True, ""))
     return found
-
-
-def kernels(work: DeviceWork) -> int:
-    """How many kernels there are."""
-    return int((work.kind == WorkKind.KERNEL).sum())

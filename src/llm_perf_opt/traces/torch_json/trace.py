@@ -1,4 +1,4 @@
-"""A trace of torch.profiler (Chrome JSON) → `Trace`. Any version of torch, any size, in the memory of its columns."""
+"""A torch.profiler trace (Chrome JSON) of any torch version and size → `Trace`. Memory holds the columns, not the file."""
 
 import gc
 from collections.abc import Iterator
@@ -12,58 +12,27 @@ import numpy as np
 from llm_perf_opt.traces.events import DeviceWork, HostCalls, Operators, Ranges, Trace, TraceProblem
 from llm_perf_opt.traces.packed import PackedFile
 from llm_perf_opt.traces.torch_json import problems
+from llm_perf_opt.traces.torch_json.array_reader import ArrayReader
 from llm_perf_opt.traces.torch_json.columns import TorchColumns
-from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES, EventChunks, Surroundings
-from llm_perf_opt.traces.torch_json.events import EventDecoder, repaired
-from llm_perf_opt.traces.torch_json.lines import TorchLines
+from llm_perf_opt.traces.torch_json.event_chunks import EventChunks, Surroundings
 from llm_perf_opt.traces.trace_mark import Checksum
 
 
 def read_torch_trace(path: Path, checksum: Checksum | None = None) -> Trace:
-    """Everything the trace says, or a ParseError. Times are µs in the file, whatever its displayTimeUnit; exact integer ns here.
+    """Return the trace in a file, or raise a ParseError. The file has times in µs, whatever its displayTimeUnit; exact ns here.
 
-    Device work comes from kernels, copies and memsets; ranges from user annotations and, in the domain `nn.Module`, from the
-    frames of modules. Copies of annotations on the device (gpu_user_annotation), flow arrows and Python frames are passed over.
-    `checksum` is given the bytes of the file as they are read.
+    Device work is kernels, copies and memsets. Ranges are user annotations and, in the domain `nn.Module`, the frames of modules.
+    Annotations on the device (gpu_user_annotation), flow arrows and Python frames are skipped.
+    `checksum` receives the bytes of the file as they are read.
     """
     with _without_collector():
         columns = TorchColumns()
-        decoder = _Decoder(columns)
+        reader = ArrayReader(columns)
         with PackedFile(path, checksum) as file:
-            chunks = EventChunks(str(path), file.read_into, decoder, repaired)
+            chunks = EventChunks(str(path), file.read_into, reader)
             around = chunks.run()
             chunks.cut_short = chunks.cut_short or file.cut_short
-    return _trace(columns, chunks.events, around, _file_problems(chunks, decoder.not_events, around))
-
-
-_WORTH_LINES = 2048
-"""Bytes. Events that come one by one, as from a damaged stretch, are decoded faster than their lines are found."""
-
-
-class _Decoder:
-    """Reads the lines that torch writes by their bytes, whatever else by decoding it."""
-
-    def __init__(self, columns: TorchColumns) -> None:
-        self._columns = columns
-        self._lines = TorchLines(columns.codes)
-        self._decoder = EventDecoder(columns.take)
-
-    @property
-    def not_events(self) -> int:
-        return self._decoder.not_events
-
-    def __call__(self, array: bytes | memoryview) -> int:
-        """Keep all events of an array, or none when this raises."""
-        lined = self._lines.read(array) if len(array) >= _WORTH_LINES else None
-        if lined is not None:
-            try:
-                others = self._decoder(lined.others)
-            except DECODE_FAILURES:  # lines are not what they seem
-                pass
-            else:
-                self._columns.add(lined.parts)
-                return lined.events + others
-        return self._decoder(array)
+    return _trace(columns, chunks.events, around, _file_problems(chunks, reader.not_events, around))
 
 
 def _trace(columns: TorchColumns, events: int, around: Surroundings, file_problems: list[TraceProblem]) -> Trace:
@@ -77,7 +46,7 @@ def _trace(columns: TorchColumns, events: int, around: Surroundings, file_proble
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Decoded events hold no cycles; looking for cycles among a million of them costs more than decoding them."""
+    """Disable the garbage collector: events have no cycles, and searching a million of them takes longer than decoding."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -88,10 +57,10 @@ def _without_collector() -> Iterator[None]:
 
 
 def _processes(work: DeviceWork, calls: HostCalls) -> Any:
-    """The host process of each piece of device work: that of its launch, else the one with most calls."""
+    """Return the host process of each row of device work: that of its launch, or else the one with most calls."""
     if not len(calls):
         return np.zeros(len(work), np.int64)
-    if (calls.process == calls.process[0]).all():  # the rule, and told much faster than it is counted
+    if (calls.process == calls.process[0]).all():  # usual, and much faster to check than to count
         return np.full(len(work), calls.process[0], np.int64)
     processes, counts = np.unique(calls.process, return_counts=True)
     most = processes[np.argmax(counts)]
@@ -101,30 +70,28 @@ def _processes(work: DeviceWork, calls: HostCalls) -> Any:
 
 def _file_problems(chunks: EventChunks, not_events: int, around: Surroundings) -> list[TraceProblem]:
     found = []
-    again = "Copy it again, or profile again and let the export finish."
+    remedy = "Copy the file again, or profile again and let the export finish."
     if chunks.cut_short:
-        what = f"the file ends in the middle of its events; the {chunks.events:,} whole ones before that are read"
-        found.append(TraceProblem("truncated", what, True, again))
+        what = f"the file ends in the middle of its events; the {chunks.events:,} complete ones before that are read"
+        found.append(TraceProblem("truncated", what, True, remedy))
     elif not around.readable:
-        what = "what stands before or behind the events cannot be read: the device and the profiler's own notices are not known"
-        found.append(TraceProblem("damaged_edges", what, False, again))
+        what = "the text before or after the events cannot be read: the device and the notices of the profiler are unknown"
+        found.append(TraceProblem("damaged_edges", what, False, remedy))
     lost = chunks.unreadable + not_events
     if lost:
-        found.append(TraceProblem("unreadable_events", f"{lost:,} events cannot be read and are left out", True, again))
+        found.append(TraceProblem("unreadable_events", f"{lost:,} events cannot be read and are left out", True, remedy))
     if chunks.repaired:
-        what = f"{chunks.repaired:,} stretches of the file were no JSON (torch writes a quote in a name as it is) and were mended"
-        found.append(TraceProblem("repaired", what, False, "Names in mended stretches may differ from the label that was set."))
+        what = f"{chunks.repaired:,} parts of the file were not JSON (torch does not escape a quote in a name) and were repaired"
+        found.append(TraceProblem("repaired", what, False, "Names in repaired parts may differ from the label that was set."))
     return found
 
 
 def _content_problems(events: int, columns: TorchColumns, trace: Trace) -> list[TraceProblem]:
     if not events:
-        return [TraceProblem("empty", "the trace has no events", True, "Let the profiler run around the work, then export.")]
+        return [TraceProblem("empty", "the trace has no events", True, "Run the profiler around the work, then export.")]
     if not any(len(table) for table in (trace.work, trace.calls, trace.operators, trace.ranges)):
         kinds = ", ".join(repr(name) for name in columns.other_categories[:6]) or "none"
-        what = (
-            f"none of its {events:,} events is a kernel, a copy, a call, an operator or a label of the host; categories: {kinds}"
-        )
+        what = f"none of its {events:,} events is a kernel, a copy, a call, an operator or a host label; categories: {kinds}"
         return [TraceProblem("foreign", what, True, "Give a trace that torch.profiler exported.")]
     return [
         *problems.count_problems(columns.negative_work, columns.negative_host, columns.unplaced_work),
@@ -142,16 +109,16 @@ _FACTS = (
 
 
 def _facts(events: int, around: Surroundings) -> dict[str, str]:
-    """What the file says of its making."""
-    said = {**around.after, **around.before}
+    """Return what the file states about the recording."""
+    stated = {**around.after, **around.before}
     facts = {"tool": "torch.profiler", "events": str(events)}
-    facts.update({key: str(said[key])[:500] for key in _FACTS if isinstance(said.get(key), str | int | float)})
-    devices = said.get("deviceProperties")
+    facts.update({key: str(stated[key])[:500] for key in _FACTS if isinstance(stated.get(key), str | int | float)})
+    devices = stated.get("deviceProperties")
     if isinstance(devices, list):
         names = [str(device["name"]) for device in devices if isinstance(device, dict) and "name" in device]
         if names:
             facts["devices"] = ", ".join(names)[:500]
-    distributed = said.get("distributedInfo")
+    distributed = stated.get("distributedInfo")
     if isinstance(distributed, dict):
         facts.update({f"distributed_{key}": str(distributed[key])[:100] for key in ("rank", "world_size") if key in distributed})
     return facts

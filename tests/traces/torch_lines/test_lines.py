@@ -1,4 +1,4 @@
-"""Reading events by their lines gives what decoding them gives, wherever they are in such lines."""
+"""The fast reader gives the same result as decoding, for events in its layout and for all others."""
 
 import gzip
 import json
@@ -14,18 +14,18 @@ from fuzzing import SEED, TRIES
 from llm_perf_opt.core.errors import ParseError
 from llm_perf_opt.traces.events import Columns, Trace
 from llm_perf_opt.traces.torch_json import event_chunks
-from llm_perf_opt.traces.torch_json.columns import TorchColumns
-from llm_perf_opt.traces.torch_json.lines import Lined, TorchLines
+from llm_perf_opt.traces.torch_json.columns import PartialRead, TorchColumns
 from llm_perf_opt.traces.torch_json.trace import read_torch_trace
+from llm_perf_opt.traces.torch_lines.lines import TorchLines
 from synthetic_traces import Recipe, kinds, write_trace
 
 REAL = Path(__file__).parents[2] / "fixtures" / "h200" / "torch_trace.json.gz"
 OLDER, NEWER = False, True
-"""A line for several values, or for each."""
+"""Several values per line, or one."""
 
 
 def rows_of(trace: Trace) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows of all tables, names as text, in an order of their own."""
+    """Return all rows of all tables, sorted, with names as text."""
 
     def spelled(table: Columns) -> list[tuple[Any, ...]]:
         columns = table.columns()
@@ -39,7 +39,7 @@ def rows_of(trace: Trace) -> dict[str, list[tuple[Any, ...]]]:
 
 
 class Reader:
-    """Reads a file by its lines and by decoding alone."""
+    """Reads a file with the fast reader and by decoding only."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class Reader:
         self._patch = monkeypatch
         self._read = TorchLines.read
 
-    def _counting(self, lines: TorchLines, array: bytes | memoryview) -> Lined | None:
+    def _counting(self, lines: TorchLines, array: bytes | memoryview) -> PartialRead | None:
         found = self._read(lines, array)
         self.by_line += found.events if found else 0
         return found
@@ -61,7 +61,7 @@ class Reader:
         return read_torch_trace(self.path)
 
     def assert_same_or_refused(self) -> bool:
-        """Whether something is wrong with it."""
+        """Return whether the file has a problem."""
         try:
             self.decoded()
         except ParseError as error:
@@ -84,7 +84,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
 
 
 def in_lines(event: dict[str, Any], newer: bool) -> str:
-    """An event with a length, an arrow or an instant as torch lays it out."""
+    """Return an event with a duration, an arrow or an instant in the layout of torch."""
     part, last = (",\n    ", "\n    ") if newer else (", ", "")
     said = {key: value if key in ("ts", "dur", "args") else json.dumps(value) for key, value in event.items()}
     if event["ph"] != "X":
@@ -128,7 +128,7 @@ USUAL = [
 
 
 def usual(times: int, newer: bool, first: int = 1) -> list[str]:
-    """So many of each, none at the time of another: where rows begin and end together, their order is not told."""
+    """Return this many of each event, all at different times, as the order of rows with equal times is undefined."""
     found = []
     for number in range(first, first + times):
         for place, one in enumerate(USUAL):
@@ -139,7 +139,7 @@ def usual(times: int, newer: bool, first: int = 1) -> list[str]:
 
 @pytest.mark.parametrize("newer", [OLDER, NEWER])
 def test_the_profilers_own_work_is_no_operator(reader: Reader, newer: bool) -> None:
-    """By either way of reading."""
+    """With both readers."""
     own = in_lines(event("overhead", '"External id": 1', "Command Buffer Full", ts="3904425330000.000"), newer)
     write(reader.path, [own, *usual(3, newer)])
     trace = reader.assert_same()
@@ -158,7 +158,7 @@ def test_generated_traces_are_read_by_their_lines(reader: Reader, newer: bool) -
 
 @pytest.mark.parametrize("newer", [OLDER, NEWER])
 def test_the_real_trace_in_lines(reader: Reader, newer: bool) -> None:
-    """What the H200 recorded, written as torch writes it: the fixture is without its lines."""
+    """The trace of the H200 in the layout of torch; the fixture is minified."""
     found = [one for one in json.loads(gzip.decompress(REAL.read_bytes()))["traceEvents"] if one["ph"] in "Xsf"]
     usual = [one for one in found if one["ph"] != "X" or ("args" in one and isinstance(one["pid"], int))]
     for one in usual:
@@ -334,7 +334,7 @@ SPOILT = [
 @pytest.mark.parametrize("newer", [OLDER, NEWER])
 @pytest.mark.parametrize("which", range(len(USUAL)))
 def test_one_spoilt_event_is_read_or_refused_as_decoding_does(reader: Reader, which: int, newer: bool) -> None:
-    """Each alone: what one event is refused for must not be hidden by what another is refused for."""
+    """Each alone: the problem of one event must not hide that of another."""
     told = 0
     for good, bad in SPOILT:
         spoilt = in_lines(USUAL[which], newer).replace(good, bad, 1)
@@ -402,7 +402,7 @@ def test_damaged_files_are_read_as_decoding_reads_them(reader: Reader, monkeypat
 @pytest.mark.fuzz
 @pytest.mark.parametrize("newer", [OLDER, NEWER])
 def test_bytes_lost_between_any_two_places_of_events(reader: Reader, monkeypatch: pytest.MonkeyPatch, newer: bool) -> None:
-    """A hole from inside one event to inside a later one leaves what looks like one event."""
+    """A gap from one event to a later one leaves what looks like one event."""
     monkeypatch.setattr(event_chunks, "CHUNK_BYTES", 64 << 10)
     write(reader.path, usual(5, newer))
     base = reader.path.read_bytes()

@@ -1,5 +1,5 @@
-"""Arrows, from a launch to its kernel: a third of a trace, of which nothing is kept. They are the same but for their digits, so
-each is compared with one that was decoded."""
+"""Recognize flow arrows from launches to kernels: a third of a trace, and not kept. They differ only in their digits, so each is
+compared with one that was decoded."""
 
 import re
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from llm_perf_opt.traces.events import Int64
+from llm_perf_opt.traces.events import Bool, Int64
 from llm_perf_opt.traces.torch_json.event_chunks import DECODE_FAILURES
-from llm_perf_opt.traces.torch_json.text_words import ALL_EQUAL, Mask, TextWords, Words, no_digits
+from llm_perf_opt.traces.torch_lines.text_words import ALL_EQUAL, TextWords, Words, no_digits
 
 _BLOCK = 64
 _MOST_MODELS = 40
 _MOST_REFUSED = 8
-"""Where so many are no arrows as torch writes them, the others are not tried."""
+"""After this many events that are not arrows of torch, the rest is not tried."""
 _KEYS = ["ph", "id", "pid", "tid", "ts", "cat", "name"]
 _DIGITS = re.compile(rb"[0-9]+")
 
@@ -25,19 +25,19 @@ class _Model:
 
     size: int
     blocks: tuple[tuple[int, Words, Words], ...]
-    """Where each begins, its bytes without its digits, and which bytes are no digits."""
+    """Per block: its position, its bytes with digits masked out, and the mask."""
     not_zero: tuple[int, ...]
-    """Where numbers of several digits begin."""
+    """Positions of the first digit of numbers with several digits."""
 
 
 class Arrows:
-    """Knows the arrows of one file."""
+    """The known arrows of one file."""
 
     def __init__(self) -> None:
         self._models: list[_Model] = []
 
-    def known(self, text: TextWords, start: Int64, end: Int64) -> Mask:
-        """Which of the events between these places are arrows, as JSON has them."""
+    def known(self, text: TextWords, start: Int64, end: Int64) -> Bool:
+        """Return which of the events between these positions are valid arrows."""
         found = np.zeros(len(start), np.bool_)
         left = np.arange(len(start))
         used: list[_Model] = []
@@ -47,7 +47,7 @@ class Arrows:
             found[alike] = True
             (used if len(alike) else unused).append(model)
             left = left[~found[left]] if len(alike) else left
-        self._models = used + unused  # the next chunk's will be like these
+        self._models = used + unused  # likely to match in the next chunk
         refused = 0
         while len(left) and len(self._models) < _MOST_MODELS and refused < _MOST_REFUSED:
             new = _model_of(text.between(start[left[:1]], end[left[:1]])[0])
@@ -60,7 +60,7 @@ class Arrows:
 
 
 def _alike(model: _Model, text: TextWords, start: Int64, end: Int64) -> Int64:
-    """Which are the same as the model but for their digits."""
+    """Return the rows that differ from the model only in their digits."""
     rows = np.flatnonzero(end - start == model.size)
     if not len(rows):
         return rows
@@ -79,11 +79,11 @@ def _alike(model: _Model, text: TextWords, start: Int64, end: Int64) -> Int64:
 
 def _model_of(event: bytes) -> _Model | None:
     try:
-        said = msgspec.json.decode(event)
+        arrow = msgspec.json.decode(event)
     except DECODE_FAILURES:
         return None
-    is_arrow = isinstance(said, dict) and list(said) in (_KEYS, [*_KEYS, "bp"]) and said["ph"] in ("s", "f")
-    if not is_arrow or len(event) < _BLOCK or b"\\" in event:  # digits of an escape are no digits
+    is_arrow = isinstance(arrow, dict) and list(arrow) in (_KEYS, [*_KEYS, "bp"]) and arrow["ph"] in ("s", "f")
+    if not is_arrow or len(event) < _BLOCK or b"\\" in event:  # an escape contains digits that must not vary
         return None
     kept = np.full(len(event), 255, np.uint8)
     not_zero = []

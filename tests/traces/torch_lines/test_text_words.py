@@ -1,4 +1,4 @@
-"""Numbers and texts at many places of a text, against Python's own reading of it."""
+"""Numbers and texts at many positions of a text, compared with plain Python."""
 
 import random
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.traces.torch_json.text_words import TextWords, eight_digits, leading_digits, trailing_number, word
+from llm_perf_opt.traces.torch_lines.text_words import TextWords, eight_digits, leading_digits, trailing_number, word
 
 # Bytes around the digits: their neighbors in the code, those with the high bit, zero.
 _OTHERS = b'/:. ",x\x00\x7f\x80\xb0\xb5\xb9\xff'
@@ -15,7 +15,7 @@ _PIECES = st.lists(st.tuples(st.sampled_from(list(_OTHERS)), _DIGITS), min_size=
 
 
 def _laid_out(pieces: list[tuple[int, str]]) -> tuple[TextWords, np.ndarray, np.ndarray]:
-    """Numbers, each behind a byte that is none; where they begin and end."""
+    """Return numbers, each after a byte that is not a digit, and where they begin and end."""
     text, start, end = b"x" * 16, [], []
     for other, digits in pieces:
         text += bytes([other])

@@ -1,29 +1,28 @@
-"""What stands at many places of a text, read for all of them at once by 64-bit words: texts to compare, decimal numbers."""
+"""Read bytes at many positions of a text at once, as 64-bit words: texts to compare, decimal numbers."""
 
 import numpy as np
 import numpy.typing as npt
 
-from llm_perf_opt.traces.events import Int64, UInt8
+from llm_perf_opt.traces.events import Bool, Int64, UInt8
 
 Word = np.uint64
-Mask = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
 ALL_EQUAL = Word(int("01" * 8, 16))
-"""Eight comparisons, all of them true, as a word."""
+"""A word of eight comparisons that are all true."""
 _ZEROS, _ONES, _LOW, _HIGH = (Word(int(byte * 8, 16)) for byte in ("30", "01", "7f", "80"))
-_TO_HIGH = Word(int("76" * 8, 16))  # ten and this have the high bit
+_TO_HIGH = Word(int("76" * 8, 16))  # added to ten or more, it sets the high bit
 _FOURTHS = Word(0x000000FF000000FF)
 
 
 def word(text: bytes) -> np.uint64:
-    """Up to eight bytes as a word holds them: the first is the lowest."""
+    """Return up to eight bytes as a word; the first is the lowest."""
     found: np.uint64 = Word(int.from_bytes(text, "little"))
     return found
 
 
 class TextWords:
-    """A text, or its first bytes; every place that is asked about must be followed by as many bytes as are asked for."""
+    """A text, or its first bytes. Every position must be followed by at least the bytes that are read."""
 
     def __init__(self, text: bytes | bytearray, size: int | None = None) -> None:
         self.text = text
@@ -31,7 +30,7 @@ class TextWords:
         self._overlapping: dict[int, npt.NDArray[np.void]] = {}
 
     def blocks(self, at: Int64, words: int) -> Words:
-        """So many words from each place on, a row for each place."""
+        """Return `words` words from each position, a row per position."""
         if words not in self._overlapping:
             size = 8 * words
             shape = (max(len(self.bytes) - size + 1, 0),)
@@ -40,21 +39,21 @@ class TextWords:
         return found
 
     def words(self, at: Int64, words: int) -> Words:
-        """The same, a row for the first word of each place, a row for the second, and so on."""
+        """Return the same transposed: a row with the first word of each position, a row with the second, and so on."""
         return np.ascontiguousarray(self.blocks(at, words).T)
 
     def word(self, at: Int64) -> Words:
-        """The word at each place."""
+        """Return the word at each position."""
         found: Words = self.blocks(at, 1)[:, 0]
         return found
 
     def between(self, start: Int64, end: Int64) -> list[bytes]:
-        """The text between each two places."""
+        """Return the text between each pair of positions."""
         text = memoryview(self.text)
-        return [bytes(text[one:other]) for one, other in zip(start.tolist(), end.tolist(), strict=True)]
+        return [bytes(text[first:last]) for first, last in zip(start.tolist(), end.tolist(), strict=True)]
 
     def digits_from(self, start: Int64) -> Int64:
-        """How many digits stand from each place on; sixteen are as many as are told."""
+        """Return the number of digits from each position, up to sixteen."""
         count = leading_digits(self.word(start))
         full = np.flatnonzero(count == 8)
         if len(full):
@@ -62,7 +61,7 @@ class TextWords:
         return count
 
     def number_before(self, end: Int64) -> tuple[Int64, Int64]:
-        """The number whose digits end before each place, and how many they are; of the last sixteen."""
+        """Return the number that ends before each position, and its digits, up to sixteen."""
         value, count = trailing_number(self.word(end - 8))
         full = np.flatnonzero(count == 8)
         if len(full):
@@ -71,21 +70,21 @@ class TextWords:
             count[full] += digits
         return value, count
 
-    def is_whole(self, start: Int64, digits: Int64) -> Mask:
-        """Whether so many digits from each place on are a number as JSON has it."""
-        found: Mask = (digits > 0) & ((self.bytes[start] != ord("0")) | (digits == 1))
+    def is_whole(self, start: Int64, digits: Int64) -> Bool:
+        """Return whether this many digits from each position are a JSON number."""
+        found: Bool = (digits > 0) & ((self.bytes[start] != ord("0")) | (digits == 1))
         return found
 
 
 def no_digits(words: Words) -> Words:
-    """The high bit of each byte that is no digit."""
+    """Return the high bit of each byte that is not a digit."""
     from_zero = words ^ _ZEROS
     found: Words = (((from_zero & _LOW) + _TO_HIGH) | from_zero) & _HIGH
     return found
 
 
 def eight_digits(words: Words) -> Int64:
-    """The number that a word's digits spell; bytes of zero count as the digit."""
+    """Return the number in the eight digits of a word; a zero byte counts as the digit 0."""
     digits = words & Word(0x0F0F0F0F0F0F0F0F)
     pairs = digits * Word(10) + (digits >> Word(8))
     first = (pairs & _FOURTHS) * Word(0x000F424000000064)
@@ -95,7 +94,7 @@ def eight_digits(words: Words) -> Int64:
 
 
 def leading_digits(words: Words) -> Int64:
-    """How many digits each word begins with."""
+    """Return the number of digits at the start of each word."""
     others = no_digits(words)
     others |= others << Word(8)
     others |= others << Word(16)
@@ -104,7 +103,7 @@ def leading_digits(words: Words) -> Int64:
 
 
 def trailing_number(words: Words) -> tuple[Int64, Int64]:
-    """The number that each word ends with, and how many digits it has."""
+    """Return the number at the end of each word, and its digits."""
     others = no_digits(words)
     others |= others >> Word(8)
     others |= others >> Word(16)
@@ -114,6 +113,6 @@ def trailing_number(words: Words) -> tuple[Int64, Int64]:
 
 
 def _counted(ones: Words) -> Int64:
-    """How many bytes of each word are one; the others are zero."""
+    """Return the number of bytes that are one in each word; the others are zero."""
     found: Int64 = ((ones * _ONES) >> Word(56)).view(np.int64)
     return found

@@ -1,17 +1,17 @@
-"""Texts found again are the same texts, however many there are and however alike."""
+"""Known texts are found again, however many there are and however similar."""
 
 import random
 
 import numpy as np
 import pytest
 
-from llm_perf_opt.traces.torch_json import known_texts
-from llm_perf_opt.traces.torch_json.known_texts import MARGIN, UNREADABLE, KnownTexts
-from llm_perf_opt.traces.torch_json.text_words import TextWords
+from llm_perf_opt.traces.torch_lines import known_texts
+from llm_perf_opt.traces.torch_lines.known_texts import MARGIN, UNREADABLE, KnownTexts
+from llm_perf_opt.traces.torch_lines.text_words import TextWords
 
 
 class _Counting:
-    """Gives every different text a number, and says how often it was asked."""
+    """Numbers the distinct texts, and counts its calls."""
 
     def __init__(self) -> None:
         self.texts: list[bytes] = []
@@ -38,7 +38,7 @@ def _check(known: KnownTexts, read: _Counting, texts: list[bytes]) -> None:
 
 
 def _texts(draw: random.Random, different: int) -> list[bytes]:
-    """Some of each length around a block's, and alike but for a byte."""
+    """Texts of each length around that of a block, which differ in one byte."""
     found = [b"", b"!", b"a"]
     while len(found) < different:
         length = draw.choice([1, 7, 8, 9, 62, 63, 64, 65, 66, 127, 128, 129, 200, 300, 4095, 4096, 4097])
@@ -91,7 +91,7 @@ def test_long_texts_take_little_memory(monkeypatch: pytest.MonkeyPatch, size: in
 
 
 def test_of_many_new_texts_only_some_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_texts, "_MOST_LEARNT", 10)
+    monkeypatch.setattr(known_texts, "_MOST_NEW", 10)
     read = _Counting()
     known = KnownTexts(2, read)
     texts = [b"%0100d" % number for number in range(100)]

@@ -1,12 +1,12 @@
-"""Arrows are known by one that was decoded, whatever their digits are, and by nothing else."""
+"""Arrows are recognized by comparison with a decoded one, whatever their digits are."""
 
 import json
 
 import numpy as np
 import pytest
 
-from llm_perf_opt.traces.torch_json.arrows import Arrows
-from llm_perf_opt.traces.torch_json.text_words import TextWords
+from llm_perf_opt.traces.torch_lines.arrows import Arrows
+from llm_perf_opt.traces.torch_lines.text_words import TextWords
 
 ARROW = '{\n    "ph": "s", "id": 41521, "pid": 607, "tid": 608, "ts": 3904425331755.097,\n    "cat": "ac2g", "name": "ac2g"\n  }'
 
