@@ -26,7 +26,7 @@ def test_a_database_is_nsys_plain_or_packed(tmp_path: Path) -> None:
         database.execute("create table t (a)")
     database.close()
     (tmp_path / "x.gz").write_bytes(gzip.compress((tmp_path / "x.json").read_bytes()))
-    (nsys,) = FORMATS
+    nsys = next(known for known in FORMATS if known.name == "nsys")
     assert format_of(tmp_path / "x.json") == format_of(tmp_path / "x.gz") == nsys
     assert format_of(REAL) is None
 

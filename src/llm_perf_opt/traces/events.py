@@ -7,7 +7,7 @@ columns because a trace has millions of them. Times are on the clock of the trac
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -191,7 +191,7 @@ class TraceProblem:
 class Trace:
     """What one profiler recorded."""
 
-    source: Literal["torch", "nsys"]
+    source: str
     names: Sequence[str]
     work: DeviceWork
     calls: HostCalls

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -89,7 +89,7 @@ Table = TypeVar("Table", bound=Columns)
 
 class _Meta(msgspec.Struct):
     schema: int
-    source: Literal["torch", "nsys"]
+    source: str
     of: str
     """The fingerprint of the source file, or empty."""
     seen: str
