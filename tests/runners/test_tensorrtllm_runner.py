@@ -12,7 +12,7 @@ import torch
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.runners import tensorrtllm_runner
-from llm_perf_opt.runners.engines import REUSED
+from llm_perf_opt.runners.engines import PREFIX_CACHE_NOTE
 from llm_perf_opt.runners.llm_profile_runner import run_pass
 from llm_perf_opt.runners.session import open_session
 
@@ -87,7 +87,7 @@ def test_the_torch_pass_says_why_it_cannot_be(engine: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "kind", "said"),
     [
-        (["runtime.engine.model=x"], ConfigError, "runtime.engine.model is decided by model.path"),
+        (["runtime.engine.model=x"], ConfigError, "runtime.engine.model is set by model.path"),
         (["runtime.engine.kv_cache_config=3"], ConfigError, "expected a mapping"),
         (["runtime.engine.no_such_argument=3"], ResourceError, "cannot open this model: .*no_such_argument"),
     ],
@@ -154,4 +154,4 @@ def test_what_changes_nothing_is_costed(engine: Any, words: list[str]) -> None:
 def test_prefill_of_cached_prompts_is_told(engine: Any, reuse: bool) -> None:
     words = f"runtime.engine.kv_cache_config.enable_block_reuse={str(reuse).lower()}"
     session = open_session(compose([*WORDS, "runtime=tensorrtllm", words]).config)
-    assert (REUSED in session.runner.runtime.notes) == reuse
+    assert (PREFIX_CACHE_NOTE in session.runner.runtime.notes) == reuse

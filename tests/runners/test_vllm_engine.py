@@ -202,7 +202,7 @@ def test_cached_prompts_and_another_configuration_are_not_costed(vllm_python: Pa
     ("words", "code", "said"),
     [
         (["runtime.engine.max_num_seq=3"], 2, "no such engine argument. Did you mean 'max_num_seqs'?"),
-        (["runtime.engine.dtype=float16"], 2, "runtime.engine.dtype is decided by model.dtype"),
+        (["runtime.engine.dtype=float16"], 2, "runtime.engine.dtype is set by model.dtype"),
         (["runtime.engine.max_num_batched_tokens=1"], 3, "cannot open this model"),
     ],
 )

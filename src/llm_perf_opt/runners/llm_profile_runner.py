@@ -28,7 +28,7 @@ from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Miss
 from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.user_files import read_text
-from llm_perf_opt.runners.child import die_with_parent, framework_error, heed_interrupts, last_words, send
+from llm_perf_opt.runners.child import die_with_parent, framework_error, enable_interrupts, report_errors, send
 from llm_perf_opt.runners.measure.annotations import marked, unmarked
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, RequestMeter
@@ -320,12 +320,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs") / "alone", help="folder for the pass's files")
     parser.add_argument("--decode-steps", type=int, help="at most so many decode steps (pass plain)")
     arguments = parser.parse_args()
-    with last_words(_translated):
+    with report_errors(_translated):
         if arguments.config and arguments.overrides:
             raise ConfigError("--config is a resolved configuration; overrides have no place beside it.")
         if arguments.config:
             die_with_parent()
-            heed_interrupts()
+            enable_interrupts()
         config = _read_config(arguments.config) if arguments.config else compose(arguments.overrides).config
         finished = run_pass(config, arguments.which, arguments.out, arguments.decode_steps)
         sys.exit(0 if finished else 130)

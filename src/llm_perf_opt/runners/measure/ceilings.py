@@ -23,7 +23,7 @@ from llm_perf_opt.core.host import cpu_name, last_level_cache_bytes, user_cache_
 from llm_perf_opt.core.machine_records import CeilingRow, Ceilings, FoundCeilings, GpuSample, read_ceilings
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.run_folder import write_record
-from llm_perf_opt.runners.child import die_with_parent, framework_error, last_words, send
+from llm_perf_opt.runners.child import die_with_parent, framework_error, report_errors, send
 from llm_perf_opt.runners.measure.ceiling_kernels import Room
 from llm_perf_opt.runners.measure.ceiling_timing import Conditions, Quantity
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--refresh", action="store_true", help="measure even where a kept result is there")
     parser.add_argument("--out", type=Path, required=True, help="file for the result, JSON")
     wanted = parser.parse_args(arguments)
-    with last_words(_translated):
+    with report_errors(_translated):
         die_with_parent()
         write_record(wanted.out, _found(wanted))
         sys.exit(0)

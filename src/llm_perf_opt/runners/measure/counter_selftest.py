@@ -13,7 +13,7 @@ from dataclasses import asdict
 from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork
 from llm_perf_opt.core.errors import LlmPerfError
 from llm_perf_opt.core.stages import DOMAIN
-from llm_perf_opt.runners.child import die_with_parent, framework_error, last_words, send
+from llm_perf_opt.runners.child import die_with_parent, framework_error, report_errors, send
 from llm_perf_opt.runners.measure.annotations import marked
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device-index", type=int, default=0)
     wanted = parser.parse_args(arguments)
-    with last_words(_translated):
+    with report_errors(_translated):
         die_with_parent()
         run_work(wanted.device_index)
         send(EVENT, **asdict(WORK))
