@@ -101,7 +101,7 @@ def test_a_sweep_is_refused_whole_and_looks_at_what_points_share_once(monkeypatc
     monkeypatch.setattr(preflight, "check_first_text", looked.append)
     plan_sweep(["dataset=sample_prompts", "runtime.batch_size=1,2,3"], None)
     assert len(looked) == 1
-    with pytest.raises(ConfigError, match=r"decided by model\.seed"):
+    with pytest.raises(ConfigError, match=r"set by model\.seed"):
         plan_sweep(["runtime=vllm", "runtime.batch_size=1,2", "runtime.engine.seed=3"], None)
 
 

@@ -21,7 +21,7 @@ from llm_perf_opt.core.host import cpu_has_native_bf16, cpu_name, total_memory_b
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure.device import TorchBuild, most_cuda_devices, refuse_absent, torch_build
 from llm_perf_opt.runners.measure.gpu import gpu_size
-from llm_perf_opt.runners.models import device_request, refuse_positions
+from llm_perf_opt.runners.models import check_position_count, device_request
 from llm_perf_opt.workspace.data.model_tree import model_folder
 from llm_perf_opt.workspace.data.prompts import check_first_text
 
@@ -135,7 +135,7 @@ def _refuse_positions(config: RunConfig, fields: Mapping[str, Any]) -> None:
     inner = fields.get("text_config")
     text = inner if isinstance(inner, Mapping) else fields
     name = "n_positions" if text.get("model_type") in _N_POSITIONS else "max_position_embeddings"
-    refuse_positions(text.get(name), _least_prompt(config), config.runtime.num_new_tokens)
+    check_position_count(text.get(name), _least_prompt(config), config.runtime.num_new_tokens)
 
 
 def _least_prompt(config: RunConfig) -> int:

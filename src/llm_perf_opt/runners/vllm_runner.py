@@ -115,7 +115,7 @@ class VllmRunner:
             notes=(PARAMETERS_NOTE, *self._notes(config, workers)),
             devices=workers,
         )
-        self.profiler: EngineProfiler | Missing | None = Missing("the engine was opened for another pass than torch")
+        self.profiler: EngineProfiler | Missing | None = Missing("the engine was not opened for the torch pass")
         if request.trace_dir is not None:
             self.profiler = _VllmProfiler(engine, request.trace_dir)
 
