@@ -225,7 +225,7 @@ def test_an_engine_that_says_it_began_before_it_was_asked_is_refused(tmp_path: P
     body = f"return replace(made, started_ns=made.started_ns - {early_s} * 10**9)"
     site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", changed_runner(body))
     done = llm_perf("run", "-q", "runtime=echo", "profiling=none", *SHORT, cwd=tmp_path, site=site)
-    assert (done.returncode, "ms before it was asked" in done.stderr) == (4, True), done.stderr
+    assert (done.returncode, "ms before `generate` was called" in done.stderr) == (4, True), done.stderr
 
 
 def test_tokens_handed_over_in_pairs_have_no_steps_of_their_own(tmp_path: Path) -> None:

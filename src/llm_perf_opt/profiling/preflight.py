@@ -19,7 +19,7 @@ from llm_perf_opt.config.schema import HardwareConfig, ModelConfig, RunConfig, R
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.core.host import cpu_has_native_bf16, cpu_name, total_memory_bytes
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.runners.measure.device import TorchBuild, most_cuda_devices, refuse_absent, torch_build
+from llm_perf_opt.runners.measure.device import TorchBuild, check_available, most_cuda_devices, torch_build
 from llm_perf_opt.runners.measure.gpu import gpu_size
 from llm_perf_opt.runners.models import check_position_count, device_request
 from llm_perf_opt.workspace.data.model_tree import model_folder
@@ -47,7 +47,7 @@ def refuse_early(configs: Iterable[RunConfig]) -> None:
     for config in asked:
         fields = _architecture(config.model)
         _refuse_positions(config, fields)
-        machine.refuse_absent(config.hardware)
+        machine.check_available(config.hardware)
         if not traits_of(config.runtime.type).engine:  # an engine divides its memory by itself, and may use several devices
             _refuse_attention(config.runtime)
             machine.refuse_size(config, fields)
@@ -74,14 +74,14 @@ class _Machine:
     def _cuda_devices(self) -> int | None:
         return most_cuda_devices(self._build)
 
-    def refuse_absent(self, hardware: HardwareConfig) -> None:
+    def check_available(self, hardware: HardwareConfig) -> None:
         """A GPU that was asked for by name or by number and is not here."""
         count = self._cuda_devices
         if count is not None and (
             hardware.device == "cuda" or (hardware.device == "auto" and 0 < count <= hardware.device_index)
         ):
             with_cuda = self._build is None or self._build.cuda is not None
-            refuse_absent(device_request(hardware), count, with_cuda=with_cuda)
+            check_available(device_request(hardware), count, with_cuda=with_cuda)
 
     def refuse_size(self, config: RunConfig, fields: Mapping[str, Any]) -> None:
         """Weights and KV cache that are more than the device has memory in all."""

@@ -17,6 +17,7 @@ from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.records import Missing, ModelFacts, RuntimeFacts
 from llm_perf_opt.runners.measure.engine_meter import Generated, Generates
 from llm_perf_opt.runners.measure.meter import Steppable
+from llm_perf_opt.runners.measure.torch_profiler import EngineProfiler
 from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
@@ -50,16 +51,6 @@ class SteppableRunner(Steppable, Protocol):
 
     def place(self, prompts: Prompts) -> Any:
         """Return the prompts on the device, in the form that `prefill` takes."""
-
-
-class EngineProfiler(Protocol):
-    """torch.profiler, run by the engine."""
-
-    def start(self) -> None:
-        """Start recording with the request's `profiling.torch.preset`."""
-
-    def stop(self) -> Path:
-        """Stop recording and return the path of the Chrome trace."""
 
 
 WHOLE_PROCESS = None

@@ -301,7 +301,7 @@ def _read_config(path: Path) -> RunConfig:
     return config_from_mapping(values if isinstance(values, dict) else {})
 
 
-def _translated(error: Exception) -> LlmPerfError:
+def _translate(error: Exception) -> LlmPerfError:
     """Return an error of the framework with a remedy for the user."""
     return framework_error(
         error,
@@ -320,7 +320,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs") / "alone", help="folder for the pass's files")
     parser.add_argument("--decode-steps", type=int, help="maximum number of decode steps (pass plain)")
     arguments = parser.parse_args()
-    with report_errors(_translated):
+    with report_errors(_translate):
         if arguments.config and arguments.overrides:
             raise ConfigError("--config is a resolved configuration and cannot be combined with overrides.")
         if arguments.config:
