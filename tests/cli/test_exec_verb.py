@@ -161,7 +161,7 @@ def test_a_missing_tool_is_left_out_by_an_option_of_exec(tmp_path: Path) -> None
         pytest.skip("nsys is in one of its usual folders")
     assert "--passes program" in done.stderr
     done = llm_perf(tmp_path, "exec", "--passes", "nsys", "--", sys.executable, "-c", "pass", NSYS="/no/nsys", PATH="/none")
-    assert "the variable NSYS names /no/nsys" in done.stderr
+    assert "the variable NSYS is /no/nsys" in done.stderr
 
 
 def test_sigterm_ends_a_program_in_order(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_program_is_run_under_the_pass_of_the_documentation(tmp_path: Path, mo
     write_trace(tmp_path / "recorded.json", Recipe(steps=3, kernels_per_step=4))
     words = ["exec", "-q", "--passes", "myprof,program", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", "print(1)"]
     done = llm_perf(*words, cwd=tmp_path, site=site)
-    assert (done.returncode, "My profiler was asked for, but there is no myprof" in done.stderr) == (3, True), done.stderr
+    assert (done.returncode, "My profiler was requested, but there is no myprof" in done.stderr) == (3, True), done.stderr
     entries = json.loads((tmp_path / "run" / "run.json").read_text())["passes"]
     assert [(entry["name"], entry["status"]) for entry in entries] == [("program", "complete"), ("myprof", "skipped")]
     tool = tmp_path / "myprof"

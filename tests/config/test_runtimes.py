@@ -208,7 +208,7 @@ def test_a_pass_that_leaves_no_sound_result_has_failed(tmp_path: Path, body: str
     start = llm_perf_process if "_exit" in body else llm_perf
     done = start(*words, cwd=tmp_path, site=site)
     assert done.returncode == 4, done.stderr
-    assert "left no result that can be used" in done.stderr
+    assert "left no usable result" in done.stderr
     assert why in done.stderr
     manifest = json.loads((run / "run.json").read_text())
     (clean,) = [entry for entry in manifest["passes"] if entry["name"] == "clean"]

@@ -56,7 +56,7 @@ class Pass:
     """File in `raw/NAME` → how it is read back; a ParseError then means that the pass has failed."""
     trace: str = ""
     """Which file in `raw/NAME` is a timeline, in a format that `traces` reads."""
-    judged: bool = False
+    checked: bool = False
     """Whether its launch examines the timeline, so that only that of a pass that ended well is used."""
     tool: str = ""
     """Who recorded the timeline, in reports."""

@@ -43,7 +43,7 @@ def test_an_export_appears_whole(tmp_path: Path, report: Path) -> None:
     ("body", "says"),
     [
         ('echo half > "$out"; echo "Exportation error: magic number mismatch." >&2; exit 1', "magic number mismatch"),
-        ("exit 0", "left nothing"),
+        ("exit 0", "wrote nothing"),
         ('echo "Unknown runtime API function index: 9"; exit 3', "newer than itself"),
     ],
 )
