@@ -133,8 +133,8 @@ def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch
 
 
 def _opener(runtime: Runtime) -> Opener:
-    remedy = f"The entry point of the group {GROUP} must name a function." if runtime.brought_by else runtime.install
-    return cast("Opener", load(Declared(runtime.name, runtime.target, runtime.brought_by), "runtime", remedy))
+    remedy = f"The entry point of the group {GROUP} must name a function." if runtime.provided_by else runtime.install
+    return cast("Opener", load(Declared(runtime.name, runtime.target, runtime.provided_by), "runtime", remedy))
 
 
 def _check_runner(runner: Any, runtime: Runtime) -> None:
@@ -144,6 +144,6 @@ def _check_runner(runner: Any, runtime: Runtime) -> None:
     missing = [name for name in (*kinds[kind], "facts", "runtime") if not hasattr(runner, name)]
     if missing:
         raise ConfigError(
-            f"The runtime '{runtime.name}' did not open a valid {kind} runner: it has no {', '.join(missing)}.",
+            f"The runtime '{runtime.name}' returned an invalid {kind} runner: it has no {', '.join(missing)}.",
             "llm_perf_opt.runners.base and docs/runtimes.md define the interface.",
         )

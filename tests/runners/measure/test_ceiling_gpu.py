@@ -91,7 +91,7 @@ def test_a_format_that_the_generation_lacks_is_missing(
     for key in absent:
         why = products[key].measure(0.01)
         assert isinstance(why, Missing)
-        assert f"compute capability {capability[0]}.{capability[1]}" in why.why
+        assert f"this GPU has {capability[0]}.{capability[1]}" in why.why
 
 
 @pytest.mark.parametrize("tf32", [True, False])

@@ -63,7 +63,7 @@ def test_tokens_handed_over_at_once_have_no_gaps_of_their_own() -> None:
     meter = metered(Scripted([1100, 1200, 1200], [1130, 1210, 1300]))
     iteration = meter.iterate()
     assert (iteration.prefill_ns, iteration.decode_ns) == (130, 170)
-    assert "in 1 of 1 requests the engine handed over several tokens of a sequence at once" in meter.unstepped
+    assert "in 1 of 1 requests the engine returned several tokens of a sequence at once" in meter.unstepped
 
 
 def test_one_token_is_prefill_alone() -> None:
