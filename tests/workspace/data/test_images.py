@@ -15,7 +15,7 @@ def test_the_picture_stands_after_the_first_token_and_the_text_gives_way() -> No
     found = with_pictures(Prompts(((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 7, 8)), "ids"), PICTURE, 8, seed=5)
     assert found.ids == ((1, 9, 9, 9, 9, 2, 3, 4),) * 2
     assert (found.pixels, found.pixel_seed) == ((2, 3, 8, 8), 5)
-    assert found.source == "ids; one picture of random pixels each, seed 5 (4 of the prompt's tokens)"
+    assert found.source == "ids; one image of random pixels each, seed 5 (4 of the prompt's tokens)"
 
 
 def test_a_token_that_would_be_taken_for_a_picture_is_replaced() -> None:

@@ -186,7 +186,7 @@ def given_root(root: Path, usual: Path, option: str = "--root") -> Path:
     """Return the root of a tree. The default one may be absent; raise if another one does not exist."""
     try:
         there = root.is_dir()
-    except OSError:  # a name that is too long, a folder that may not be looked into
+    except OSError:  # the name is too long, or a folder is not accessible
         there = False
     if root != usual and not there:
         raise ConfigError(f"{option} {root}: no such folder.", f"Omit it to use {usual}/ in the current directory.")
@@ -213,7 +213,7 @@ def dangling(path: Path) -> bool:
     """Return whether `path` is a dangling or circular link."""
     try:
         return path.is_symlink() and not path.exists()
-    except OSError as error:  # a circle, on some Python versions; else a name that is too long, or one that may not be looked at
+    except OSError as error:  # on some Python versions a circular link raises
         return error.errno == errno.ELOOP
 
 
@@ -225,7 +225,7 @@ def dangling_error(path: Path) -> LlmPerfError:
     )
 
 
-# --- making -----------------------------------------------------------------------------------------------------------
+# --- creation ---------------------------------------------------------------------------------------------------------
 
 
 _LOCK = ".lock"
@@ -280,7 +280,7 @@ def _locked(part: Path, final: Path) -> int:
     except OSError as error:
         os.close(lock)
         raise ResourceError(f"{final} is being created by another process.", "Wait for it to finish.") from error
-    for left in part.iterdir():  # of a process that was killed
+    for left in part.iterdir():  # left by a killed process
         if left.name != _LOCK:
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     return lock
@@ -290,5 +290,5 @@ def _settle(folder: Path) -> None:
     """Flush every file to disk before the folder is renamed."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            with path.open("rb") as file, suppress(OSError):  # a file system without fsync still has the bytes
+            with path.open("rb") as file, suppress(OSError):  # not every file system supports fsync
                 os.fsync(file.fileno())

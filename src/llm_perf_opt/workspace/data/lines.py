@@ -17,9 +17,9 @@ BLOCK_BYTES = 1024 * 1024
 NAMED = 10
 """Maximum number of bad records to name; the rest are counted."""
 FIELD_OPTION = "--text-field NAME"
-"""How to name another field with the dataset verbs …"""
+"""How to name another field with the dataset verbs."""
 RUN_FIELD_OPTION = "dataset.text_field=NAME"
-"""… and in a run."""
+"""How to name another field in a run."""
 _MARK = b"\xef\xbb\xbf"
 
 
@@ -51,7 +51,7 @@ class BadRecords:
 def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes | None]]]:
     """Yield blocks of lines with the number of the first. A line that is too long is None; an empty one stays empty.
 
-    Lines end with \\n alone: other characters that some call line ends are part of the text. A \\r before it belongs to the end.
+    Lines end with \\n or \\r\\n; other line separators are part of the text.
     """
     try:
         with open_ordinary(path) as raw:

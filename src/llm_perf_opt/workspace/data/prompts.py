@@ -29,7 +29,7 @@ class Entry:
     files: tuple[DataFile, ...]
     text_field: str
     tokenizer: str | None
-    """Of a tokenized variant, which has ids instead of texts."""
+    """The tokenizer of a tokenized variant, which has ids instead of texts."""
     id_bytes: int
     records: int
     """As counted when it was added or prepared."""
@@ -109,8 +109,8 @@ class Prompts:
 
     def sha256(self) -> str:
         """Hash of the input: equal for equal ids."""
-        pictures = [self.pixels, self.pixel_seed] if self.pixels else []
-        return hashlib.sha256(json.dumps([self.ids, *pictures] if pictures else self.ids).encode()).hexdigest()
+        content = [self.ids, self.pixels, self.pixel_seed] if self.pixels else self.ids
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def synthetic_prompts(batch_size: int, length: int, vocabulary: int, seed: int) -> Prompts:
@@ -137,7 +137,7 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
         raise _no_text(dataset, entry)
     found = len(sequences)
     repeated = [sequences[index % found] for index in range(batch_size)]
-    tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, for want of a tokenizer"
+    tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, without a tokenizer"
     if entry and entry.tokenizer:
         tokenizer = f"ids of the tokenizer {entry.tokenizer}"
     again = f", {found} texts repeated to fill the batch" if found < batch_size else ""
@@ -160,7 +160,7 @@ def _count(dataset: DatasetConfig) -> int | None:
             return None
         with path.open("rb") as lines:
             return sum(1 for line in lines if line.strip())
-    except OSError:  # gone since it was read
+    except OSError:  # removed since it was read
         return None
 
 
@@ -215,7 +215,7 @@ def _texts(dataset: DatasetConfig) -> Iterator[str]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long, a folder that may not be looked into
+    except OSError:  # the name is too long, or a folder is not accessible
         return False
 
 
@@ -244,7 +244,7 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
             continue
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # not only JSONDecodeError: a number may have too many digits
+        except (ValueError, RecursionError) as error:  # ValueError also for a number with too many digits
             raise ResourceError(
                 f"{where}, line {number}: not JSON ({words_of(error)}).", "Write one JSON object per line."
             ) from error
@@ -303,6 +303,6 @@ def with_pictures(prompts: Prompts, picture: Picture, longest: int, seed: int) -
         text = [placeholder if token == picture.token_id else token for token in ids[:room]]
         text += [placeholder] * (2 - len(text))
         found.append((text[0], *[picture.token_id] * picture.tokens, *text[1:]))
-    source = f"{prompts.source}; one picture of random pixels each, seed {seed} ({picture.tokens} of the prompt's tokens)"
+    source = f"{prompts.source}; one image of random pixels each, seed {seed} ({picture.tokens} of the prompt's tokens)"
     pixels = (len(found), *picture.shape)
     return replace(prompts, ids=tuple(found), source=source, pixels=pixels, pixel_seed=seed, texts=texts)

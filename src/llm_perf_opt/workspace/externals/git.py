@@ -25,7 +25,7 @@ def checkout_standing(folder: Path, entry: External, *, only_below: bool = False
         head = git.text("rev-parse", "--verify", "HEAD")
         changed = git.text("status", "--porcelain", "-z", "--untracked-files=all", *(["--", "."] if only_below else []))
     except GitError as error:
-        return Standing("foreign", f"not a git checkout that can be read: {reason(error.said)}")
+        return Standing("foreign", f"not a readable git checkout: {reason(error.said)}")
     if head != entry.commit:
         return Standing("other commit", f"at {head}", head)
     if changed:
@@ -140,8 +140,9 @@ class Git:
 def reason(errors: str) -> str:
     """Return the line with git's reason, without secrets in a URL."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    telling = [line for line in lines if line.lower().startswith(("fatal:", "error:"))] or lines[-1:] or ["it gave no reason"]
-    plain = re.sub(r"^(?:(?:fatal|error|remote error): )+", "", telling[0], flags=re.IGNORECASE)
+    errors_first = [line for line in lines if line.lower().startswith(("fatal:", "error:"))] or lines[-1:]
+    first = errors_first[0] if errors_first else "it gave no reason"
+    plain = re.sub(r"^(?:(?:fatal|error|remote error): )+", "", first, flags=re.IGNORECASE)
     return _CREDENTIALS.sub("://", one_line(plain)).rstrip(".")[:300]
 
 
