@@ -68,7 +68,7 @@ def test_a_missing_shard_is_named(model: Path) -> None:
 def test_a_shard_cut_short_is_named(model: Path) -> None:
     shard = sorted(model.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-100])
-    assert problems(model) == [m for m in problems(model) if m.startswith(f"{shard.name} is damaged: it is cut short")] != []
+    assert problems(model) == [m for m in problems(model) if m.startswith(f"{shard.name} is damaged: it is truncated")] != []
 
 
 def test_an_index_that_promises_too_much_is_named(model: Path) -> None:
