@@ -21,7 +21,7 @@ from llm_perf_opt.core.host import cpu_has_native_bf16, cpu_name, total_memory_b
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure.device import TorchBuild, check_available, most_cuda_devices, torch_build
 from llm_perf_opt.runners.measure.gpu import gpu_size
-from llm_perf_opt.runners.models import check_position_count, device_request
+from llm_perf_opt.runners.models import check_position_count, device_request, gib
 from llm_perf_opt.workspace.data.model_tree import model_folder
 from llm_perf_opt.workspace.data.prompts import check_first_text
 
@@ -94,14 +94,14 @@ class _Machine:
         if sizes is None or sum(sizes) <= device.memory_bytes:
             return
         weights, cache = sizes
-        what = f"its weights alone are {_gib(weights)}"
+        what = f"its weights alone are {gib(weights)}"
         remedy = "Use a smaller model or dtype, or a device with more memory."
         if weights <= device.memory_bytes:
-            what = f"its weights are {_gib(weights)} and its KV cache {_gib(cache)}"
+            what = f"its weights are {gib(weights)} and its KV cache {gib(cache)}"
             remedy = "Use a smaller batch or fewer tokens, a smaller model or dtype, or a device with more memory."
         raise ResourceError(
             f"{config.model.name} does not fit on {device.name}: {what} in {dtype}, "
-            f"but the device has {_gib(device.memory_bytes)} of memory.",
+            f"but the device has {gib(device.memory_bytes)} of memory.",
             remedy,
         )
 
@@ -166,7 +166,3 @@ def _sizes(config: RunConfig, fields: Mapping[str, Any], dtype: str) -> tuple[in
         return weight_bytes(architecture, formats), kv_cache_bytes(architecture, config.runtime.batch_size, cached, formats)
     except ConfigError:
         return None
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"

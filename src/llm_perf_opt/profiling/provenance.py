@@ -13,7 +13,7 @@ from llm_perf_opt.config.runtimes import all_traits
 from llm_perf_opt.core.host import available_memory_bytes, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml, read
+from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml, read, text_of
 
 PACKAGES = ("hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil")
 """Recorded with every run, in addition to those of the runtimes."""
@@ -84,12 +84,12 @@ def _gpu(device_index: int) -> dict[str, Any]:
         if isinstance(library, Missing):
             return {"gpu": str(library), "gpu_driver": str(library)}
         handle = handle_of(library, device_index)
-        driver = read(library, library.nvmlSystemGetDriverVersion)
+        driver = read(library, lambda: text_of(library.nvmlSystemGetDriverVersion()))
         cuda = read(library, library.nvmlSystemGetCudaDriverVersion_v2)
         return {
             "gpu": str(handle) if isinstance(handle, Missing) else describe(library, handle),
             "gpu_count": int(library.nvmlDeviceGetCount()),
-            "gpu_driver": driver.decode() if isinstance(driver, bytes) else str(driver),
+            "gpu_driver": str(driver),
             "gpu_driver_cuda": str(cuda) if isinstance(cuda, Missing) else f"{cuda // 1000}.{cuda % 1000 // 10}",
         }
 

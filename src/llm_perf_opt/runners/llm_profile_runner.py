@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.user_files import read_text
 from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send
-from llm_perf_opt.runners.measure.annotations import marked, unmarked
+from llm_perf_opt.runners.measure.annotations import around_forward, marked, unmarked
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, RequestMeter
 from llm_perf_opt.runners.measure.torch_profiler import Profiled, profile_engine
@@ -162,19 +163,7 @@ def _substages(session: Session, meter: RequestMeter) -> Iterator[None]:
         return
     with ExitStack() as stack:
         for name, path in session.config.model.substages.items():
-            module = _submodule(session.model, name, path)
-            open_contexts: list[Any] = []
-
-            def enter(_: Any, __: Any, name: str = name, contexts: list[Any] = open_contexts) -> None:
-                context = meter.substage(name)
-                context.__enter__()
-                contexts.append(context)
-
-            def leave(_: Any, __: Any, ___: Any, contexts: list[Any] = open_contexts) -> None:
-                contexts.pop().__exit__(None, None, None)
-
-            stack.callback(module.register_forward_pre_hook(enter).remove)
-            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+            stack.enter_context(around_forward(_submodule(session.model, name, path), partial(meter.substage, name)))
         yield
 
 

@@ -165,8 +165,8 @@ def check_fits(need: MemoryNeed, device: "torch.device") -> None:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory_bytes()
     if need.total_bytes > free:
         raise ResourceError(
-            f"The model does not fit on {device} ({device_name(device)}): it needs {_gib(need.total_bytes)} "
-            f"(weights {_gib(need.weight_bytes)}, cache {_gib(need.cache_bytes)}), but only {_gib(free)} are free.",
+            f"The model does not fit on {device} ({device_name(device)}): it needs {gib(need.total_bytes)} "
+            f"(weights {gib(need.weight_bytes)}, cache {gib(need.cache_bytes)}), but only {gib(free)} are free.",
             "Use a smaller model, batch, prompt or dtype, or a device with more memory.",
         )
 
@@ -352,5 +352,6 @@ def _known_model_types() -> list[str]:
     return [str(key) for key in keys]
 
 
-def _gib(count: int) -> str:
+def gib(count: int) -> str:
+    """Return a number of bytes in GiB."""
     return f"{count / 2**30:.2f} GiB"

@@ -106,27 +106,27 @@ def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch
     from llm_perf_opt.runners import models
 
     vocabulary = int(architecture.get_text_config(decoder=True).vocab_size)
-    asked = config.runtime
+    runtime = config.runtime
 
     def check_size(longest: int) -> None:
-        models.check_positions(architecture, longest, asked.num_new_tokens)
-        if not traits_of(asked.type).engine:  # an engine manages its memory itself
-            need = models.memory_need(architecture, config.model, dtype, asked.batch_size, longest + asked.num_new_tokens)
+        models.check_positions(architecture, longest, runtime.num_new_tokens)
+        if not traits_of(runtime.type).engine:  # an engine manages its memory itself
+            need = models.memory_need(architecture, config.model, dtype, runtime.batch_size, longest + runtime.num_new_tokens)
             models.check_fits(need, device)
 
     picture = models.picture_of(architecture)
-    if picture is not None and traits_of(asked.type).steppable is False:
+    if picture is not None and traits_of(runtime.type).steppable is False:
         raise ConfigError(
-            f"runtime={asked.type} accepts token ids only, but {config.model.name} needs images.", "Use runtime=pytorch."
+            f"runtime={runtime.type} accepts token ids only, but {config.model.name} needs images.", "Use runtime=pytorch."
         )
     if config.dataset.kind == "synthetic":
-        check_size(asked.prompt_tokens)  # before the ids are drawn: there may be billions
-        prompts = synthetic_prompts(asked.batch_size, asked.prompt_tokens, vocabulary, config.dataset.seed)
+        check_size(runtime.prompt_tokens)  # before the ids are drawn: there may be billions
+        prompts = synthetic_prompts(runtime.batch_size, runtime.prompt_tokens, vocabulary, config.dataset.seed)
     else:
         tokenize = models.load_tokenizer(config.model)
-        prompts = text_prompts(config.dataset, asked.batch_size, asked.prompt_tokens, vocabulary, tokenize)
+        prompts = text_prompts(config.dataset, runtime.batch_size, runtime.prompt_tokens, vocabulary, tokenize)
     if picture is not None:
-        prompts = with_pictures(prompts, picture, asked.prompt_tokens, config.dataset.seed)
+        prompts = with_pictures(prompts, picture, runtime.prompt_tokens, config.dataset.seed)
     if config.dataset.kind != "synthetic":
         check_size(max(prompts.lengths))
     return prompts
@@ -140,7 +140,7 @@ def _opener(runtime: Runtime) -> Opener:
 def _check_runner(runner: Any, runtime: Runtime) -> None:
     """Raise if the runner does not have all attributes of its kind."""
     kinds = {"steppable": ("begin", "place", "prefill", "decode_step", "to_lists", "model"), "engine": ("generate", "profiler")}
-    kind = "steppable" if hasattr(runner, "decode_step") else "engine"
+    kind = "steppable" if is_steppable(runner) else "engine"
     missing = [name for name in (*kinds[kind], "facts", "runtime") if not hasattr(runner, name)]
     if missing:
         raise ConfigError(

@@ -1,6 +1,5 @@
 """Detect incompatible versions and missing permissions before a pass."""
 
-import importlib.util
 import re
 from dataclasses import dataclass
 from importlib import metadata
@@ -10,6 +9,7 @@ from typing import Literal
 from llm_perf_opt.core.errors import ResourceError
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.profiling.vendor.probe import numbers, release_of
+from llm_perf_opt.runners.measure.device import torch_build
 
 NVTX_REMEDY = "pip install 'nvtx>=0.2.10,<0.2.12', or use Nsight Systems 2024 or newer."
 
@@ -23,16 +23,10 @@ _BLIND_NSYS = (2023, 4)
 
 
 def cuda_runtime() -> Maybe[tuple[int, int]]:
-    """Return the CUDA version that torch was built for, read from its files because importing torch takes seconds."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return Missing("torch is not installed")
-    try:
-        text = (Path(found.origin).parent / "version.py").read_text(errors="replace")
-    except OSError as error:
-        return Missing(f"the CUDA version of torch cannot be read: {error}")
-    named = re.search(r"^cuda\b.*?=\s*['\"](\d+)\.(\d+)", text, re.MULTILINE)
-    return (int(named.group(1)), int(named.group(2))) if named else Missing("torch was built without CUDA")
+    """Return the CUDA version that torch was built for, read without importing torch."""
+    build = torch_build()
+    version = numbers(build.cuda)[:2] if build and build.cuda else ()
+    return (version[0], version[1]) if len(version) == 2 else Missing("torch is not installed or was built without CUDA")
 
 
 def nvtx_version() -> Maybe[str]:

@@ -244,7 +244,7 @@ def _cached_or_queried(path: Path, kind: type[P], query: Callable[[Path, str], P
         try:
             cached = read_record(file, kind)
             if (cached.path, cached.version) != (str(path), version) or not cached.flags:
-                raise ParseError(f"{file} holds the answers of another tool.")
+                raise ParseError(f"{file} belongs to another tool.")
             if not isinstance(cached, NsysProbe) or cached.importer is None or Path(cached.importer).exists():
                 return cached
         except ParseError as error:

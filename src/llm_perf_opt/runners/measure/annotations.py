@@ -1,8 +1,8 @@
-"""Marks stages for profilers: NVTX ranges and record_function labels."""
+"""Mark stages and modules for profilers: NVTX ranges, record_function labels, hooks on a module's forward."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol
 
 from llm_perf_opt.core.stages import DOMAIN
 
@@ -28,6 +28,25 @@ def marked(name: str) -> Iterator[None]:
     from torch.profiler import record_function
 
     with _nvtx_range(name), record_function(name):
+        yield
+
+
+@contextmanager
+def around_forward(module: Any, new_context: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Run every forward of a torch module inside a new context while this one is open."""
+    opened: list[AbstractContextManager[Any]] = []
+
+    def enter(*_: Any) -> None:
+        context = new_context()
+        context.__enter__()
+        opened.append(context)
+
+    def leave(*_: Any) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    with ExitStack() as hooks:
+        hooks.callback(module.register_forward_pre_hook(enter).remove)
+        hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         yield
 
 

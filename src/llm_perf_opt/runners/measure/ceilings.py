@@ -25,7 +25,7 @@ from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.runners.child import die_with_parent, framework_error, report_errors, send
 from llm_perf_opt.runners.measure.ceiling_timing import Conditions, Quantity
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
-from llm_perf_opt.runners.measure.gpu import handle_of, nvml, read
+from llm_perf_opt.runners.measure.gpu import handle_of, nvml, read, text_of
 
 if TYPE_CHECKING:
     import torch
@@ -178,8 +178,7 @@ def _driver() -> Maybe[str]:
     with nvml() as library:
         if isinstance(library, Missing):
             return library
-        version = read(library, library.nvmlSystemGetDriverVersion)
-        return version.decode() if isinstance(version, bytes) else version
+        return read(library, lambda: text_of(library.nvmlSystemGetDriverVersion()))
 
 
 def cache_folder() -> Maybe[Path]:
@@ -204,7 +203,7 @@ def _cached(file: Path, identity: Identity, notes: list[str]) -> Ceilings | None
 def _check(cached: Ceilings, identity: Identity, file: Path) -> None:
     owner = (cached.device_kind, cached.device_name, cached.device_id, cached.torch_version)
     if owner != (identity.kind, identity.name, identity.device_id, identity.torch_version):
-        raise ParseError(f"{file} holds the peaks of another device.")
+        raise ParseError(f"{file} contains the peaks of another device.")
     try:
         taken = datetime.fromisoformat(cached.taken)
     except ValueError as error:

@@ -5,11 +5,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llm_perf_opt.analysis.cost_model.work import PartName
 from llm_perf_opt.core.records import PartTime
 from llm_perf_opt.core.stages import PART_LABEL
+from llm_perf_opt.runners.measure.annotations import around_forward
 
 _ATTENTION = r"(self_attn|attn|attention|self_attention)"
 RULES: tuple[tuple[str, bool, PartName], ...] = (
@@ -43,20 +45,8 @@ def labeled_parts(model: Any) -> Iterator[None]:
         for path, module in model.named_modules():
             weight = getattr(module, "weight", None)
             part = part_of(path, weight is not None and weight.dim() == 2)
-            if part is None:
-                continue
-            opened: list[Any] = []
-
-            def enter(_: Any, __: Any, label: str = PART_LABEL + part, opened: list[Any] = opened) -> None:
-                entered = record_function(label)
-                entered.__enter__()
-                opened.append(entered)
-
-            def leave(_: Any, __: Any, ___: Any, opened: list[Any] = opened) -> None:
-                opened.pop().__exit__(None, None, None)
-
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+            if part is not None:
+                hooks.enter_context(around_forward(module, partial(record_function, PART_LABEL + part)))
         yield
 
 

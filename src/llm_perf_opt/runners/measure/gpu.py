@@ -41,14 +41,7 @@ def gpu_count() -> Maybe[int]:
 
 def gpu_name(device_index: int = 0) -> Maybe[str]:
     """Return the driver's name of cuda:`device_index`, or why it is unknown."""
-    with nvml() as library:
-        if isinstance(library, Missing):
-            return library
-        handle = handle_of(library, device_index)
-        if isinstance(handle, Missing):
-            return handle
-        name = read(library, lambda: library.nvmlDeviceGetName(handle))
-        return name.decode() if isinstance(name, bytes) else name
+    return _of_gpu(device_index, lambda library, handle: text_of(library.nvmlDeviceGetName(handle)))
 
 
 @dataclass(frozen=True)
@@ -64,24 +57,31 @@ class GpuSize:
 
 def gpu_size(device_index: int = 0) -> Maybe[GpuSize]:
     """Return the size of cuda:`device_index`, or why it is unknown."""
+
+    def question(library: Any, handle: Any) -> GpuSize:
+        major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
+        return GpuSize(
+            text_of(library.nvmlDeviceGetName(handle)),
+            int(library.nvmlDeviceGetMemoryInfo(handle).total),
+            (int(major), int(minor)),
+            int(library.nvmlSystemGetCudaDriverVersion()) // 1000,
+        )
+
+    return _of_gpu(device_index, question)
+
+
+def _of_gpu(device_index: int, question: Callable[[Any, Any], T]) -> Maybe[T]:
+    """Return the answer to a question about cuda:`device_index`, given the NVML module and the handle."""
     with nvml() as library:
         if isinstance(library, Missing):
             return library
         handle = handle_of(library, device_index)
-        if isinstance(handle, Missing):
-            return handle
+        return handle if isinstance(handle, Missing) else read(library, lambda: question(library, handle))
 
-        def ask() -> GpuSize:
-            name = library.nvmlDeviceGetName(handle)
-            major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
-            return GpuSize(
-                name.decode() if isinstance(name, bytes) else str(name),
-                int(library.nvmlDeviceGetMemoryInfo(handle).total),
-                (int(major), int(minor)),
-                int(library.nvmlSystemGetCudaDriverVersion()) // 1000,
-            )
 
-        return read(library, ask)
+def text_of(value: Any) -> str:
+    """Return a text of NVML, which older versions return as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def handle_of(library: Any, device_index: int) -> Maybe[Any]:

@@ -3,11 +3,11 @@
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
 from llm_perf_opt.core.user_files import open_ordinary
 from llm_perf_opt.workspace.data.inventory import Advance
 
@@ -46,6 +46,14 @@ class BadRecords:
         self.count += 1
         if len(self.first) < NAMED:
             self.first.append(f"{where}: {why}")
+
+
+def missing_column(path: Path, name: str, known: Sequence[str]) -> ConfigError:
+    """Return the error for a table without the requested text column."""
+    return ConfigError(
+        f"{path.name} has no column {name!r}.{nearest(name, known)}",
+        f"It has: {', '.join(known)}. Name the column with the text: {FIELD_OPTION}, or {RUN_FIELD_OPTION} in a run.",
+    )
 
 
 def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes | None]]]:

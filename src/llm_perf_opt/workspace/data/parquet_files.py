@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
+from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.host import available_memory_bytes
 from llm_perf_opt.core.user_files import AS_WRITTEN, literal, parquet_rows, pattern_of, quoted
 from llm_perf_opt.workspace.data.inventory import Advance
-from llm_perf_opt.workspace.data.lines import MAX_LINE_BYTES
+from llm_perf_opt.workspace.data.lines import MAX_LINE_BYTES, missing_column
 
 if TYPE_CHECKING:
     import duckdb
@@ -91,11 +91,7 @@ def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
     """Yield blocks of one column."""
     known = list(columns_of(path))
     if name not in known:
-        raise ConfigError(
-            f"{path.name} has no column {name!r}.{nearest(name, known)}",
-            f"It has: {', '.join(known)}. Name the one that holds the text: --text-field NAME, "
-            "or dataset.text_field=NAME in a run.",
-        )
+        raise missing_column(path, name, known)
     for rows in _fetched(path, quoted(name), advance):
         yield [row[0] for row in rows]
 
