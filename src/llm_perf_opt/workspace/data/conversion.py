@@ -148,11 +148,11 @@ def write_converted(
     else:
         written = {}
         for file in files:
-            target = out / targets[file.name]
+            path = out / targets[file.name]
             if conversion.to == "jsonl":
-                written[file.name] = _to_jsonl(file, target, bad, advance)
+                written[file.name] = _to_jsonl(file, path, bad, advance)
             else:
-                written[file.name] = _to_txt(file, target, conversion, bad, advance)
+                written[file.name] = _to_txt(file, path, conversion, bad, advance)
     for file in files:
         splits[file.split] += written[file.name]
     return conversion.to, splits
