@@ -137,7 +137,7 @@ def test_a_program_that_fails_alone_is_not_run_again(tmp_path: Path) -> None:
         (["exec", "--section", "no such", "--", "x"], "no name of a section"),
         (["exec", "--regions", "regex:(", "--", "x"], "regex:("),
         (["exec", "--range", "decode*", "--", "x"], "asterisk"),
-        (["exec", "--passes", "program", "--", "no-such-program-anywhere"], "no program"),
+        (["exec", "--passes", "program", "--", "no-such-program-anywhere"], "cannot be run"),
         (["exec"], "PROGRAM"),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_pass_that_is_asked_for_by_name_must_run(without_tools: Path, words: l
     done = CliRunner().invoke(app, ["exec", "--quiet", *words, "--", sys.executable, "job.py"])
     assert isinstance(done.exception, LlmPerfError)
     assert done.exception.exit_code == code
-    assert "was asked for" in done.exception.fact
+    assert "was requested" in done.exception.fact
 
 
 def test_a_program_that_fails_is_an_error_whatever_tools_are_here(without_tools: Path) -> None:

@@ -40,7 +40,7 @@ class Nobody:
         (f"{COMPLAINT} raise SystemExit(3)", CaptureError, "newer than itself"),
         (f"{COMPLAINT} import os; os.abort()", CaptureError, "newer than itself"),
         (f"{COMPLAINT} {SAID} raise SystemExit(3)", ConfigError, "A tool said: exit code 9."),
-        ("print('exit code'); raise SystemExit(3)", UnexplainedEndError, "was ended with exit code 3"),
+        ("print('exit code'); raise SystemExit(3)", UnexplainedEndError, "ended with exit code 3"),
         (COMPLAINT, CaptureError, "newer than itself"),
         ("pass", CaptureError, "ended without an error"),
     ],

@@ -123,7 +123,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(preflight, "torch_build", lambda: TorchBuild(cuda, hip))
         monkeypatch.setattr(device, "gpu_count", lambda: gpus)
-        monkeypatch.setattr(device, "_driver_is_here", lambda: driver)
+        monkeypatch.setattr(device, "_driver_is_installed", lambda: driver)
         monkeypatch.setattr(preflight, "gpu_size", lambda index: size)
         monkeypatch.setattr(preflight, "total_memory_bytes", lambda: memory)
         monkeypatch.setattr(preflight, "cpu_has_native_bf16", lambda: bf16)

@@ -133,7 +133,7 @@ def test_a_program_is_recorded_whole_or_in_its_range(tmp_path: Path, plans: list
 
 def test_the_kernels_of_a_decode_step_are_counted_within_the_budget(tmp_path: Path, plans: list[PassPlan]) -> None:
     capture = of_model(tmp_path / "run", "profiling.ncu.budget_s=40")
-    with pytest.raises(CaptureError, match="No launch of prefill was chosen"):  # the recording holds decode alone
+    with pytest.raises(CaptureError, match="No launch of prefill was selected"):  # the recording contains only decode
         launch("ncu_selftest", capture)
     (plan,) = plans
     assert plan.name == "ncu_decode"

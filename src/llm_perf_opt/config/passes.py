@@ -83,7 +83,7 @@ class Pass:
             raise ConfigError(f"{where}={given!r}: expected the fields {', '.join(known)}.")
         for key in given:
             if key not in known:
-                raise ConfigError(f"'{key}' is unknown in {where}.{nearest(key, known)}", f"Known: {', '.join(known)}.")
+                raise ConfigError(f"'{key}' is not known in {where}.{nearest(key, known)}", f"Known: {', '.join(known)}.")
         try:
             return msgspec.convert(given, self.settings)
         except msgspec.ValidationError as error:

@@ -46,7 +46,7 @@ def find_ceilings(
 ) -> FoundCeilings:
     """Return the device's peaks outside a run; after an unexpected failure the log is kept."""
     if device not in DEVICES:
-        raise ConfigError(f"--device {device} is unknown.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
+        raise ConfigError(f"--device {device} is not known.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
     words = [*_arguments(device, device_index, threads), *(["--refresh"] if refresh else [])]
     with tempfile.TemporaryDirectory(prefix="llm-perf-") as place:
         folder = RunFolder(Path(place))

@@ -66,7 +66,7 @@ def test_no_report_is_told(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         path.write_bytes(content)
     for convert in (export_nsys, import_qdstrm):
-        with pytest.raises(CaptureError, match="not there" if content is None else "empty"):
+        with pytest.raises(CaptureError, match="missing" if content is None else "empty"):
             convert(Path("nsys"), path, tmp_path / "out", log=tmp_path / "log")
 
 

@@ -177,8 +177,8 @@ def verdict(
         return Interrupted("Interrupted.", "What was captured so far is kept.")
     if finished.signal_name == "SIGKILL":
         return CaptureError(f"{what} was killed (SIGKILL).", f"Often the system has run out of memory: {smaller} See {log}.")
-    how = f"by {finished.signal_name}" if finished.signal_name else f"with exit code {finished.exit_code}"
-    return UnexplainedEndError(f"{what} ended {how}{_error_line(log)}.", f"See {log}.")
+    how = f"was killed by {finished.signal_name}" if finished.signal_name else f"ended with exit code {finished.exit_code}"
+    return UnexplainedEndError(f"{what} {how}{_error_line(log)}.", f"See {log}.")
 
 
 def _error_line(log: Path) -> str:
