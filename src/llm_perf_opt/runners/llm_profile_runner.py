@@ -191,9 +191,9 @@ def _report_progress(progress: Progress) -> None:
 
 
 def _inputs(session: Session) -> dict[str, Any]:
-    pictures = {"pixels": session.prompts.pixels, "pixel_seed": session.prompts.pixel_seed} if session.prompts.pixels else {}
+    images = {"pixels": session.prompts.pixels, "pixel_seed": session.prompts.pixel_seed} if session.prompts.pixels else {}
     return {
-        **pictures,
+        **images,
         "source": session.prompts.source,
         "sha256": session.prompts.sha256(),
         "lengths": session.prompts.lengths,

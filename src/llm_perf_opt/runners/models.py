@@ -13,7 +13,7 @@ from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, 
 from llm_perf_opt.core.records import WeightFacts
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
 from llm_perf_opt.workspace.data.model_tree import check_model, model_folder
-from llm_perf_opt.workspace.data.prompts import Picture, Tokenize
+from llm_perf_opt.workspace.data.prompts import PromptImage, Tokenize
 
 if TYPE_CHECKING:
     import torch
@@ -171,14 +171,14 @@ def check_fits(need: MemoryNeed, device: "torch.device") -> None:
         )
 
 
-def picture_of(config: "PretrainedConfig") -> Picture | None:
+def image_of(config: "PretrainedConfig") -> PromptImage | None:
     """Return how a LLaVA-shaped model encodes an image; None for a text model."""
     if config.model_type != "llava":
         return None
     vision = config.vision_config
     side = int(vision.image_size) // int(vision.patch_size)
     whole = 1 if config.vision_feature_select_strategy == "full" else 0  # keeps the vision tower's class token
-    return Picture(
+    return PromptImage(
         side * side + whole, int(config.image_token_id), int(vision.num_channels), vision.image_size, vision.image_size
     )
 
@@ -301,7 +301,7 @@ def _auto_class(config: "PretrainedConfig") -> Any:
     """Return the transformers class that builds the model: image-text-to-text for a LLaVA-shaped one, else causal."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if picture_of(config) is not None else AutoModelForCausalLM
+    return AutoModelForImageTextToText if image_of(config) is not None else AutoModelForCausalLM
 
 
 def class_name(config: "PretrainedConfig") -> str:

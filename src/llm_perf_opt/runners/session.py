@@ -17,7 +17,7 @@ from llm_perf_opt.runners.measure.annotations import StageMarker
 from llm_perf_opt.runners.measure.clock import ClockName, HostClock, clock_for
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.meter import Meter, RequestMeter
-from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts, text_prompts, with_pictures
+from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts, text_prompts, with_images
 
 if TYPE_CHECKING:
     import torch
@@ -114,8 +114,8 @@ def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch
             need = models.memory_need(architecture, config.model, dtype, runtime.batch_size, longest + runtime.num_new_tokens)
             models.check_fits(need, device)
 
-    picture = models.picture_of(architecture)
-    if picture is not None and traits_of(runtime.type).steppable is False:
+    image = models.image_of(architecture)
+    if image is not None and traits_of(runtime.type).steppable is False:
         raise ConfigError(
             f"runtime={runtime.type} accepts token ids only, but {config.model.name} needs images.", "Use runtime=pytorch."
         )
@@ -125,8 +125,8 @@ def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch
     else:
         tokenize = models.load_tokenizer(config.model)
         prompts = text_prompts(config.dataset, runtime.batch_size, runtime.prompt_tokens, vocabulary, tokenize)
-    if picture is not None:
-        prompts = with_pictures(prompts, picture, runtime.prompt_tokens, config.dataset.seed)
+    if image is not None:
+        prompts = with_images(prompts, image, runtime.prompt_tokens, config.dataset.seed)
     if config.dataset.kind != "synthetic":
         check_size(max(prompts.lengths))
     return prompts

@@ -268,7 +268,7 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PromptImage:
     """An image as the model sees it."""
 
     tokens: int
@@ -285,24 +285,24 @@ class Picture:
         return self.channels, self.height, self.width
 
 
-def with_pictures(prompts: Prompts, picture: Picture, longest: int, seed: int) -> Prompts:
+def with_images(prompts: Prompts, image: PromptImage, longest: int, seed: int) -> Prompts:
     """Return every prompt with one image after its first token, at most `longest` tokens; its text is shortened."""
-    least = picture.tokens + 2
+    least = image.tokens + 2
     if longest < least:
         raise ConfigError(
-            f"An image takes {picture.tokens} tokens of this model's prompt, but runtime.prompt_tokens={longest}.",
+            f"An image takes {image.tokens} tokens of this model's prompt, but runtime.prompt_tokens={longest}.",
             f"Set runtime.prompt_tokens={least} or more: one token before the image and one after it.",
         )
-    placeholder = 0 if picture.token_id else 1
-    room = longest - picture.tokens
+    placeholder = 0 if image.token_id else 1
+    room = longest - image.tokens
     texts = prompts.texts
     if texts is not None:
         texts = replace(texts, cut=sum(len(ids) > room for ids in prompts.ids[: texts.used]), limit=room)
     found = []
     for ids in prompts.ids:
-        text = [placeholder if token == picture.token_id else token for token in ids[:room]]
+        text = [placeholder if token == image.token_id else token for token in ids[:room]]
         text += [placeholder] * (2 - len(text))
-        found.append((text[0], *[picture.token_id] * picture.tokens, *text[1:]))
-    source = f"{prompts.source}; one image of random pixels each, seed {seed} ({picture.tokens} of the prompt's tokens)"
-    pixels = (len(found), *picture.shape)
+        found.append((text[0], *[image.token_id] * image.tokens, *text[1:]))
+    source = f"{prompts.source}; one image of random pixels each, seed {seed} ({image.tokens} of the prompt's tokens)"
+    pixels = (len(found), *image.shape)
     return replace(prompts, ids=tuple(found), source=source, pixels=pixels, pixel_seed=seed, texts=texts)
