@@ -64,7 +64,8 @@ class PyTorchRunner:
         self._filled = 0
         self._cache_seen = False
         self._graphs = compile in ("reduce-overhead", "max-autotune") and self._device.type == "cuda"
-        self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=_compile_mode(compile))
+        mode = None if compile == "default" else compile
+        self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=mode)
         self.runtime = RuntimeFacts("pytorch", str(torch.__version__), METHOD)
         self.facts = _facts(model, name, self._device, cache, compile, self._keep_last)
 
@@ -179,10 +180,6 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 def _inference() -> "AbstractContextManager[None] | torch.inference_mode":
     """Return inference mode, or a no-op if it is on already: entering it at every step would show in the times."""
     return _NOTHING if torch.is_inference_mode_enabled() else torch.inference_mode()
-
-
-def _compile_mode(mode: CompileMode) -> str | None:
-    return None if mode == "default" else mode
 
 
 def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str, compile: str, keep_last: bool) -> ModelFacts:

@@ -110,7 +110,10 @@ def _torch() -> Check:
 
 
 def _transformers() -> Check:
-    return _package("transformers", "No model can be built.")
+    try:
+        return Check("transformers", "ok", metadata.version("transformers"))
+    except metadata.PackageNotFoundError:
+        return Check("transformers", "missing", "not installed", "No model can be built.", "pip install transformers")
 
 
 def _gpu() -> Check:
@@ -215,13 +218,6 @@ def _compiler() -> Check:
     if found:
         return Check("C++ compiler", "ok", found)
     return Check("C++ compiler", "warning", "none on the PATH", "runtime.compile on the CPU fails.", "Install g++ or clang++.")
-
-
-def _package(name: str, costs: str) -> Check:
-    try:
-        return Check(name, "ok", metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return Check(name, "missing", "not installed", costs, f"pip install {name}")
 
 
 def _where(name: str, title: str) -> str:

@@ -106,7 +106,7 @@ class DiskWatch:
 
     def used_bytes(self) -> int:
         """Return the disk space that the folders use."""
-        return sum(_allocated(folder) for folder in self.folders)
+        return sum(state.st_blocks * 512 for folder in self.folders for state in _files(folder))
 
     def due(self) -> bool:
         """Return whether it is time to check again."""
@@ -132,10 +132,6 @@ class DiskWatch:
                         "Free some space, set hydra.run.dir=DIR on another disk, or set TMPDIR to a larger disk.",
                     )
         return None
-
-
-def _allocated(folder: Path) -> int:
-    return sum(state.st_blocks * 512 for state in _files(folder))
 
 
 def _files(folder: Path) -> Iterator[os.stat_result]:

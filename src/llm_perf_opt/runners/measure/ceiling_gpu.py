@@ -93,6 +93,7 @@ def gpu_quantities(device: "torch.device", room: Room, watch: Callable[[], str])
     gemm, memory = Stopwatch(clock, _GEMM_PACE, watch), Stopwatch(clock, _MEMORY_PACE, watch)
     arena = Arena(room, device, _CHUNKS)
     capability = torch.cuda.get_device_capability(device)
+    gemv_dtype = torch.bfloat16 if capability >= (8, 0) else torch.float16
 
     def product(name: str, dtype: "torch.dtype", needs: tuple[int, int], tf32: bool = False) -> Quantity:
         def measure(seconds: float) -> Maybe[Measured]:
@@ -112,17 +113,9 @@ def gpu_quantities(device: "torch.device", room: Room, watch: Callable[[], str])
         product("fp8", torch.float8_e4m3fn, (8, 9)),
         Quantity("read", "read bandwidth", "B/s", 0.6, lambda s: read_rate(memory, arena, _READ_COLUMNS, s)),
         Quantity("copy", "copy bandwidth", "B/s", 0.6, lambda s: copy_rate(memory, arena, _READ_COLUMNS, s)),
-        Quantity(
-            "gemv", "GEMV bandwidth", "B/s", 0.6, lambda s: gemv_rate(memory, arena, _gemv_dtype(capability), _GEMV_COLUMNS, s)
-        ),
+        Quantity("gemv", "GEMV bandwidth", "B/s", 0.6, lambda s: gemv_rate(memory, arena, gemv_dtype, _GEMV_COLUMNS, s)),
         *_latencies(device, clock),
     )
-
-
-def _gemv_dtype(capability: tuple[int, int]) -> "torch.dtype":
-    import torch
-
-    return torch.bfloat16 if capability >= (8, 0) else torch.float16
 
 
 def _scaled(device: "torch.device") -> Multiply:

@@ -51,6 +51,11 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
+def _visible_folders(parent: Path) -> list[Path]:
+    entries = sorted(parent.iterdir()) if parent.is_dir() else []
+    return [path for path in entries if path.is_dir() and not path.name.startswith(".")]
+
+
 @dataclass(frozen=True)
 class VariantFolder:
     """A variant of a dataset on disk."""
@@ -101,16 +106,14 @@ class DatasetFolder:
 
     def variants(self) -> tuple[VariantFolder, ...]:
         """Return every variant, by name."""
-        if not self.path.is_dir():
-            return ()
-        found = (VariantFolder(entry) for entry in sorted(self.path.iterdir()) if entry.name != SOURCE and entry.is_dir())
-        return tuple(variant for variant in found if variant.metadata_file.is_file() and not variant.name.startswith("."))
+        return tuple(folder for folder in self._folders() if folder.metadata_file.is_file())
 
     def without_metadata(self) -> tuple[VariantFolder, ...]:
         """Return folders with a variant's data but without metadata."""
-        found = (VariantFolder(entry) for entry in sorted(self.path.iterdir()) if entry.name != SOURCE and entry.is_dir())
-        bare = (variant for variant in found if not variant.name.startswith(".") and not variant.metadata_file.is_file())
-        return tuple(variant for variant in bare if variant.data.is_dir())
+        return tuple(folder for folder in self._folders() if folder.data.is_dir() and not folder.metadata_file.is_file())
+
+    def _folders(self) -> list[VariantFolder]:
+        return [VariantFolder(path) for path in _visible_folders(self.path) if path.name != SOURCE]
 
     def variant(self, name: str) -> VariantFolder:
         """Return an existing variant, or raise an error that lists the existing ones."""
@@ -150,15 +153,13 @@ class DatasetTree:
 
     def datasets(self) -> tuple[DatasetFolder, ...]:
         """Return every dataset, by name."""
-        if not self.root.is_dir():
-            return ()
-        found = (DatasetFolder(entry) for entry in sorted(self.root.iterdir()) if entry.is_dir())
-        return tuple(folder for folder in found if not folder.name.startswith(".") and folder.metadata_file.exists())
+        found = (DatasetFolder(path) for path in _visible_folders(self.root))
+        return tuple(folder for folder in found if folder.metadata_file.exists())
 
     def without_metadata(self) -> tuple[DatasetFolder, ...]:
         """Return folders with a dataset's source but without metadata."""
-        found = (DatasetFolder(entry) for entry in sorted(self.root.iterdir()) if entry.is_dir()) if self.root.is_dir() else ()
-        bare = (folder for folder in found if not folder.name.startswith(".") and not folder.metadata_file.exists())
+        found = (DatasetFolder(path) for path in _visible_folders(self.root))
+        bare = (folder for folder in found if not folder.metadata_file.exists())
         return tuple(folder for folder in bare if folder.source.exists() or folder.source.is_symlink())
 
     def dataset(self, name: str) -> DatasetFolder:

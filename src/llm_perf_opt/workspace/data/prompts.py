@@ -70,10 +70,10 @@ def open_entry(root: str, variant: str | None, text_field: str) -> Entry:
     return Entry(label, files, _field_of_variant(folder, metadata, text_field), None, 0, records)
 
 
-def _field_of_variant(folder: DatasetFolder, variant: VariantMetadata, asked: str) -> str:
+def _field_of_variant(folder: DatasetFolder, variant: VariantMetadata, requested: str) -> str:
     """Return the variant's own field if the option names the dataset's default; any other field was requested explicitly."""
     dataset = read_metadata(folder.metadata_file, DatasetMetadata)
-    return variant.text_field if asked == dataset.text_field else asked
+    return variant.text_field if requested == dataset.text_field else requested
 
 
 def _source(folder: DatasetFolder, text_field: str) -> Entry:
@@ -188,11 +188,7 @@ def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tok
             yield ids
         return
     for text in entry.texts() if entry else _texts(dataset):
-        yield tokenize(text) if tokenize else _bytes_as_ids(text, vocabulary)
-
-
-def _bytes_as_ids(text: str, vocabulary: int) -> list[int]:
-    return [byte % vocabulary for byte in text.encode()]
+        yield tokenize(text) if tokenize else [byte % vocabulary for byte in text.encode()]
 
 
 def _texts(dataset: DatasetConfig) -> Iterator[str]:

@@ -186,10 +186,10 @@ def _append_arrow_rows(file: DataFile, rows: list[int], kept: BinaryIO) -> None:
         place += len(block)
 
 
-def _check_enough(found: int, asked: int) -> None:
+def _check_enough(found: int, wanted: int) -> None:
     if not found:
         raise ResourceError("There are no records to sample from.", "Fix the data.")
-    if found < asked:
+    if found < wanted:
         raise ResourceError(
-            f"{asked} samples were requested, but there are {found} records.", f"Use --num-samples {found} or less."
+            f"{wanted} samples were requested, but there are {found} records.", f"Use --num-samples {found} or less."
         )

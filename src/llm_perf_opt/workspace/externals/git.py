@@ -25,7 +25,7 @@ def checkout_standing(folder: Path, entry: External, *, only_below: bool = False
         head = git.text("rev-parse", "--verify", "HEAD")
         changed = git.text("status", "--porcelain", "-z", "--untracked-files=all", *(["--", "."] if only_below else []))
     except GitError as error:
-        return Standing("foreign", f"not a readable git checkout: {reason(error.said)}")
+        return Standing("foreign", f"not a readable git checkout: {reason(error.output)}")
     if head != entry.commit:
         return Standing("other commit", f"at {head}", head)
     if changed:
@@ -72,11 +72,11 @@ _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
 
 class GitError(ResourceError):
-    """Git failed; `said` is its output."""
+    """Git failed; `output` is what it printed."""
 
-    def __init__(self, fact: str, remedy: str, said: str) -> None:
+    def __init__(self, fact: str, remedy: str, output: str) -> None:
         super().__init__(fact, remedy)
-        self.said = said
+        self.output = output
 
 
 class Git:
@@ -186,7 +186,7 @@ def fetch_commit(git: Git, entry: External, *, without_files: bool = False) -> N
     try:
         git.text(*("fetch", "--quiet", "--no-tags", "--depth", "1"), *only_trees, "--", "origin", entry.commit, timeout_s=FETCH_S)
     except GitError as error:
-        if not any(sign in error.said.lower() for sign in _NOT_SERVED):
+        if not any(sign in error.output.lower() for sign in _NOT_SERVED):
             raise unreachable(entry, error) from error
         _fetch_everything(git, entry)
 
@@ -218,7 +218,7 @@ def check_out(git: Git, entry: External) -> None:
 
 def unreachable(entry: External, error: GitError) -> ResourceError:
     """Return the error for a failed fetch: one line with the source and the reason."""
-    why = "it took too long" if error.said == "timed out" else reason(error.said)
+    why = "it took too long" if error.output == "timed out" else reason(error.output)
     if "not allowed" in why and "transport" in why:
         return ResourceError(
             f"{entry.name}: {entry.source} was not fetched: {why}.", "GIT_ALLOW_PROTOCOL or git's configuration forbids it."

@@ -88,6 +88,6 @@ def _put(places: Places, entry: External, tree: str, staging: Path) -> None:
         git.text("read-tree", "-m", "-u", before, after)
     except GitError as error:
         raise ResourceError(
-            f"{entry.name}: {shown} cannot be staged: {reason(error.said)}.",
+            f"{entry.name}: {shown} cannot be staged: {reason(error.output)}.",
             "Finish any merge in progress, and move untracked or edited files away from there.",
         ) from error

@@ -275,15 +275,15 @@ def _restore_hint(entry: External, shown: str) -> str:
     return f"Save your edits elsewhere: `{command(shown, 'stash', '--include-untracked')}`; reference code is read-only."
 
 
-def _snapshot_entry(places: Places, asked: str, commit: str) -> tuple[External, str]:
+def _snapshot_entry(places: Places, requested: str, commit: str) -> tuple[External, str]:
     """Return the entry for a name or OWNER/NAME at this commit, and externals.yaml with it."""
     text = places.listing_text() if places.listing_file.exists() else template()
     where = f"{THIRD_PARTY}/{LISTING}"
     listing = read_listing(text, where)
     for entry in listing.values():
-        if entry.way == "hub" and asked in (entry.name, entry.source):
+        if entry.way == "hub" and requested in (entry.name, entry.source):
             return replace(entry, commit=commit), with_commit(text, where, entry.name, commit)
-    source = check_repository("repository", asked)
+    source = check_repository("repository", requested)
     name = check_name("repository", source.split("/")[1])
     if name in listing:
         name = check_name("repository", source.replace("/", "-"))
@@ -299,13 +299,13 @@ LARGEST_LICENSE = 1_000_000
 
 def copy_licenses(places: Places, entry: External) -> dict[str, str]:
     """Copy existing licenses and return blob id by path; missing ones are reported by `warnings`."""
-    folder, beside = places.folder(entry), places.licenses(entry.name)
+    folder, copies = places.folder(entry), places.licenses(entry.name)
     wanted = entry.licenses or _license_files(folder)
     found = {path: content for path in wanted if (content := _read(entry, folder, path)) is not None}
-    if beside.is_dir() and not beside.is_symlink():
-        shutil.rmtree(beside)
+    if copies.is_dir() and not copies.is_symlink():
+        shutil.rmtree(copies)
     for path, content in found.items():
-        write_whole(beside / path, content)
+        write_whole(copies / path, content)
     return {path: blob_id(content) for path, content in found.items()}
 
 
