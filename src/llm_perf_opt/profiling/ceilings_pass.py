@@ -30,7 +30,9 @@ def _measure(folder: RunFolder, listener: Listener, words: list[str], budget_s: 
         return PassOutcome(ended, "read from the cache" if ended is None and folder.parsed(out, read_ceilings).cached else "")
 
     listener.pass_started(_NAME, _LABEL)
-    plan = PassPlan(_NAME, argv, timeout_s, framework(), limit=f"the {timeout_s:.0f} s it", longer="Is the device busy?")
+    plan = PassPlan(
+        _NAME, argv, timeout_s, framework(), limit=f"the limit of {timeout_s:.0f} s", longer="Check whether the device is busy."
+    )
     run_pass(folder, plan, listener, check=check)
     return folder.parsed(out, read_ceilings)
 

@@ -295,7 +295,7 @@ def _translate(error: Exception) -> LlmPerfError:
     return framework_error(
         error,
         memory="Lower runtime.batch_size, runtime.prompt_tokens or runtime.num_new_tokens, or use a smaller model or dtype.",
-        disk="Free some space, or set hydra.run.dir=DIR on another disk.",
+        disk="Free some space, or choose another disk with hydra.run.dir=DIR.",
         otherwise="The full error is in the pass's log.txt.",
     )
 

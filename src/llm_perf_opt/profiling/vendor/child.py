@@ -129,7 +129,7 @@ class DiskWatch:
                     return ResourceError(
                         f"The disk of {folder} has {free.f_bavail * free.f_frsize / 1e6:.0f} MB left, "
                         f"less than {self._least_free_bytes / 1e6:.0f} MB, so the pass was stopped.",
-                        "Free some space, set hydra.run.dir=DIR on another disk, or set TMPDIR to a larger disk.",
+                        "Free some space, choose another disk with hydra.run.dir=DIR, or set TMPDIR to a larger disk.",
                     )
         return None
 

@@ -86,6 +86,16 @@ class Callbacks:
     """Called once a second."""
 
 
+def _start(argv: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a process in its own session, or raise a CaptureError."""
+    try:
+        return subprocess.Popen(list(argv), start_new_session=True, **options)  # noqa: S603 - an argv list, never a shell
+    except OSError as error:
+        raise CaptureError(
+            f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and executable."
+        ) from error
+
+
 def run_child(
     argv: Sequence[str],
     *,
@@ -104,19 +114,13 @@ def run_child(
     begun = time.monotonic()
     mark = new_mark()
     with log.open("ab", buffering=0) as file:
-        try:
-            child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**(environment or child_environment()), MARK: mark},
-            )
-        except OSError as error:
-            raise CaptureError(
-                f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and may be run."
-            ) from error
+        child = _start(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**(environment or child_environment()), MARK: mark},
+        )
         running = _Running(
             child, Descendants(child.pid, mark), LineReader(file, callbacks.on_message), grace_s or GRACE_S, callbacks.on_tick
         )
@@ -196,14 +200,7 @@ def convert(argv: Sequence[str], *, log: Path, timeout_s: float, output: Path | 
     """Run a tool that converts a file: its output goes to `log`, or its standard output to `output`."""
     begun = time.monotonic()
     with log.open("ab") as errors, (output or log).open("wb" if output else "ab") as out:
-        try:
-            child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
-                list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True
-            )
-        except OSError as error:
-            raise CaptureError(
-                f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and may be run."
-            ) from error
+        child = _start(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=errors)
         try:
             child.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -74,9 +74,10 @@ _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 class GitError(ResourceError):
     """Git failed; `output` is what it printed."""
 
-    def __init__(self, fact: str, remedy: str, output: str) -> None:
+    def __init__(self, fact: str, remedy: str, output: str = "", *, timed_out: bool = False) -> None:
         super().__init__(fact, remedy)
         self.output = output
+        self.timed_out = timed_out
 
 
 class Git:
@@ -99,7 +100,9 @@ class Git:
         """Return the raw output."""
         done = self._run(words, timeout_s, stdin)
         if done.timed_out:
-            raise GitError(f"git {words[0]} took longer than {timeout_s:.0f} s and was stopped.", "Try again.", "timed out")
+            raise GitError(
+                f"git {words[0]} took longer than {timeout_s:.0f} s and was stopped.", "Try again.", "timed out", timed_out=True
+            )
         if done.exit_code != 0:
             raise GitError(
                 f"git {words[0]} failed in {self.folder}: {reason(done.errors)}.", "See the message of git.", done.errors
@@ -218,7 +221,7 @@ def check_out(git: Git, entry: External) -> None:
 
 def unreachable(entry: External, error: GitError) -> ResourceError:
     """Return the error for a failed fetch: one line with the source and the reason."""
-    why = "it took too long" if error.output == "timed out" else reason(error.output)
+    why = "it took too long" if error.timed_out else reason(error.output)
     if "not allowed" in why and "transport" in why:
         return ResourceError(
             f"{entry.name}: {entry.source} was not fetched: {why}.", "GIT_ALLOW_PROTOCOL or git's configuration forbids it."
