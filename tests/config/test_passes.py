@@ -1,4 +1,4 @@
-"""The registry of passes, and one that another package brings in a single file."""
+"""The registry of passes, and a pass of another package in a single file."""
 
 import json
 import sys

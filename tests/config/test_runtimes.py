@@ -1,4 +1,4 @@
-"""Which runtimes there are, and one that another package brings."""
+"""The registry of runtimes, and a runtime of another package."""
 
 import json
 import re

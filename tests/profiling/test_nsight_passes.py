@@ -1,4 +1,4 @@
-"""A pass below a tool: whose word counts when it ends badly, and what is said when it counted less than it was asked for."""
+"""A pass under a tool: which error is reported when it fails, and the note when it counted fewer launches than requested."""
 
 import gzip
 import sys

@@ -1,4 +1,4 @@
-"""What is refused before a process is started for it."""
+"""What is rejected before a process is started."""
 
 import json
 import sys

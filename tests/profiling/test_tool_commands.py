@@ -1,4 +1,4 @@
-"""What the Nsight passes are launched with, for a model and for a program: the tools themselves are stand-ins."""
+"""The commands of the Nsight passes, for a model and for a program, with stand-ins for the tools."""
 
 import gzip
 from datetime import datetime, timezone

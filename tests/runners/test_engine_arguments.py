@@ -1,4 +1,4 @@
-"""Names of engine arguments, read off an engine's source and not off the engine."""
+"""Names of engine arguments, read from an engine's source without loading it."""
 
 import sys
 from pathlib import Path

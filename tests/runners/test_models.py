@@ -1,4 +1,4 @@
-"""Models: every preset builds, what does not fit is refused, a bad folder is named."""
+"""Models: every preset builds, what does not fit is rejected, errors name a bad folder."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The runner's tokens are those of transformers' own generation, for several architectures and both caches."""
+"""The runner produces the tokens of transformers' own generation, for several architectures and both caches."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The runner of TensorRT-LLM against a stand-in that has the documented calls alone. The real engine has not been run."""
+"""The TensorRT-LLM runner against a stand-in with only the documented calls. The real engine has not been run."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The small vision-language model: transformers' own generate agrees, and its sub-stages stand under prefill."""
+"""The small vision-language model: same tokens as transformers' generate, and sub-stages under prefill."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The real engine of vLLM, as a user runs it. It lies in an environment of its own: `make vllm-venv`."""
+"""The real vLLM engine, used as a user does. It has its own environment: `make vllm-venv`."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What the runner of vLLM says of an engine's configuration, without the engine: the real one is in test_vllm_engine.py."""
+"""What the vLLM runner reports about an engine's configuration, without the engine. See test_vllm_engine.py for the real one."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a child's end means to whoever started it."""
+"""The error that a child's end results in."""
 
 import signal
 from pathlib import Path

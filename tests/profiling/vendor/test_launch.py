@@ -1,4 +1,4 @@
-"""Children: their output, their messages, their end. Real processes throughout."""
+"""Children: output, messages, end. Uses real processes."""
 
 import os
 import selectors

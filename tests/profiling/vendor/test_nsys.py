@@ -1,4 +1,4 @@
-"""The command of nsys, and what the real one makes of it."""
+"""The nsys command, and how the real nsys handles it."""
 
 import sqlite3
 import sys

@@ -1,4 +1,4 @@
-"""Finding the tools, asking them, keeping what they said."""
+"""Finding the tools, querying them, caching their answers."""
 
 import os
 from pathlib import Path

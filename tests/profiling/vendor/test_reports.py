@@ -1,4 +1,4 @@
-"""What is made of the tools' reports: whole or not at all, with the tool's own words where it fails."""
+"""Converting the tools' reports: completely or not at all, with the tool's own error on failure."""
 
 import os
 import shutil

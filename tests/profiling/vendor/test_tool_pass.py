@@ -1,4 +1,4 @@
-"""A pass below a tool: its report is kept, or its absence explained, and nothing runs on afterwards."""
+"""A pass under a tool: its report is kept or its absence explained, and no process is left running."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The GPU's ceilings: on a stand-in for what can be said without one, and on the real card where there is one."""
+"""Measured peaks of a GPU: with a stand-in, and on a real GPU if there is one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

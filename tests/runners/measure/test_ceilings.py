@@ -1,4 +1,4 @@
-"""Ceilings of the CPU, really measured in a fraction of the usual time, and how they are kept."""
+"""Measured peaks of the CPU, in a fraction of the usual time, and their cache."""
 
 import json
 import os

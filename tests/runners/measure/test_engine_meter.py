@@ -1,4 +1,4 @@
-"""Times of an engine from the arrival of its tokens. Every figure can be checked by eye."""
+"""Times of an engine from the arrival of its tokens. Every number can be checked by eye."""
 
 import time
 from collections.abc import Sequence

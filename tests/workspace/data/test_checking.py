@@ -1,4 +1,4 @@
-"""Whatever drifts is found and named; what did not is left in peace."""
+"""Every difference from the metadata is found and named, and nothing else."""
 
 import shutil
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Prompts that hold a picture."""
+"""Prompts that contain an image."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What lies behind a link to a model, from the heads of its files."""
+"""The check of a linked model, from the headers of its files."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Variants: what comes out, that it is the same every time, and that the source is never touched."""
+"""Variants: their content, reproducibility, and an untouched source."""
 
 import gzip
 import itertools

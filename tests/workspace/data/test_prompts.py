@@ -1,4 +1,4 @@
-"""Token ids to feed: reproducible where they are made, exact in length, and clear about a file that holds none."""
+"""Token ids of prompts: reproducible, exact in length, with clear errors for a file without text."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Each way against real git repositories on local disk: made, verified, moved, and refused where something is in the way."""
+"""Each way with real local git repositories: fetched, verified, moved, and rejected if something is in the way."""
 
 import shutil
 from collections.abc import Callable
