@@ -12,7 +12,7 @@ from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.profiling.ncu_pass import counting_limit, missing_notes
 from llm_perf_opt.profiling.nsys_pass import TimelineCheck, record_timeline
-from llm_perf_opt.profiling.passes import PassPlan, started_again
+from llm_perf_opt.profiling.passes import PassPlan, restart_note
 from llm_perf_opt.profiling.vendor.launch import Finished, UnexplainedEndError
 from llm_perf_opt.profiling.vendor.logs import nsys_log_problems
 from llm_perf_opt.profiling.vendor.tool_pass import ToolRun
@@ -81,8 +81,8 @@ def test_a_program_that_failed_before_its_range_is_told_first(tmp_path: Path, co
 )
 def test_what_is_said_of_several_starts_is_what_happened(starts: int, lost: bool, said: str) -> None:
     problems = nsys_log_problems("End of file") if lost else ()
-    went = ToolRun(Finished(int(lost), 1.0, False), Missing("nsys wrote no report"), problems, starts)
-    assert started_again(went) == said
+    result = ToolRun(Finished(int(lost), 1.0, False), Missing("nsys wrote no report"), problems, starts)
+    assert restart_note(result) == said
 
 
 COUNTED = Path(__file__).parents[1] / "fixtures" / "h200" / "ncu_decode_step_raw.csv.gz"

@@ -258,10 +258,10 @@ def read_counters(folder: RunFolder, plan: PassPlan, listener: Listener, criteri
 
     def check(ended: LlmPerfError | None) -> PassOutcome:
         error = tool.error(ended)
-        if tool.went is None or isinstance(tool.went.report, Missing):
+        if tool.result is None or isinstance(tool.result.report, Missing):
             return PassOutcome(error)
         log, table = folder.log_file(plan.name), folder.counters_file(plan.name)
-        import_ncu_csv(criteria.ncu, tool.went.report, "raw", table, log=log)
+        import_ncu_csv(criteria.ncu, tool.result.report, "raw", table, log=log)
         found = folder.parsed(table, read_ncu)
         worst = next((problem for problem in found.problems if problem.fatal), None)
         if error is None and worst is not None:

@@ -15,7 +15,7 @@ from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.counters.manifest import resolve
-from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, UnderTool, run_pass, started_again
+from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, UnderTool, restart_note, run_pass
 from llm_perf_opt.profiling.requested_metrics import ANY_CHIP, nsys_traces
 from llm_perf_opt.profiling.timelines import CLOCK_SLACK_NS, marked_ranges
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
@@ -107,12 +107,12 @@ def record_timeline(folder: RunFolder, plan: PassPlan, listener: Listener, crite
 
     def check(ended: LlmPerfError | None) -> PassOutcome:
         error = tool.error(ended)
-        if tool.went is None or isinstance(tool.went.report, Missing):
+        if tool.result is None or isinstance(tool.result.report, Missing):
             return PassOutcome(error)
         log, sqlite = folder.log_file(plan.name), folder.timeline_file(plan.name)
         listener.pass_message(plan.name, {"event": "phase", "text": "exporting and checking the report"})
-        export_nsys(criteria.nsys, tool.went.report, sqlite, log=log)
-        return PassOutcome(error or _incomplete(folder, plan.name, expected), started_again(tool.went))
+        export_nsys(criteria.nsys, tool.result.report, sqlite, log=log)
+        return PassOutcome(error or _incomplete(folder, plan.name, expected), restart_note(tool.result))
 
     run_pass(folder, plan, listener, run=tool.run, check=check)
 

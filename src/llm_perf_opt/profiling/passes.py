@@ -318,17 +318,17 @@ def _child_error(plan: PassPlan, finished: Finished, errors: list[LlmPerfError],
 
 
 class UnderTool:
-    """Runs a pass under an Nsight tool and keeps how it went."""
+    """Runs a pass under an Nsight tool and keeps the result."""
 
     def __init__(self, tool: Tool, max_trace_gb: float, starts: int = 1) -> None:
         self._tool: Tool = tool
         self._max_trace_gb = max_trace_gb
         self._starts = starts
-        self.went: ToolRun | None = None
+        self.result: ToolRun | None = None
 
     def run(self, plan: PassPlan, folder: RunFolder, on_message: OnMessage) -> Finished:
         """Run the pass; see `Run`."""
-        self.went = run_tool(
+        self.result = run_tool(
             self._tool,
             plan.argv,
             folder.tool_report(plan.name),
@@ -337,33 +337,33 @@ class UnderTool:
             limits=ToolLimits(timeout_s=plan.timeout_s, max_trace_gb=self._max_trace_gb, starts=self._starts),
             callbacks=Callbacks(on_message=on_message, on_tick=plan.on_tick),
         )
-        return self.went.finished
+        return self.result.finished
 
     def error(self, ended: LlmPerfError | None) -> LlmPerfError | None:
         """Return the error of the pass: the program's, then the one in the tool's log, then a missing report."""
-        if self.went is None:
+        if self.result is None:
             return ended
-        complaint = log_error(self.went.problems)
+        complaint = log_error(self.result.problems)
         if complaint is not None and (ended is None or isinstance(ended, UnexplainedEndError)):
-            first = ended if ended is not None and _may_be_a_consequence(self.went) else None
-            facts = (first.fact if first else "", complaint.fact, started_again(self.went))
+            first = ended if ended is not None and _may_be_caused_by_program(self.result) else None
+            facts = (first.fact if first else "", complaint.fact, restart_note(self.result))
             remedies = (first.remedy if first else "", complaint.remedy)
             return type(complaint)(" ".join(filter(None, facts)), " ".join(filter(None, remedies)))
-        if ended is None and isinstance(self.went.report, Missing):
-            return CaptureError(f"{self.went.report.why}, but ended without an error.", "See the pass's log.txt.")
+        if ended is None and isinstance(self.result.report, Missing):
+            return CaptureError(f"{self.result.report.why}, but ended without an error.", "See the pass's log.txt.")
         return ended
 
 
-def started_again(went: ToolRun) -> str:
+def restart_note(result: ToolRun) -> str:
     """Return a sentence on the restarts of nsys, or an empty string."""
-    if went.starts == 1:
+    if result.starts == 1:
         return ""
-    if any(problem.id == AGENT_LOST for problem in went.problems):
-        return f"It was started {went.starts} times and lost the connection each time."
-    return f"nsys lost the connection to its agent and was started {went.starts} times."
+    if any(problem.id == AGENT_LOST for problem in result.problems):
+        return f"It was started {result.starts} times and lost the connection each time."
+    return f"nsys lost the connection to its agent and was started {result.starts} times."
 
 
-def _may_be_a_consequence(went: ToolRun) -> bool:
+def _may_be_caused_by_program(result: ToolRun) -> bool:
     """Return whether the tool's error may be caused by a failure of the program, which is then reported first."""
-    worst = next((problem for problem in went.problems if problem.fatal), None)
+    worst = next((problem for problem in result.problems if problem.fatal), None)
     return worst is not None and worst.id in FOLLOWS_A_FAILURE

@@ -191,19 +191,19 @@ def run_tool(
     starts, spent_s = limits.starts, 0.0
     for number in range(1, starts + 1):
         left = replace(limits, timeout_s=limits.timeout_s - spent_s)
-        went = _run_once(tool, argv, out_base, log, left, watched, environment)
-        spent_s += went.finished.seconds
-        if number == starts or program_failed or spent_s >= limits.timeout_s or not _lost_its_agent(went):
+        result = _run_once(tool, argv, out_base, log, left, watched, environment)
+        spent_s += result.finished.seconds
+        if number == starts or program_failed or spent_s >= limits.timeout_s or not _lost_its_agent(result):
             break
         callbacks.on_message({"event": "phase", "text": f"nsys lost its agent and is restarted ({number + 1} of {starts})"})
-    return replace(went, starts=number, finished=replace(went.finished, seconds=spent_s))
+    return replace(result, starts=number, finished=replace(result.finished, seconds=spent_s))
 
 
-def _lost_its_agent(went: ToolRun) -> bool:
+def _lost_its_agent(result: ToolRun) -> bool:
     """Return whether that is the only problem."""
-    cut_short = went.finished.timed_out or went.finished.stopped is not None
-    failed = went.finished.exit_code != 0 and isinstance(went.report, Missing)
-    return failed and not cut_short and [problem.id for problem in went.problems] == [AGENT_LOST]
+    cut_short = result.finished.timed_out or result.finished.stopped is not None
+    failed = result.finished.exit_code != 0 and isinstance(result.report, Missing)
+    return failed and not cut_short and [problem.id for problem in result.problems] == [AGENT_LOST]
 
 
 def _run_once(
