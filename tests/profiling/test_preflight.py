@@ -145,7 +145,7 @@ def allowed(*overrides: str) -> None:
 def test_no_gpu_is_told_where_one_is_asked_for(machine: Any) -> None:
     machine(cuda=None, gpus=1, size=H100)
     error = refused("hardware=single_gpu")
-    assert (error.exit_code, error.fact) == (3, "hardware.device=cuda, but this torch is built without CUDA.")
+    assert (error.exit_code, error.fact) == (3, "hardware.device=cuda, but the installed torch is built without CUDA.")
     machine()
     assert "torch finds no CUDA device" in refused("hardware=single_gpu").fact
     machine(gpus=0)

@@ -73,11 +73,11 @@ def pick_device(request: DeviceRequest) -> "torch.device":
 def check_available(request: DeviceRequest, count: int, *, with_cuda: bool) -> None:
     """Raise a ResourceError if the requested CUDA device is not among `count`."""
     if count == 0:
-        built = "torch finds no CUDA device" if with_cuda else "this torch is built without CUDA"
-        raise ResourceError(f"{request.device_option}, but {built}.", f"Use {request.cpu_instead}, or see `llm-perf doctor`.")
+        reason = "torch finds no CUDA device" if with_cuda else "the installed torch is built without CUDA"
+        raise ResourceError(f"{request.device_option}, but {reason}.", f"Use {request.cpu_instead}, or see `llm-perf doctor`.")
     if request.index >= count:
-        there = f"there are {count} CUDA devices" if count > 1 else "there is one CUDA device"
-        raise ResourceError(f"{request.index_option}, but {there}.", f"Use 0 to {count - 1}." if count > 1 else "Use 0.")
+        available = f"there are {count} CUDA devices" if count > 1 else "there is one CUDA device"
+        raise ResourceError(f"{request.index_option}, but {available}.", f"Use 0 to {count - 1}." if count > 1 else "Use 0.")
 
 
 def torch_build() -> TorchBuild | None:

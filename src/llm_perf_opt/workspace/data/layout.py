@@ -186,10 +186,10 @@ class DatasetTree:
 def given_root(root: Path, usual: Path, option: str = "--root") -> Path:
     """Return the root of a tree. The default one may be absent; raise if another one does not exist."""
     try:
-        there = root.is_dir()
+        exists = root.is_dir()
     except OSError:  # the name is too long, or a folder is not accessible
-        there = False
-    if root != usual and not there:
+        exists = False
+    if root != usual and not exists:
         raise ConfigError(f"{option} {root}: no such folder.", f"Omit it to use {usual}/ in the current directory.")
     return root
 

@@ -140,14 +140,14 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
     tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, without a tokenizer"
     if entry and entry.tokenizer:
         tokenizer = f"ids of the tokenizer {entry.tokenizer}"
-    again = f", {found} texts repeated to fill the batch" if found < batch_size else ""
+    repeats = f", {found} texts repeated to fill the batch" if found < batch_size else ""
     where = f"dataset {dataset.name}" if dataset.path is None else f"file {dataset.path}"
     if entry:
         where = f"dataset {entry.label}"
-    there = entry.records if entry else _count(dataset)
-    unused = None if there is None else max(0, there - taken)
+    total = entry.records if entry else _count(dataset)
+    unused = None if total is None else max(0, total - taken)
     use = TextUse(found, sum(length > longest for length in lengths), max(lengths), longest, unused)
-    return Prompts(tuple(repeated), f"{where}, {tokenizer}{again}", texts=use)
+    return Prompts(tuple(repeated), f"{where}, {tokenizer}{repeats}", texts=use)
 
 
 def _count(dataset: DatasetConfig) -> int | None:
@@ -167,8 +167,8 @@ def _count(dataset: DatasetConfig) -> int | None:
 def check_first_text(dataset: DatasetConfig) -> None:
     """Raise if a dataset does not exist or its first text cannot be read, before a model is loaded."""
     entry = open_entry(dataset.root, dataset.variant, dataset.text_field) if dataset.root else None
-    there = entry.check_first() if entry else next(_texts(dataset), None) is not None
-    if not there:
+    has_text = entry.check_first() if entry else next(_texts(dataset), None) is not None
+    if not has_text:
         raise _no_text(dataset, entry)
 
 
