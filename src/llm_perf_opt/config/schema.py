@@ -276,7 +276,7 @@ def _check_ranges(config: RunConfig) -> None:
             value = getattr(value, part)
         if value is not None and not low <= value <= high:
             raise ConfigError(
-                f"{key}={value} is out of range: it must lie between {_number(low)} and {_number(high)}.", _range_hint(key)
+                f"{key}={value} is out of range: it must be between {_number(low)} and {_number(high)}.", _range_hint(key)
             )
     if config.runtime.min_repeats > config.runtime.max_repeats:
         raise ConfigError(
@@ -325,7 +325,7 @@ def _check_dataset(dataset: DatasetConfig) -> None:
         )
     if dataset.variant is not None and not FOLDER_NAME.fullmatch(dataset.variant):
         raise ConfigError(
-            f"dataset.variant={dataset.variant!r} cannot name a variant.", "`llm-perf dataset list` shows the names there are."
+            f"dataset.variant={dataset.variant!r} cannot name a variant.", "`llm-perf dataset list` lists the names."
         )
 
 
