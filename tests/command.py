@@ -82,7 +82,7 @@ def _run_measured(
         _place(None, environment or child_environment()),
         _arguments(list(argv[2:])),
         patch.object(llm_profile_runner, "die_with_parent"),
-        patch.object(llm_profile_runner, "heed_interrupts"),
+        patch.object(llm_profile_runner, "enable_interrupts"),
         redirect_stdout(said),
         redirect_stderr(said),
     ):

@@ -46,7 +46,7 @@ def test_from_add_to_a_run(project: Path) -> None:
     assert answer("dataset", "list", cwd=project)[0]["variants"].keys() == {"subset-5"}
     outcome = answer("run", "-q", "dataset=mine", "dataset.variant=subset-5", "runtime.batch_size=7", *SMALL, cwd=project)
     inputs = " ".join((Path(outcome["run"]) / "inputs.yaml").read_text().split())
-    assert "dataset mine, variant subset-5, bytes as ids, for want of a tokenizer, 5 texts repeated" in inputs
+    assert "dataset mine, variant subset-5, bytes as ids, without a tokenizer, 5 texts repeated" in inputs
     plan = answer("run", "--dry-run", "dataset=mine", cwd=project)["config"]["dataset"]
     assert (plan["root"], plan["variant"]) == ("datasets/mine", None)
 

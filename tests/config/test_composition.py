@@ -1,4 +1,4 @@
-"""From command-line words and YAML files to a checked configuration, or an error a user can act on."""
+"""Compose command-line words and YAML files into a checked configuration, or an actionable error."""
 
 import contextlib
 import dataclasses

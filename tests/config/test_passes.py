@@ -1,4 +1,4 @@
-"""The registry of passes, and one that another package brings in a single file."""
+"""The registry of passes, and a pass of another package in a single file."""
 
 import json
 import sys
@@ -123,7 +123,7 @@ def test_a_program_is_run_under_the_pass_of_the_documentation(tmp_path: Path, mo
     write_trace(tmp_path / "recorded.json", Recipe(steps=3, kernels_per_step=4))
     words = ["exec", "-q", "--passes", "myprof,program", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", "print(1)"]
     done = llm_perf(*words, cwd=tmp_path, site=site)
-    assert (done.returncode, "My profiler was asked for, but there is no myprof" in done.stderr) == (3, True), done.stderr
+    assert (done.returncode, "My profiler was requested, but there is no myprof" in done.stderr) == (3, True), done.stderr
     entries = json.loads((tmp_path / "run" / "run.json").read_text())["passes"]
     assert [(entry["name"], entry["status"]) for entry in entries] == [("program", "complete"), ("myprof", "skipped")]
     tool = tmp_path / "myprof"
@@ -171,7 +171,7 @@ def test_no_pass_at_all_is_refused(tmp_path: Path) -> None:
     none = ["profiling=none", "profiling.clean=false"]
     with installed(brought(tmp_path / "site")):
         assert planned_passes(compose([*none, ENABLED]).config) == ("fakeprof",)
-        with pytest.raises(ConfigError, match="no pass at all"):
+        with pytest.raises(ConfigError, match="requests no pass"):
             compose([*none, ENABLED.replace("true", "false")])
 
 

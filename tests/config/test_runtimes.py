@@ -1,4 +1,4 @@
-"""Which runtimes there are, and one that another package brings."""
+"""The registry of runtimes, and a runtime of another package."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def brought(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_package_brings_three() -> None:
-    assert [runtime.name for runtime in known_runtimes() if not runtime.brought_by] == ["pytorch", "vllm", "tensorrtllm"]
+    assert [runtime.name for runtime in known_runtimes() if not runtime.provided_by] == ["pytorch", "vllm", "tensorrtllm"]
 
 
 def test_an_unknown_one_is_answered_with_what_is_there() -> None:
@@ -54,12 +54,12 @@ def test_an_entry_point_is_an_option_of_the_group(brought: Path) -> None:
     assert "echo" in group_options()["runtime"]
     config = compose(["runtime=echo", "runtime.batch_size=3", "runtime.engine.speed=2"]).config
     assert (config.runtime.type, config.runtime.batch_size, config.runtime.engine) == ("echo", 3, {"speed": 2})
-    assert runtime_named("echo").brought_by == "echo-runner"
+    assert runtime_named("echo").provided_by == "echo-runner"
 
 
 def test_a_name_cannot_be_taken_twice(brought: Path) -> None:
     bring(brought, "vllm", "theirs:open")
-    with pytest.raises(ConfigError, match="'vllm' is brought by echo-runner and by llm-perf-opt itself"):
+    with pytest.raises(ConfigError, match="'vllm' is provided by echo-runner and by llm-perf-opt"):
         known_runtimes()
 
 
@@ -208,7 +208,7 @@ def test_a_pass_that_leaves_no_sound_result_has_failed(tmp_path: Path, body: str
     start = llm_perf_process if "_exit" in body else llm_perf
     done = start(*words, cwd=tmp_path, site=site)
     assert done.returncode == 4, done.stderr
-    assert "left no result that can be used" in done.stderr
+    assert "left no usable result" in done.stderr
     assert why in done.stderr
     manifest = json.loads((run / "run.json").read_text())
     (clean,) = [entry for entry in manifest["passes"] if entry["name"] == "clean"]
@@ -225,7 +225,7 @@ def test_an_engine_that_says_it_began_before_it_was_asked_is_refused(tmp_path: P
     body = f"return replace(made, started_ns=made.started_ns - {early_s} * 10**9)"
     site = bring(tmp_path / "site", "echo", "echo_runner:open_echo", changed_runner(body))
     done = llm_perf("run", "-q", "runtime=echo", "profiling=none", *SHORT, cwd=tmp_path, site=site)
-    assert (done.returncode, "ms before it was asked" in done.stderr) == (4, True), done.stderr
+    assert (done.returncode, "ms before `generate` was called" in done.stderr) == (4, True), done.stderr
 
 
 def test_tokens_handed_over_in_pairs_have_no_steps_of_their_own(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_tokens_handed_over_in_pairs_have_no_steps_of_their_own(tmp_path: Path) 
     done = llm_perf(*words, cwd=tmp_path, site=site)
     assert done.returncode == 0, done.stderr
     report = (run / "report.md").read_text()
-    why = "the engine handed over several tokens of a sequence at once"
+    why = "the engine returned several tokens of a sequence at once"
     assert "Single decode steps have no times" in report
     for label in ("median gap", "p90 gap", "p99 gap"):
         (line,) = [line for line in report.splitlines() if line.startswith(f"| Inter-token latency, {label} |")]
@@ -282,13 +282,13 @@ def test_the_pages_commands_run(tmp_path: Path, words: list[str]) -> None:
             "half:open",
             "def open(request): return object()",
             2,
-            "is no engine runner: it has no generate, profiler, facts, runtime",
+            "invalid engine runner: it has no generate, profiler, facts, runtime",
         ),
         (
             "steps:open",
             "class R:\n    decode_step = 1\ndef open(request): return R()",
             2,
-            "is no steppable runner: it has no begin",
+            "invalid steppable runner: it has no begin",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The checks of a configuration: ranges, names, contradictions. No file is read here."""
+"""The checks of a configuration: ranges, names, contradictions. Reads no file."""
 
 from pathlib import PurePosixPath
 from typing import Any

@@ -1,4 +1,4 @@
-"""One pass that fails leaves the others standing."""
+"""A failed pass does not affect the others."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A pass below a tool: whose word counts when it ends badly, and what is said when it counted less than it was asked for."""
+"""A pass under a tool: which error is reported when it fails, and the note when it counted fewer launches than requested."""
 
 import gzip
 import sys
@@ -10,9 +10,9 @@ import pytest
 from llm_perf_opt.core.errors import CaptureError, ConfigError, LlmPerfError
 from llm_perf_opt.core.records import SCHEMA, Manifest, Missing, PassRecord
 from llm_perf_opt.core.run_folder import RunFolder
-from llm_perf_opt.profiling.ncu_pass import counting_limit, went_without
+from llm_perf_opt.profiling.ncu_pass import counting_limit, missing_notes
 from llm_perf_opt.profiling.nsys_pass import TimelineCheck, record_timeline
-from llm_perf_opt.profiling.passes import PassPlan, started_again
+from llm_perf_opt.profiling.passes import PassPlan, restart_note
 from llm_perf_opt.profiling.vendor.launch import Finished, UnexplainedEndError
 from llm_perf_opt.profiling.vendor.logs import nsys_log_problems
 from llm_perf_opt.profiling.vendor.tool_pass import ToolRun
@@ -40,7 +40,7 @@ class Nobody:
         (f"{COMPLAINT} raise SystemExit(3)", CaptureError, "newer than itself"),
         (f"{COMPLAINT} import os; os.abort()", CaptureError, "newer than itself"),
         (f"{COMPLAINT} {SAID} raise SystemExit(3)", ConfigError, "A tool said: exit code 9."),
-        ("print('exit code'); raise SystemExit(3)", UnexplainedEndError, "was ended with exit code 3"),
+        ("print('exit code'); raise SystemExit(3)", UnexplainedEndError, "ended with exit code 3"),
         (COMPLAINT, CaptureError, "newer than itself"),
         ("pass", CaptureError, "ended without an error"),
     ],
@@ -66,7 +66,7 @@ def test_a_program_that_failed_before_its_range_is_told_first(tmp_path: Path, co
     with pytest.raises(CaptureError) as caught:
         record_timeline(folder, plan, Nobody(), TimelineCheck(Path("nsys"), Expected(), 1.0))
     first, _, then = caught.value.fact.partition(" nsys recorded nothing: ")
-    assert first == "The pass nsys (Nsight Systems) was ended with exit code 1: ValueError: my own bug."
+    assert first == "The pass nsys (Nsight Systems) ended with exit code 1: ValueError: my own bug."
     assert "the program ended before it" in then
     assert caught.value.remedy.startswith(f"See {folder.log_file('nsys')}.")
 
@@ -75,14 +75,14 @@ def test_a_program_that_failed_before_its_range_is_told_first(tmp_path: Path, co
     ("starts", "lost", "said"),
     [
         (1, True, ""),
-        (2, False, "nsys lost the connection to its agent at first and was started 2 times."),
-        (3, True, "It was started 3 times and lost it each time."),
+        (2, False, "nsys lost the connection to its agent and was started 2 times."),
+        (3, True, "It was started 3 times and lost the connection each time."),
     ],
 )
 def test_what_is_said_of_several_starts_is_what_happened(starts: int, lost: bool, said: str) -> None:
     problems = nsys_log_problems("End of file") if lost else ()
-    went = ToolRun(Finished(int(lost), 1.0, False), Missing("nsys wrote no report"), problems, starts)
-    assert started_again(went) == said
+    result = ToolRun(Finished(int(lost), 1.0, False), Missing("nsys wrote no report"), problems, starts)
+    assert restart_note(result) == said
 
 
 COUNTED = Path(__file__).parents[1] / "fixtures" / "h200" / "ncu_decode_step_raw.csv.gz"
@@ -97,13 +97,13 @@ def table(tmp_path: Path) -> Path:
 
 def test_a_whole_table_goes_without_nothing(table: Path) -> None:
     found = read_ncu(table)
-    assert list(went_without(found, len(found.kernels))) == []
+    assert list(missing_notes(found, len(found.kernels))) == []
 
 
 def test_fewer_launches_than_asked_for_are_told(table: Path) -> None:
     counted = len(read_ncu(table).kernels)
-    (said,) = went_without(read_ncu(table), counted + 3)
-    assert said.startswith(f"Of {counted + 3} launches asked for, {counted} were counted")
+    (said,) = missing_notes(read_ncu(table), counted + 3)
+    assert said.startswith(f"Of {counted + 3} requested launches, {counted} were counted")
 
 
 def test_a_counter_without_a_value_is_told(table: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_counter_without_a_value_is_told(table: Path) -> None:
         cells[place] = "n/a"
         lines[number] = '","'.join(cells)
     table.write_text("\n".join(lines) + "\n")
-    (said,) = went_without(read_ncu(table), 0)
+    (said,) = missing_notes(read_ncu(table), 0)
     assert "any kernel: dram__bytes_read.sum" in said
 
 

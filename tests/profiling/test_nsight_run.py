@@ -1,4 +1,4 @@
-"""Whole runs below NVIDIA's real nsys, and what is refused before it is started."""
+"""Whole runs under NVIDIA's real nsys, and what is rejected before it starts."""
 
 import json
 from pathlib import Path

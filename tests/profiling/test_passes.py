@@ -1,4 +1,4 @@
-"""How the passes of a run are closed, and whether they left anything."""
+"""How the passes of a run are closed, and whether they left results."""
 
 import sys
 from pathlib import Path

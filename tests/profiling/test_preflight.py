@@ -1,4 +1,4 @@
-"""What is refused before a process is started for it."""
+"""What is rejected before a process is started."""
 
 import json
 import sys
@@ -101,7 +101,7 @@ def test_a_sweep_is_refused_whole_and_looks_at_what_points_share_once(monkeypatc
     monkeypatch.setattr(preflight, "check_first_text", looked.append)
     plan_sweep(["dataset=sample_prompts", "runtime.batch_size=1,2,3"], None)
     assert len(looked) == 1
-    with pytest.raises(ConfigError, match=r"decided by model\.seed"):
+    with pytest.raises(ConfigError, match=r"set by model\.seed"):
         plan_sweep(["runtime=vllm", "runtime.batch_size=1,2", "runtime.engine.seed=3"], None)
 
 
@@ -123,7 +123,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(preflight, "torch_build", lambda: TorchBuild(cuda, hip))
         monkeypatch.setattr(device, "gpu_count", lambda: gpus)
-        monkeypatch.setattr(device, "_driver_is_here", lambda: driver)
+        monkeypatch.setattr(device, "_driver_is_installed", lambda: driver)
         monkeypatch.setattr(preflight, "gpu_size", lambda index: size)
         monkeypatch.setattr(preflight, "total_memory_bytes", lambda: memory)
         monkeypatch.setattr(preflight, "cpu_has_native_bf16", lambda: bf16)
@@ -145,7 +145,7 @@ def allowed(*overrides: str) -> None:
 def test_no_gpu_is_told_where_one_is_asked_for(machine: Any) -> None:
     machine(cuda=None, gpus=1, size=H100)
     error = refused("hardware=single_gpu")
-    assert (error.exit_code, error.fact) == (3, "hardware.device=cuda, but this torch is built without CUDA.")
+    assert (error.exit_code, error.fact) == (3, "hardware.device=cuda, but the installed torch is built without CUDA.")
     machine()
     assert "torch finds no CUDA device" in refused("hardware=single_gpu").fact
     machine(gpus=0)

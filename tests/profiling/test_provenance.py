@@ -1,4 +1,4 @@
-"""What is recorded of the machine, and what must not be."""
+"""What is recorded about the machine, and what must not be."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the profilers are asked for: told wrong before anything starts, and nothing of a request is lost in silence."""
+"""The metrics that profilers collect: errors are raised before anything starts, and nothing is dropped silently."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which traces of a run folder are its own."""
+"""Which traces of a run folder belong to it."""
 
 import gzip
 from datetime import datetime, timedelta, timezone

@@ -1,4 +1,4 @@
-"""What the Nsight passes are launched with, for a model and for a program: the tools themselves are stand-ins."""
+"""The commands of the Nsight passes, for a model and for a program, with stand-ins for the tools."""
 
 import gzip
 from datetime import datetime, timezone
@@ -15,7 +15,7 @@ from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.counters.manifest import resolve
 from llm_perf_opt.profiling import capture as pipeline
 from llm_perf_opt.profiling import ncu_pass, nsys_pass
-from llm_perf_opt.profiling.passes import Capture, PassPlan, Program
+from llm_perf_opt.profiling.passes import Capture, NothingToCountError, PassPlan, Program
 from llm_perf_opt.profiling.program_pass import SPELLINGS, ExecRequest, _profiling
 from llm_perf_opt.profiling.vendor.compatibility import Permission
 from llm_perf_opt.profiling.vendor.probe import NsysProbe
@@ -133,7 +133,7 @@ def test_a_program_is_recorded_whole_or_in_its_range(tmp_path: Path, plans: list
 
 def test_the_kernels_of_a_decode_step_are_counted_within_the_budget(tmp_path: Path, plans: list[PassPlan]) -> None:
     capture = of_model(tmp_path / "run", "profiling.ncu.budget_s=40")
-    with pytest.raises(CaptureError, match="No launch of prefill was chosen"):  # the recording holds decode alone
+    with pytest.raises(CaptureError, match="No launch of prefill was selected"):  # the recording contains only decode
         launch("ncu_selftest", capture)
     (plan,) = plans
     assert plan.name == "ncu_decode"
@@ -151,6 +151,17 @@ def test_the_kernels_of_a_program_are_counted(tmp_path: Path, plans: list[PassPl
     assert (plan.name, list(plan.argv[-2:])) == ("ncu", ["./serve", "a b"])
     assert "LLM@decode/" in plan.argv, "the domain that any stands for is the one of the timeline"
     assert plan.spellings == SPELLINGS
+
+
+def test_a_program_without_kernels_is_not_counted(tmp_path: Path, plans: list[PassPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu_pass, "run_selftest", lambda *_: pytest.fail("there is nothing to count"))
+    capture = of_program(tmp_path / "run", "no-such-range@mine")
+    with pytest.raises(NothingToCountError, match="No launch was selected"):
+        launch("ncu", capture)
+    assert plans == []
+    entry = capture.folder.manifest().pass_named("ncu")
+    assert entry is not None
+    assert entry.status == "skipped"
 
 
 def test_a_self_test_that_fails_leaves_the_counters_unread(

@@ -1,4 +1,4 @@
-"""Names of engine arguments, read off an engine's source and not off the engine."""
+"""Names of engine arguments, read from an engine's source without loading it."""
 
 import sys
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_what_any_backend_may_take_is_let_through(installed: Path, name: str) ->
     [
         ("runtime.engine.cuda_graf_config=1", "TensorRT-LLM has no such engine argument. Did you mean 'cuda_graph_config'?"),
         ("runtime.engine.enable_block_reuse=1", "has no such engine argument"),
-        ("runtime.engine.dtype=x", "is decided by model.dtype"),
+        ("runtime.engine.dtype=x", "is set by model.dtype"),
         ("runtime.engine.kv_cache_config=3", "expected a mapping"),
         ("runtime.engine.kv_cache_config=null", "expected a mapping"),
     ],

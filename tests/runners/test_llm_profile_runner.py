@@ -1,4 +1,4 @@
-"""The measured process, in this one: what it records of its inputs."""
+"""The measured process, run in this one: what it records about its inputs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Models: every preset builds, what does not fit is refused, a bad folder is named."""
+"""Models: every preset builds, what does not fit is rejected, errors name a bad folder."""
 
 import json
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def test_a_saved_folder_loads_with_the_same_weights(tmp_path: Path) -> None:
         ("no weights", ResourceError, "safetensors"),
         ("pickled weights", ResourceError, "safetensors"),
         ("cut weights", ResourceError, r"damaged weights: .*model\.safetensors"),
-        ("own code", ConfigError, "brings Python code of its own"),
+        ("own code", ConfigError, "contains its own Python code"),
         ("unknown type", ResourceError, "cannot be loaded"),
     ],
 )
@@ -164,9 +164,9 @@ def partly_stored(folder: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "tied", "words"),
     [
-        ("tensors", "true", r"3 tensors .* are not stored in it: model\.layers\.0\.mlp\.\w+\.weight, "),
-        ("layers", "true", r"are not stored in it: model\.layers\.1\..* and \d+ more\."),
-        ("layers", "false", r"are not stored in it: model\.layers\.1\."),
+        ("tensors", "true", r"3 tensors .* are missing: model\.layers\.0\.mlp\.\w+\.weight, "),
+        ("layers", "true", r"are missing: model\.layers\.1\..* and \d+ more\."),
+        ("layers", "false", r"are missing: model\.layers\.1\."),
         ("embedding", "true", r"model\.embed_tokens\.weight"),
         ("embedding", "false", r"1 tensors .*: model\.embed_tokens\.weight\."),
     ],
@@ -183,7 +183,9 @@ def test_a_folder_that_does_not_store_the_whole_model_is_refused(tmp_path: Path,
 def test_more_tokens_than_positions_is_refused() -> None:
     run = config("model=gpt2")
     models.check_positions(models.load_config(run.model), 1000, 25)
-    with pytest.raises(ConfigError, match="1000 prompt tokens and 26 new ones need 1025 positions; the model has 1024 positions"):
+    with pytest.raises(
+        ConfigError, match="1000 prompt tokens and 26 new tokens need 1025 positions; the model has 1024 positions"
+    ):
         models.check_positions(models.load_config(run.model), 1000, 26)
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Run there with: python -m pytest -m gpu"""
+"""What only a GPU can show. Run with: python -m pytest -m gpu"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The runner's tokens are those of transformers' own generation, for several architectures and both caches."""
+"""The runner produces the tokens of transformers' own generation, for several architectures and both caches."""
 
 from typing import Any
 
@@ -116,7 +116,7 @@ def test_facts_are_of_the_model_that_ran() -> None:
 def test_a_model_that_keeps_no_key_value_cache_is_refused() -> None:
     config = AutoConfig.for_model("mamba", vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4)
     model = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(ConfigError, match="outside a key-value cache"):
+    with pytest.raises(ConfigError, match="does not use a key-value cache"):
         PyTorchRunner(model, "mamba", 4)
 
 
@@ -130,5 +130,5 @@ def test_a_cache_that_stays_empty_is_refused() -> None:
     model.forward = forward
     runner = PyTorchRunner(model, "forgetful", 4)
     runner.begin()
-    with pytest.raises(ConfigError, match="would forget the prompt"):
+    with pytest.raises(ConfigError, match="would not see the prompt"):
         runner.prefill(runner.place(synthetic_prompts(1, 8, 97, seed=0)))

@@ -1,4 +1,4 @@
-"""The runner of TensorRT-LLM against a stand-in that has the documented calls alone. The real engine has not been run."""
+"""The TensorRT-LLM runner against a stand-in with only the documented calls. The real engine has not been run."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ import torch
 from llm_perf_opt.config.composition import compose
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.runners import tensorrtllm_runner
-from llm_perf_opt.runners.engines import REUSED
+from llm_perf_opt.runners.engines import PREFIX_CACHE_NOTE
 from llm_perf_opt.runners.llm_profile_runner import run_pass
 from llm_perf_opt.runners.session import open_session
 
@@ -80,14 +80,16 @@ def test_random_weights_and_what_the_engine_is_given(engine: Any, tmp_path: Path
 
 
 def test_the_torch_pass_says_why_it_cannot_be(engine: Any, tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match=r"torch\.profiler cannot see tensorrtllm: TensorRT-LLM runs the model in processes"):
+    with pytest.raises(
+        ResourceError, match=r"torch\.profiler cannot see tensorrtllm: TensorRT-LLM runs the model in its own processes"
+    ):
         run_pass(compose([*WORDS, "runtime=tensorrtllm"]).config, "torch", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("words", "kind", "said"),
     [
-        (["runtime.engine.model=x"], ConfigError, "runtime.engine.model is decided by model.path"),
+        (["runtime.engine.model=x"], ConfigError, "runtime.engine.model is set by model.path"),
         (["runtime.engine.kv_cache_config=3"], ConfigError, "expected a mapping"),
         (["runtime.engine.no_such_argument=3"], ResourceError, "cannot open this model: .*no_such_argument"),
     ],
@@ -99,29 +101,29 @@ def test_what_the_engine_does_not_take_is_refused(engine: Any, words: list[str],
 
 def test_it_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(STAND_INS))
-    with pytest.raises(ResourceError, match="runs on NVIDIA GPUs, and the run is to be on cpu"):
+    with pytest.raises(ResourceError, match="needs an NVIDIA GPU, but the run requests cpu"):
         open_session(compose([*WORDS, "runtime=tensorrtllm"]).config)
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["runtime.engine.tensor_parallel_size=auto"], "tensor_parallel_size=auto does not tell over how many devices"),
-        (["runtime.engine.tensor_parallel_size=[1,2]"], "does not tell over how many devices"),
-        (["runtime.engine.tensor_parallel_size=null"], "does not tell over how many devices"),
-        (["runtime.engine.tensor_parallel_size=0.5"], "does not tell over how many devices"),
-        (["runtime.engine.tensor_parallel_size=-1"], "does not tell over how many devices"),
-        (["runtime.engine.pipeline_parallel_size=2"], "spread over 2 workers that do not all share"),
+        (["runtime.engine.tensor_parallel_size=auto"], "tensor_parallel_size=auto does not give the number of devices"),
+        (["runtime.engine.tensor_parallel_size=[1,2]"], "does not give the number of devices"),
+        (["runtime.engine.tensor_parallel_size=null"], "does not give the number of devices"),
+        (["runtime.engine.tensor_parallel_size=0.5"], "does not give the number of devices"),
+        (["runtime.engine.tensor_parallel_size=-1"], "does not give the number of devices"),
+        (["runtime.engine.pipeline_parallel_size=2"], "runs on 2 workers that do not all share"),
         (["dataset=sample_prompts", "runtime.prompt_tokens=128"], "without padding"),
         (["runtime.engine.model_kwargs.num_hidden_layers=2"], "changes the model's configuration"),
-        (["runtime.engine.sparse_attention_config.algorithm=rocket"], "leaves out a part of attention"),
-        (["runtime.engine.enable_attention_dp=true"], "enable_attention_dp=True gives every device the whole of attention"),
+        (["runtime.engine.sparse_attention_config.algorithm=rocket"], "skips work of attention"),
+        (["runtime.engine.enable_attention_dp=true"], "enable_attention_dp=True runs all of attention on every device"),
         (
             ["runtime.engine.kv_cache_config.dtype=fp8"],
-            "keeps its cache in fp8, and the cost model counts it in the model's fp32",
+            "stores its cache in fp8, but the cost model counts it in the model's fp32",
         ),
-        (["runtime.engine.kv_cache_config.max_attention_window=[8]"], "max_attention_window=[8] bounds what attention sees"),
-        (["runtime.engine.kv_cache_config.host_cache_size=4096"], "kv_cache_config.host_cache_size=4096 keeps a part"),
+        (["runtime.engine.kv_cache_config.max_attention_window=[8]"], "max_attention_window=[8] limits the attention window"),
+        (["runtime.engine.kv_cache_config.host_cache_size=4096"], "kv_cache_config.host_cache_size=4096 keeps some"),
         (["runtime.engine.kv_cache_config.use_uvm=true"], "outside the device's memory"),
         (["runtime.engine.kv_cache_config.enable_block_reuse=true"], "their prefill is not computed"),
     ],
@@ -154,4 +156,4 @@ def test_what_changes_nothing_is_costed(engine: Any, words: list[str]) -> None:
 def test_prefill_of_cached_prompts_is_told(engine: Any, reuse: bool) -> None:
     words = f"runtime.engine.kv_cache_config.enable_block_reuse={str(reuse).lower()}"
     session = open_session(compose([*WORDS, "runtime=tensorrtllm", words]).config)
-    assert (REUSED in session.runner.runtime.notes) == reuse
+    assert (PREFIX_CACHE_NOTE in session.runner.runtime.notes) == reuse

@@ -1,4 +1,4 @@
-"""The small vision-language model: transformers' own generate agrees, and its sub-stages stand under prefill."""
+"""The small vision-language model: same tokens as transformers' generate, and sub-stages under prefill."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def test_the_sub_stages_are_timed_in_prefill_alone(tmp_path: Path) -> None:
         assert sum(span.duration_ns for span in iteration.substages) < iteration.prefill_ns
     assert timings.runtime is not None
     assert "vision tower" in timings.runtime.uncosted
-    assert "one picture of random pixels each" in timings.workload.source
+    assert "one image of random pixels each" in timings.workload.source
 
 
 def test_a_prompt_without_room_for_the_picture_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The real engine of vLLM, as a user runs it. It lies in an environment of its own: `make vllm-venv`."""
+"""The real vLLM engine, used as a user does. It has its own environment: `make vllm-venv`."""
 
 import gzip
 import json
@@ -184,7 +184,7 @@ def test_a_preempted_sequence_is_not_told_apart(vllm_python: Path, tmp_path: Pat
     report = (folder / "report.md").read_text()
     assert "| Time per output token (TPOT) | n/a (" in report
     assert f"): {why}\n" in report
-    assert "a cache (kv_cache_memory_bytes" in report.replace("\\_", "_")
+    assert "the cache (kv_cache_memory_bytes" in report.replace("\\_", "_")
 
 
 def test_cached_prompts_and_another_configuration_are_not_costed(vllm_python: Path, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_cached_prompts_and_another_configuration_are_not_costed(vllm_python: Pa
     assert "their prefill is not computed" in timings(cached)["runtime"]["uncosted"]
     report = (cached / "report.md").read_text()
     assert "prefill and TTFT are those of cached prompts" in report
-    assert "## Roofline\n\n**Roofline:** n/a: the engine takes prompts it has seen from its cache" in report
+    assert "## Roofline\n\n**Roofline:** n/a: the engine reuses cached prompts" in report
     fewer = run(vllm_python, tmp_path / "fewer", *shared, "runtime.engine.hf_overrides.num_hidden_layers=1")
     assert "hf_overrides={'num_hidden_layers': 1} changes the model's configuration" in timings(fewer)["runtime"]["uncosted"]
 
@@ -202,7 +202,7 @@ def test_cached_prompts_and_another_configuration_are_not_costed(vllm_python: Pa
     ("words", "code", "said"),
     [
         (["runtime.engine.max_num_seq=3"], 2, "no such engine argument. Did you mean 'max_num_seqs'?"),
-        (["runtime.engine.dtype=float16"], 2, "runtime.engine.dtype is decided by model.dtype"),
+        (["runtime.engine.dtype=float16"], 2, "runtime.engine.dtype is set by model.dtype"),
         (["runtime.engine.max_num_batched_tokens=1"], 3, "cannot open this model"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the runner of vLLM says of an engine's configuration, without the engine: the real one is in test_vllm_engine.py."""
+"""What the vLLM runner reports about an engine's configuration, without the engine. See test_vllm_engine.py for the real one."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +31,11 @@ def uncosted(*words: str, cache_dtype: str = "auto", prefix_caching: bool = Fals
     [
         ("hf_overrides.num_hidden_layers=1", "runtime.engine.hf_overrides={'num_hidden_layers': 1} changes the model's conf"),
         ("hf_config_path=other", "runtime.engine.hf_config_path=other changes the model's configuration"),
-        ("cpu_offload_gb=1.5", "runtime.engine.cpu_offload_gb=1.5 keeps a part of the model or of its cache outside"),
+        ("cpu_offload_gb=1.5", "runtime.engine.cpu_offload_gb=1.5 keeps some of the model or its cache outside"),
         ("offload_group_size=8", "outside the device's memory"),
         ("kv_offloading_size=2", "outside the device's memory"),
         ("kv_transfer_config.kv_connector=OffloadingConnector", "outside the device's memory"),
-        ("kv_sharing_fast_prefill=true", "leaves out a part of prefill"),
+        ("kv_sharing_fast_prefill=true", "skips work of prefill"),
     ],
 )
 def test_an_argument_that_changes_the_work_is_not_costed(word: str, why: str) -> None:
@@ -49,7 +49,7 @@ def test_one_that_is_set_to_nothing_is_costed(words: list[str]) -> None:
 
 @pytest.mark.parametrize(("stored", "named"), [("fp8", "fp8"), ("float16", "float16"), ("auto", ""), ("bfloat16", "")])
 def test_a_cache_in_another_format_than_the_models_is_not_costed(stored: str, named: str) -> None:
-    expected = f"the engine keeps its cache in {named}, and the cost model counts it in the model's bf16" if named else ""
+    expected = f"the engine stores its cache in {named}, but the cost model counts it in the model's bf16" if named else ""
     assert uncosted(cache_dtype=stored) == expected
 
 

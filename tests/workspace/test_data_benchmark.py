@@ -1,4 +1,4 @@
-"""The benchmark of variants says when memory grows, which is what it is for."""
+"""The benchmark of variants reports when memory grows."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every command in the pages about datasets and models works as it stands there."""
+"""Every command on the pages about datasets and models works as written."""
 
 import re
 import shlex

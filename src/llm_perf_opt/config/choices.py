@@ -31,11 +31,11 @@ HARDWARE_HINT = (
 
 def group_options(config_dir: Path | None = None) -> dict[str, tuple[str, ...]]:
     """Return every group with the options that a user can select."""
-    brought = tuple(runtime.name for runtime in known_runtimes() if runtime.brought_by)
+    options = all_options(config_dir)
+    options["runtime"] += tuple(runtime.name for runtime in known_runtimes() if runtime.name not in options["runtime"])
     return {
-        group: tuple(option for option in options if (group, option) not in HIDDEN_OPTIONS)
-        + (brought if group == "runtime" else ())
-        for group, options in all_options(config_dir).items()
+        group: tuple(name for name in names if (group, name) not in HIDDEN_OPTIONS)
+        for group, names in options.items()
         if group != "hydra"
     }
 
@@ -67,7 +67,7 @@ def all_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
         packaged = names = packaged_options(group)
         for folder in searched_folders(config_dir):
             own = frozenset(path.stem for path in (folder / group).glob("*.yaml"))
-            # ./conf may belong to another program: its options of our names are ours. A folder given by name is meant for us.
+            # ./conf may belong to another program, so only --config-dir must not use a packaged name.
             for name in sorted(own & packaged) if folder is config_dir else ():
                 raise ConfigError(
                     f"{folder / group / name}.yaml has the name of a packaged option.",
@@ -78,7 +78,7 @@ def all_options(config_dir: Path | None) -> dict[str, tuple[str, ...]]:
     return found
 
 
-# --- what a wrong word was meant to be ---------------------------------------------------------------------------------
+# --- suggestions --------------------------------------------------------------------------------------------------------
 
 
 def assignments(word: str, options: Mapping[str, tuple[str, ...]]) -> list[str]:
@@ -86,9 +86,9 @@ def assignments(word: str, options: Mapping[str, tuple[str, ...]]) -> list[str]:
     if "=" in word:
         return []
     shown = [(group, name) for group, names in options.items() for name in names if (group, name) not in HIDDEN_OPTIONS]
-    meant = [f"{group}={name}" for (group, called), name in MEANT.items() if called == word.casefold()]
-    if meant:
-        return meant
+    other_names = [f"{group}={name}" for (group, called), name in MEANT.items() if called == word.casefold()]
+    if other_names:
+        return other_names
     wanted = close_names(word.rpartition("/")[2], [name for group, name in shown if group != "hydra"])
     return [f"{group}={name}" for group, name in shown if name in wanted] or [f"{key}=VALUE" for key in keys_like(word)]
 

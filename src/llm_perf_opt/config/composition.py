@@ -1,4 +1,4 @@
-"""From Hydra groups and overrides to a typed `RunConfig`. Nothing outside this module sees a DictConfig."""
+"""Compose Hydra groups and overrides into a typed `RunConfig`. No other module sees a DictConfig."""
 
 import dataclasses
 import itertools
@@ -59,7 +59,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     for folder in searched_folders(config_dir):
         check_folder(folder)
     options = all_options(config_dir)
-    checked = [_checked_override(text, options) for text in _brought_runtimes(overrides, options["runtime"])]
+    checked = [_checked_override(text, options) for text in _registered_runtimes(overrides, options["runtime"])]
     if searched := searched_folders(config_dir):
         places = ",".join(_quoted(f"file://{folder.resolve()}") for folder in searched)
         checked.append(f"hydra.searchpath=[{places}]")
@@ -85,7 +85,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Every combination of the values that `a=1,2 b=x,y` or `a=range(1,5)` name, in the order a reader would write them."""
+    """Return every combination of the values of `a=1,2 b=x,y` or `a=range(1,5)`; the last one varies fastest."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -113,7 +113,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
-    """A checked `RunConfig` from plain nested values, as config.yaml of a run holds them."""
+    """Return a checked `RunConfig` from plain nested values, as in a run's config.yaml."""
     return check_sections(check(_build(RunConfig, values, "")))
 
 
@@ -179,13 +179,13 @@ def _refuse_shadowed(group: str, option: str) -> None:
         )
 
 
-def _brought_runtimes(overrides: Sequence[str], packaged: Sequence[str]) -> list[str]:
-    """Replace `runtime=NAME` of another package's runtime by the option it is based on and its type."""
-    brought = [runtime.name for runtime in known_runtimes() if runtime.brought_by and runtime.name not in packaged]
+def _registered_runtimes(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Replace `runtime=NAME` of a runtime without its own YAML by the default option and its type."""
+    registered = [runtime.name for runtime in known_runtimes() if runtime.name not in options]
     found: list[str] = []
     for text in overrides:
         name = text.removeprefix("runtime=")
-        found += [f"runtime={OWN_OPTION}", f"runtime.type={name}"] if name != text and name in brought else [text]
+        found += [f"runtime={OWN_OPTION}", f"runtime.type={name}"] if name != text and name in registered else [text]
     return found
 
 
@@ -389,9 +389,11 @@ def _build_dataclass(kind: type[Any], value: Any, where: str) -> Any:
         if key not in hints:
             raise ConfigError(f"'{key}' is not known in {label}.{nearest(str(key), hints)}", f"Known: {', '.join(hints)}.")
     needed = dataclasses.MISSING
-    may_lack = {one.name for one in dataclasses.fields(kind) if one.default is not needed or one.default_factory is not needed}
+    optional = {
+        item.name for item in dataclasses.fields(kind) if item.default is not needed or item.default_factory is not needed
+    }
     for key in hints:
-        if key not in value and key not in may_lack:
+        if key not in value and key not in optional:
             raise ConfigError(f"'{key}' is missing in {label}.", f"It needs all of: {', '.join(hints)}.")
     given = [(key, hint) for key, hint in hints.items() if key in value]
     return kind(**{key: _build(hint, value[key], f"{where}.{key}" if where else key) for key, hint in given})

@@ -1,7 +1,7 @@
-"""The registry of passes: what each is called, when it runs, how it is launched, what it leaves in `raw/`, what it can see.
+"""The registry of passes: name, order, how a pass is launched, what it leaves in `raw/`, which stages it sees.
 
 A pass is a module `profiling/NAME_pass.py` with a tuple `PASSES`, or an entry point of the group `llm_perf_opt.passes` in another
-package. Its settings are `profiling.passes.NAME.KEY=VALUE`, the fields of a dataclass that it brings.
+package. Its settings `profiling.passes.NAME.KEY=VALUE` are the fields of its settings dataclass.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,58 +28,58 @@ EVERY_STAGE = (Stage.PREFILL, Stage.DECODE, Stage.DECODE_STEP)
 
 @dataclass(frozen=True)
 class PassSettings:
-    """The section of a pass that has nothing else to set."""
+    """The settings of a pass that can only be enabled."""
 
     enable: bool = False
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass."""
+    """A profiling pass."""
 
     name: str
-    """In `raw/`, run.json, settings and reports."""
+    """Its name in `raw/`, run.json, settings and reports."""
     label: str
-    """In progress and messages."""
+    """Its name in progress output and messages."""
     order: int
-    """Passes run by this number: the unprofiled one has 20, those that record a timeline 30 to 49, counters 60."""
+    """Passes run in this order: the unprofiled pass is 20, timelines are 30 to 49, counters are 60."""
     launch: Callable[[Any], None] | None = None
-    """Runs it within a `profiling.passes.Capture`; raises what went wrong, before it begins (it is then skipped) or after.
+    """Runs the pass in a `profiling.passes.Capture`. An error before its command starts marks it skipped, a later one failed.
 
     None: the launch of another pass runs it.
     """
     wanted: Callable[[RunConfig], bool] | None = None
-    """Whether a run asks for it; without one, `profiling.passes.NAME.enable` says so."""
+    """Whether a configuration requests it; None: `profiling.passes.NAME.enable` decides."""
     settings: type[Any] = PassSettings
-    """A dataclass with `enable` and a default for every field."""
+    """A dataclass with a field `enable` and a default for every field."""
     leaves: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
-    """File in `raw/NAME` → how it is read back; a ParseError then means that the pass has failed."""
+    """File in `raw/NAME` → the function that reads it; a ParseError fails the pass."""
     measured: Callable[[Any], bool] = lambda _: True
-    """Whether what one of these files holds is a measurement: a pass that measured nothing has failed."""
+    """Whether the content of one of these files is a measurement; a pass that measured nothing has failed."""
     trace: str = ""
-    """Which file in `raw/NAME` is a timeline, in a format that `traces` reads."""
-    judged: bool = False
-    """Whether its launch examines the timeline, so that only that of a pass that ended well is used."""
+    """The file in `raw/NAME` that is a timeline, in a format of `traces`."""
+    checked: bool = False
+    """Whether its launch checks the timeline; then only the timeline of a successful pass is used."""
     tool: str = ""
-    """Who recorded the timeline, in reports."""
+    """The tool that recorded the timeline, as shown in reports."""
     stages: tuple[Stage, ...] = ()
-    """Which stages of the model it sees; none for a pass that does not run the model under a profiler."""
+    """The stages that it sees; empty for a pass that does not run the model."""
     essential: bool = False
-    """It runs without a profiler: where it fails, the others would fail as well, and are not begun."""
+    """Whether it runs without a profiler; if it fails, the others would fail too and are not started."""
     programs: bool = False
-    """Whether it can run a program of the user's (`llm-perf exec`)."""
+    """Whether it can run a user's program (`llm-perf exec`)."""
 
     def trace_file(self, folder: RunFolder) -> Path:
-        """Return where it leaves its timeline; the file may not be there."""
+        """Return the path of its timeline, which may not exist."""
         return folder.raw(self.name) / self.trace
 
     def is_wanted(self, config: RunConfig) -> bool:
-        """Return whether this configuration asks for the pass."""
+        """Return whether this configuration requests the pass."""
         return self.wanted(config) if self.wanted else bool(self.settings_in(config).enable)
 
     def settings_in(self, config: RunConfig) -> Any:
         """Return the pass's section of `profiling.passes`, or raise a ConfigError that names the key."""
-        given, known = config.profiling.passes.get(self.name, {}), [one.name for one in fields(self.settings)]
+        given, known = config.profiling.passes.get(self.name, {}), [item.name for item in fields(self.settings)]
         where = f"profiling.passes.{self.name}"
         if not isinstance(given, dict):
             raise ConfigError(f"{where}={given!r}: expected the fields {', '.join(known)}.")
@@ -94,56 +94,56 @@ class Pass:
 
 @cache
 def known_passes() -> tuple[Pass, ...]:
-    """Return every pass in the order they run. What is wrong with one that cannot be loaded is reported when it is asked for."""
-    found = [one for module in _packaged_modules() for one in import_module(module).PASSES]
-    for entry in _brought():
+    """Return every pass in the order in which they run. Errors of one that cannot be loaded are reported when it is requested."""
+    found: list[Pass] = [item for module in _packaged_modules() for item in import_module(module).PASSES]
+    for entry in _plugins():
         try:
             found.append(_loaded(entry))
         except ResourceError:
             continue
-    return tuple(sorted(found, key=lambda one: one.order))
+    return tuple(sorted(found, key=lambda item: item.order))
 
 
 def pass_named(name: str) -> Pass | None:
-    """Return the pass of this name, if it is known here."""
-    return next((one for one in known_passes() if one.name == name), None)
+    """Return the pass of this name, or None."""
+    return next((item for item in known_passes() if item.name == name), None)
 
 
 def label_of(name: str) -> str:
-    """Return what a pass is called in messages; one that is not known here goes by its name."""
+    """Return the label of a pass; an unknown one is its own label."""
     found = pass_named(name)
     return found.label if found else name
 
 
 def sees_stages(name: str) -> bool:
-    """Return whether a pass runs the model under a profiler, so that its stages can be compared with the unprofiled ones."""
+    """Return whether a pass runs the model under a profiler, so that its stages can be compared with the unprofiled pass."""
     found = pass_named(name)
     return found is None or bool(found.stages and not found.essential)
 
 
 def planned_passes(config: RunConfig) -> tuple[str, ...]:
-    """Return the passes that a run asks for, in their order."""
-    return tuple(one.name for one in known_passes() if one.is_wanted(config))
+    """Return the passes that a run requests, in order."""
+    return tuple(item.name for item in known_passes() if item.is_wanted(config))
 
 
 def trace_files(folder: RunFolder) -> dict[str, Path]:
-    """Return the trace that each pass leaves of the whole iteration, the one to prefer first; it may not be there."""
-    whole = [one for one in known_passes() if one.trace and Stage.PREFILL in one.stages]
-    return {one.name: one.trace_file(folder) for one in whole}
+    """Return the path of each pass's trace of the whole iteration, the preferred one first; it may not exist."""
+    whole = [item for item in known_passes() if item.trace and Stage.PREFILL in item.stages]
+    return {item.name: item.trace_file(folder) for item in whole}
 
 
 def check_sections(config: RunConfig) -> RunConfig:
-    """Refuse a section of `profiling.passes` that no pass reads, and fields that its pass does not have."""
+    """Raise a ConfigError for a section of `profiling.passes` without a pass, and for fields that its pass does not have."""
     for name in config.profiling.passes:
         found = pass_named(name)
         if found is None:
-            for entry in _brought():
+            for entry in _plugins():
                 if entry.name == name:
-                    _loaded(entry)  # says why it cannot be
-            known = [one.name for one in known_passes() if one.wanted is None]
+                    _loaded(entry)  # raises why it cannot be loaded
+            known = [item.name for item in known_passes() if item.wanted is None]
             raise ConfigError(
                 f"profiling.passes.{name}: there is no such pass.{nearest(name, known)}",
-                f"Known: {', '.join(known) or 'none'}. A pass of your own is brought by an entry point of the group {GROUP}.",
+                f"Known: {', '.join(known) or 'none'}. Register your own as an entry point of the group {GROUP}.",
             )
         if found.wanted is not None:
             raise ConfigError(f"profiling.passes.{name} has no effect.", f"Its settings are profiling.{name}.")
@@ -152,17 +152,17 @@ def check_sections(config: RunConfig) -> RunConfig:
 
 
 def is_there(path: Path) -> None:
-    """Raise a ParseError where a pass left no such file, or an empty one: the least way to read something back."""
+    """Raise a ParseError if the file is missing or empty."""
     if not path.is_file() or not path.stat().st_size:
         raise ParseError(f"{path} is missing.", "See the pass's log.txt.")
 
 
 def _packaged_modules() -> list[str]:
     room = import_module(_ROOM)
-    return [f"{_ROOM}.{one.name}" for one in iter_modules(room.__path__) if one.name.endswith(_MODULE_ENDING)]
+    return [f"{_ROOM}.{item.name}" for item in iter_modules(room.__path__) if item.name.endswith(_MODULE_ENDING)]
 
 
-def _brought() -> tuple[Declared, ...]:
+def _plugins() -> tuple[Declared, ...]:
     return declared(GROUP, {}, "pass")
 
 
@@ -170,7 +170,7 @@ def _loaded(entry: Declared) -> Pass:
     found = load(entry, "pass", f"The entry point of the group {GROUP} must name a Pass.")
     if not isinstance(found, Pass) or found.name != entry.name:
         raise ResourceError(
-            f"The pass '{entry.name}' of {entry.brought_by} cannot be used: {entry.target} is not a Pass of this name.",
-            "See llm_perf_opt.config.passes for what a pass is.",
+            f"The pass '{entry.name}' of {entry.provided_by} cannot be used: {entry.target} is not a Pass of this name.",
+            "See `Pass` in llm_perf_opt.config.passes.",
         )
     return found

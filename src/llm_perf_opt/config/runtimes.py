@@ -1,7 +1,7 @@
-"""The registry of runtimes: what each is, which arguments it takes, how its stages are labeled, what to record of it.
+"""The registry of runtimes: their arguments, the labels of their stages, the packages to record.
 
 A runtime is an entry point of the group `llm_perf_opt.runners`. It names a `Runtime` in capitals (`my_runner:RUNTIME`), in a
-module that loads its engine only when it is opened; or, where there is nothing to declare, the function that opens a runner.
+module that imports its engine only when it is opened; or just the function that opens a runner.
 """
 
 import re
@@ -18,17 +18,17 @@ from llm_perf_opt.core.stages import MIXED_STEP, STEP, Stage
 
 GROUP = "llm_perf_opt.runners"
 OWN_OPTION = "engine"
-"""The option of the group `runtime` that a runtime of another package starts from."""
+"""The option of the group `runtime` that a runtime without its own YAML uses."""
 
 
 class EngineArguments(Protocol):
-    """The arguments of an engine, `runtime.engine.NAME=VALUE`, as far as they are known before it is loaded."""
+    """The arguments of an engine, `runtime.engine.NAME=VALUE`, as far as they are known without loading it."""
 
     def known(self) -> frozenset[str] | None:
-        """Return the names that the installed engine takes; None where they are not known."""
+        """Return the names that the installed engine accepts; None if unknown."""
 
     def refuse(self, given: Mapping[str, Any], known: Collection[str] | None) -> None:
-        """Raise a ConfigError for an argument that this program decides itself, or that is not `known`."""
+        """Raise a ConfigError for an argument that llm-perf sets itself, or that is not `known`."""
 
 
 @dataclass(frozen=True)
@@ -36,72 +36,72 @@ class StageLabels:
     """How an engine labels its stages in a trace."""
 
     name: str
-    """The method that an analysis names."""
+    """The name of the method in reports."""
     stage_of: Callable[[str], str | None]
-    """Label → stage, or None for a label that marks none."""
+    """Label → stage; None for a label that marks no stage."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """One runtime."""
+    """A runtime."""
 
     name: str
     target: str
-    """`module:function` that opens a runner."""
+    """The `module:function` that opens a runner."""
     engine: bool = True
-    """Whether it runs the model by itself and takes `runtime.engine.*`; otherwise cache, attention and compile are set here."""
+    """Whether it takes `runtime.engine.*`; otherwise `runtime.cache`, `attn_implementation` and `compile` apply."""
     steppable: bool | None = None
-    """Whether this program calls its steps and reaches its modules; None: known once it is opened."""
+    """Whether llm-perf calls its steps and sees its modules; None: unknown until it is opened."""
     needs: str = ""
-    """The package it cannot run without, as it is imported."""
+    """The import name of the package that it requires."""
     install: str = ""
-    """How to install that."""
+    """The command that installs it."""
     packages: tuple[str, ...] = ()
-    """Distributions whose versions are recorded with a run."""
+    """Distributions whose versions are recorded in env.json."""
     variables: tuple[str, ...] = ()
-    """Prefixes of environment variables that are recorded with a run."""
+    """Prefixes of environment variables that are recorded in env.json."""
     arguments: EngineArguments | None = None
     labels: tuple[StageLabels, ...] = ()
-    """The most telling first; the next are tried where a trace has none of those before."""
+    """The most specific first; the next are used if a trace has none of the previous ones."""
     marks_stages: Callable[[Mapping[str, Any]], bool] = lambda _: False
     """Given `runtime.engine`: whether the thread that launches the work marks prefill and decode steps."""
     separate: str = ""
-    """What keeps prefill and decode apart, where the engine may run them together."""
-    brought_by: str = field(default="", kw_only=True)
-    """The distribution whose entry point it is; empty for those of this package."""
+    """How to separate prefill and decode if the engine ran them together; shown to the user."""
+    provided_by: str = field(default="", kw_only=True)
+    """The distribution that provides the entry point; empty for a built-in runtime."""
 
     @property
     def installed(self) -> bool:
-        """Whether what it needs is here."""
+        """Whether the required package is installed."""
         return not self.needs or find_spec(self.needs) is not None
 
 
 @cache
 def known_runtimes() -> tuple[Declared, ...]:
-    """Return the package's own runtimes first, then those of other packages by name."""
+    """Return the built-in runtimes, then those of other packages by name."""
     return declared(GROUP, import_module(GROUP).ENTRY_POINTS, "runtime")
 
 
 def _record(entry: Declared) -> Runtime:
     if not entry.target.rpartition(":")[2].isupper():
-        return Runtime(entry.name, entry.target, brought_by=entry.brought_by)
+        return Runtime(entry.name, entry.target, provided_by=entry.provided_by)
     remedy = f"The entry point of the group {GROUP} must name a Runtime in capitals, or a function."
     found = load(entry, "runtime", remedy)
     if not isinstance(found, Runtime):
         raise ResourceError(
-            f"The runtime '{entry.name}' of {entry.brought_by} cannot be used: {entry.target} is not one.", remedy
+            f"The runtime '{entry.name}' of {entry.provided_by} cannot be used: {entry.target} is not a Runtime.", remedy
         )
-    return replace(found, name=entry.name, brought_by=entry.brought_by)
+    return replace(found, name=entry.name, provided_by=entry.provided_by)
 
 
 def traits_of(name: str) -> Runtime:
-    """Return the runtime of this name; one that is not installed here, or never was, has no traits of its own."""
+    """Return the runtime of this name; an unknown one has default traits."""
     found = next((entry for entry in known_runtimes() if entry.name == name), None)
     return Runtime(name, "") if found is None else _record(found)
 
 
 def all_traits() -> list[Runtime]:
-    """Return every runtime that can be loaded; what is wrong with another is reported when it is chosen."""
+    """Return every runtime that can be loaded; errors of the others are reported when they are selected."""
     found = []
     for entry in known_runtimes():
         try:
@@ -112,24 +112,24 @@ def all_traits() -> list[Runtime]:
 
 
 def runtime_named(name: str) -> Runtime:
-    """Return the runtime of this name, installed; else raise an error that lists what is there and what to install."""
+    """Return the runtime of this name; raise an error with the known ones if it is unknown or not installed."""
     known = known_runtimes()
     if name not in [entry.name for entry in known]:
         raise ConfigError(
             f"runtime.type={name} is not known.{nearest(name, [entry.name for entry in known])}",
-            f"Known: {listed(known)}. One of your own is brought by an entry point of the group {GROUP}; see docs/runtimes.md.",
+            f"Known: {listed(known)}. Register your own as an entry point of the group {GROUP}; see docs/runtimes.md.",
         )
     found = traits_of(name)
     if not found.installed:
         raise ResourceError(
             f"runtime={name} needs the package {found.needs}, which is not installed in this environment.",
-            f"{found.install}, best in an environment of its own; then run llm-perf from there. Here: {listed(known)}.",
+            f"{found.install}, preferably in a separate environment, and run llm-perf from there. Known: {listed(known)}.",
         )
     return found
 
 
 def listed(known: Iterable[Declared]) -> str:
-    """Return the names in a line; with those that are not installed, how to get them."""
+    """Return the names in one line, with the install command of those that are not installed."""
     found = {entry.name: traits_of(entry.name) for entry in known}
     return ", ".join(
         name if runtime.installed else f"{name} (not installed: {runtime.install})" for name, runtime in found.items()
@@ -137,7 +137,7 @@ def listed(known: Iterable[Declared]) -> str:
 
 
 def by_requests(pattern: str) -> Callable[[str], str | None]:
-    """Return a reader of labels in which two groups count the requests in prefill and those in decode."""
+    """Return a function that reads labels whose two groups count the requests in prefill and in decode."""
     compiled = re.compile(pattern)
 
     def stage_of(label: str) -> str | None:
@@ -153,5 +153,5 @@ def by_requests(pattern: str) -> Callable[[str], str | None]:
 
 
 def by_step(pattern: str) -> Callable[[str], str | None]:
-    """Return a reader of labels that mark a step and do not tell what is in it."""
+    """Return a function that reads labels of steps with unknown content."""
     return lambda label: STEP if re.fullmatch(pattern, label) else None

@@ -84,7 +84,7 @@ class RuntimeConfig:
     """How the model is run and repeated."""
 
     type: str
-    """The name of a runtime: `llm-perf options` lists those that are known."""
+    """The name of a runtime; `llm-perf options` lists them."""
     batch_size: int
     prompt_tokens: int
     """Synthetic prompts have exactly this length; texts are cut to at most this."""
@@ -208,7 +208,7 @@ class ProfilingConfig:
     max_trace_gb: float
     """The most disk space, in GB of 10⁹ bytes, that nsys or ncu may take while it records; then its pass is stopped."""
     passes: dict[str, Any] = field(default_factory=dict)
-    """The section of every other pass, by its name: `enable` and what else the pass takes."""
+    """The settings of every other pass by name: `enable` and the fields of its dataclass."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "runtime.prompt_tokens": (1, 100_000_000),
     "runtime.num_new_tokens": (1, 100_000_000),
     "runtime.max_warmup": (1, 10_000),
-    "runtime.max_repeats": (1, 1_000_000),  # before the least number, which follows it down
+    "runtime.max_repeats": (1, 1_000_000),  # before min_repeats, whose default depends on it
     "runtime.min_repeats": (1, 1_000_000),
     "runtime.ci_target": (0.0001, 1.0),
     "runtime.time_limit_s": (0.001, 1_000_000),
@@ -276,7 +276,7 @@ def _check_ranges(config: RunConfig) -> None:
             value = getattr(value, part)
         if value is not None and not low <= value <= high:
             raise ConfigError(
-                f"{key}={value} is out of range: it must lie between {_number(low)} and {_number(high)}.", _range_hint(key)
+                f"{key}={value} is out of range: it must be between {_number(low)} and {_number(high)}.", _range_hint(key)
             )
     if config.runtime.min_repeats > config.runtime.max_repeats:
         raise ConfigError(
@@ -325,7 +325,7 @@ def _check_dataset(dataset: DatasetConfig) -> None:
         )
     if dataset.variant is not None and not FOLDER_NAME.fullmatch(dataset.variant):
         raise ConfigError(
-            f"dataset.variant={dataset.variant!r} cannot name a variant.", "`llm-perf dataset list` shows the names there are."
+            f"dataset.variant={dataset.variant!r} cannot name a variant.", "`llm-perf dataset list` lists the names."
         )
 
 
@@ -337,7 +337,7 @@ def _check_runtime_effect(config: RunConfig) -> None:
         if runtime.engine:
             raise ConfigError(
                 f"runtime.engine.{next(iter(runtime.engine))} has no effect on runtime={runtime.type}, which has no engine.",
-                "Choose another runtime, or drop it.",
+                "Choose another runtime, or remove the setting.",
             )
         return
     for name, neutral in (("attn_implementation", "auto"), ("cache", "dynamic"), ("compile", "none")):
@@ -376,9 +376,9 @@ def _check_runtime(config: RunConfig) -> None:
             "Set both from the datasheet: the dense peak of the run's dtype and the memory bandwidth.",
         )
     runtime, profiling = config.runtime, config.profiling
-    others = any(isinstance(one, dict) and one.get("enable") for one in profiling.passes.values())
+    others = any(isinstance(section, dict) and section.get("enable") for section in profiling.passes.values())
     if not (profiling.clean or profiling.torch.enable or profiling.nsys.enable or profiling.ncu.enable or others):
-        raise ConfigError("profiling asks for no pass at all.", "Set profiling.clean=true, or choose profiling=minimal.")
+        raise ConfigError("profiling requests no pass.", "Set profiling.clean=true, or choose profiling=minimal.")
     if profiling.ncu.enable and not (profiling.nsys.enable or profiling.torch.enable):
         raise ConfigError(
             "profiling.ncu selects its kernels from a timeline, but no pass records one.",

@@ -1,1 +1,1 @@
-"""The parent side of a capture: plans the passes, starts each in a process of its own, keeps what it leaves in raw/."""
+"""The parent side of a capture: plans the passes, runs each in a separate process and keeps its files in raw/."""

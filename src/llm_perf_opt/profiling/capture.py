@@ -1,4 +1,4 @@
-"""Fills a run folder: runs the passes that were asked for, one after the other, and records how the run ended."""
+"""Fill a run folder: run the requested passes one after the other and record how the run ended."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,82 +25,82 @@ def capture(composed: Composed, command: Sequence[str], listener: Listener) -> t
     config = resolve_metrics(composed.config)
     folder = RunFolder.create(composed.run_dir)
     names, hardware = planned_passes(config), config.hardware
-    asked = Capture(folder, listener, names, config.profiling, config, None, hardware.device, hardware.device_index)
+    plan = Capture(folder, listener, names, config.profiling, config, None, hardware.device, hardware.device_index)
 
     def prepare() -> None:
         write_whole(folder.config_file, config_to_yaml(config).encode())
         write_record(folder.env_file, environment(hardware.device_index))
 
-    return folder, fill(asked, command, prepare)
+    return folder, fill(plan, command, prepare)
 
 
 def fill(
-    asked: Capture, command: Sequence[str], prepare: Callable[[], None], kind: Literal["run", "exec"] = "run"
+    plan: Capture, command: Sequence[str], prepare: Callable[[], None], kind: Literal["run", "exec"] = "run"
 ) -> LlmPerfError | None:
-    """Run every pass of a capture, of a model or of a program. Return what went wrong first; the other passes still stand."""
+    """Run every pass of a capture and return the first error. A failed pass does not stop the others."""
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    entries = tuple(PassRecord(name) for name in asked.names)
+    entries = tuple(PassRecord(name) for name in plan.names)
     begun = Manifest(SCHEMA, __version__, "partial", created, tuple(command), entries, why="The run has not ended.", kind=kind)
-    asked.folder.write_manifest(begun)
+    plan.folder.write_manifest(begun)
     error: LlmPerfError | None
     try:
         prepare()
-        error = _run_passes(asked)
+        error = _run_passes(plan)
     except LlmPerfError as raised:
         error = raised
     except KeyboardInterrupt as stopped:
         error = interrupted(stopped, "What was captured so far is kept.")
-    return _close(asked, error)
+    return _close(plan, error)
 
 
-def _run_passes(asked: Capture) -> LlmPerfError | None:
+def _run_passes(plan: Capture) -> LlmPerfError | None:
     first: LlmPerfError | None = None
-    for one in known_passes():
-        if one.name not in asked.names or one.launch is None:
+    for entry in known_passes():
+        if entry.name not in plan.names or entry.launch is None:
             continue
         try:
-            one.launch(asked)
+            entry.launch(plan)
         except Interrupted:
             raise
         except LlmPerfError as error:
-            status = _status(asked, one.name, error)
-            if status == "skipped" and _may_be_left_out(asked, error):
+            status = _status(plan, entry.name, error)
+            if status == "skipped" and _is_optional(plan, error):
                 continue
             first = first or error
-            if one.essential and status != "complete":
+            if entry.essential and status != "complete":
                 break
     return first
 
 
-def _status(asked: Capture, name: str, error: LlmPerfError) -> PassStatus:
-    """Return what became of a pass that raised; one that had not begun is recorded as skipped."""
-    entry = asked.folder.manifest().pass_named(name)
+def _status(plan: Capture, name: str, error: LlmPerfError) -> PassStatus:
+    """Return the status of a pass that raised; record one that had not started as skipped."""
+    entry = plan.folder.manifest().pass_named(name)
     if entry is not None and entry.status != "pending":
         return entry.status
-    asked.skip(name, error)
+    plan.skip(name, error)
     return "skipped"
 
 
-def _may_be_left_out(asked: Capture, error: LlmPerfError) -> bool:
-    """Whether a pass was not begun for want of what this machine or this program does not have, and nobody named it."""
-    available = asked.program is not None and asked.program.as_available
+def _is_optional(plan: Capture, error: LlmPerfError) -> bool:
+    """Return whether a skipped pass is no error: the user did not name it, and its tool or its kernels are missing."""
+    available = plan.program is not None and plan.program.as_available
     return available and isinstance(error, (ResourceError, NothingToCountError))
 
 
-def _close(asked: Capture, error: LlmPerfError | None) -> LlmPerfError | None:
-    """Write the final status. On a full disk run.json keeps saying partial, which is true."""
-    folder = asked.folder
+def _close(plan: Capture, error: LlmPerfError | None) -> LlmPerfError | None:
+    """Write the final status. On a full disk run.json still says partial, which is correct."""
+    folder = plan.folder
     try:
         manifest = folder.manifest()
         entries = closed(manifest.passes)
-        lost = next((entry for entry in entries if entry.status == "failed" and asked.program is None), None)
-        kept = folder.clean_file.exists() or left_something(folder, entries)
+        failed = next((entry for entry in entries if entry.status == "failed" and plan.program is None), None)
+        has_results = folder.clean_file.exists() or left_something(folder, entries)
         status: RunStatus = "complete"
-        if error is not None or lost is not None:
-            status = "partial" if kept else "failed"
-        if isinstance(error, Interrupted) and not kept:
+        if error is not None or failed is not None:
+            status = "partial" if has_results else "failed"
+        if isinstance(error, Interrupted) and not has_results:
             error = Interrupted(error.fact, "Nothing had been captured yet.")
-        why, remedy = (error.fact, error.remedy) if error else (lost.why, lost.remedy) if lost else ("", "")
+        why, remedy = (error.fact, error.remedy) if error else (failed.why, failed.remedy) if failed else ("", "")
         folder.write_manifest(replace(manifest, status=status, passes=entries, why=why, remedy=remedy))
     except LlmPerfError as late:
         return error or late

@@ -1,4 +1,4 @@
-"""Measures this machine's peaks, or reads them from where they are kept, in a process of its own."""
+"""Measure this machine's peaks, or read them from the cache, in a separate process."""
 
 import sys
 import tempfile
@@ -14,23 +14,25 @@ from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPl
 
 DEVICES = ("auto", "cpu", "cuda")
 _NAME = "ceilings"
-_LABEL = "what this machine can do"
+_LABEL = "measured peaks"
 _TIMEOUT_S = 120.0
-"""Beyond ten times the measuring time: loading the framework can be slow, hanging must end."""
+"""More than ten times the measuring time: loading the framework can be slow."""
 
 
 def _measure(folder: RunFolder, listener: Listener, words: list[str], budget_s: float | None = None) -> FoundCeilings:
-    """Run the measuring process with these arguments."""
+    """Run the measuring process with these arguments and return its result."""
     out = folder.ceilings_file
     argv = [sys.executable, "-m", "llm_perf_opt.runners.measure.ceilings", *words, "--out", str(out)]
     argv += ["--budget-s", str(budget_s)] if budget_s is not None else []
     timeout_s = _TIMEOUT_S + 10 * (budget_s or 0)
 
     def check(ended: LlmPerfError | None) -> PassOutcome:
-        return PassOutcome(ended, "measured before, kept" if ended is None and folder.parsed(out, read_ceilings).cached else "")
+        return PassOutcome(ended, "read from the cache" if ended is None and folder.parsed(out, read_ceilings).cached else "")
 
     listener.pass_started(_NAME, _LABEL)
-    plan = PassPlan(_NAME, argv, timeout_s, framework(), limit=f"the {timeout_s:.0f} s it", longer="Is the device busy?")
+    plan = PassPlan(
+        _NAME, argv, timeout_s, framework(), limit=f"the limit of {timeout_s:.0f} s", longer="Check whether the device is busy."
+    )
     run_pass(folder, plan, listener, check=check)
     return folder.parsed(out, read_ceilings)
 
@@ -44,7 +46,7 @@ def find_ceilings(
     threads: int | None = None,
     budget_s: float | None = None,
 ) -> FoundCeilings:
-    """Return the device's peaks, outside a run: the log is kept only where it failed for no reason a user would know."""
+    """Return the device's peaks outside a run; after an unexpected failure the log is kept."""
     if device not in DEVICES:
         raise ConfigError(f"--device {device} is not known.{nearest(device, DEVICES)}", f"Known: {', '.join(DEVICES)}.")
     words = [*_arguments(device, device_index, threads), *(["--refresh"] if refresh else [])]
@@ -57,7 +59,7 @@ def find_ceilings(
             log = folder.log_file(_NAME)
             with tempfile.NamedTemporaryFile(prefix="llm-perf-ceilings-", suffix=".log", delete=False) as kept:
                 kept.write(log.read_bytes() if log.exists() else b"")
-            raise CaptureError(error.fact, f"The whole error is in {kept.name}.") from error
+            raise CaptureError(error.fact, f"The full error is in {kept.name}.") from error
 
 
 def _arguments(device: str, device_index: int, threads: int | None) -> list[str]:
@@ -66,7 +68,7 @@ def _arguments(device: str, device_index: int, threads: int | None) -> list[str]
 
 
 def _launch(capture: Capture) -> None:
-    """Like telemetry, a help: where the peaks cannot be measured, the run continues and says so at its end."""
+    """Measure the peaks. If that fails, the run continues and reports the error at its end."""
     threads = capture.config.hardware.cpu_threads if capture.config else None
     _measure(capture.folder, capture.listener, _arguments(capture.device, capture.device_index, threads))
 

@@ -1,4 +1,4 @@
-"""The unprofiled pass, which every time comes from, with the telemetry sampler next to it."""
+"""The unprofiled pass, the source of all times, and the telemetry sampler next to it."""
 
 import sys
 from dataclasses import replace
@@ -17,27 +17,27 @@ from llm_perf_opt.traces.pass_records import read_timings
 
 
 def _launch(capture: Capture) -> None:
-    """Raise what went wrong with the pass, or, where it ended well, with the sampler."""
+    """Run the pass; raise its error, or the sampler's if the pass succeeded."""
     folder = capture.folder
     sampler = _start_sampler(capture) if "nvml" in capture.names else None
-    lost = sampler if isinstance(sampler, LlmPerfError) else None
+    sampler_error = sampler if isinstance(sampler, LlmPerfError) else None
     try:
         run = plain_run(lambda pid: sampler.tell(str(pid)) if isinstance(sampler, Companion) else None)
         run_measured(capture, "clean", run=run)
     finally:
         if isinstance(sampler, Companion):
-            lost = _stop_sampler(capture, sampler)
-        if folder.clean_inputs_file.exists():  # also of a pass that was interrupted
+            sampler_error = _stop_sampler(capture, sampler)
+        if folder.clean_inputs_file.exists():  # also after an interruption
             inputs = folder.parsed(folder.clean_inputs_file, read_mapping)
             write_whole(folder.inputs_file, yaml.safe_dump(inputs, sort_keys=False, default_flow_style=None).encode())
-    if lost is not None:
-        raise lost
+    if sampler_error is not None:
+        raise sampler_error
 
 
 def _start_sampler(capture: Capture) -> Companion | LlmPerfError:
-    """Telemetry is a help, not the measurement: where it cannot start, the run continues and says so at its end."""
+    """Start the sampler. Telemetry is optional: if it cannot start, the run continues and reports the error at its end."""
     folder = capture.folder
-    gpus = Missing("asked for the CPU") if capture.device == "cpu" else gpu_count()
+    gpus = Missing("the run is on the CPU") if capture.device == "cpu" else gpu_count()
     gpu = "none" if isinstance(gpus, Missing) or gpus == 0 else str(capture.device_index)
     argv = [sys.executable, "-m", nvml.__name__, "--out", str(folder.telemetry_file)]
     argv += ["--interval", str(capture.profiling.nvml.interval_s), "--gpu", gpu]

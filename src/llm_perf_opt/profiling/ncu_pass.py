@@ -1,7 +1,7 @@
-"""The Nsight Compute passes: the counters' self-test, then counters of the kernels that carry the time of a stage or program.
+"""The Nsight Compute passes: a self-test of the counters, then counters of the longest kernels of each stage or program.
 
-Like nsys, ncu ends with exit code 0 after counting nothing, so each pass is judged by the table it left. Products and a copy of
-known size are counted before any other figure is believed.
+Like nsys, ncu exits with code 0 even if it counted nothing, so the table of each pass is checked. The self-test counts matrix
+products and a copy of known size first.
 """
 
 import re
@@ -46,14 +46,14 @@ _LABEL = "Nsight Compute"
 _SELFTEST, _PROGRAM = "ncu_selftest", "ncu"
 _STAGES = {"ncu_prefill": Stage.PREFILL, "ncu_decode": Stage.DECODE_STEP}
 _SLOW_START, _LEAST_START_S = 5, 60.0
-"""A program under Nsight Compute starts and launches slower than under Nsight Systems: twice on the H200."""
+"""A program starts more slowly under Nsight Compute than under Nsight Systems: 2 × on the H200."""
 _OVERRUN = 3
-"""How far the estimate of the replays may be off before they are cut short."""
+"""By what factor the replays may exceed their estimate before they are stopped."""
 
 
 @dataclass(frozen=True)
 class _Counting:
-    """What the passes of Nsight Compute share."""
+    """What the Nsight Compute passes share."""
 
     ncu: Path
     version: str
@@ -61,22 +61,22 @@ class _Counting:
 
 
 def _launch(capture: Capture) -> None:
-    """Run the self-test, then count each stage's kernels, or the program's. What stands in the way is reported once."""
+    """Run the self-test, then count the kernels of each stage or of the program. An error that stops all is raised once."""
     counted = [name for name in capture.names if name in (*_STAGES, _PROGRAM)]
     try:
         counting = _counting(capture)
-    except (ResourceError, ConfigError) as absent:
-        _skip_all(capture, [name for name in capture.names if name in (_SELFTEST, *counted)], absent)
+    except (ResourceError, ConfigError) as error:
+        _skip_all(capture, [name for name in capture.names if name in (_SELFTEST, *counted)], error)
         raise
     try:
         chosen = _choices(capture, counting, counted)
-        if capture.program and isinstance(why := chosen[_PROGRAM].selection, str):
-            raise NothingToCountError(f"No launch was chosen: {why}.", "The nsys pass must record kernels first.")
+        if capture.program and isinstance(nothing := chosen[_PROGRAM].selection, Missing):
+            raise NothingToCountError(f"No launch was selected: {nothing.why}.", "The nsys pass must record kernels first.")
         run_selftest(capture, counting)
     except LlmPerfError as error:
-        doubt = error if capture.program else CaptureError(f"The counters were not read: {error.fact}", error.remedy)
         if not isinstance(error, Interrupted):
-            _skip_all(capture, counted, doubt)
+            why = error if capture.program else CaptureError(f"The counters were not read: {error.fact}", error.remedy)
+            _skip_all(capture, counted, why)
         raise
     failed: LlmPerfError | None = None
     for name in counted:
@@ -84,7 +84,7 @@ def _launch(capture: Capture) -> None:
             _count(capture, counting, name, chosen[name])
         except Interrupted:
             raise
-        except LlmPerfError as error:  # the other stage still stands
+        except LlmPerfError as error:  # the other stage may still succeed
             failed = failed or error
     if failed is not None:
         raise failed
@@ -100,9 +100,7 @@ def _counting(capture: Capture) -> _Counting:
     ncu = capture.tool("ncu", _LABEL)
     if not capture.gpu:
         remedy = capture.without("ncu")
-        raise ResourceError(
-            "Nsight Compute counts what GPU kernels do, and this run has no NVIDIA GPU.", f"{remedy[0].upper()}{remedy[1:]}."
-        )
+        raise ResourceError("Nsight Compute needs an NVIDIA GPU, and this run has none.", f"{remedy[0].upper()}{remedy[1:]}.")
     permission = counter_permission()
     if permission.status == "denied":
         raise permission_error(permission.why)
@@ -110,19 +108,19 @@ def _counting(capture: Capture) -> _Counting:
     return _Counting(ncu, f"ncu {tool_version(ncu) or 'of unknown version'}", metrics)
 
 
-# --- what is counted --------------------------------------------------------------------------------------------------
+# --- selection --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """The launches of a pass, or why there are none, and the seconds they may take."""
+    """The launches of a pass, or why there are none, and the time that they may take."""
 
     selection: Maybe[Selection]
     budget_s: float
 
 
 def _choices(capture: Capture, counting: _Counting, names: Sequence[str]) -> dict[str, _Choice]:
-    """Choose the launches of each pass within the budget: half of it for prefill, the rest for decode."""
+    """Select the launches of each pass within the budget: half of it for prefill, the rest for decode."""
     found: dict[str, _Choice] = {}
     left_s = capture.profiling.ncu.budget_s
     for place, name in enumerate(names):
@@ -137,7 +135,7 @@ def _choices(capture: Capture, counting: _Counting, names: Sequence[str]) -> dic
 
 
 def _choose(capture: Capture, counting: _Counting, name: str, budget_s: float) -> Maybe[Selection]:
-    asked = capture.profiling.ncu
+    settings = capture.profiling.ncu
     passes = expected_passes(counting.metrics.names, counting.metrics.sections)
     reasons = []
     for timeline in timelines(capture.folder):
@@ -148,8 +146,8 @@ def _choose(capture: Capture, counting: _Counting, name: str, budget_s: float) -
             _what(capture, name),
             _launches(capture, name, timeline),
             source=timeline.source,
-            top=asked.top,
-            coverage=asked.coverage,
+            top=settings.top,
+            coverage=settings.coverage,
             passes=passes,
             budget_s=budget_s,
         )
@@ -173,7 +171,7 @@ def _launches(capture: Capture, name: str, timeline: Timeline) -> list[Launch]:
 
 
 def _ranges(capture: Capture, name: str) -> list[str]:
-    """NAME@DOMAIN as nsys has it → DOMAIN@NAME/ as ncu has it, which knows no "any domain": those of the timeline are named."""
+    """Return the range in ncu syntax, DOMAIN@NAME/. ncu has no "any domain", so the domains of the timeline are named."""
     if name in _STAGES:
         return [ncu_range(_STAGES[name])]
     if not (capture.program and capture.program.range):
@@ -187,13 +185,13 @@ def _ranges(capture: Capture, name: str) -> list[str]:
 
 
 def _name_and_domain(expression: str) -> tuple[str, str]:
-    """The range's name and domain; a backslash stands before an @ of the name."""
+    """Return the range's name and domain; an @ in the name is escaped with a backslash."""
     name, *domain = re.split(r"(?<!\\)@", expression)
     return name.replace("\\@", "@"), domain[0] if domain else ""
 
 
 def _for_ncu(name: str) -> str:
-    """Escape what ncu would take for syntax."""
+    """Escape the characters that are syntax for ncu."""
     return re.sub(r"([\\@,\[\]/*+])", r"\\\1", name)
 
 
@@ -202,30 +200,30 @@ def _for_ncu(name: str) -> str:
 
 @dataclass(frozen=True)
 class CountersCheck:
-    """How a report of ncu is judged."""
+    """How an ncu report is checked."""
 
     ncu: Path
     max_trace_gb: float
     launches: int = 0
-    """That were asked for; 0: as many as there are."""
+    """Requested launches; 0: all."""
 
 
 def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) -> None:
-    """Count one stage's kernels, or the program's."""
+    """Count the kernels of one stage, or of the program."""
     capture.started(name)
     chosen = choice.selection
     if isinstance(chosen, Missing):
         remedy = "See the passes that record a timeline."
-        why = CaptureError(f"No launch of {_what(capture, name)} was chosen: {chosen.why}.", remedy)
+        why = CaptureError(f"No launch of {_what(capture, name)} was selected: {chosen.why}.", remedy)
         capture.skip(name, why)
         raise why
     write_record(capture.folder.selection_file(name), chosen)
-    words = (
+    text = (
         f"{len(chosen.kernels)} kernels, {chosen.launch_count} launches × {chosen.passes} passes, "
         f"about {chosen.seconds:.0f} s of {choice.budget_s:.0f}; "
         f"{chosen.coverage:.0%} of the kernel time of {_what(capture, name)}"
     )
-    capture.listener.pass_message(name, {"event": "phase", "text": words})
+    capture.listener.pass_message(name, {"event": "phase", "text": text})
     steps = chosen.steps_needed if _STAGES.get(name) is Stage.DECODE_STEP else 0
     request = NcuRequest(
         ranges=_ranges(capture, name),
@@ -237,57 +235,57 @@ def _count(capture: Capture, counting: _Counting, name: str, choice: _Choice) ->
         ours=capture.program is None,
     )
     argv = build_ncu_cmd(counting.ncu, capture.folder.tool_report(name), capture.work(name, steps), request)
-    asked = capture.profiling
-    within_s, limit = counting_limit(capture.folder, choice.budget_s, asked.pass_timeout_s)
-    plan = replace(capture.plan(name, argv, counting.version), timeout_s=within_s, limit=limit)
-    read_counters(capture.folder, plan, capture.listener, CountersCheck(counting.ncu, asked.max_trace_gb, chosen.launch_count))
+    timeout_s, limit = counting_limit(capture.folder, choice.budget_s, capture.profiling.pass_timeout_s)
+    plan = replace(capture.plan(name, argv, counting.version), timeout_s=timeout_s, limit=limit)
+    criteria = CountersCheck(counting.ncu, capture.profiling.max_trace_gb, chosen.launch_count)
+    read_counters(capture.folder, plan, capture.listener, criteria)
 
 
 def counting_limit(folder: RunFolder, budget_s: float, timeout_s: float) -> tuple[float, str]:
-    """Return the time that counting may take, and the setting it comes from: what the estimate is worth, only the clock knows.
+    """Return the time that counting may take, and the setting that it comes from.
 
-    Starting the program takes what it took under the tool that recorded the timeline, several times over.
+    Starting the program is assumed to take several times as long as under the tool that recorded the timeline.
     """
-    recording = [one.name for one in known_passes() if one.trace]
+    recording = [known.name for known in known_passes() if known.trace]
     started = [entry.seconds or 0.0 for entry in folder.manifest().passes if entry.name in recording]
     within_s = _SLOW_START * max(started, default=0.0) + _LEAST_START_S + _OVERRUN * budget_s
     return (within_s, "profiling.ncu.budget_s") if within_s < timeout_s else (timeout_s, PassPlan.limit)
 
 
-def read_counters(folder: RunFolder, plan: PassPlan, listener: Listener, asked: CountersCheck) -> None:
-    """Count, write the counters as a table, and refuse it where they were lost. What a cut-short pass counted is kept."""
-    tool = UnderTool("ncu", asked.max_trace_gb)
+def read_counters(folder: RunFolder, plan: PassPlan, listener: Listener, criteria: CountersCheck) -> None:
+    """Count, and write the counters as a table; raise if they are unusable. What a stopped pass counted is kept."""
+    tool = UnderTool("ncu", criteria.max_trace_gb)
 
     def check(ended: LlmPerfError | None) -> PassOutcome:
         error = tool.error(ended)
-        if tool.went is None or isinstance(tool.went.report, Missing):
+        if tool.result is None or isinstance(tool.result.report, Missing):
             return PassOutcome(error)
         log, table = folder.log_file(plan.name), folder.counters_file(plan.name)
-        import_ncu_csv(asked.ncu, tool.went.report, "raw", table, log=log)
+        import_ncu_csv(criteria.ncu, tool.result.report, "raw", table, log=log)
         found = folder.parsed(table, read_ncu)
         worst = next((problem for problem in found.problems if problem.fatal), None)
         if error is None and worst is not None:
             error = CaptureError(f"The counters cannot be used: {worst.what}", worst.remedy)
-        return PassOutcome(error, " ".join(went_without(found, asked.launches)))
+        return PassOutcome(error, " ".join(missing_notes(found, criteria.launches)))
 
     run_pass(folder, plan, listener, run=tool.run, check=check)
 
 
-def went_without(found: CounterReport, launches: int) -> Iterator[str]:
-    """Yield what is missing in a table that can be used otherwise."""
+def missing_notes(found: CounterReport, launches: int) -> Iterator[str]:
+    """Yield what is missing in a usable table."""
     yield from (problem.what for problem in found.problems if not problem.fatal)
     if len(found.kernels) < launches:
         yield (
-            f"Of {launches} launches asked for, {len(found.kernels)} were counted: the program did not launch the same kernels "
+            f"Of {launches} requested launches, {len(found.kernels)} were counted: the program did not launch the same kernels "
             "as when its timeline was recorded."
         )
 
 
-# --- the self-test ----------------------------------------------------------------------------------------------------
+# --- self-test --------------------------------------------------------------------------------------------------------
 
 
 class _SelfTestListener:
-    """Passes messages on and keeps the one that says what was run."""
+    """Forwards messages and keeps the one that reports the work."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -302,26 +300,26 @@ class _SelfTestListener:
 
 
 def run_selftest(capture: Capture, counting: _Counting) -> None:
-    """Count work of known size; raise a CaptureError where the counts are wrong. The verdict is left in the run folder."""
-    folder, asked, ncu = capture.folder, roles(counting.metrics.chip), counting.ncu
+    """Count work of known size, write the result to the run folder, and raise a CaptureError if the counts are wrong."""
+    folder, names, ncu = capture.folder, roles(counting.metrics.chip), counting.ncu
     work = [sys.executable, "-m", counter_selftest.__name__, "--device-index", str(capture.device_index)]
-    metrics = [*asked.tensor_flops, asked.dram_read_bytes, asked.dram_write_bytes, asked.time_ns]
+    metrics = [*names.tensor_flops, names.dram_read_bytes, names.dram_write_bytes, names.time_ns]
     request = NcuRequest(ranges=[counter_selftest.SELFTEST_RANGE], metrics=metrics, ours=False)
     argv = build_ncu_cmd(ncu, folder.tool_report(_SELFTEST), work, request)
     listener = _SelfTestListener(capture.listener)
     capture.started(_SELFTEST)
     plan = PassPlan(_SELFTEST, argv, capture.profiling.pass_timeout_s, counting.version)
     read_counters(folder, plan, listener, CountersCheck(ncu, capture.profiling.max_trace_gb))
-    found = judge(folder.parsed(folder.counters_file(_SELFTEST), read_ncu), reported_work(listener.ran), asked)
+    found = judge(folder.parsed(folder.counters_file(_SELFTEST), read_ncu), reported_work(listener.ran), names)
     if isinstance(found, Missing):
         _mark_failed(folder, found.why)
-        raise CaptureError(f"The counter self-test tells nothing: {found.why}.", f"See {folder.log_file(_SELFTEST)}.")
+        raise CaptureError(f"The counter self-test has no result: {found.why}.", f"See {folder.log_file(_SELFTEST)}.")
     write_record(folder.selftest_file, found)
     if not found.passed:
         _mark_failed(folder, found.why)
         raise CaptureError(
             f"The counter self-test failed: {found.why}.",
-            "kernels.md shows what was counted. Let nothing else use the GPU and its counters, or try another Nsight Compute.",
+            "kernels.md shows the counts. Make sure that nothing else uses the GPU, or try another version of Nsight Compute.",
         )
 
 
@@ -332,7 +330,7 @@ def _mark_failed(folder: RunFolder, why: str) -> None:
 
 
 PASSES = (
-    Pass(_SELFTEST, f"{_LABEL}: are its counters right?", 60, _launch, lambda config: config.profiling.ncu.enable),
+    Pass(_SELFTEST, f"{_LABEL}, counter self-test", 60, _launch, lambda config: config.profiling.ncu.enable),
     Pass(
         "ncu_prefill",
         f"{_LABEL}, prefill",

@@ -1,7 +1,7 @@
-"""The Nsight Systems pass: a timeline of the measured iteration, or of a user's own program.
+"""The Nsight Systems pass: a timeline of the measured iteration, or of the user's program.
 
-nsys ends with exit code 0 after recording nothing, so the pass is judged by what it left: is the report there, does it open, can
-its numbers be believed. If not, the pass is marked failed with the reason, and nothing is added up from it.
+nsys exits with code 0 even if it recorded nothing, so the report itself is checked: it must exist, open and be complete.
+Otherwise the pass fails with the reason, and its report is not used.
 """
 
 import time
@@ -15,7 +15,7 @@ from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import RunFolder
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.counters.manifest import resolve
-from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, UnderTool, run_pass, started_again
+from llm_perf_opt.profiling.passes import Capture, Listener, PassOutcome, PassPlan, UnderTool, restart_note, run_pass
 from llm_perf_opt.profiling.requested_metrics import ANY_CHIP, nsys_traces
 from llm_perf_opt.profiling.timelines import CLOCK_SLACK_NS, marked_ranges
 from llm_perf_opt.profiling.vendor.compatibility import check_ranges_visible
@@ -29,27 +29,27 @@ from llm_perf_opt.traces.trace_cache import cached_trace
 _NAME, _DECODE = "nsys", "nsys_decode"
 _LABEL = "Nsight Systems"
 _STAGES = {_NAME: EVERY_STAGE, _DECODE: (Stage.DECODE, Stage.DECODE_STEP)}
-_GATED_BY_RANGE = "The NVTX range opened the capture: on the CPU nothing calls cudaProfilerStart."
+_GATED_BY_RANGE = "The NVTX range started the capture: on the CPU nothing calls cudaProfilerStart."
 
 
 @dataclass(frozen=True)
 class TimelineCheck:
-    """How a report of nsys is judged."""
+    """How an nsys report is checked."""
 
     nsys: Path
     expected: Expected
     max_trace_gb: float
     starts: int = 1
-    """How often nsys may be started where it loses its agent."""
+    """Maximum number of starts if nsys loses its agent."""
 
 
 def _launch(capture: Capture) -> None:
-    """Record the timeline; that of decode alone where the tool cannot read what prefill calls."""
+    """Record the timeline of the iteration; if that fails on a CUDA call of prefill, the timeline of decode."""
     capture.started(_NAME)
     nsys = capture.tool("nsys", _LABEL)
     probe = probe_nsys(nsys)
     if isinstance(probe, Missing):
-        raise ResourceError(f"{probe.why}.", "Reinstall Nsight Systems, or name another in the variable NSYS.")
+        raise ResourceError(f"{probe.why}.", "Reinstall Nsight Systems, or set NSYS to another nsys binary.")
     if capture.config:
         check_ranges_visible(probe.version)
     plan = _plan(capture, nsys, probe, _NAME)
@@ -66,21 +66,21 @@ def _launch(capture: Capture) -> None:
 
 
 def _decode_alone_may_work(capture: Capture) -> bool:
-    """A tool older than the CUDA runtime gives up over a call of prefill that decode does not make."""
+    """Return whether to retry with decode: an nsys older than the CUDA runtime can fail on a call that only prefill makes."""
     if capture.config is None or not report_of("nsys", capture.folder.tool_report(_NAME)).exists():
         return False
     return capture.profiling.nsys.capture == "nvtx" and capture.config.runtime.num_new_tokens > 1 and capture.gpu
 
 
 def _plan(capture: Capture, nsys: Path, probe: NsysProbe, name: str) -> PassPlan:
-    asked, gpu = capture.profiling, capture.gpu
-    traces = nsys_traces(resolve(asked.metrics.sets, chip=ANY_CHIP), probe, gpu=gpu)
-    by_api = capture.config is not None and asked.nsys.capture == "cudaProfilerApi"
+    profiling, gpu = capture.profiling, capture.gpu
+    traces = nsys_traces(resolve(profiling.metrics.sets, chip=ANY_CHIP), probe, gpu=gpu)
+    by_api = capture.config is not None and profiling.nsys.capture == "cudaProfilerApi"
     notes = [traces.note, _GATED_BY_RANGE if by_api and not gpu else ""]
     request = NsysRequest(
         probe=probe, gate=_gate(capture, name, by_api and gpu), trace=traces.modules, gpu_metrics=traces.gpu_metrics
     )
-    argv = build_nsys_cmd(nsys, capture.folder.tool_report(name), capture.work(name, asked.nsys.decode_steps), request)
+    argv = build_nsys_cmd(nsys, capture.folder.tool_report(name), capture.work(name, profiling.nsys.decode_steps), request)
     return capture.plan(name, argv, f"nsys {probe.version}", " ".join(filter(None, notes)))
 
 
@@ -96,38 +96,38 @@ def _record(capture: Capture, plan: PassPlan, nsys: Path) -> None:
         runtime = capture.config.runtime
         ranges = marked_ranges(_STAGES[plan.name], runtime.type, runtime.engine, runtime.num_new_tokens)
         expected, starts = Expected(gpu=capture.gpu, ranges=ranges, command=str(capture.folder.config_file)), STARTS
-    asked = TimelineCheck(nsys, expected, capture.profiling.max_trace_gb, starts)
-    record_timeline(capture.folder, plan, capture.listener, asked)
+    check = TimelineCheck(nsys, expected, capture.profiling.max_trace_gb, starts)
+    record_timeline(capture.folder, plan, capture.listener, check)
 
 
-def record_timeline(folder: RunFolder, plan: PassPlan, listener: Listener, asked: TimelineCheck) -> None:
-    """Record a timeline, export it, and refuse it where its numbers would be wrong."""
-    tool = UnderTool("nsys", asked.max_trace_gb, asked.starts)
-    expected = replace(asked.expected, started_after_utc_ns=time.time_ns() - CLOCK_SLACK_NS)
+def record_timeline(folder: RunFolder, plan: PassPlan, listener: Listener, criteria: TimelineCheck) -> None:
+    """Record a timeline and export it; raise if it is incomplete."""
+    tool = UnderTool("nsys", criteria.max_trace_gb, criteria.starts)
+    expected = replace(criteria.expected, started_after_utc_ns=time.time_ns() - CLOCK_SLACK_NS)
 
     def check(ended: LlmPerfError | None) -> PassOutcome:
         error = tool.error(ended)
-        if tool.went is None or isinstance(tool.went.report, Missing):
+        if tool.result is None or isinstance(tool.result.report, Missing):
             return PassOutcome(error)
         log, sqlite = folder.log_file(plan.name), folder.timeline_file(plan.name)
         listener.pass_message(plan.name, {"event": "phase", "text": "exporting and checking the report"})
-        export_nsys(asked.nsys, tool.went.report, sqlite, log=log)
-        return PassOutcome(error or _incomplete(folder, plan.name, expected), started_again(tool.went))
+        export_nsys(criteria.nsys, tool.result.report, sqlite, log=log)
+        return PassOutcome(error or _incomplete(folder, plan.name, expected), restart_note(tool.result))
 
     run_pass(folder, plan, listener, run=tool.run, check=check)
 
 
 def _incomplete(folder: RunFolder, name: str, expected: Expected) -> LlmPerfError | None:
-    """Why the report cannot be used. Its tables are kept, so that nothing parses it again."""
+    """Return why the report cannot be used, or None. The parsed tables are cached."""
     try:
         opened = cached_trace(folder.timeline_file(name), folder.tables(name), columns=stage_columns)
         trace = examined(opened.trace, expected)
     except ParseError as error:
-        return CaptureError(f"What nsys exported cannot be read: {error.fact}", "Record again with another Nsight Systems.")
+        return CaptureError(f"The SQLite export cannot be read: {error.fact}", "Record again with another Nsight Systems.")
     worst = next((problem for problem in trace.problems if problem.fatal), None)
     if worst is None:
         return None
-    return CaptureError(f"The report of nsys is incomplete and is not used: {worst.what}", worst.remedy)
+    return CaptureError(f"The nsys report is incomplete and is not used: {worst.what}", worst.remedy)
 
 
 _TIMELINE = Pass(
@@ -137,7 +137,7 @@ _TIMELINE = Pass(
     _launch,
     lambda config: config.profiling.nsys.enable,
     trace="run.sqlite",
-    judged=True,
+    checked=True,
     tool=f"{_LABEL} ({_NAME})",
     stages=_STAGES[_NAME],
     programs=True,
@@ -147,10 +147,10 @@ PASSES = (
     replace(
         _TIMELINE,
         name=_DECODE,
-        label=f"{_LABEL}, decode alone",
+        label=f"{_LABEL}, decode only",
         order=41,
         launch=None,
-        wanted=lambda _: False,  # only where the whole iteration cannot be recorded
+        wanted=lambda _: False,  # started by `_launch` if the whole iteration cannot be recorded
         tool=f"{_LABEL} ({_DECODE})",
         stages=_STAGES[_DECODE],
         programs=False,

@@ -1,4 +1,4 @@
-"""What every pass is made of: its command is recorded, it runs in a process of its own, and run.json says what became of it."""
+"""Run a pass: record its command, run it in a separate process, and write its outcome to run.json."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -31,72 +31,72 @@ from llm_perf_opt.profiling.vendor.probe import locate
 from llm_perf_opt.profiling.vendor.tool_pass import ENDINGS, ToolLimits, ToolRun, report_of, run_tool
 
 TICK: dict[str, Any] = {"event": "tick"}
-"""The message that says only that time passes, once a second."""
+"""A message sent once a second while a pass runs."""
 
 
 class Listener(Protocol):
-    """Whoever wants to know how a capture goes."""
+    """Receives the progress of a capture."""
 
     def pass_started(self, name: str, label: str) -> None:
-        """A pass begins."""
+        """Called when a pass starts."""
 
     def pass_message(self, name: str, message: dict[str, Any]) -> None:
-        """The measured process says where it stands, or nothing (TICK)."""
+        """Called with each message of the measured process, and with TICK."""
 
     def pass_ended(self, entry: PassRecord) -> None:
-        """A pass is over."""
+        """Called when a pass has ended."""
 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """A pass about to be run."""
+    """A pass to run."""
 
     name: str
     argv: Sequence[str]
     timeout_s: float
     tool_version: str = ""
     note: str = ""
-    """What of the request it goes without; recorded where it ends well, too."""
+    """What of the request cannot be recorded; kept in run.json even if the pass succeeds."""
     environment: Mapping[str, str] | None = None
-    """Of the child; None: that of our own measured process."""
+    """Environment of the child; None: that of the measured process."""
     limit: str = "profiling.pass_timeout_s"
-    """The setting that `timeout_s` comes from …"""
+    """The setting that `timeout_s` comes from."""
     longer: str = ""
-    """… and what to do where the time was too short; by default, to raise it."""
+    """What to do if the time was too short; default: raise the setting."""
     on_tick: OnTick = no_tick
-    """Called once a second while it runs."""
+    """Called once a second while the pass runs."""
     spellings: Mapping[str, str] = field(default_factory=dict)
-    """A setting of `llm-perf run` → what it is called where this pass was asked for: remedies must be typeable."""
+    """Setting of `llm-perf run` → its name in the command that the user typed, for remedies."""
 
 
 class NothingToCountError(CaptureError):
-    """No kernel was recorded for counters to be read of."""
+    """There is no recorded kernel to count."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A user's own program, where that is profiled and not a model."""
+    """A user's program that is profiled instead of a model."""
 
     argv: tuple[str, ...]
     range: str = ""
-    """An NVTX range of the program, as nsys spells it: NAME@DOMAIN. Empty: the whole program."""
+    """An NVTX range of the program in nsys syntax, NAME@DOMAIN. Empty: the whole program."""
     as_available: bool = False
-    """Nobody named the passes: one whose tool is not here, or that has nothing to count, is left out and no error."""
+    """The user named no passes: one whose tool is missing, or that has nothing to count, is left out without an error."""
     spellings: Mapping[str, str] = field(default_factory=dict)
     """Settings of `llm-perf run` → the options of `llm-perf exec`."""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """One capture: its folder, its listener, and what is profiled. Passes are launched with it."""
+    """One capture: its folder, its listener and what is profiled. Passes are launched with it."""
 
     folder: RunFolder
     listener: Listener
     names: tuple[str, ...]
-    """The passes it is made of."""
+    """The passes to run."""
     profiling: ProfilingConfig
     config: RunConfig | None = None
-    """Of a run; None where a program is profiled."""
+    """Configuration of the run; None if a program is profiled."""
     program: Program | None = None
     device: str = "auto"
     device_index: int = 0
@@ -107,7 +107,7 @@ class Capture:
         return on_gpu(self.device)
 
     def settings(self, name: str) -> Any:
-        """Return the section of a pass in `profiling.passes`; its defaults where a program is profiled."""
+        """Return the section of a pass in `profiling.passes`; its defaults if a program is profiled."""
         found = pass_named(name)
         if found is None:
             raise ValueError(f"{name} is not registered")
@@ -136,50 +136,50 @@ class Capture:
         self.listener.pass_ended(entry)
 
     def without(self, name: str) -> str:
-        """Return how to do without a pass, as the end of a sentence."""
+        """Return how to leave out a pass, as the end of a sentence."""
         if not self.program:
             options = {"nsys": "choose profiling=minimal", "ncu": "choose profiling=nsys or minimal"}
             return options.get(name, f"set profiling.passes.{name}.enable=false")
-        others = takewhile(lambda one: one.name != name, (one for one in known_passes() if one.programs))
-        return f"leave it out with --passes {','.join(one.name for one in others)}"
+        earlier = takewhile(lambda other: other != name, (known.name for known in known_passes() if known.programs))
+        return f"leave it out with --passes {','.join(earlier)}"
 
     def tool(self, name: str, label: str) -> Path:
-        """Return where nsys, ncu or another tool is; raise a ResourceError where it is nowhere."""
+        """Return the path of nsys, ncu or another tool, or raise a ResourceError."""
         located = locate(name)
         if located.path is not None:
             return located.path
         left_out = self.program is not None and self.program.as_available
-        nowhere = located.warning or f"there is no {name} on the PATH or in the usual folders"
+        reason = located.warning or f"there is no {name} on the PATH or in the usual folders"
         raise ResourceError(
-            f"{label} was {'left out:' if left_out else 'asked for, but'} {nowhere}.",
-            f"Install it, name the binary in the variable {name.upper()}, or {self.without(name)}; see `llm-perf doctor`.",
+            f"{label} was {'left out:' if left_out else 'requested, but'} {reason}.",
+            f"Install it, set {name.upper()} to the binary, or {self.without(name)}; see `llm-perf doctor`.",
         )
 
 
 Run = Callable[[PassPlan, RunFolder, OnMessage], Finished]
-"""Runs a pass's command to its end."""
+"""Runs the command of a pass to its end."""
 
 
 @dataclass(frozen=True)
 class PassOutcome:
-    """What is to be said of a pass that has ended."""
+    """How a pass ended."""
 
     error: LlmPerfError | None = None
     note: str = ""
-    """Of one that ended well: what it goes without."""
+    """What a successful pass could not record."""
 
 
 Check = Callable[[LlmPerfError | None], PassOutcome]
-"""Given what a child's end means, looks at what it left."""
+"""Takes the child's error, if any, and checks the files of the pass."""
 
 
 def begin_pass(folder: RunFolder, name: str, argv: Sequence[str]) -> None:
-    """Make the pass's folder and write its command there."""
+    """Create the folder of the pass and write its command there."""
     write_whole(folder.command_file(name), (shlex.join(argv) + "\n").encode(errors="surrogateescape"))
 
 
 def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:
-    """Return what runs a child by itself."""
+    """Return a `Run` that starts the child without a profiler."""
 
     def run(plan: PassPlan, folder: RunFolder, on_message: OnMessage) -> Finished:
         return run_child(
@@ -196,23 +196,23 @@ def plain_run(on_start: Callable[[int], None] = lambda _: None) -> Run:
 def run_pass(
     folder: RunFolder, plan: PassPlan, listener: Listener, *, run: Run | None = None, check: Check = PassOutcome
 ) -> None:
-    """Run it to its end and record what became of it; raise what went wrong. The caller has announced it."""
+    """Run an announced pass to its end and record its outcome; raise its error."""
     begin_pass(folder, plan.name, plan.argv)
     entry = PassRecord(plan.name, "started", tuple(plan.argv), tool_version=plan.tool_version)
     folder.update_pass(entry)
-    said: list[LlmPerfError] = []
+    errors: list[LlmPerfError] = []
 
-    def hear(message: dict[str, Any]) -> None:
+    def on_message(message: dict[str, Any]) -> None:
         error = error_in(message)
         if error is not None:
-            said.append(error)
+            errors.append(error)
         listener.pass_message(plan.name, message)
 
     plan = replace(plan, on_tick=lambda: listener.pass_message(plan.name, TICK))
     finished: Finished | None = None
     try:
-        finished = (run or plain_run())(plan, folder, hear)
-        outcome = check(_verdict(plan, finished, said, folder))
+        finished = (run or plain_run())(plan, folder, on_message)
+        outcome = check(_child_error(plan, finished, errors, folder))
     except LlmPerfError as raised:
         outcome = PassOutcome(raised)
     error = _respelled(outcome.error, plan.spellings) if outcome.error else None
@@ -231,12 +231,12 @@ def run_pass(
 
 
 def run_alone(capture: Capture, name: str, argv: Sequence[str], version: str = "", *, run: Run | None = None) -> None:
-    """Run a pass that is one command, and read back what it must leave in `raw/`."""
+    """Run a pass that is one command, and read back the files that it must leave in `raw/`."""
     capture.started(name)
     found = pass_named(name)
 
     def check(ended: LlmPerfError | None) -> PassOutcome:
-        return PassOutcome(ended or (_result_flaw(capture.folder, found) if found else None))
+        return PassOutcome(ended or (_result_error(capture.folder, found) if found else None))
 
     run_pass(capture.folder, capture.plan(name, argv, version), capture.listener, run=run, check=check)
 
@@ -248,26 +248,26 @@ def run_measured(capture: Capture, name: str, *, run: Run | None = None) -> None
 
 
 def framework() -> str:
-    """Return the version of torch, as a pass records it."""
+    """Return the version of torch as recorded with a pass."""
     return f"torch {packages().get('torch', 'not installed')}"
 
 
-def _result_flaw(folder: RunFolder, one: Pass) -> CaptureError | None:
-    """Return what is wrong with the result of a pass that ended with exit code 0, if anything is."""
+def _result_error(folder: RunFolder, ended: Pass) -> CaptureError | None:
+    """Return what is wrong with the files of a pass that ended without an error, or None."""
     try:
-        for file, read in one.leaves.items():
-            if not one.measured(folder.parsed(folder.raw(one.name) / file, read)):
+        for file, read in ended.leaves.items():
+            if not ended.measured(folder.parsed(folder.raw(ended.name) / file, read)):
                 raise ParseError(f"{file} has no measured iteration.")
     except ParseError as error:
         return CaptureError(
-            f"The pass {one.name} ({one.label}) ended, but left no result that can be used: {error.fact}",
-            f"See {folder.log_file(one.name)}; a runner of your own must follow the contract in docs/runtimes.md.",
+            f"The pass {ended.name} ({ended.label}) ended, but left no usable result: {error.fact}",
+            f"See {folder.log_file(ended.name)}; docs/runtimes.md defines what a runner must return.",
         )
     return None
 
 
 def respelled(text: str, spellings: Mapping[str, str]) -> str:
-    """Return a text that names settings with the names they have elsewhere."""
+    """Return the text with each setting replaced by its other name."""
     for setting, name in spellings.items():
         text = text.replace(setting, name)
     return text
@@ -278,7 +278,7 @@ def _respelled(error: LlmPerfError, spellings: Mapping[str, str]) -> LlmPerfErro
 
 
 def closed(passes: Sequence[PassRecord]) -> tuple[PassRecord, ...]:
-    """Return the passes of a run that has ended: none is left waiting or under way."""
+    """Return the passes of a run that has ended: pending ones are skipped, started ones failed."""
     found = []
     for entry in passes:
         if entry.status == "pending":
@@ -290,7 +290,7 @@ def closed(passes: Sequence[PassRecord]) -> tuple[PassRecord, ...]:
 
 
 def left_something(folder: RunFolder, passes: Sequence[PassRecord]) -> bool:
-    """Return whether a pass ended well, or a tool left a report of one that did not."""
+    """Return whether a pass succeeded, or a failed one left a report."""
     return any(
         (entry.status == "complete" and _stands_alone(entry.name))
         or any(report_of(tool, folder.tool_report(entry.name)).exists() for tool in ENDINGS)
@@ -299,18 +299,18 @@ def left_something(folder: RunFolder, passes: Sequence[PassRecord]) -> bool:
 
 
 def _stands_alone(name: str) -> bool:
-    """Whether a pass says something without the one it runs next to: telemetry does not."""
+    """Return whether a pass has a result without the pass that it runs next to; telemetry has none."""
     found = pass_named(name)
     return found is None or found.launch is not None or bool(found.stages)
 
 
-def _verdict(plan: PassPlan, finished: Finished, said: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:
+def _child_error(plan: PassPlan, finished: Finished, errors: list[LlmPerfError], folder: RunFolder) -> LlmPerfError | None:
     if finished.stopped is not None:
         return finished.stopped
     return verdict(
         f"The pass {plan.name} ({label_of(plan.name)})",
         finished,
-        said,
+        errors,
         folder.log_file(plan.name),
         limit=f"{plan.limit} allows",
         longer=plan.longer or f"Raise {plan.limit}, or measure less.",
@@ -319,17 +319,17 @@ def _verdict(plan: PassPlan, finished: Finished, said: list[LlmPerfError], folde
 
 
 class UnderTool:
-    """Runs a pass under an Nsight tool, and keeps how it went for whoever judges it."""
+    """Runs a pass under an Nsight tool and keeps the result."""
 
     def __init__(self, tool: Tool, max_trace_gb: float, starts: int = 1) -> None:
         self._tool: Tool = tool
         self._max_trace_gb = max_trace_gb
         self._starts = starts
-        self.went: ToolRun | None = None
+        self.result: ToolRun | None = None
 
     def run(self, plan: PassPlan, folder: RunFolder, on_message: OnMessage) -> Finished:
-        """Run it to its end; see `Run`."""
-        self.went = run_tool(
+        """Run the pass; see `Run`."""
+        self.result = run_tool(
             self._tool,
             plan.argv,
             folder.tool_report(plan.name),
@@ -338,33 +338,33 @@ class UnderTool:
             limits=ToolLimits(timeout_s=plan.timeout_s, max_trace_gb=self._max_trace_gb, starts=self._starts),
             callbacks=Callbacks(on_message=on_message, on_tick=plan.on_tick),
         )
-        return self.went.finished
+        return self.result.finished
 
     def error(self, ended: LlmPerfError | None) -> LlmPerfError | None:
-        """Return what the program said, then what the tool's log says, then whether there is a report at all."""
-        if self.went is None:
+        """Return the error of the pass: the program's, then the one in the tool's log, then a missing report."""
+        if self.result is None:
             return ended
-        complaint = log_error(self.went.problems)
+        complaint = log_error(self.result.problems)
         if complaint is not None and (ended is None or isinstance(ended, UnexplainedEndError)):
-            first = ended if ended is not None and _may_follow(self.went) else None
-            facts = (first.fact if first else "", complaint.fact, started_again(self.went))
+            first = ended if ended is not None and _may_be_caused_by_program(self.result) else None
+            facts = (first.fact if first else "", complaint.fact, restart_note(self.result))
             remedies = (first.remedy if first else "", complaint.remedy)
             return type(complaint)(" ".join(filter(None, facts)), " ".join(filter(None, remedies)))
-        if ended is None and isinstance(self.went.report, Missing):
-            return CaptureError(f"{self.went.report.why}, and ended without an error.", "See the pass's log.txt.")
+        if ended is None and isinstance(self.result.report, Missing):
+            return CaptureError(f"{self.result.report.why}, but ended without an error.", "See the pass's log.txt.")
         return ended
 
 
-def started_again(went: ToolRun) -> str:
-    """Return what is said of a recording that did not come at once, or not at all."""
-    if went.starts == 1:
+def restart_note(result: ToolRun) -> str:
+    """Return a sentence on the restarts of nsys, or an empty string."""
+    if result.starts == 1:
         return ""
-    if any(problem.id == AGENT_LOST for problem in went.problems):
-        return f"It was started {went.starts} times and lost it each time."
-    return f"nsys lost the connection to its agent at first and was started {went.starts} times."
+    if any(problem.id == AGENT_LOST for problem in result.problems):
+        return f"It was started {result.starts} times and lost the connection each time."
+    return f"nsys lost the connection to its agent and was started {result.starts} times."
 
 
-def _may_follow(went: ToolRun) -> bool:
-    """Whether the tool's complaint may follow from the program's own failure, which is then reported first."""
-    worst = next((problem for problem in went.problems if problem.fatal), None)
+def _may_be_caused_by_program(result: ToolRun) -> bool:
+    """Return whether the tool's error may be caused by a failure of the program, which is then reported first."""
+    worst = next((problem for problem in result.problems if problem.fatal), None)
     return worst is not None and worst.id in FOLLOWS_A_FAILURE

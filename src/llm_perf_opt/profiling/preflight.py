@@ -1,7 +1,7 @@
-"""What of a request is found wrong before a process is started for it: data, a model or engine arguments that are not there,
-a device or package that is not here, positions or memory that cannot suffice.
+"""Reject a request before a process is started: missing data, model, device or package, unknown engine arguments, too many
+positions or too little memory.
 
-Only what would surely fail is refused; whatever cannot be told without loading torch is left to the measured process.
+Only what would certainly fail is rejected; what needs torch is left to the measured process.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,52 +19,52 @@ from llm_perf_opt.config.schema import HardwareConfig, ModelConfig, RunConfig, R
 from llm_perf_opt.core.errors import ConfigError, ResourceError
 from llm_perf_opt.core.host import cpu_has_native_bf16, cpu_name, total_memory_bytes
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.runners.measure.device import TorchBuild, most_cuda_devices, refuse_absent, torch_build
+from llm_perf_opt.runners.measure.device import TorchBuild, check_available, most_cuda_devices, torch_build
 from llm_perf_opt.runners.measure.gpu import gpu_size
-from llm_perf_opt.runners.models import device_request, refuse_positions
+from llm_perf_opt.runners.models import check_position_count, device_request, gib
 from llm_perf_opt.workspace.data.model_tree import model_folder
 from llm_perf_opt.workspace.data.prompts import check_first_text
 
 _N_POSITIONS = ("gpt2", "gptj", "codegen", "gpt_bigcode", "ctrl")
-"""Types that call their positions by another name."""
+"""Model types whose field for positions is `n_positions`."""
 _BF16_CAPABILITY = (8, 0)
 
 
 def refuse_early(configs: Iterable[RunConfig]) -> None:
-    """Refuse the first of the requests that cannot be met. What several of them share is looked at once."""
-    asked = list(configs)
-    for path in {config.model.path for config in asked if config.model.source == "pretrained"}:
+    """Raise for the first request that cannot work. What several requests share is checked once."""
+    requests = list(configs)
+    for path in {config.model.path for config in requests if config.model.source == "pretrained"}:
         model_folder(path or "")
-    for dataset in {config.dataset for config in asked if config.dataset.kind != "synthetic"}:
+    for dataset in {config.dataset for config in requests if config.dataset.kind != "synthetic"}:
         check_first_text(dataset)
-    for name in {config.runtime.type for config in asked if config.runtime.engine}:
+    for name in {config.runtime.type for config in requests if config.runtime.engine}:
         arguments = traits_of(name).arguments
         known = arguments.known() if arguments else None
-        for config in asked:
+        for config in requests:
             if arguments and config.runtime.type == name:
                 arguments.refuse(config.runtime.engine, known)
     machine = _Machine()
-    for config in asked:
+    for config in requests:
         fields = _architecture(config.model)
-        _refuse_positions(config, fields)
-        machine.refuse_absent(config.hardware)
-        if not traits_of(config.runtime.type).engine:  # an engine divides its memory by itself, and may use several devices
-            _refuse_attention(config.runtime)
-            machine.refuse_size(config, fields)
+        _check_positions(config, fields)
+        machine.check_available(config.hardware)
+        if not traits_of(config.runtime.type).engine:  # an engine manages its memory itself and may use several devices
+            _check_attention(config.runtime)
+            machine.check_size(config, fields)
 
 
 @dataclass(frozen=True)
 class _Device:
-    """Where a model will lie."""
+    """The device that will hold the model."""
 
     name: str
     memory_bytes: int
-    """All of it, whoever uses it now."""
+    """Total memory, free or not."""
     native_bf16: bool
 
 
 class _Machine:
-    """What can be said of this machine's devices without torch."""
+    """What is known of this machine's devices without torch."""
 
     @cached_property
     def _build(self) -> TorchBuild | None:
@@ -74,17 +74,17 @@ class _Machine:
     def _cuda_devices(self) -> int | None:
         return most_cuda_devices(self._build)
 
-    def refuse_absent(self, hardware: HardwareConfig) -> None:
-        """A GPU that was asked for by name or by number and is not here."""
+    def check_available(self, hardware: HardwareConfig) -> None:
+        """Raise if the GPU that is requested by name or index does not exist."""
         count = self._cuda_devices
         if count is not None and (
             hardware.device == "cuda" or (hardware.device == "auto" and 0 < count <= hardware.device_index)
         ):
             with_cuda = self._build is None or self._build.cuda is not None
-            refuse_absent(device_request(hardware), count, with_cuda=with_cuda)
+            check_available(device_request(hardware), count, with_cuda=with_cuda)
 
-    def refuse_size(self, config: RunConfig, fields: Mapping[str, Any]) -> None:
-        """Weights and KV cache that are more than the device has memory in all."""
+    def check_size(self, config: RunConfig, fields: Mapping[str, Any]) -> None:
+        """Raise if weights and KV cache exceed the total memory of the device."""
         device = self._device(config.hardware)
         if device is None:
             return
@@ -94,19 +94,19 @@ class _Machine:
         if sizes is None or sum(sizes) <= device.memory_bytes:
             return
         weights, cache = sizes
-        what = f"its weights alone are {_gib(weights)}"
+        what = f"its weights alone are {gib(weights)}"
         remedy = "Use a smaller model or dtype, or a device with more memory."
         if weights <= device.memory_bytes:
-            what = f"its weights are {_gib(weights)} and its KV cache {_gib(cache)}"
+            what = f"its weights are {gib(weights)} and its KV cache {gib(cache)}"
             remedy = "Use a smaller batch or fewer tokens, a smaller model or dtype, or a device with more memory."
         raise ResourceError(
             f"{config.model.name} does not fit on {device.name}: {what} in {dtype}, "
-            f"and it has {_gib(device.memory_bytes)} of memory.",
+            f"but the device has {gib(device.memory_bytes)} of memory.",
             remedy,
         )
 
     def _device(self, hardware: HardwareConfig) -> _Device | None:
-        """The device that will be chosen; None where that is not certain."""
+        """Return the device that will be chosen; None if that is uncertain."""
         gpus = 0 if hardware.device == "cpu" else self._cuda_devices
         if gpus == 0:
             return _Device(cpu_name(), total_memory_bytes(), cpu_has_native_bf16())
@@ -115,36 +115,36 @@ class _Machine:
         if gpus is None or cuda is None or isinstance(size, Missing):
             return None
         if hardware.device == "auto" and size.driver_cuda < int(cuda.partition(".")[0]):
-            return None  # too old a driver: torch would take the CPU
+            return None  # the driver is too old: torch would use the CPU
         return _Device(size.name, size.memory_bytes, size.capability >= _BF16_CAPABILITY)
 
 
 def _architecture(model: ModelConfig) -> Mapping[str, Any]:
-    """The fields of the model's Hugging Face configuration; empty where they are not plain to read."""
+    """Return the fields of the model's Hugging Face configuration; empty if they cannot be read reliably."""
     if model.source == "random":
         return model.architecture
     try:
         fields = msgspec.json.decode((model_folder(model.path or "") / "config.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}  # the loader says what is wrong with it
-    return {} if model.trust_remote_code and "auto_map" in fields else fields  # code of its own reads them as it likes
+        return {}  # the loader reports the error
+    return {} if model.trust_remote_code and "auto_map" in fields else fields  # its own code may interpret them differently
 
 
-def _refuse_positions(config: RunConfig, fields: Mapping[str, Any]) -> None:
-    """More tokens than the model has places for."""
+def _check_positions(config: RunConfig, fields: Mapping[str, Any]) -> None:
+    """Raise if the request needs more positions than the model has."""
     inner = fields.get("text_config")
     text = inner if isinstance(inner, Mapping) else fields
     name = "n_positions" if text.get("model_type") in _N_POSITIONS else "max_position_embeddings"
-    refuse_positions(text.get(name), _least_prompt(config), config.runtime.num_new_tokens)
+    check_position_count(text.get(name), _least_prompt(config), config.runtime.num_new_tokens)
 
 
 def _least_prompt(config: RunConfig) -> int:
-    """Of synthetic prompts the length is known; of texts, that there is at least one token."""
+    """Return the minimum prompt length: exact for synthetic prompts, 1 for texts."""
     return config.runtime.prompt_tokens if config.dataset.kind == "synthetic" else 1
 
 
-def _refuse_attention(runtime: RuntimeConfig) -> None:
-    """Attention whose package is not here; transformers takes that of `kernels` in its place."""
+def _check_attention(runtime: RuntimeConfig) -> None:
+    """Raise if the package of the requested attention is missing; transformers accepts `kernels` for flash_attn."""
     if runtime.attn_implementation == "flash_attention_2" and not any(map(find_spec, ("flash_attn", "kernels"))):
         raise ResourceError(
             "runtime.attn_implementation=flash_attention_2 needs the package flash_attn, which is not installed.",
@@ -153,9 +153,9 @@ def _refuse_attention(runtime: RuntimeConfig) -> None:
 
 
 def _sizes(config: RunConfig, fields: Mapping[str, Any], dtype: str) -> tuple[int, int] | None:
-    """Bytes of weights and of the cache of one request, by the cost model's exact count.
+    """Return the bytes of the weights and of the cache of one request, counted by the cost model.
 
-    None of a type it does not know, and of weights that are stored packed.
+    None for a model type that it does not know, and for quantized weights.
     """
     if config.model.source == "pretrained" and fields.get("quantization_config"):
         return None
@@ -166,7 +166,3 @@ def _sizes(config: RunConfig, fields: Mapping[str, Any], dtype: str) -> tuple[in
         return weight_bytes(architecture, formats), kv_cache_bytes(architecture, config.runtime.batch_size, cached, formats)
     except ConfigError:
         return None
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"

@@ -1,6 +1,6 @@
-"""Any program, profiled as a model is: alone, then under Nsight Systems, then its longest kernels under Nsight Compute.
+"""Profile any program: unprofiled, then under Nsight Systems, then its longest kernels under Nsight Compute.
 
-The program is run once per pass, so it must do the same each time. It is given its arguments as they are, never through a shell.
+The program runs once per pass, so it must do the same each time. It is started without a shell.
 """
 
 import shutil
@@ -39,13 +39,13 @@ ALL_REGIONS = RegionsConfig((), (), (), (), aggregate=False)
 
 @dataclass(frozen=True)
 class ExecRequest:
-    """What to run, and how closely to look."""
+    """The program to run, and what to collect."""
 
     argv: tuple[str, ...]
     passes: tuple[str, ...] | None = None
-    """None: nobody named them, and one whose tool is not here, or that has nothing to count, is left out and no error."""
+    """None: all; a pass whose tool is missing, or that has nothing to count, is left out without an error."""
     range: str = ""
-    """An NVTX range of the program, as nsys spells it: NAME@DOMAIN. Empty: the whole program."""
+    """An NVTX range of the program in nsys syntax, NAME@DOMAIN. Empty: the whole program."""
     metrics: MetricsConfig = ROOFLINE
     regions: RegionsConfig = ALL_REGIONS
     top: int = 10
@@ -57,63 +57,63 @@ class ExecRequest:
 
 
 def program_passes() -> tuple[str, ...]:
-    """Return the passes that can run a program, in their order: each needs what those before it left."""
+    """Return the passes that can run a program, in order: each needs the results of those before it."""
     return tuple(one.name for one in known_passes() if one.programs)
 
 
-def check_request(asked: ExecRequest) -> None:
-    """Refuse what cannot work before anything is started."""
+def check_request(request: ExecRequest) -> None:
+    """Raise a ConfigError for a request that cannot work."""
     known = program_passes()
-    if not asked.argv:
-        raise ConfigError("There is no program to run.", "Write it behind two dashes: llm-perf exec -- python my_script.py")
-    if asked.passes == ():
-        raise ConfigError("No pass is asked for.", f"Known: {', '.join(known)}.")
-    for name in asked.passes or ():
+    if not request.argv:
+        raise ConfigError("There is no program to run.", "Write it after two dashes: llm-perf exec -- python my_script.py")
+    if request.passes == ():
+        raise ConfigError("No pass is requested.", f"Known: {', '.join(known)}.")
+    for name in request.passes or ():
         if name not in known:
             raise ConfigError(f"There is no pass '{name}'.", f"Known: {', '.join(known)}.")
-    if asked.range:
-        check_gate("nsys", asked.range, ours=False)
-    check_patterns(asked.regions)
-    check_counters(asked.metrics, asked.device_index, gpu=on_gpu())
-    if shutil.which(asked.argv[0]) is None:
+    if request.range:
+        check_gate("nsys", request.range, ours=False)
+    check_patterns(request.regions)
+    check_counters(request.metrics, request.device_index, gpu=on_gpu())
+    if shutil.which(request.argv[0]) is None:
         raise ConfigError(
-            f"There is no program {asked.argv[0]!r} that can be run.", "Check its name, its path, and that it may be executed."
+            f"The program {request.argv[0]!r} cannot be run.", "Check its name and path, and that it is executable."
         )
 
 
-def capture_program(asked: ExecRequest, folder: RunFolder, command: Sequence[str], listener: Listener) -> LlmPerfError | None:
-    """Fill the folder; return what went wrong first. A pass that fails leaves the others standing."""
-    names = tuple(name for name in program_passes() if asked.passes is None or name in asked.passes)
-    program = Program(asked.argv, asked.range, asked.passes is None, SPELLINGS)
-    capture = Capture(folder, listener, names, _profiling(asked), program=program, device_index=asked.device_index)
+def capture_program(request: ExecRequest, folder: RunFolder, command: Sequence[str], listener: Listener) -> LlmPerfError | None:
+    """Fill the folder and return the first error. A failed pass does not stop the others."""
+    names = tuple(name for name in program_passes() if request.passes is None or name in request.passes)
+    program = Program(request.argv, request.range, request.passes is None, SPELLINGS)
+    capture = Capture(folder, listener, names, _profiling(request), program=program, device_index=request.device_index)
 
     def prepare() -> None:
-        values = {"profiling": {"regions": asdict(asked.regions)}}  # how the pages are made, now and whenever they are remade
+        values = {"profiling": {"regions": asdict(request.regions)}}  # needed to regenerate the pages
         write_whole(folder.config_file, yaml.safe_dump(values, sort_keys=False, default_flow_style=None).encode())
 
     return fill(capture, command, prepare, "exec")
 
 
-def _profiling(asked: ExecRequest) -> ProfilingConfig:
-    """The request as the settings of a run have it."""
+def _profiling(request: ExecRequest) -> ProfilingConfig:
+    """Return the request as the profiling section of a run's configuration."""
     return ProfilingConfig(
         ceilings=False,
         clean=False,
         torch=TorchConfig(enable=False, preset="minimal", decode_steps=None),
         nvml=NvmlConfig(enable=False, interval_s=1.0),
         nsys=NsysConfig(enable=True, capture="nvtx", decode_steps=None),
-        ncu=NcuConfig(enable=True, top=asked.top, coverage=asked.coverage, budget_s=asked.budget_s),
-        metrics=asked.metrics,
-        regions=asked.regions,
-        pass_timeout_s=asked.timeout_s,
-        max_trace_gb=asked.max_trace_gb,
+        ncu=NcuConfig(enable=True, top=request.top, coverage=request.coverage, budget_s=request.budget_s),
+        metrics=request.metrics,
+        regions=request.regions,
+        pass_timeout_s=request.timeout_s,
+        max_trace_gb=request.max_trace_gb,
     )
 
 
 PASSES = (
     Pass(
         "program",
-        "the program alone",
+        "the unprofiled program",
         20,
         lambda capture: run_alone(capture, "program", capture.work("program")),
         lambda _: False,

@@ -1,4 +1,4 @@
-"""What machine, driver, clocks, packages and commit a run was made with."""
+"""The machine, driver, clocks, packages and commit of a run."""
 
 import os
 import platform
@@ -13,17 +13,17 @@ from llm_perf_opt.config.runtimes import all_traits
 from llm_perf_opt.core.host import available_memory_bytes, cpu_flags, cpu_frequency_mhz, cpu_name, usable_cpus
 from llm_perf_opt.core.processes import ask
 from llm_perf_opt.core.records import Missing
-from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml, read
+from llm_perf_opt.runners.measure.gpu import describe, handle_of, nvml, read, text_of
 
 PACKAGES = ("hydra-core", "omegaconf", "numpy", "nvtx", "nvidia-ml-py", "msgspec", "psutil")
-"""Recorded with every run, next to those of each runtime."""
+"""Recorded with every run, in addition to those of the runtimes."""
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
-"""A variable with such a word in its name is never recorded."""
+"""A variable whose name contains one of these is never recorded."""
 _ENVIRONMENT_PREFIXES = ("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "NCCL_", "TRITON_")
 
 
 def environment(device_index: int) -> dict[str, Any]:
-    """env.json. A fact that cannot be had is "n/a: why"."""
+    """Return the content of env.json. An unavailable fact is "n/a: reason"."""
     recorded = (*_ENVIRONMENT_PREFIXES, *(prefix for runtime in all_traits() for prefix in runtime.variables))
     return {
         "taken": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -47,7 +47,7 @@ def environment(device_index: int) -> dict[str, Any]:
 
 
 def packages() -> dict[str, str]:
-    """Installed versions of what can change a number."""
+    """Return the installed versions of packages that can change a result."""
     found = {}
     for name in dict.fromkeys((*(name for runtime in all_traits() for name in runtime.packages), *PACKAGES)):
         try:
@@ -84,25 +84,25 @@ def _gpu(device_index: int) -> dict[str, Any]:
         if isinstance(library, Missing):
             return {"gpu": str(library), "gpu_driver": str(library)}
         handle = handle_of(library, device_index)
-        driver = read(library, library.nvmlSystemGetDriverVersion)
+        driver = read(library, lambda: text_of(library.nvmlSystemGetDriverVersion()))
         cuda = read(library, library.nvmlSystemGetCudaDriverVersion_v2)
         return {
             "gpu": str(handle) if isinstance(handle, Missing) else describe(library, handle),
             "gpu_count": int(library.nvmlDeviceGetCount()),
-            "gpu_driver": driver.decode() if isinstance(driver, bytes) else str(driver),
+            "gpu_driver": str(driver),
             "gpu_driver_cuda": str(cuda) if isinstance(cuda, Missing) else f"{cuda // 1000}.{cuda % 1000 // 10}",
         }
 
 
 def _own_commit() -> dict[str, Any]:
-    """Only where this file itself is tracked: an installed package may lie in somebody else's repository."""
+    """Return the commit of llm-perf, if this file is tracked: an installed package may lie in another repository."""
     here = Path(__file__)
     tracked = ask(["git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name])
     return _commit(here.parent) if tracked else {}
 
 
 def _commit(folder: Path) -> dict[str, Any]:
-    """Commit and dirty flag of the repository `folder` lies in; empty where it lies in none."""
+    """Return the commit and dirty flag of the repository that contains `folder`; empty if there is none."""
 
     def git(*words: str) -> str | None:
         return ask(["git", "-C", str(folder), *words])

@@ -1,4 +1,4 @@
-"""What the profilers are asked for, settled and checked before anything starts: sets, counters, sections, traces, patterns."""
+"""Resolve and check what the profilers collect before anything starts: sets, counters, sections, traces, patterns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ from llm_perf_opt.profiling.vendor.probe import NsysProbe, find_tool, probe_ncu
 from llm_perf_opt.runners.measure.gpu import gpu_count, gpu_name
 
 ANY_CHIP = "gh100"
-"""Without counters the chip does not matter: a set's trace modules and torch preset are the same on every one."""
+"""Used where counters do not matter: a set has the same trace modules and torch preset on every chip."""
 
 
 def resolve_metrics(config: RunConfig) -> RunConfig:
-    """The configuration that is run: torch.profiler records the richest of the presets that it and the metric sets ask for.
+    """Return the configuration with the richest torch.profiler preset that it or its metric sets request.
 
-    Raises a ConfigError for unknown sets and counters and for patterns that are none, as far as this machine can tell.
+    Raise a ConfigError for invalid patterns, and for sets and counters that this machine does not know.
     """
     check_patterns(config.profiling.regions)
     wanted = resolve(config.profiling.metrics.sets, chip=ANY_CHIP).torch_preset
@@ -37,45 +37,45 @@ def resolve_metrics(config: RunConfig) -> RunConfig:
     return replace(config, profiling=replace(config.profiling, torch=torch))
 
 
-def check_patterns(asked: RegionsConfig) -> None:
-    """A ConfigError for a pattern that is none: it is compiled when it is given to a selection."""
-    Selection(asked.include, asked.exclude)
-    Selection(asked.kernels_include, asked.kernels_exclude)
+def check_patterns(regions: RegionsConfig) -> None:
+    """Raise a ConfigError for an invalid pattern; a `Selection` compiles its patterns."""
+    Selection(regions.include, regions.exclude)
+    Selection(regions.kernels_include, regions.kernels_exclude)
 
 
-def check_counters(asked: MetricsConfig, device_index: int, *, gpu: bool) -> None:
-    """Raise a ConfigError for counters that are not known on the chip that is here, or to the installed ncu.
+def check_counters(metrics: MetricsConfig, device_index: int, *, gpu: bool) -> None:
+    """Raise a ConfigError for counters that this GPU or the installed ncu does not have.
 
-    Where there is no GPU to count on, by a chip that has them all.
+    Without a GPU, a chip that has all counters is assumed.
     """
     chip = chip_of(device_index) if gpu else Missing("no counters are read here")
     ncu = find_tool("ncu")
-    sections = sections_of(ncu) if ncu and asked.sections else None
+    sections = sections_of(ncu) if ncu and metrics.sections else None
     known = names_known_to(ncu, chip) if ncu and not isinstance(chip, Missing) else Missing("there is no ncu")
     chip = ANY_CHIP if isinstance(chip, Missing) else chip
-    metrics_on(asked, chip, None if isinstance(known, Missing) else known, sections)
+    metrics_on(metrics, chip, None if isinstance(known, Missing) else known, sections)
 
 
-def counted_metrics(asked: MetricsConfig, device_index: int, ncu: Path) -> ResolvedMetrics:
-    """Return what this ncu counts on the chip that is here, or raise a ResourceError where that is not known."""
+def counted_metrics(metrics: MetricsConfig, device_index: int, ncu: Path) -> ResolvedMetrics:
+    """Return what this ncu collects on this GPU, or raise a ResourceError if its counters are unknown."""
     chip = chip_of(device_index)
     if isinstance(chip, Missing):
-        raise ResourceError(f"Which counters this GPU has is not known: {chip.why}.", "`llm-perf metrics list` names the chips.")
+        raise ResourceError(f"The counters of this GPU are unknown: {chip.why}.", "`llm-perf metrics list` names the chips.")
     known = names_known_to(ncu, chip)
     if isinstance(known, Missing):
         raise ResourceError(f"{known.why}.", "Use a newer Nsight Compute; see `llm-perf doctor`.")
-    return metrics_on(asked, chip, known, sections_of(ncu))
+    return metrics_on(metrics, chip, known, sections_of(ncu))
 
 
 def metrics_on(
-    asked: MetricsConfig, chip: str, known: frozenset[str] | None = None, sections: Sequence[str] | None = None
+    metrics: MetricsConfig, chip: str, known: frozenset[str] | None = None, sections: Sequence[str] | None = None
 ) -> ResolvedMetrics:
-    """Return what is collected on a chip; `known` and `sections` are those that the installed ncu lists."""
+    """Return what is collected on a chip; `known` and `sections` are the names that the installed ncu lists."""
     return resolve(
-        asked.sets,
-        add=asked.add,
-        remove=asked.remove,
-        sections=asked.sections,
+        metrics.sets,
+        add=metrics.add,
+        remove=metrics.remove,
+        sections=metrics.sections,
         chip=chip,
         known=known,
         known_sections=sections,
@@ -83,23 +83,23 @@ def metrics_on(
 
 
 def on_gpu(device: str = "auto") -> bool:
-    """Whether the program has an NVIDIA GPU to run on."""
+    """Return whether the program can run on an NVIDIA GPU."""
     gpus = gpu_count()
     return device != "cpu" and not isinstance(gpus, Missing) and gpus > 0
 
 
 def chip_of(device_index: int) -> Maybe[str]:
-    """The chip of a GPU of this machine."""
+    """Return the chip of a GPU of this machine."""
     name = gpu_name(device_index)
     return name if isinstance(name, Missing) else chip_of_device(name)
 
 
 @lru_cache(maxsize=8)
 def names_known_to(ncu: Path, chip: str) -> Maybe[frozenset[str]]:
-    """Return the base names this ncu lists for a chip, or why it lists none. It needs no GPU for that."""
+    """Return the base names that this ncu lists for a chip, or why it lists none. Needs no GPU."""
     answer = ask([str(ncu), "--query-metrics", "--chips", chip], timeout_s=60)
     if answer is None:
-        return Missing(f"{ncu} lists no counters for {chip}: it is older than that chip, or it does not start")
+        return Missing(f"{ncu} lists no counters for {chip}: it is older than the chip, or it does not start")
     try:
         return names_listed(answer)
     except ParseError as error:
@@ -107,30 +107,30 @@ def names_known_to(ncu: Path, chip: str) -> Maybe[frozenset[str]]:
 
 
 def sections_of(ncu: Path) -> tuple[str, ...] | None:
-    """The sections this ncu lists; None where it lists none, so that nothing can be said of them."""
+    """Return the sections that this ncu lists; None if it lists none."""
     probe = probe_ncu(ncu)
     return None if isinstance(probe, Missing) or not probe.sections else probe.sections
 
 
 @dataclass(frozen=True)
 class NsysTraces:
-    """What nsys records, and what of the request it cannot."""
+    """What nsys records, and what of the request it cannot record."""
 
     modules: tuple[str, ...]
     gpu_metrics: bool
     note: str
-    """Empty where it can record all of it."""
+    """What cannot be recorded; empty if nothing."""
 
 
 def nsys_traces(metrics: ResolvedMetrics, probe: NsysProbe, *, gpu: bool) -> NsysTraces:
-    """Return what nsys can record; a trace module or counter that it cannot is left out with a note."""
-    there = probe.trace_modules
-    modules = tuple(module for module in metrics.trace_modules if module in there or not there)
-    lacking = [module for module in metrics.trace_modules if module not in modules]
-    notes = [f"nsys {probe.version} cannot trace {', '.join(lacking)}"] if lacking else []
-    refused = _no_gpu_metrics(probe, gpu=gpu) if metrics.gpu_metrics else ""
-    notes += [f"GPU metrics are not sampled: {refused}"] if refused else []
-    return NsysTraces(modules, metrics.gpu_metrics and not refused, f"{'; '.join(notes)}." if notes else "")
+    """Return what nsys can record; a trace module or counter that it cannot record is left out with a note."""
+    known = probe.trace_modules
+    modules = tuple(module for module in metrics.trace_modules if module in known or not known)
+    missing = [module for module in metrics.trace_modules if module not in modules]
+    notes = [f"nsys {probe.version} cannot trace {', '.join(missing)}"] if missing else []
+    reason = _no_gpu_metrics(probe, gpu=gpu) if metrics.gpu_metrics else ""
+    notes += [f"GPU metrics are not sampled: {reason}"] if reason else []
+    return NsysTraces(modules, metrics.gpu_metrics and not reason, f"{'; '.join(notes)}." if notes else "")
 
 
 def _no_gpu_metrics(probe: NsysProbe, *, gpu: bool) -> str:
@@ -143,5 +143,5 @@ def _no_gpu_metrics(probe: NsysProbe, *, gpu: bool) -> str:
 
 
 def dropped_notes(metrics: ResolvedMetrics) -> tuple[str, ...]:
-    """Return a sentence for everything a set asks for that cannot be collected here."""
+    """Return a sentence for each metric of a set that cannot be collected here."""
     return tuple(f"Not collected: {gone.name} ({', '.join(gone.sources)}): {gone.why}." for gone in metrics.dropped)

@@ -1,4 +1,4 @@
-"""The timelines a run holds, best first: what kernels are chosen from and summed up over."""
+"""The timelines of a run, best first: kernels are selected from them and totaled over them."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,38 +19,38 @@ from llm_perf_opt.traces.health import Expected, examined
 from llm_perf_opt.traces.trace_cache import cached_trace
 
 CLOCK_SLACK_NS = 5_000_000_000
-"""A recording that began this long before its pass is still taken for its own: clocks are set and rounded."""
+"""Tolerance for a recording that appears to start before its pass, because clocks are adjusted and rounded."""
 BETWEEN_PASSES = timedelta(hours=1)
-"""More than a run spends outside its passes."""
+"""More time than a run spends outside its passes."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One trace that may be believed."""
+    """A complete trace of the run."""
 
     source: str
-    """Which pass recorded it, in words."""
+    """The pass that recorded it, as shown in reports."""
     trace: Trace
 
 
 class Refused(Missing):
-    """A pass ended well and its trace is there, but it cannot carry numbers."""
+    """The trace of a successful pass that cannot be used."""
 
 
 @dataclass(frozen=True)
 class RecordedTrace:
-    """The trace that a pass left, examined for whether it is the run's own and complete."""
+    """The trace of a pass, checked for completeness and for belonging to this run."""
 
     name: str
     source: str
-    """Which pass recorded it, in words."""
+    """The pass that recorded it, as shown in reports."""
     trace: Trace
     tables: Maybe[Path]
-    """Where its tables lie, or why they could not be kept."""
+    """Its cached tables, or why they could not be cached."""
 
     @property
     def timeline(self) -> Timeline | Refused:
-        """The trace where it can carry numbers, else why it cannot."""
+        """The trace, or why it cannot be used."""
         worst = next((problem for problem in self.trace.problems if problem.fatal), None)
         if worst is not None:
             return Refused(f"the trace of {self.source} is not used: {worst.what}")
@@ -58,7 +58,7 @@ class RecordedTrace:
 
 
 def read_recorded(folder: RunFolder, manifest: Manifest, config: Mapping[str, Any], name: str) -> Maybe[RecordedTrace]:
-    """From the tables of the pass, which are made where they are not there yet: a trace is parsed once."""
+    """Return the trace of a pass from its tables; they are created on first use, so that a trace is parsed once."""
     recorded = pass_named(name)
     if recorded is None or not recorded.trace:
         return Missing(f"{name} records no timeline")
@@ -71,7 +71,7 @@ def read_recorded(folder: RunFolder, manifest: Manifest, config: Mapping[str, An
 
 
 def timelines(folder: RunFolder) -> Iterator[Timeline | Missing]:
-    """Every timeline of the run, or why a pass that was run has none."""
+    """Yield every timeline of the run, or why a pass has none."""
     manifest, config = folder.manifest(), read_values(folder.config_file)
     return timelines_of(folder, manifest, lambda name: read_recorded(folder, manifest, config, name))
 
@@ -79,25 +79,25 @@ def timelines(folder: RunFolder) -> Iterator[Timeline | Missing]:
 def timelines_of(
     folder: RunFolder, manifest: Manifest, read: Callable[[str], Maybe[RecordedTrace]]
 ) -> Iterator[Timeline | Missing]:
-    """The same, where `read` gives the trace of a pass; those that were judged when recorded come first."""
-    for one in sorted((one for one in known_passes() if one.trace), key=lambda one: not one.judged):
-        entry = manifest.pass_named(one.name)
-        if (entry is None) if one.judged else (not one.trace_file(folder).exists()):
+    """Yield the same with `read` as the reader of a trace; those checked when recorded come first."""
+    for item in sorted((item for item in known_passes() if item.trace), key=lambda item: not item.checked):
+        entry = manifest.pass_named(item.name)
+        if (entry is None) if item.checked else (not item.trace_file(folder).exists()):
             continue
-        if one.judged and entry is not None and entry.status != "complete":
-            yield Missing(f"{one.name} is {entry.status}: {entry.why}")
+        if item.checked and entry is not None and entry.status != "complete":
+            yield Missing(f"{item.name} is {entry.status}: {entry.why}")
             continue
-        found = read(one.name)
+        found = read(item.name)
         yield found if isinstance(found, Missing) else found.timeline
 
 
 def expected_of(manifest: Manifest, config: Mapping[str, Any], name: str) -> Expected:
-    """What tells the trace of this run's pass from that of another run: the command it was given, and when the run was made.
+    """Return what the trace of this run's pass must contain: its command, its time and the ranges of its stages.
 
-    And the stages that it must hold, as they were looked for when it was recorded.
+    Command and time distinguish it from the trace of another run.
     """
     found = pass_named(name)
-    ranges = _ranges_of(config, found.stages) if found and found.judged else ()
+    ranges = _ranges_of(config, found.stages) if found and found.checked else ()
     entry = manifest.pass_named(name)
     argv = entry.argv if entry else ()
     command = next((value for option, value in itertools.pairwise(argv) if option == "--config"), "")
@@ -112,9 +112,9 @@ def expected_of(manifest: Manifest, config: Mapping[str, Any], name: str) -> Exp
 
 
 def marked_ranges(stages: Sequence[Stage], runtime: str, engine: Mapping[str, Any], new_tokens: int) -> tuple[str, ...]:
-    """Return which ranges must be in a report of these stages. The range that opened it may be cut off at its start.
+    """Return the ranges that a report of these stages must contain; the range that started the capture may be cut off.
 
-    An engine whose work is launched by other processes marks no stages; only of those that do are they expected.
+    Empty for an engine whose work is launched by other processes, because it marks no stages.
     """
     if not traits_of(runtime).marks_stages(engine):
         return ()
@@ -123,7 +123,7 @@ def marked_ranges(stages: Sequence[Stage], runtime: str, engine: Mapping[str, An
 
 
 def _ranges_of(config: Mapping[str, Any], stages: Sequence[Stage]) -> tuple[str, ...]:
-    """By the run's own configuration; none where it has none, as for a program of the user's."""
+    """Return the ranges according to the run's configuration; none for a user's program."""
     runtime = config.get("runtime")
     if not isinstance(runtime, Mapping):
         return ()

@@ -1,4 +1,4 @@
-"""The torch.profiler pass: operators, their device time, and a timeline, recorded by the measured process itself."""
+"""The torch.profiler pass: operators, their device time and a timeline, recorded in the measured process."""
 
 from llm_perf_opt.config.passes import EVERY_STAGE, Pass, is_there
 from llm_perf_opt.profiling.passes import run_measured

@@ -5,4 +5,4 @@ ENTRY_POINTS = {
     "vllm": "llm_perf_opt.runners.vllm_runner:RUNTIME",
     "tensorrtllm": "llm_perf_opt.runners.tensorrtllm_runner:RUNTIME",
 }
-"""The runtimes of this package, as another package declares its own in the entry-point group `llm_perf_opt.runners`."""
+"""The built-in runtimes, in the form of entry points of the group `llm_perf_opt.runners`."""

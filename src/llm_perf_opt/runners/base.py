@@ -1,11 +1,11 @@
-"""The contract between what is measured and what measures it.
+"""The interface of a runner.
 
-A runner is opened by a function that takes a `RunnerRequest`; other packages bring theirs by an entry point of the group
-`llm_perf_opt.runners`. It is one of two kinds, told apart by what it has:
+A function that takes a `RunnerRequest` opens a runner; other packages register theirs as an entry point of the group
+`llm_perf_opt.runners`. There are two kinds, recognized by their methods:
 
-- steppable (`prefill`, `decode_step`): this program calls every step, so that stages are what was called;
-- engine (`generate`): it runs the whole batch by itself and tells when each token arrived. It says how its stages can be told
-  apart, and what it cannot separate is not shown.
+- steppable (`prefill`, `decode_step`): llm-perf calls and times every step;
+- engine (`generate`): runs the whole batch and returns when each token arrived. It declares how its stages are separated;
+  stages that it cannot separate are not reported.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from llm_perf_opt.config.schema import RunConfig
 from llm_perf_opt.core.records import Missing, ModelFacts, RuntimeFacts
 from llm_perf_opt.runners.measure.engine_meter import Generated, Generates
 from llm_perf_opt.runners.measure.meter import Steppable
+from llm_perf_opt.runners.measure.torch_profiler import EngineProfiler
 from llm_perf_opt.workspace.data.prompts import Prompts
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ __all__ = ["WHOLE_PROCESS", "EngineProfiler", "EngineRunner", "Generated", "Runn
 
 @dataclass(frozen=True)
 class RunnerRequest:
-    """What a runner is opened with; everything in it has been checked."""
+    """The validated input of a runner."""
 
     config: RunConfig
     architecture: "PretrainedConfig"
@@ -37,7 +38,7 @@ class RunnerRequest:
     device: "torch.device"
     dtype: "torch.dtype"
     trace_dir: Path | None
-    """Where an engine's own profiler is to leave its trace; none outside the torch pass."""
+    """Output folder of an engine's own profiler; None outside the torch pass."""
 
 
 class SteppableRunner(Steppable, Protocol):
@@ -46,33 +47,23 @@ class SteppableRunner(Steppable, Protocol):
     facts: ModelFacts
     runtime: RuntimeFacts
     model: Any
-    """The torch module that runs, for sub-stages and parts; None where there is none to look into."""
+    """The torch module, used for sub-stages and components; None if there is none."""
 
     def place(self, prompts: Prompts) -> Any:
-        """Put prompts on the device, in the form `prefill` takes."""
-
-
-class EngineProfiler(Protocol):
-    """torch.profiler where the engine runs it."""
-
-    def start(self) -> None:
-        """Begin to record, what `profiling.torch.preset` of the request asks for."""
-
-    def stop(self) -> Path:
-        """End recording; the Chrome trace it left."""
+        """Return the prompts on the device, in the form that `prefill` takes."""
 
 
 WHOLE_PROCESS = None
-"""Of an engine's `profiler`: the model runs on the thread that calls `generate`, where this program's own profiler sees it."""
+"""Value of `profiler` for an engine that runs the model on the thread that calls `generate`: llm-perf's own profiler sees it."""
 
 
 class EngineRunner(Generates, Protocol):
-    """A runner that is given a whole batch and hands back tokens as they come."""
+    """A runner that runs a whole batch and returns the arrival time of each token."""
 
     facts: ModelFacts
     runtime: RuntimeFacts
     profiler: EngineProfiler | Missing | None
-    """How torch.profiler gets to the model: the engine's own, this program's (WHOLE_PROCESS), or why it cannot."""
+    """The engine's own profiler, WHOLE_PROCESS, or the reason why torch.profiler cannot see the model."""
 
 
 Runner = Union[SteppableRunner, EngineRunner]  # noqa: UP007 - protocols, evaluated at run time

@@ -1,4 +1,4 @@
-"""The measured process and whoever started it: messages, last words, and an end when the parent ends."""
+"""The child side of a pass: messages to the parent, errors, and exit when the parent exits."""
 
 import json
 import os
@@ -14,36 +14,34 @@ from typing import Any
 from llm_perf_opt.core.errors import CaptureError, LlmPerfError, ResourceError
 
 MESSAGE_PREFIX = "@llm-perf "
-"""What follows this in a line of a child's output is a message to its parent; everything else is log."""
-
-
+"""Marks a line of a child's output as a message to the parent; all other lines are log."""
 PARENT_VARIABLE = "LLM_PERF_PARENT_PID"
-"""Tells a child, also one below another tool, whose end is its own."""
+"""The process that a child must not outlive, even if a profiler runs between them."""
 
 
 def send(event: str, **fields: Any) -> None:
-    """Tell the parent something; printed as an ordinary line where there is no parent."""
+    """Send a message to the parent, as a line of standard output."""
     print(MESSAGE_PREFIX + json.dumps({"event": event, **fields}), flush=True)
 
 
-def heed_interrupts() -> None:
-    """Called by a child: be interruptible, even if a script started llm-perf in the background, where shells ignore SIGINT."""
+def enable_interrupts() -> None:
+    """Restore Ctrl-C in a child: a shell that starts llm-perf in the background makes it ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def die_with_parent() -> None:
-    """Called by a child: end it when the program that started the pass is gone, however many tools stand between them.
+    """Kill this process when the program that started the pass exits, even if a profiler runs between them.
 
-    A thread sleeps in the kernel until then. Does nothing where the kernel cannot tell, or nobody said whose child it is.
+    A thread waits on a pidfd. Does nothing if PARENT_VARIABLE is unset or the kernel has no pidfd.
     """
-    named = os.environ.get(PARENT_VARIABLE, "")
-    if not named.isdigit() or not hasattr(os, "pidfd_open"):
+    pid = os.environ.get(PARENT_VARIABLE, "")
+    if not pid.isdigit() or not hasattr(os, "pidfd_open"):
         return
     try:
-        parent = os.pidfd_open(int(named))
+        parent = os.pidfd_open(int(pid))
     except ProcessLookupError:
         sys.exit(1)
-    except OSError:  # an old kernel, or one that may not be asked
+    except OSError:  # an old kernel, or no permission
         return
 
     def wait() -> None:
@@ -54,16 +52,16 @@ def die_with_parent() -> None:
 
 
 @contextmanager
-def last_words(translated: Callable[[Exception], LlmPerfError]) -> Iterator[None]:
-    """The body of a child's `main`: an error is told to the parent as a message, its traceback is left in the log."""
+def report_errors(translate: Callable[[Exception], LlmPerfError]) -> Iterator[None]:
+    """Wrap a child's `main`: send an error to the parent as a message and write its traceback to the log."""
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
     except LlmPerfError as error:
         _fail(error)
-    except Exception as error:  # noqa: BLE001 - a child's last word to its parent; the traceback is in the log
-        _fail(translated(error))
+    except Exception as error:  # noqa: BLE001 - reported to the parent; the traceback is in the log
+        _fail(translate(error))
 
 
 def _fail(error: LlmPerfError) -> None:
@@ -73,7 +71,7 @@ def _fail(error: LlmPerfError) -> None:
 
 
 def framework_error(error: Exception, *, memory: str, disk: str, otherwise: str) -> LlmPerfError:
-    """An error of the framework as one of ours, with the remedy that fits."""
+    """Return an error of the framework as an LlmPerfError with the matching remedy."""
     text = " ".join(str(error).split())
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in text:
         return ResourceError(f"Out of memory: {text[:300]}", memory)

@@ -1,11 +1,11 @@
-"""`python -m llm_perf_opt.runners.deep_profile_runner [OVERRIDES…]` is `llm-perf run profiling=stage2 [OVERRIDES…]`."""
+"""`python -m llm_perf_opt.runners.deep_profile_runner [OVERRIDES…]`: the same as `llm-perf run profiling=stage2 [OVERRIDES…]`."""
 
 import os
 import sys
 
 
 def main() -> None:
-    """NVIDIA's tools alone, on the configuration the overrides give."""
+    """Replace this process with `llm-perf run profiling=stage2`."""
     argv = [sys.executable, "-m", "llm_perf_opt", "run", "profiling=stage2", *sys.argv[1:]]
     os.execv(sys.executable, argv)  # noqa: S606 - an argv list, never a shell
 

@@ -1,6 +1,11 @@
-"""What is said of a model that an engine runs: counted on the architecture, since an engine packs, pads and shards weights."""
+"""What the engine runners share: model facts, why a run has no cost, engine arguments read from the engine's source.
+
+Parameters are counted on the architecture, because an engine packs, pads and shards the weights.
+"""
 
 import ast
+import atexit
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def last_level_cache_of(device: "torch.device") -> Maybe[int]:
-    """Bytes of the device's last-level cache."""
+    """Return the bytes of the device's last-level cache."""
     if device.type == "cuda":
         import torch
 
@@ -29,12 +34,12 @@ def last_level_cache_of(device: "torch.device") -> Maybe[int]:
 
 
 def short_dtype(dtype: "torch.dtype") -> str:
-    """bf16, fp16, fp32; another as torch calls it."""
+    """Return bf16, fp16, fp32, or torch's name of another dtype."""
     return canonical_dtype(str(dtype))
 
 
 def plain_config(values: dict[str, Any]) -> dict[str, Any]:
-    """Only what JSON can hold; the rest of a configuration is no fact about the architecture."""
+    """Return the entries of a configuration that JSON can hold."""
 
     def keep(value: Any) -> bool:
         if isinstance(value, (list, tuple)):
@@ -46,46 +51,48 @@ def plain_config(values: dict[str, Any]) -> dict[str, Any]:
     return {str(key): value for key, value in values.items() if keep(value)}
 
 
-COUNTED = (
-    "Parameters and the bytes of the weights are counted on the architecture, as transformers builds it; "
-    "what the engine packs, pads or adds is not in them."
+PARAMETERS_NOTE = (
+    "Parameters and weight bytes are counted on the architecture as transformers builds it; "
+    "what the engine packs, pads or adds is not included."
 )
-
-REUSED = (
-    "The engine keeps prompts in its cache (prefix caching), and every request has the same ones: but for the first request, "
+PREFIX_CACHE_NOTE = (
+    "The engine caches prompts (prefix caching), and every request has the same prompts: except for the first request, "
     "prefill and TTFT are those of cached prompts."
 )
-REUSES = "the engine takes prompts it has seen from its cache (prefix caching): their prefill is not computed"
-OVERRIDDEN = "changes the model's configuration, and parameters and costs are counted on the one without it"
-OFFLOADED = "keeps a part of the model or of its cache outside the device's memory, whose traffic the cost model does not count"
+PREFIX_CACHED = "the engine reuses cached prompts (prefix caching), so their prefill is not computed"
+OVERRIDDEN = "changes the model's configuration, but parameters and costs are counted without the change"
+OFFLOADED = "keeps some of the model or its cache outside the device's memory; the cost model does not count that traffic"
+QUANTIZED = "the engine runs quantized weights, which the cost model does not count"
+SPECULATIVE = "the engine decodes speculatively, so a step produces several tokens"
+UNPADDED = "the engine runs sequences of different length without padding, which the cost model does not count"
 
 
 def changed_work(given: Mapping[str, Any], changing: Mapping[str, str], prefix: str = "runtime.engine.") -> str:
-    """Why a run is not costed whose user set an argument that changes the work; empty where none is set to anything."""
+    """Return why an argument set by the user makes the cost unknown, or an empty string."""
     for name, why in changing.items():
         if given.get(name):
             return f"{prefix}{name}={given[name]} {why}"
     return ""
 
 
-def other_cache(stored: str, dtype: "torch.dtype") -> str:
-    """Why a cache kept in another format than the model's is not costed; empty where it is the same."""
+def other_cache_dtype(stored: str, dtype: "torch.dtype") -> str:
+    """Return why the cost of a cache in another dtype than the model's is unknown, or an empty string."""
     if stored in ("auto", str(dtype).removeprefix("torch.")):
         return ""
-    return f"the engine keeps its cache in {stored}, and the cost model counts it in the model's {short_dtype(dtype)}"
+    return f"the engine stores its cache in {stored}, but the cost model counts it in the model's {short_dtype(dtype)}"
 
 
-def not_shared(workers: int) -> str:
-    """Why a model spread over workers is not costed, where not all of them share the work of each step."""
+def not_tensor_parallel(workers: int) -> str:
+    """Return why the cost of a model on several workers is unknown unless all of them share each step."""
     return (
-        f"the model is spread over {workers} workers that do not all share the work of a step (tensor_parallel_size alone "
-        "would), so its limits are neither those of one device nor of all"
+        f"the model runs on {workers} workers that do not all share each step (tensor_parallel_size alone "
+        "would), so neither the peaks of one device nor those of all apply"
     )
 
 
 @dataclass(frozen=True)
 class EngineWords:
-    """How the engine runs the model, in the words of a report."""
+    """How the engine runs the model, as shown in reports."""
 
     attention: str
     cache: str
@@ -96,7 +103,7 @@ class EngineWords:
 def engine_model_facts(
     model: ModelConfig, architecture: "PretrainedConfig", device: "torch.device", dtype: "torch.dtype", words: EngineWords
 ) -> ModelFacts:
-    """The model's facts with the engine's own words where it differs from plain PyTorch."""
+    """Return the facts of a model that an engine runs."""
     need = models.memory_need(architecture, model, dtype, 1, 1)
     classes = getattr(architecture, "architectures", None) or [f"{architecture.model_type} (no class named)"]
     return ModelFacts(
@@ -118,7 +125,7 @@ def engine_model_facts(
 
 
 def write_model_folder(architecture: "PretrainedConfig", folder: Path) -> Path:
-    """A Hugging Face folder without weights, for an engine that makes random ones itself."""
+    """Write a Hugging Face folder without weights, for an engine that creates random ones, and return it."""
     if not getattr(architecture, "architectures", None):
         architecture.architectures = [models.class_name(architecture)]
     try:
@@ -128,9 +135,16 @@ def write_model_folder(architecture: "PretrainedConfig", folder: Path) -> Path:
     return folder
 
 
+def temporary_model_folder(architecture: "PretrainedConfig") -> str:
+    """Write the model folder to a temporary folder that is removed at exit, and return its path."""
+    folder = tempfile.TemporaryDirectory(prefix="llm-perf-model-")
+    atexit.register(folder.cleanup)
+    return str(write_model_folder(architecture, Path(folder.name)))
+
+
 @contextmanager
-def refused_in_its_own_words(engine: str) -> Iterator[None]:
-    """An engine's error while it opens a model, as one of ours. Running out of memory is told as everywhere else."""
+def opening(engine: str) -> Iterator[None]:
+    """Raise an engine's error while it opens a model as a ResourceError; out-of-memory errors pass unchanged."""
     try:
         yield
     except LlmPerfError:
@@ -138,10 +152,10 @@ def refused_in_its_own_words(engine: str) -> Iterator[None]:
     except (ValueError, TypeError, NotImplementedError, OSError, ImportError, RuntimeError, AssertionError) as error:
         if type(error).__name__ == "OutOfMemoryError":
             raise
-        words = " ".join(str(error).split())[:500] or type(error).__name__
+        text = " ".join(str(error).split())[:500] or type(error).__name__
         raise ResourceError(
-            f"{engine} cannot open this model: {words}",
-            "Engine arguments are runtime.engine.NAME=VALUE; the whole error is in the pass's log.txt.",
+            f"{engine} cannot open this model: {text}",
+            "Engine arguments are runtime.engine.NAME=VALUE; the full error is in the pass's log.txt.",
         ) from error
 
 
@@ -149,53 +163,53 @@ def refused_in_its_own_words(engine: str) -> Iterator[None]:
 
 
 _ALWAYS = ("model", "dtype")
-"""Every engine has these: a source in which they are not found has another shape than the one known here."""
-DECIDED = {
+"""Arguments of every engine: if they are not found, the source has an unknown layout."""
+RESERVED = {
     "model": "model.path",
     "tokenizer": "model.path",
     "dtype": "model.dtype",
     "trust_remote_code": "model.trust_remote_code",
     "skip_tokenizer_init": "dataset",
 }
-"""Arguments of most engines that keys of this program's own configuration decide."""
+"""Engine argument → the key of llm-perf's own configuration that sets it."""
 
 
 @dataclass(frozen=True)
 class SourceArguments:
-    """The arguments of an engine as its source tells them; see `EngineArguments`."""
+    """The arguments of an engine, read from its source; see `EngineArguments`."""
 
     label: str
-    """The engine's name in a message."""
+    """The engine's name in messages."""
     package: str
     documented: str
-    """Where they are documented, in a sentence."""
+    """A sentence that says where the arguments are documented."""
     sources: tuple[str, ...]
-    """Files of the package that tell the names …"""
+    """Files of the package that define the names."""
     names: Callable[[ast.Module], Iterator[str]]
-    """… and how they are found in one."""
-    decided: Mapping[str, str]
-    """Argument → the key of this program's own configuration that decides it."""
+    """Yields the names in one file."""
+    reserved: Mapping[str, str]
+    """Argument → the key of llm-perf's own configuration that sets it."""
     mappings: tuple[str, ...] = ()
     """Arguments that are mappings."""
 
     def known(self) -> frozenset[str] | None:
-        """Return the names; None where the engine is not installed or its source has another shape."""
+        """Return the names; None if the engine is not installed or its source has an unknown layout."""
         spec = find_spec(self.package)
         found: set[str] = set()
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             for name in self.sources:
                 try:
                     found.update(self.names(ast.parse((Path(folder) / name).read_bytes())))
-                except (OSError, SyntaxError, ValueError, RecursionError):  # another layout: the engine judges by itself
+                except (OSError, SyntaxError, ValueError, RecursionError):  # unknown layout: the engine checks its arguments
                     continue
         return frozenset(found) if found.issuperset(_ALWAYS) else None
 
     def refuse(self, given: Mapping[str, Any], known: Collection[str] | None) -> None:
-        """Refuse what this program decides, what cannot be meant, and, where `known` says so, what the engine does not have."""
+        """Raise a ConfigError for a reserved argument, one that is not `known`, or a mapping given as a value."""
         for name in given:
-            if name in self.decided:
-                key = self.decided[name]
-                raise ConfigError(f"runtime.engine.{name} is decided by {key}.", f"Set {key} in its place.")
+            if name in self.reserved:
+                key = self.reserved[name]
+                raise ConfigError(f"runtime.engine.{name} is set by {key}.", f"Set {key} instead.")
             if known is not None and name not in known:
                 raise ConfigError(
                     f"runtime.engine.{name}: the installed {self.label} has no such engine argument.{nearest(name, known)}",
@@ -209,7 +223,7 @@ class SourceArguments:
 
 
 def fields_of(tree: ast.Module, is_wanted: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the annotated fields of the classes whose names are wanted."""
+    """Yield the annotated fields of the classes whose names match."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and is_wanted(node.name):
             for line in node.body:

@@ -1,6 +1,6 @@
-"""The measured process: builds the model, runs one pass, leaves its files.
+"""The measured process: builds the model, runs one pass and writes its files.
 
-`llm-perf run` starts it with the run's config.yaml. It also stands alone, for a profiler of your own to wrap:
+`llm-perf run` starts it with the run's config.yaml. You can also run it alone, under a profiler of your choice:
 
     nsys profile --capture-range=nvtx --nvtx-capture=profile@LLM … python -m llm_perf_opt.runners.llm_profile_runner model=tiny
 
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from llm_perf_opt.core.records import CleanTimings, Iteration, MemoryPeaks, Miss
 from llm_perf_opt.core.run_folder import write_record
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.core.user_files import read_text
-from llm_perf_opt.runners.child import die_with_parent, framework_error, heed_interrupts, last_words, send
-from llm_perf_opt.runners.measure.annotations import marked, unmarked
+from llm_perf_opt.runners.child import die_with_parent, enable_interrupts, framework_error, report_errors, send
+from llm_perf_opt.runners.measure.annotations import around_forward, marked, unmarked
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.meter import Effort, Measured, Meter, Progress, RequestMeter
 from llm_perf_opt.runners.measure.torch_profiler import Profiled, profile_engine
@@ -44,7 +45,7 @@ _PLAIN_WARMUP = 3
 
 
 def clean_pass(session: Session, out: Path) -> bool:
-    """Unprofiled timing; returns whether it ran to its own end (False: interrupted, what was measured is kept)."""
+    """Time the model unprofiled. Return False if interrupted; what was measured until then is kept."""
     runtime = session.config.runtime
     meter = session.meter(runtime.num_new_tokens, unmarked)
     effort = Effort(runtime.max_warmup, runtime.min_repeats, runtime.max_repeats, runtime.ci_target, runtime.time_limit_s)
@@ -56,7 +57,7 @@ def clean_pass(session: Session, out: Path) -> bool:
 
 
 def torch_pass(session: Session, out: Path) -> None:
-    """One iteration under torch.profiler, after warming up without it."""
+    """Run one iteration under torch.profiler, after an unprofiled warm-up."""
     wanted = session.config.profiling.torch
     new_tokens = session.config.runtime.num_new_tokens
     if wanted.decode_steps is not None:
@@ -77,7 +78,7 @@ def torch_pass(session: Session, out: Path) -> None:
         profiled = profile_engine(profiler, meter.iterate, session.cuda, trace)
     if not profiled.operators:
         raise CaptureError(
-            "torch.profiler recorded no operator.", "See log.txt of the pass; another profiler may hold the device."
+            "torch.profiler recorded no operators.", "See the pass's log.txt; another profiler may be using the device."
         )
     record = TorchPass(
         preset=wanted.preset,
@@ -94,7 +95,7 @@ def torch_pass(session: Session, out: Path) -> None:
 
 
 def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profiled:
-    """This process's own profiler, with the parts of the model labeled where they can be."""
+    """Profile in this process; the model's components are labeled unless it is compiled."""
     from llm_perf_opt.runners.measure.components import labeled_parts
     from llm_perf_opt.runners.measure.torch_profiler import profile_iteration
 
@@ -105,7 +106,7 @@ def _profile_here(session: Session, meter: RequestMeter, trace: Path) -> Profile
 
 
 def plain_pass(session: Session, out: Path, decode_steps: int | None) -> None:
-    """Warm up without marks, then one marked iteration: what an outside profiler captures."""
+    """Warm up without ranges, then run one iteration in ranges, for an external profiler to capture."""
     new_tokens = session.config.runtime.num_new_tokens
     if decode_steps is not None:
         new_tokens = min(new_tokens, decode_steps + 1)
@@ -120,7 +121,7 @@ def plain_pass(session: Session, out: Path, decode_steps: int | None) -> None:
 
 @contextmanager
 def _profiler_api(session: Session) -> Iterator[None]:
-    """cudaProfilerStart and Stop around the iteration, where the capture waits for them."""
+    """Call cudaProfilerStart and Stop around the iteration if the capture is gated on them."""
     if not (session.cuda and session.config.profiling.nsys.capture == "cudaProfilerApi"):
         yield
         return
@@ -149,32 +150,20 @@ def _stage_walls(iteration: Iteration) -> dict[str, int]:
     }
     if iteration.steps_ns:
         walls[Stage.DECODE.value] = iteration.decode_ns
-        if min(iteration.steps_ns):  # tokens that an engine hands over at once have no steps between them
+        if min(iteration.steps_ns):  # tokens that an engine returns together have no steps between them
             walls[Stage.DECODE_STEP.value] = round(percentile(iteration.steps_ns, 0.5))
     return walls
 
 
 @contextmanager
 def _substages(session: Session, meter: RequestMeter) -> Iterator[None]:
-    """Bracket the configured submodules' forwards for as long as the context lasts."""
+    """Time the forward of each configured submodule while the context is open."""
     if not isinstance(meter, Meter) or session.model is None:
         yield
         return
     with ExitStack() as stack:
         for name, path in session.config.model.substages.items():
-            module = _submodule(session.model, name, path)
-            open_contexts: list[Any] = []
-
-            def enter(_: Any, __: Any, name: str = name, contexts: list[Any] = open_contexts) -> None:
-                context = meter.substage(name)
-                context.__enter__()
-                contexts.append(context)
-
-            def leave(_: Any, __: Any, ___: Any, contexts: list[Any] = open_contexts) -> None:
-                contexts.pop().__exit__(None, None, None)
-
-            stack.callback(module.register_forward_pre_hook(enter).remove)
-            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+            stack.enter_context(around_forward(_submodule(session.model, name, path), partial(meter.substage, name)))
         yield
 
 
@@ -187,10 +176,10 @@ def _submodule(model: Any, name: str, path: str) -> Any:
         while parent and parent not in known:
             parent = parent.rpartition(".")[0]
         depth = parent.count(".") + 1 if parent else 0
-        below = [known_path for known_path in known if known_path.startswith(parent) and known_path.count(".") == depth]
+        children = [known_path for known_path in known if known_path.startswith(parent) and known_path.count(".") == depth]
         raise ConfigError(
             f"model.substages.{name}={path}: the model has no such submodule.{nearest(path, known)}",
-            f"{'Below ' + parent if parent else 'At the top'}: {', '.join(below[:12]) or 'nothing'}.",
+            f"{'Submodules of ' + parent if parent else 'Top level'}: {', '.join(children[:12]) or 'none'}.",
         ) from error
 
 
@@ -202,9 +191,9 @@ def _report_progress(progress: Progress) -> None:
 
 
 def _inputs(session: Session) -> dict[str, Any]:
-    pictures = {"pixels": session.prompts.pixels, "pixel_seed": session.prompts.pixel_seed} if session.prompts.pixels else {}
+    images = {"pixels": session.prompts.pixels, "pixel_seed": session.prompts.pixel_seed} if session.prompts.pixels else {}
     return {
-        **pictures,
+        **images,
         "source": session.prompts.source,
         "sha256": session.prompts.sha256(),
         "lengths": session.prompts.lengths,
@@ -278,7 +267,7 @@ def _framework(session: Session) -> dict[str, str]:
 
 
 def run_pass(config: RunConfig, which: str, out: Path, decode_steps: int | None = None) -> bool:
-    """Run one pass and leave its files in `out`; False when it was interrupted but kept what it had."""
+    """Run one pass and write its files to `out`. Return False if it was interrupted but kept its results."""
     out.mkdir(parents=True, exist_ok=True)
     session = open_session(config, trace_dir=out if which == "torch" else None)
     import torch
@@ -301,13 +290,13 @@ def _read_config(path: Path) -> RunConfig:
     return config_from_mapping(values if isinstance(values, dict) else {})
 
 
-def _translated(error: Exception) -> LlmPerfError:
-    """Errors of the framework that a user can act on, as ours."""
+def _translate(error: Exception) -> LlmPerfError:
+    """Return an error of the framework with a remedy for the user."""
     return framework_error(
         error,
         memory="Lower runtime.batch_size, runtime.prompt_tokens or runtime.num_new_tokens, or use a smaller model or dtype.",
-        disk="Free some space, or use hydra.run.dir=DIR elsewhere.",
-        otherwise="The whole error is in the pass's log.txt.",
+        disk="Free some space, or choose another disk with hydra.run.dir=DIR.",
+        otherwise="The full error is in the pass's log.txt.",
     )
 
 
@@ -318,14 +307,14 @@ def main() -> None:
     parser.add_argument("--config", type=Path, help="a resolved config.yaml")
     parser.add_argument("--pass", dest="which", choices=PASSES, default="plain")
     parser.add_argument("--out", type=Path, default=Path("runs") / "alone", help="folder for the pass's files")
-    parser.add_argument("--decode-steps", type=int, help="at most so many decode steps (pass plain)")
+    parser.add_argument("--decode-steps", type=int, help="maximum number of decode steps (pass plain)")
     arguments = parser.parse_args()
-    with last_words(_translated):
+    with report_errors(_translate):
         if arguments.config and arguments.overrides:
-            raise ConfigError("--config is a resolved configuration; overrides have no place beside it.")
+            raise ConfigError("--config is a resolved configuration and cannot be combined with overrides.")
         if arguments.config:
             die_with_parent()
-            heed_interrupts()
+            enable_interrupts()
         config = _read_config(arguments.config) if arguments.config else compose(arguments.overrides).config
         finished = run_pass(config, arguments.which, arguments.out, arguments.decode_steps)
         sys.exit(0 if finished else 130)

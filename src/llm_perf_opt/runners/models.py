@@ -1,4 +1,4 @@
-"""Builds the model of a run: on its device, in its dtype, refused beforehand when it does not fit."""
+"""Build the model of a run on its device and in its dtype; reject it first if it does not fit."""
 
 import difflib
 import warnings
@@ -13,7 +13,7 @@ from llm_perf_opt.core.host import available_memory_bytes, cpu_has_native_bf16, 
 from llm_perf_opt.core.records import WeightFacts
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
 from llm_perf_opt.workspace.data.model_tree import check_model, model_folder
-from llm_perf_opt.workspace.data.prompts import Picture, Tokenize
+from llm_perf_opt.workspace.data.prompts import PromptImage, Tokenize
 
 if TYPE_CHECKING:
     import torch
@@ -27,15 +27,15 @@ RUNTIME = Runtime(
     packages=("torch", "transformers", "accelerate", "safetensors", "triton", "flash-attn"),
     marks_stages=lambda _: True,
 )
-"""Plain PyTorch. It is declared here because its runner cannot be imported without loading torch."""
+"""The PyTorch runtime. It is declared here because importing its runner loads torch."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NAMED = 3
-"""So many tensors that are not there are named; the rest are counted."""
+"""How many missing tensors a message names; the rest are counted."""
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes a run takes on its device, before anything is allocated."""
+    """Bytes that a run needs on its device, computed before anything is allocated."""
 
     parameters: int
     weight_bytes: int
@@ -44,23 +44,23 @@ class MemoryNeed:
 
     @property
     def total_bytes(self) -> int:
-        """The least that must be free; activations come on top."""
+        """Minimum of free memory; activations are extra."""
         return self.weight_bytes + self.cache_bytes + self.logits_bytes
 
 
 def device_request(hardware: HardwareConfig) -> DeviceRequest:
-    """The device asked for, in the words of a run's configuration."""
+    """Return the requested device, with the configuration keys that messages refer to."""
     index = f"hardware.device_index={hardware.device_index}"
     return DeviceRequest(hardware.device, hardware.device_index, f"hardware.device={hardware.device}", index, "hardware=cpu")
 
 
 def choose_device(hardware: HardwareConfig) -> "torch.device":
-    """The device asked for, or a ResourceError that says which are here."""
+    """Return the requested device, or raise a ResourceError that lists those available."""
     return pick_device(device_request(hardware))
 
 
 def choose_dtype(wanted: str, device: "torch.device") -> "torch.dtype":
-    """auto: bf16 where the device computes it natively, else fp32."""
+    """Return the torch dtype; for `auto`, bf16 if the device supports it natively, else fp32."""
     import torch
 
     if wanted == "auto":
@@ -71,20 +71,20 @@ def choose_dtype(wanted: str, device: "torch.device") -> "torch.dtype":
 
 
 def device_name(device: "torch.device") -> str:
-    """The device as its vendor calls it."""
+    """Return the vendor's name of the device."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def load_config(model: ModelConfig) -> "PretrainedConfig":
-    """The Hugging Face configuration, from the preset's fields or from the folder."""
+    """Return the Hugging Face configuration, from the preset's fields or from the folder."""
     from transformers import AutoConfig
 
     if model.source == "random":
         fields = dict(model.architecture)
         model_type = str(fields.pop("model_type"))
-        for name in {"dtype", "torch_dtype"} & fields.keys():  # transformers knows only torch's own names
+        for name in {"dtype", "torch_dtype"} & fields.keys():  # transformers only knows torch's names
             fields[name] = _DTYPES.get(canonical_dtype(str(fields[name])), fields[name])
         try:
             made: PretrainedConfig = AutoConfig.for_model(model_type, **fields)
@@ -94,8 +94,8 @@ def load_config(model: ModelConfig) -> "PretrainedConfig":
             known = _known_model_types()
             if model_type not in known:
                 raise ConfigError(
-                    f"model.architecture.model_type={model_type} is not known to transformers.{nearest(model_type, known)}",
-                    f"{len(known)} types are known to the installed version.",
+                    f"model.architecture.model_type={model_type} is unknown to transformers.{nearest(model_type, known)}",
+                    f"The installed version has {len(known)} model types.",
                 ) from error
             raise ConfigError(f"model.architecture: {_one_line(error)}") from error
         except (TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
@@ -111,21 +111,21 @@ def load_config(model: ModelConfig) -> "PretrainedConfig":
 
 
 def _check_fields(made: "PretrainedConfig", fields: dict[str, Any]) -> None:
-    """transformers keeps any field it is given: one that only looks like a field would change nothing, and go unnoticed."""
+    """Raise for a misspelled field: transformers stores unknown fields without effect or warning."""
     known = {*type(made)().to_dict(), *getattr(made, "attribute_map", {})}
     for name in fields:
-        meant = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        if name not in known and meant:
+        similar = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if name not in known and similar:
             raise ConfigError(
-                f"model.architecture.{name}: {made.model_type} has no such field. Did you mean '{meant[0]}'?",
+                f"model.architecture.{name}: {made.model_type} has no such field. Did you mean '{similar[0]}'?",
                 "See the model's Hugging Face configuration for its fields.",
             )
 
 
 def memory_need(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dtype", batch_size: int, tokens: int) -> MemoryNeed:
-    """Weights, and the cache of `batch_size` sequences of `tokens`, counted on a model without storage.
+    """Return the memory for the weights and the cache of `batch_size` sequences of `tokens`.
 
-    The cache's shape is read off a one-token forward.
+    Counted on the meta device; the shape of the cache comes from a one-token forward.
     """
     import torch
     from transformers import DynamicCache
@@ -159,50 +159,51 @@ def memory_need(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.dt
 
 
 def check_fits(need: MemoryNeed, device: "torch.device") -> None:
-    """Refuse, before loading, what the device cannot hold."""
+    """Raise a ResourceError if the device does not have this much free memory."""
     import torch
 
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory_bytes()
     if need.total_bytes > free:
         raise ResourceError(
-            f"The model does not fit on {device} ({device_name(device)}): it needs {_gib(need.total_bytes)} "
-            f"(weights {_gib(need.weight_bytes)}, cache {_gib(need.cache_bytes)}), and {_gib(free)} are free.",
+            f"The model does not fit on {device} ({device_name(device)}): it needs {gib(need.total_bytes)} "
+            f"(weights {gib(need.weight_bytes)}, cache {gib(need.cache_bytes)}), but only {gib(free)} are free.",
             "Use a smaller model, batch, prompt or dtype, or a device with more memory.",
         )
 
 
-def picture_of(config: "PretrainedConfig") -> Picture | None:
-    """What a picture is to a LLaVA-shaped model; None for a model that is run on text."""
+def image_of(config: "PretrainedConfig") -> PromptImage | None:
+    """Return how a LLaVA-shaped model encodes an image; None for a text model."""
     if config.model_type != "llava":
         return None
     vision = config.vision_config
     side = int(vision.image_size) // int(vision.patch_size)
-    whole = 1 if config.vision_feature_select_strategy == "full" else 0  # the tower's own first token is kept
-    return Picture(
+    whole = 1 if config.vision_feature_select_strategy == "full" else 0  # keeps the vision tower's class token
+    return PromptImage(
         side * side + whole, int(config.image_token_id), int(vision.num_channels), vision.image_size, vision.image_size
     )
 
 
 def check_positions(config: "PretrainedConfig", longest_prompt: int, new_tokens: int) -> None:
-    """Refuse a request that runs past the model's positions."""
-    refuse_positions(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None), longest_prompt, new_tokens)
+    """Raise a ConfigError if a request needs more positions than the model has."""
+    positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    check_position_count(positions, longest_prompt, new_tokens)
 
 
-def refuse_positions(positions: object, longest_prompt: int, new_tokens: int) -> None:
-    """A ConfigError where a model of so many positions, if it says how many, cannot take such a request."""
-    fed = longest_prompt + new_tokens - 1  # the last token comes out and is not fed again
+def check_position_count(positions: object, longest_prompt: int, new_tokens: int) -> None:
+    """Raise a ConfigError if a request needs more than `positions`; a value that is not an integer sets no limit."""
+    fed = longest_prompt + new_tokens - 1  # the last token is not fed back
     if isinstance(positions, int) and fed > positions:
         raise ConfigError(
-            f"{longest_prompt} prompt tokens and {new_tokens} new ones need {fed} positions; "
+            f"{longest_prompt} prompt tokens and {new_tokens} new tokens need {fed} positions; "
             f"the model has {positions} positions.",
-            f"Lower runtime.prompt_tokens or runtime.num_new_tokens: together at most {positions + 1}.",
+            f"Lower runtime.prompt_tokens or runtime.num_new_tokens to at most {positions + 1} together.",
         )
 
 
 def build_model(
     config: "PretrainedConfig", model: ModelConfig, runtime: RuntimeConfig, device: "torch.device", dtype: "torch.dtype"
 ) -> "PreTrainedModel":
-    """The model on `device` in `dtype`, with no copy elsewhere before."""
+    """Return the model on `device` in `dtype`, built there without an intermediate copy."""
     import torch
     from safetensors import SafetensorError
 
@@ -220,42 +221,42 @@ def build_model(
             attn_implementation=None if attention == "auto" else attention,
             trust_remote_code=model.trust_remote_code,
             local_files_only=True,
-            use_safetensors=True,  # the other format is pickle, which runs code
+            use_safetensors=True,  # the alternative is pickle, which runs code
             device_map={"": device} if device.type == "cuda" else None,
             output_loading_info=True,
         )
     except SafetensorError as error:
-        raise _damaged(model, error) from error
+        raise _damaged_weights(model, error) from error
     except (ValueError, OSError, KeyError, ImportError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise _load_error(model, error) from error
-    _refuse_partial_weights(model, loaded, report)
+    _check_complete(model, loaded, report)
     evaluated: PreTrainedModel = loaded.eval()
     return evaluated
 
 
-def _refuse_partial_weights(model: ModelConfig, loaded: "PreTrainedModel", report: Mapping[str, Iterable[Any]]) -> None:
-    """transformers fills what a folder does not store with random numbers and only warns: such a run is not of that model."""
+def _check_complete(model: ModelConfig, loaded: "PreTrainedModel", report: Mapping[str, Iterable[Any]]) -> None:
+    """Raise if the folder does not store all weights: transformers fills missing ones with random numbers and only warns."""
     missing = {str(name) for name in report.get("missing_keys", ())}
     if missing:
         tensors = [*loaded.named_parameters(remove_duplicate=False), *loaded.named_buffers(remove_duplicate=False)]
         stored = {id(tensor) for name, tensor in tensors if name not in missing}
-        missing -= {name for name, tensor in tensors if id(tensor) in stored}  # tied to one that is stored
+        missing -= {name for name, tensor in tensors if id(tensor) in stored}  # tied to a stored tensor
     mismatched = {str(entry[0] if isinstance(entry, (tuple, list)) else entry) for entry in report.get("mismatched_keys", ())}
     where = model.path or model.name
-    for names, what in ((missing, "are not stored in it"), (mismatched, "are stored in another shape")):
+    for names, what in ((missing, "are missing"), (mismatched, "have another shape")):
         if names:
             first = ", ".join(sorted(names)[:_NAMED])
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             raise ResourceError(
-                f"{where} does not hold the whole model: {len(names)} tensors that config.json asks for {what}: {first}{more}.",
-                "Obtain the weights again, or the config.json that belongs to them.",
+                f"{where} is incomplete: {len(names)} tensors that config.json requires {what}: {first}{more}.",
+                "Download the weights again, or the config.json that belongs to them.",
             )
 
 
 def weight_facts(model: ModelConfig) -> WeightFacts:
-    """Where the weights come from, and in which formats they are stored."""
+    """Return where the weights come from and in which dtypes they are stored."""
     if model.source == "random":
         return WeightFacts("random")
     stored: dict[str, int] = {}
@@ -265,7 +266,7 @@ def weight_facts(model: ModelConfig) -> WeightFacts:
 
 
 def load_tokenizer(model: ModelConfig) -> Tokenize | None:
-    """The folder's own tokenizer; none for a model made from random weights."""
+    """Return the folder's tokenizer; None for random weights or a folder without one."""
     if model.source == "random":
         return None
     from transformers import AutoTokenizer
@@ -297,29 +298,29 @@ def _from_config(config: "PretrainedConfig", model: ModelConfig, dtype: "torch.d
 
 
 def _auto_class(config: "PretrainedConfig") -> Any:
-    """A causal model; one that also takes pictures where transformers has it as that alone."""
+    """Return the transformers class that builds the model: image-text-to-text for a LLaVA-shaped one, else causal."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if picture_of(config) is not None else AutoModelForCausalLM
+    return AutoModelForImageTextToText if image_of(config) is not None else AutoModelForCausalLM
 
 
 def class_name(config: "PretrainedConfig") -> str:
-    """The class that transformers builds a causal model of this configuration with."""
+    """Return the name of the class with which transformers builds a causal model of this configuration."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     found = names.get(config.model_type)
     if found is None:
-        raise ConfigError(f"transformers has no causal language model of the type {config.model_type}.", "Choose another model.")
+        raise ConfigError(f"transformers has no causal language model of type {config.model_type}.", "Choose another model.")
     return str(found[0] if isinstance(found, (list, tuple)) else found)
 
 
-def _damaged(model: ModelConfig, error: Exception) -> ResourceError:
-    """The library does not say in which file it found it; the files' heads do."""
+def _damaged_weights(model: ModelConfig, error: Exception) -> ResourceError:
+    """Return an error that names the damaged file: safetensors does not, but the headers of the files show it."""
     found = check_model(model_folder(model.path or "")).problems
     return ResourceError(
         f"{model.path} has damaged weights: {'; '.join(found[:_NAMED]) or _one_line(error)}",
-        "Obtain the file again. `llm-perf model check` looks at a linked model's files without running it.",
+        "Download the file again. `llm-perf model check` checks the files of a linked model without running it.",
     )
 
 
@@ -327,17 +328,17 @@ def _load_error(model: ModelConfig, error: Exception) -> LlmPerfError:
     text = _one_line(error)
     if "trust_remote_code" in str(error):
         return ConfigError(
-            f"{model.path} brings Python code of its own.",
-            "Read it; then, if you trust it, pass model.trust_remote_code=true.",
+            f"{model.path} contains its own Python code.",
+            "Read it; if you trust it, pass model.trust_remote_code=true.",
         )
     if "attn_implementation" in text or "FlashAttention" in text or "flash_attn" in text:
-        return ConfigError(f"runtime.attn_implementation is refused: {text}", "Use runtime.attn_implementation=sdpa or eager.")
+        return ConfigError(f"runtime.attn_implementation was rejected: {text}", "Use runtime.attn_implementation=sdpa or eager.")
     where = model.path or model.name
     if "safetensors" in text:
         return ResourceError(
-            f"{where} has no complete *.safetensors: {text}", "Convert the weights; pickled ones (.bin) are not read."
+            f"{where} has no complete *.safetensors: {text}", "Convert the weights; pickled weights (.bin) are not read."
         )
-    return ResourceError(f"{where} cannot be loaded: {text}", "`--debug` shows the whole error.")
+    return ResourceError(f"{where} cannot be loaded: {text}", "`--debug` shows the full error.")
 
 
 def _one_line(error: Exception) -> str:
@@ -351,5 +352,6 @@ def _known_model_types() -> list[str]:
     return [str(key) for key in keys]
 
 
-def _gib(count: int) -> str:
+def gib(count: int) -> str:
+    """Return a number of bytes in GiB."""
     return f"{count / 2**30:.2f} GiB"

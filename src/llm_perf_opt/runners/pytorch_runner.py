@@ -1,4 +1,4 @@
-"""Plain PyTorch: a transformers causal LM, stepped by hand, greedy."""
+"""The PyTorch runtime: steps a transformers causal LM, greedy."""
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
@@ -20,27 +20,24 @@ from llm_perf_opt.workspace.data.prompts import Prompts
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
-PICTURES = "the cost model counts the text decoder alone, and this model's time holds its vision tower and projector too"
-
-
-METHOD = "this program calls prefill and every decode step itself"
+IMAGES = "the cost model counts only the text decoder, but the measured time includes the vision tower and projector"
+METHOD = "llm-perf calls prefill and every decode step"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts on the device. Mask and positions are there only where sequences differ in length."""
+    """Prompts on the device. Mask and positions are set only if sequences differ in length."""
 
     input_ids: torch.Tensor
     mask: torch.Tensor | None
-    """Of the whole request: prompt and new tokens, zero where padding stands (on the left)."""
+    """Covers prompt and new tokens; zero for padding, which is on the left."""
     positions: torch.Tensor | None
     pixels: torch.Tensor | None = None
-    """Values of the pictures in the prompts, in the model's dtype."""
+    """Pixel values of the images in the prompts, in the model's dtype."""
 
 
 class PyTorchRunner:
-    """Steps a model one forward at a time; see `SteppableRunner`."""
+    """A model that is stepped one forward at a time; see `SteppableRunner`."""
 
     def __init__(
         self,
@@ -58,8 +55,8 @@ class PyTorchRunner:
         parameters = inspect.signature(model.forward).parameters
         if "past_key_values" not in parameters:
             raise ConfigError(
-                f"{type(model).__name__} keeps its state outside a key-value cache (its forward takes no past_key_values).",
-                "This runner steps models with a key-value cache; choose one of those.",
+                f"{type(model).__name__} does not use a key-value cache: its forward takes no past_key_values.",
+                "Choose a model with a key-value cache.",
             )
         self._keep_last = "logits_to_keep" in parameters
         self._mask: torch.Tensor | None = None
@@ -67,12 +64,13 @@ class PyTorchRunner:
         self._filled = 0
         self._cache_seen = False
         self._graphs = compile in ("reduce-overhead", "max-autotune") and self._device.type == "cuda"
-        self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=_compile_mode(compile))
+        mode = None if compile == "default" else compile
+        self._decode = self._forward if compile == "none" else torch.compile(self._forward, mode=mode)
         self.runtime = RuntimeFacts("pytorch", str(torch.__version__), METHOD)
         self.facts = _facts(model, name, self._device, cache, compile, self._keep_last)
 
     def place(self, prompts: Prompts) -> Batch:
-        """Left-pad to the longest sequence, as generation needs it."""
+        """Return the prompts on the device, left-padded to the longest sequence."""
         width = max(prompts.lengths)
         rows = [[0] * (width - len(ids)) + list(ids) for ids in prompts.ids]
         input_ids = torch.tensor(rows, dtype=torch.long, device=self._device)
@@ -93,7 +91,7 @@ class PyTorchRunner:
 
     @torch.inference_mode()
     def begin(self) -> None:
-        """An empty cache; a static one keeps its memory, so that recorded graphs stay valid."""
+        """Empty the cache. A static cache keeps its memory, so that captured CUDA graphs stay valid."""
         if self._cache is not None and self._cache_kind == "static":
             self._cache.reset()
         else:
@@ -101,12 +99,12 @@ class PyTorchRunner:
         self._mask = self._positions = None
 
     def prefill(self, prompts: Batch) -> torch.Tensor:
-        """The whole prompt in one forward; returns the first new token of each sequence, [batch, 1]."""
+        """Run the whole prompt in one forward and return the first new token of each sequence, [batch, 1]."""
         with _inference():
             return self._prefill(prompts)
 
     def decode_step(self, token: torch.Tensor) -> torch.Tensor:
-        """One token per sequence in, the next one out, [batch, 1]."""
+        """Feed one token per sequence and return the next, [batch, 1]."""
         with _inference():
             return self._decode_step(token)
 
@@ -124,11 +122,11 @@ class PyTorchRunner:
         return token
 
     def _check_cache(self) -> None:
-        """A model that ignores the cache would start every step from nothing, and still be timed."""
+        """Raise if the model ignores the cache: its decode steps would be timed although they see no prompt."""
         if int(self._cache.get_seq_length()) == 0:
             raise ConfigError(
-                f"{type(self.model).__name__} left its key-value cache empty after prefill: "
-                "decode steps would forget the prompt.",
+                f"The key-value cache of {type(self.model).__name__} is empty after prefill: "
+                "decode steps would not see the prompt.",
                 "Check that the model is a decoder (is_decoder, use_cache), or choose another.",
             )
         self._cache_seen = True
@@ -140,10 +138,10 @@ class PyTorchRunner:
         if not self._graphs:
             return self._decode(token, self._mask_now(), self._positions)
         torch.compiler.cudagraph_mark_step_begin()
-        return self._decode(token, self._mask_now(), self._positions).clone()  # the graph's own output is overwritten next step
+        return self._decode(token, self._mask_now(), self._positions).clone()  # the graph overwrites its output in the next step
 
     def to_lists(self, tokens: list[torch.Tensor]) -> list[list[int]]:
-        """Tokens per sequence, on the host."""
+        """Return the tokens of each sequence, on the host."""
         rows: list[list[int]] = torch.cat(tokens, dim=1).tolist()
         return rows
 
@@ -164,7 +162,7 @@ class PyTorchRunner:
         return logits[:, -1:].argmax(-1)
 
     def _mask_now(self) -> torch.Tensor | None:
-        """A static cache sees the whole width at once, a growing one only what it holds."""
+        """Return the mask of the cache: full width if static, else of the filled positions."""
         if self._mask is None or self._cache_kind == "static":
             return self._mask
         return self._mask[:, : self._filled]
@@ -180,12 +178,8 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def _inference() -> "AbstractContextManager[None] | torch.inference_mode":
-    """Inference mode, entered only where it is not on already: entering it at every step would show in the times."""
+    """Return inference mode, or a no-op if it is on already: entering it at every step would show in the times."""
     return _NOTHING if torch.is_inference_mode_enabled() else torch.inference_mode()
-
-
-def _compile_mode(mode: CompileMode) -> str | None:
-    return None if mode == "default" else mode
 
 
 def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str, compile: str, keep_last: bool) -> ModelFacts:
@@ -210,10 +204,10 @@ def _facts(model: "PreTrainedModel", name: str, device: torch.device, cache: str
 
 
 def open_pytorch(request: RunnerRequest) -> PyTorchRunner:
-    """A runner of the request's model."""
+    """Return a runner of the request's model."""
     config = request.config
     model = models.build_model(request.architecture, config.model, config.runtime, request.device, request.dtype)
     runner = PyTorchRunner(model, config.model.name, config.runtime.num_new_tokens, config.runtime.cache, config.runtime.compile)
     if request.prompts.pixels:
-        runner.runtime = replace(runner.runtime, uncosted=PICTURES)
+        runner.runtime = replace(runner.runtime, uncosted=IMAGES)
     return runner

@@ -1,4 +1,4 @@
-"""One request, ready to be measured: its prompts, its runner, and the meter that fits the runner."""
+"""A loaded request: its prompts, its runner and the matching meter."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from llm_perf_opt.runners.measure.annotations import StageMarker
 from llm_perf_opt.runners.measure.clock import ClockName, HostClock, clock_for
 from llm_perf_opt.runners.measure.engine_meter import EngineMeter
 from llm_perf_opt.runners.measure.meter import Meter, RequestMeter
-from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts, text_prompts, with_pictures
+from llm_perf_opt.workspace.data.prompts import Prompts, synthetic_prompts, text_prompts, with_images
 
 if TYPE_CHECKING:
     import torch
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """Everything a pass needs, loaded once."""
+    """Everything that a pass needs."""
 
     config: RunConfig
     runner: Runner
     prompts: Prompts
     batch: Any
-    """The prompts as the runner takes them."""
+    """The prompts in the runner's form."""
     workload: Workload
     device: "torch.device"
     load_s: float
@@ -45,28 +45,28 @@ class Session:
 
     @property
     def model(self) -> Any:
-        """The torch module, where the runner lets one look into it."""
+        """The torch module; None if the runner does not expose one."""
         return getattr(self.runner, "model", None)
 
     @property
     def clock(self) -> ClockName:
-        """What times are taken with: an engine's tokens arrive on the host."""
+        """The clock that times are taken with; an engine's tokens arrive on the host."""
         return clock_for(self.device).name if is_steppable(self.runner) else HostClock.name
 
     def meter(self, new_tokens: int, marker: StageMarker) -> RequestMeter:
-        """A meter for requests of this many new tokens."""
+        """Return a meter for requests of this many new tokens."""
         if is_steppable(self.runner):
             return Meter(cast("SteppableRunner", self.runner), self.batch, new_tokens, clock_for(self.device), marker)
         return EngineMeter(cast("EngineRunner", self.runner), self.batch, len(self.prompts.ids), new_tokens, marker)
 
 
 def is_steppable(runner: Runner) -> bool:
-    """Whether this program calls the steps itself."""
+    """Return whether llm-perf calls the steps itself."""
     return hasattr(runner, "decode_step")
 
 
 def open_session(config: RunConfig, trace_dir: Path | None = None) -> Session:
-    """Check everything that can be checked cheaply, then open the runtime with the model."""
+    """Check what can be checked cheaply, then open the runtime with the model."""
     runtime = runtime_named(config.runtime.type)
     if config.hardware.cpu_threads and runtime.engine:
         os.environ["OMP_NUM_THREADS"] = str(config.hardware.cpu_threads)  # before torch loads: engines bind their threads once
@@ -102,48 +102,48 @@ def open_session(config: RunConfig, trace_dir: Path | None = None) -> Session:
 
 
 def _prompts(config: RunConfig, architecture: "PretrainedConfig", device: "torch.device", dtype: "torch.dtype") -> Prompts:
-    """The batch's sequences, once it is known that the model can take requests of that size."""
+    """Return the sequences of the batch, or raise if the model or the device cannot take requests of that size."""
     from llm_perf_opt.runners import models
 
     vocabulary = int(architecture.get_text_config(decoder=True).vocab_size)
-    asked = config.runtime
+    runtime = config.runtime
 
     def check_size(longest: int) -> None:
-        models.check_positions(architecture, longest, asked.num_new_tokens)
-        if not traits_of(asked.type).engine:  # an engine divides its memory by itself
-            need = models.memory_need(architecture, config.model, dtype, asked.batch_size, longest + asked.num_new_tokens)
+        models.check_positions(architecture, longest, runtime.num_new_tokens)
+        if not traits_of(runtime.type).engine:  # an engine manages its memory itself
+            need = models.memory_need(architecture, config.model, dtype, runtime.batch_size, longest + runtime.num_new_tokens)
             models.check_fits(need, device)
 
-    picture = models.picture_of(architecture)
-    if picture is not None and traits_of(asked.type).steppable is False:
+    image = models.image_of(architecture)
+    if image is not None and traits_of(runtime.type).steppable is False:
         raise ConfigError(
-            f"runtime={asked.type} is given token ids alone, and {config.model.name} takes pictures.", "Use runtime=pytorch."
+            f"runtime={runtime.type} accepts token ids only, but {config.model.name} needs images.", "Use runtime=pytorch."
         )
     if config.dataset.kind == "synthetic":
-        check_size(asked.prompt_tokens)  # before the ids are drawn: there may be billions
-        prompts = synthetic_prompts(asked.batch_size, asked.prompt_tokens, vocabulary, config.dataset.seed)
+        check_size(runtime.prompt_tokens)  # before the ids are drawn: there may be billions
+        prompts = synthetic_prompts(runtime.batch_size, runtime.prompt_tokens, vocabulary, config.dataset.seed)
     else:
         tokenize = models.load_tokenizer(config.model)
-        prompts = text_prompts(config.dataset, asked.batch_size, asked.prompt_tokens, vocabulary, tokenize)
-    if picture is not None:
-        prompts = with_pictures(prompts, picture, asked.prompt_tokens, config.dataset.seed)
+        prompts = text_prompts(config.dataset, runtime.batch_size, runtime.prompt_tokens, vocabulary, tokenize)
+    if image is not None:
+        prompts = with_images(prompts, image, runtime.prompt_tokens, config.dataset.seed)
     if config.dataset.kind != "synthetic":
         check_size(max(prompts.lengths))
     return prompts
 
 
 def _opener(runtime: Runtime) -> Opener:
-    remedy = f"The entry point of the group {GROUP} must name a function." if runtime.brought_by else runtime.install
-    return cast("Opener", load(Declared(runtime.name, runtime.target, runtime.brought_by), "runtime", remedy))
+    remedy = f"The entry point of the group {GROUP} must name a function." if runtime.provided_by else runtime.install
+    return cast("Opener", load(Declared(runtime.name, runtime.target, runtime.provided_by), "runtime", remedy))
 
 
 def _check_runner(runner: Any, runtime: Runtime) -> None:
-    """Say what a runner lacks before it is measured."""
+    """Raise if the runner does not have all attributes of its kind."""
     kinds = {"steppable": ("begin", "place", "prefill", "decode_step", "to_lists", "model"), "engine": ("generate", "profiler")}
-    kind = "steppable" if hasattr(runner, "decode_step") else "engine"
-    lacking = [name for name in (*kinds[kind], "facts", "runtime") if not hasattr(runner, name)]
-    if lacking:
+    kind = "steppable" if is_steppable(runner) else "engine"
+    missing = [name for name in (*kinds[kind], "facts", "runtime") if not hasattr(runner, name)]
+    if missing:
         raise ConfigError(
-            f"What the runtime '{runtime.name}' opened is no {kind} runner: it has no {', '.join(lacking)}.",
-            "See llm_perf_opt.runners.base and docs/runtimes.md for what a runner has.",
+            f"The runtime '{runtime.name}' returned an invalid {kind} runner: it has no {', '.join(missing)}.",
+            "llm_perf_opt.runners.base and docs/runtimes.md define the interface.",
         )

@@ -1,4 +1,4 @@
-"""TensorRT-LLM through its LLM API: every sequence is a stream, and its tokens are stamped as the stream hands them over.
+"""The TensorRT-LLM runtime, through its LLM API: each sequence is a stream whose tokens are timestamped on delivery.
 
 Written from the engine's documentation and tested against a stand-in; it has not run on the real engine.
 """
@@ -7,7 +7,6 @@ import ast
 import asyncio
 import atexit
 import math
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,21 +18,24 @@ from llm_perf_opt.core.records import Missing, RuntimeFacts
 from llm_perf_opt.core.stages import Stage
 from llm_perf_opt.runners.base import Generated, RunnerRequest
 from llm_perf_opt.runners.engines import (
-    COUNTED,
-    DECIDED,
     OFFLOADED,
     OVERRIDDEN,
-    REUSED,
-    REUSES,
+    PARAMETERS_NOTE,
+    PREFIX_CACHE_NOTE,
+    PREFIX_CACHED,
+    QUANTIZED,
+    RESERVED,
+    SPECULATIVE,
+    UNPADDED,
     EngineWords,
     SourceArguments,
     changed_work,
     engine_model_facts,
     fields_of,
-    not_shared,
-    other_cache,
-    refused_in_its_own_words,
-    write_model_folder,
+    not_tensor_parallel,
+    opening,
+    other_cache_dtype,
+    temporary_model_folder,
 )
 from llm_perf_opt.runners.measure.annotations import StageMarker
 from llm_perf_opt.workspace.data.prompts import Prompts
@@ -44,40 +46,40 @@ if TYPE_CHECKING:
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 CHANGING = {
     "model_kwargs": OVERRIDDEN,
-    "sparse_attention_config": "leaves out a part of attention, which the cost model counts",
-    "enable_attention_dp": "gives every device the whole of attention, which the cost model counts as shared",
+    "sparse_attention_config": "skips work of attention that the cost model counts",
+    "enable_attention_dp": "runs all of attention on every device, but the cost model divides it among them",
     "kv_connector_config": OFFLOADED,
 }
-"""Arguments that change what the engine computes or moves, and how …"""
+"""Arguments that change what the engine computes or moves → how."""
 CHANGING_CACHE = {
-    "max_attention_window": "bounds what attention sees, which the cost model does not count",
+    "max_attention_window": "limits the attention window, which the cost model does not count",
     "host_cache_size": OFFLOADED,
     "use_uvm": OFFLOADED,
 }
-"""… and those of its cache."""
+"""The same for keys of `kv_cache_config`."""
 METHOD = (
-    "tokens are stamped when the stream of their sequence hands them over: prefill lasts until every sequence has its first "
-    "token, a decode step until every sequence has its next; the engine's own steps are not seen"
+    "tokens are timestamped when the stream of their sequence delivers them: prefill lasts until every sequence has its "
+    "first token, a decode step until every sequence has its next; the engine's own steps are not visible"
 )
 NOTES = (
-    "Tokens are stamped on the host, at the end of the engine's queues: those are part of a step's time.",
+    "Tokens are timestamped on the host, after the engine's queues: the time of a step includes those.",
     "This runner was written from TensorRT-LLM's documentation and has not been run on the real engine by its authors.",
 )
 
 
 def _argument_names(tree: ast.Module) -> Iterator[str]:
-    """Fields of every class …LlmArgs, their aliases, and what LLM takes out of its keywords before they become one.
+    """Yield the fields of every class …LlmArgs, their aliases, and the keywords that LLM itself pops.
 
-    Which of the classes is used depends on the backend: a name that any of them has is let through, and the engine judges.
+    The backend decides which class is used: a name of any of them is accepted here, and the engine checks it.
     """
     yield from fields_of(tree, lambda name: name.endswith("LlmArgs"))
-    for called in ast.walk(tree):
-        if not isinstance(called, ast.Call):
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
             continue
-        takes = isinstance(called.func, ast.Attribute) and called.func.attr in ("pop", "get")
-        if takes and called.args and _is_text(called.args[0]):
-            yield ast.literal_eval(called.args[0])
-        for keyword in called.keywords:
+        takes = isinstance(call.func, ast.Attribute) and call.func.attr in ("pop", "get")
+        if takes and call.args and _is_text(call.args[0]):
+            yield ast.literal_eval(call.args[0])
+        for keyword in call.keywords:
             if keyword.arg in ("alias", "validation_alias"):
                 yield from (ast.literal_eval(part) for part in ast.walk(keyword.value) if _is_text(part))
 
@@ -92,7 +94,7 @@ _ARGUMENTS = SourceArguments(
     "They are the arguments of tensorrt_llm.LLM.",
     ("llmapi/llm_args.py", "llmapi/llm.py"),
     _argument_names,
-    DECIDED,
+    RESERVED,
     mappings=("kv_cache_config",),
 )
 RUNTIME = Runtime(
@@ -108,7 +110,7 @@ RUNTIME = Runtime(
 
 
 class TensorRtLlmRunner:
-    """An engine of TensorRT-LLM; see `EngineRunner`."""
+    """A TensorRT-LLM engine; see `EngineRunner`."""
 
     def __init__(self, llm: "LLM", request: RunnerRequest, arguments: dict[str, Any], version: str) -> None:
         self._llm = llm
@@ -122,20 +124,20 @@ class TensorRtLlmRunner:
             method=METHOD,
             uncosted=_uncosted(request),
             engine=arguments,
-            notes=(COUNTED, *NOTES, *([REUSED] if arguments["kv_cache_config"]["enable_block_reuse"] else [])),
+            notes=(PARAMETERS_NOTE, *NOTES, *([PREFIX_CACHE_NOTE] if arguments["kv_cache_config"]["enable_block_reuse"] else [])),
             devices=_workers(request),
         )
-        self.profiler = Missing("TensorRT-LLM runs the model in processes of its own, which this process's profiler does not see")
+        self.profiler = Missing("TensorRT-LLM runs the model in its own processes, which llm-perf's profiler does not see")
 
     def generate(self, prompts: Prompts, new_tokens: int, marker: StageMarker) -> Generated:
-        """All sequences at once, greedy, each to exactly `new_tokens`; only the whole is marked."""
+        """Run all sequences at once, greedy, each to exactly `new_tokens`; only the whole request is marked."""
         from tensorrt_llm import SamplingParams
 
-        asked = SamplingParams(
+        sampling = SamplingParams(
             max_tokens=new_tokens,
             top_k=1,
             ignore_eos=True,
-            end_id=self._end_id,  # it asks for one where there is no tokenizer, and does not heed it
+            end_id=self._end_id,  # required without a tokenizer, and ignored because of ignore_eos
             pad_id=self._end_id,
             detokenize=False,
         )
@@ -143,7 +145,7 @@ class TensorRtLlmRunner:
         tokens: list[list[int]] = [[] for _ in prompts.ids]
 
         async def follow(number: int, ids: list[int]) -> None:
-            async for output in self._llm.generate_async(ids, asked, streaming=True):
+            async for output in self._llm.generate_async(ids, sampling, streaming=True):
                 now = time.monotonic_ns()
                 whole = list(output.outputs[0].token_ids)
                 arrivals[number] += [now] * (len(whole) - len(tokens[number]))
@@ -160,7 +162,7 @@ class TensorRtLlmRunner:
 
 
 def open_tensorrtllm(request: RunnerRequest) -> TensorRtLlmRunner:
-    """An engine with the request's model, refused with TensorRT-LLM's own words where it does not take it."""
+    """Return a TensorRT-LLM runner of the request's model, or raise the engine's error as a ResourceError."""
     _check_device(request)
     arguments = _arguments(request)
     import tensorrt_llm
@@ -168,14 +170,14 @@ def open_tensorrtllm(request: RunnerRequest) -> TensorRtLlmRunner:
     from tensorrt_llm.llmapi import KvCacheConfig
 
     version = str(getattr(tensorrt_llm, "__version__", "of unknown version"))
-    with refused_in_its_own_words(f"TensorRT-LLM {version}"):
+    with opening(f"TensorRT-LLM {version}"):
         llm = LLM(**{**arguments, "kv_cache_config": KvCacheConfig(**arguments["kv_cache_config"])})
     atexit.register(llm.shutdown)
     return TensorRtLlmRunner(llm, request, arguments, version)
 
 
 def _arguments(request: RunnerRequest) -> dict[str, Any]:
-    """The runner's own arguments, then the user's over them; the settings of the cache are merged one by one."""
+    """Return llm-perf's default arguments, overridden by the user's; `kv_cache_config` is merged key by key."""
     given = dict(request.config.runtime.engine)
     _ARGUMENTS.refuse(given, None)
     cache = given.pop("kv_cache_config", {})
@@ -183,7 +185,7 @@ def _arguments(request: RunnerRequest) -> dict[str, Any]:
     longest = max(prompts.lengths) + config.runtime.num_new_tokens
     random = config.model.source == "random"
     return {
-        "model": _random_model(request) if random else str(Path(config.model.path or "").expanduser()),
+        "model": temporary_model_folder(request.architecture) if random else str(Path(config.model.path or "").expanduser()),
         "dtype": str(request.dtype).removeprefix("torch."),
         "trust_remote_code": config.model.trust_remote_code,
         "skip_tokenizer_init": True,
@@ -196,59 +198,50 @@ def _arguments(request: RunnerRequest) -> dict[str, Any]:
     }
 
 
-def _random_model(request: RunnerRequest) -> str:
-    folder = tempfile.TemporaryDirectory(prefix="llm-perf-model-")
-    atexit.register(folder.cleanup)
-    return str(write_model_folder(request.architecture, Path(folder.name)))
-
-
 def _check_device(request: RunnerRequest) -> None:
     if request.device.type != "cuda":
         raise ResourceError(
-            f"TensorRT-LLM runs on NVIDIA GPUs, and the run is to be on {request.device.type}.",
-            "Run where there is one, or choose runtime=pytorch.",
+            f"TensorRT-LLM needs an NVIDIA GPU, but the run requests {request.device.type}.",
+            "Run on a machine that has one, or choose runtime=pytorch.",
         )
     if (request.device.index or 0) != 0:
         raise ConfigError(
-            f"TensorRT-LLM takes the first visible GPU, and hardware.device_index={request.device.index} is another.",
+            f"TensorRT-LLM uses the first visible GPU, but hardware.device_index={request.device.index}.",
             f"Set CUDA_VISIBLE_DEVICES={request.device.index} and leave hardware.device_index at 0.",
         )
 
 
 def _workers(request: RunnerRequest) -> int:
-    """Devices that the model is spread over; a size that tells nothing counts as one, and the run is then not costed."""
+    """Return the number of devices that the model runs on; a size that is not a number counts as 1."""
     engine = request.config.runtime.engine
     return math.prod(_whole(engine.get(name, 1)) or 1 for name in _PARALLEL)
 
 
 def _uncosted(request: RunnerRequest) -> str:
     engine = request.config.runtime.engine
-    for name, why in (
-        ("quant_config", "the engine runs the weights quantized, which the cost model does not count"),
-        ("speculative_config", "the engine decodes speculatively: a step makes several tokens"),
-    ):
+    for name, why in (("quant_config", QUANTIZED), ("speculative_config", SPECULATIVE)):
         if engine.get(name) is not None:
             return why
     cache = engine.get("kv_cache_config", {})
     changed = changed_work(engine, CHANGING) or changed_work(cache, CHANGING_CACHE, "runtime.engine.kv_cache_config.")
-    changed = changed or other_cache(str(cache.get("dtype", "auto")), request.dtype)
+    changed = changed or other_cache_dtype(str(cache.get("dtype", "auto")), request.dtype)
     if changed or cache.get("enable_block_reuse"):
-        return changed or REUSES
+        return changed or PREFIX_CACHED
     sizes = {name: _whole(engine.get(name, 1)) for name in _PARALLEL}
     for name, size in sizes.items():
-        if size is None:  # the engine took it; what it made of it is not known here
-            return f"runtime.engine.{name}={engine[name]} does not tell over how many devices the model is spread"
+        if size is None:  # the engine accepted it, with unknown effect
+            return f"runtime.engine.{name}={engine[name]} does not give the number of devices"
     if sizes["tensor_parallel_size"] != _workers(request):
-        return not_shared(_workers(request))
+        return not_tensor_parallel(_workers(request))
     if len(set(request.prompts.lengths)) > 1:
-        return "the engine runs sequences of different length without padding, which the cost model does not count"
+        return UNPADDED
     if getattr(request.architecture, "quantization_config", None):
         return "the checkpoint is quantized, which the cost model does not count"
     return ""
 
 
 def _whole(given: Any) -> int | None:
-    """A size as a whole number from 1, also where it is written as text; None for anything else."""
+    """Return a size of at least 1 as an integer, also if it is given as text; None for anything else."""
     try:
         found = int(str(given))
     except ValueError:

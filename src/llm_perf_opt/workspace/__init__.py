@@ -1,1 +1,1 @@
-"""The user's own files: datasets, models, third-party references."""
+"""The user's files: datasets, models, third-party references."""

@@ -1,4 +1,4 @@
-"""What doctor says of the tools: what is here, what a missing piece costs, how to get it."""
+"""What doctor reports about the tools: what is installed, the consequences of a missing one, how to install it."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a child's end means to whoever started it."""
+"""The error that a child's end results in."""
 
 import signal
 from pathlib import Path
@@ -60,4 +60,4 @@ def test_a_programs_failure_is_not_explained_by_the_tools_progress(tmp_path: Pat
     (tmp_path / "log.txt").write_text(log)
     found = verdict("It", Finished(5, 1.0, False), [], tmp_path / "log.txt", limit="", longer="", smaller="")
     assert found is not None
-    assert found.fact == f"It was ended {said}"
+    assert found.fact == f"It ended {said}"

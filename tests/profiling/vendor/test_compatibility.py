@@ -1,4 +1,4 @@
-"""Versions that do not go together."""
+"""Incompatible versions."""
 
 import pytest
 

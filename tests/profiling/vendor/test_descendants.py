@@ -1,4 +1,4 @@
-"""Who belongs to a child, and who does not."""
+"""Which processes descend from a child."""
 
 import os
 import signal

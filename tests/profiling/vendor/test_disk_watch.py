@@ -1,4 +1,4 @@
-"""The budget of what a tool may write."""
+"""The limit on what a tool may write."""
 
 from pathlib import Path
 

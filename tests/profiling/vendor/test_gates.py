@@ -1,4 +1,4 @@
-"""Range expressions that would record nothing are refused before a process is started."""
+"""Range expressions that would record nothing are rejected before a process is started."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Children: their output, their messages, their end. Real processes throughout."""
+"""Children: output, messages, end. Uses real processes."""
 
 import os
 import selectors
@@ -232,8 +232,8 @@ def test_a_child_of_a_background_job_is_interrupted_too(tmp_path: Path, clock: C
     code = f"""
 import signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-from llm_perf_opt.runners.child import heed_interrupts
-heed_interrupts()
+from llm_perf_opt.runners.child import enable_interrupts
+enable_interrupts()
 try:
     {READY}
     time.sleep({HANG_S})

@@ -1,4 +1,4 @@
-"""What the tools complain of in their logs, as they really worded it."""
+"""Problems in the tools' logs, in their real wording."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The command of ncu, and what the real one makes of it."""
+"""The ncu command, and how the real ncu handles it."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""The command of nsys, and what the real one makes of it."""
+"""The nsys command, and how the real nsys handles it."""
 
 import sqlite3
 import sys
@@ -57,7 +57,7 @@ def test_flags_are_spelled_as_the_tool_spells_them() -> None:
     assert "--gpu-metrics-device=all" in command(probe=PROBE, gpu_metrics=True)
     newer = replace(PROBE, flags=("--gpu-metrics-devices", "--gpu-metrics-device"))
     assert "--gpu-metrics-devices=all" in command(probe=newer, gpu_metrics=True)
-    with pytest.raises(ConfigError, match="no sampling of GPU metrics"):
+    with pytest.raises(ConfigError, match="cannot sample GPU metrics"):
         command(probe=replace(PROBE, flags=()), gpu_metrics=True)
 
 

@@ -1,4 +1,4 @@
-"""Finding the tools, asking them, keeping what they said."""
+"""Finding the tools, querying them, caching their answers."""
 
 import os
 from pathlib import Path
@@ -147,7 +147,7 @@ def test_damaged_answers_are_asked_anew_and_noted(bare: Path, damage: str) -> No
     assert isinstance(again, NsysProbe)
     assert isinstance(first, NsysProbe)
     assert again.flags == first.flags
-    assert "asked anew" in again.notes[0]
+    assert "queried again" in again.notes[0]
     assert probe_nsys(path) == first, "and mended"
 
 
@@ -156,7 +156,7 @@ def test_a_cache_that_cannot_be_written_is_noted(bare: Path) -> None:
     (bare / "cache").write_text("a file in the way")
     found = probe_nsys(path)
     assert isinstance(found, NsysProbe)
-    assert "not kept" in found.notes[0]
+    assert "not cached" in found.notes[0]
 
 
 # --- the real tools -----------------------------------------------------------------------------------------------------

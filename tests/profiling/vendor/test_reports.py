@@ -1,4 +1,4 @@
-"""What is made of the tools' reports: whole or not at all, with the tool's own words where it fails."""
+"""Converting the tools' reports: completely or not at all, with the tool's own error on failure."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def test_an_export_appears_whole(tmp_path: Path, report: Path) -> None:
     ("body", "says"),
     [
         ('echo half > "$out"; echo "Exportation error: magic number mismatch." >&2; exit 1', "magic number mismatch"),
-        ("exit 0", "left nothing"),
+        ("exit 0", "wrote nothing"),
         ('echo "Unknown runtime API function index: 9"; exit 3', "newer than itself"),
     ],
 )
@@ -66,7 +66,7 @@ def test_no_report_is_told(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         path.write_bytes(content)
     for convert in (export_nsys, import_qdstrm):
-        with pytest.raises(CaptureError, match="not there" if content is None else "empty"):
+        with pytest.raises(CaptureError, match="missing" if content is None else "empty"):
             convert(Path("nsys"), path, tmp_path / "out", log=tmp_path / "log")
 
 

@@ -1,4 +1,4 @@
-"""A pass below a tool: its report is kept, or its absence explained, and nothing runs on afterwards."""
+"""A pass under a tool: its report is kept or its absence explained, and no process is left running."""
 
 import os
 import shutil
@@ -240,7 +240,7 @@ def test_nsys_is_started_again_when_it_has_lost_its_agent(tmp_path: Path, said: 
     run = run_stand_in(lost_at_first(tmp_path, said), tmp_path, on_message=heard.append, starts=3)
     assert (run.starts, run.finished.exit_code, run.problems) == (2, 0, ())
     assert run.report == tmp_path / "a.b.nsys-rep"
-    assert [message["text"] for message in heard] == ["nsys lost its agent and is started again (2 of 3)"]
+    assert [message["text"] for message in heard] == ["nsys lost its agent and is restarted (2 of 3)"]
 
 
 def test_nsys_that_loses_its_agent_each_time_is_given_up(tmp_path: Path) -> None:

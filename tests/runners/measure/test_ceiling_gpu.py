@@ -1,4 +1,4 @@
-"""The GPU's ceilings: on a stand-in for what can be said without one, and on the real card where there is one."""
+"""Measured peaks of a GPU: with a stand-in, and on a real GPU if there is one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from llm_perf_opt.analysis.limits.peaks import bandwidth, peak_flops
 from llm_perf_opt.core.machine_records import GpuSample
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.runners.measure import ceiling_gpu, ceilings
+from llm_perf_opt.runners.measure.ceiling_gpu import Watch, gpu_conditions
 from llm_perf_opt.runners.measure.ceiling_kernels import Room
 from llm_perf_opt.runners.measure.ceiling_timing import Measured, Quantity
-from llm_perf_opt.runners.measure.ceilings import Watch, gpu_conditions
 from llm_perf_opt.runners.measure.clock import HostClock
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_a_format_that_the_generation_lacks_is_missing(
     for key in absent:
         why = products[key].measure(0.01)
         assert isinstance(why, Missing)
-        assert f"compute capability {capability[0]}.{capability[1]}" in why.why
+        assert f"this GPU has {capability[0]}.{capability[1]}" in why.why
 
 
 @pytest.mark.parametrize("tf32", [True, False])
@@ -172,8 +172,8 @@ def reading(busy_pct: int) -> GpuSample:
 
 def test_a_card_that_others_use_is_doubted() -> None:
     calm = gpu_conditions(ROOM, reading(0), "while measuring: …")
-    assert calm.said[1] == "before measuring: 1980 MHz SM, 3201 MHz memory, 92 W, 38 °C, 0 % busy, 0 processes on it"
-    assert calm.said[0] == "second-level cache 50 MiB, 3200 MiB gone through in turn"
+    assert calm.notes[1] == "before measuring: 1980 MHz SM, 3201 MHz memory, 92 W, 38 °C, 0 % busy, 0 processes on it"
+    assert calm.notes[0] == "L2 cache 50 MiB, 3200 MiB used in turn"
     assert calm.doubt == ""
     assert "40 % busy" in gpu_conditions(ROOM, reading(40), "").doubt
 

@@ -1,4 +1,4 @@
-"""Ceilings of the CPU, really measured in a fraction of the usual time, and how they are kept."""
+"""Measured peaks of the CPU, in a fraction of the usual time, and their cache."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs on this machine is not looked at."""
-    monkeypatch.setattr(ceiling_cpu.Neighbours, "processors", lambda _: 0.0)
+    monkeypatch.setattr(ceiling_cpu.OtherProcesses, "cpus", lambda _: 0.0)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_quantity_that_fails_leaves_the_others(cache: Path, monkeypatch: pytes
     assert fp8 is not None
     assert fp8.value == Missing("RuntimeError: no such kernel")
     assert isinstance(found.ceilings.rows[1].value, Distribution)
-    assert found.notes == ("Not kept: GEMM fp8 failed, which may work another time.",)
+    assert found.notes == ("Not cached: GEMM fp8 failed and may work next time.",)
     assert not cache.exists()
 
 
@@ -168,7 +168,7 @@ def test_a_product_goes_through_the_arena_and_is_right() -> None:
 
 def test_bandwidth_is_missing_where_memory_does_not_reach_beyond_the_cache() -> None:
     shortage = Room(100 * 2**20, 64 * 2**20).shortage
-    assert shortage == Missing("beyond the last cache needs 128 MiB, and 100 MiB of memory can be spared")
+    assert shortage == Missing("exceeding the last-level cache needs 128 MiB, but only 100 MiB can be used")
     assert Room(128 * 2**20, 64 * 2**20).shortage is None
 
 
@@ -176,8 +176,8 @@ def test_an_untold_cache_is_assumed_and_said(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ceiling_cpu, "last_level_cache_bytes", lambda: Missing("the system does not tell its caches"))
     room = ceiling_cpu.host_room()
     assert room.cache_bytes == 64 * 2**20
-    said = ceiling_cpu.host_conditions(room, others=0.0).said[1]
-    assert "64 MiB (assumed, because the system does not tell its caches)" in said
+    notes = ceiling_cpu.host_conditions(room, others=0.0).notes[1]
+    assert "64 MiB (assumed, because the system does not tell its caches)" in notes
 
 
 # --- keeping ----------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_threads_of_the_host_do_not_divide_the_results_of_a_gpu() -> None:
         (lambda text: text.replace('"median": 1000000000.0', '"median": "fast"'), "cannot be read"),
         (lambda text: text.replace('"median": 1000000000.0', '"median": -1.0'), "read is -1.0"),
         (lambda text: text.replace('"device_name": "', '"device_name": "not '), "another device"),
-        (lambda text: text.replace('"taken": "', '"taken": "once '), "when it was taken"),
+        (lambda text: text.replace('"taken": "', '"taken": "once '), "no valid time"),
         (lambda text: text.replace("+00:00", ""), "no time zone"),
     ],
 )
@@ -243,7 +243,7 @@ def test_a_damaged_cache_is_measured_anew_and_said(cache: Path, counted: list[fl
     found = ceilings.load_or_measure(CPU, False)
     assert not found.cached
     assert len(found.notes) == 1
-    assert "measured anew" in found.notes[0]
+    assert "measured again" in found.notes[0]
     assert said in found.notes[0]
     assert ceilings.load_or_measure(CPU, False).cached  # and mended
 
@@ -253,8 +253,8 @@ def test_a_folder_that_cannot_be_written_is_a_note(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     found = ceilings.load_or_measure(CPU, False)
     assert not found.cached
-    assert found.cache_file == Missing("not kept")
-    assert found.notes[0].startswith("The ceilings are not kept: ")
+    assert found.cache_file == Missing("not cached")
+    assert found.notes[0].startswith("The peaks are not cached: ")
     assert "cannot be written" in found.notes[0]
 
 
@@ -262,9 +262,9 @@ def test_what_was_measured_beside_a_busy_neighbor_is_not_kept(
     cache: Path, monkeypatch: pytest.MonkeyPatch, counted: list[float]
 ) -> None:
     good = ceilings.load_or_measure(CPU, False)
-    monkeypatch.setattr(ceiling_cpu.Neighbours, "processors", lambda _: 0.97)
+    monkeypatch.setattr(ceiling_cpu.OtherProcesses, "cpus", lambda _: 0.97)
     disturbed = ceilings.load_or_measure(CPU, True)
-    assert "other processes used 0.97 processors meanwhile" in disturbed.notes[0]
+    assert "other processes used 0.97 CPUs meanwhile" in disturbed.notes[0]
     assert ceilings.load_or_measure(CPU, False).ceilings == good.ceilings
 
 
@@ -281,12 +281,12 @@ def test_a_stored_row_comes_back_whole(tmp_path: Path) -> None:
         CeilingRow("gemm_fp8", "GEMM fp8", "FLOP/s", Missing("compute capability 8.0 has none"), ""),
     )
     stored = Ceilings("cuda", "NVIDIA H200", "GPU-1", "580.1", "2.11.0", 16, "2026-01-01T00:00:00+00:00", 9.0, 7.5, ("a",), rows)
-    found = FoundCeilings(stored, False, Missing("not kept"), ("a note",))
+    found = FoundCeilings(stored, False, Missing("not cached"), ("a note",))
     write_record(tmp_path / "c.json", found)
     back = read_ceilings(tmp_path / "c.json")
     assert back.ceilings.rows == rows
     assert back.ceilings.driver == "580.1"
-    assert (back.cache_file, tuple(back.notes)) == (Missing("not kept"), ("a note",))
+    assert (back.cache_file, tuple(back.notes)) == (Missing("not cached"), ("a note",))
 
 
 # --- as a process -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Time by part of the model: rules on names, and attribution on a timeline made by hand."""
+"""Time by component of the model: the rules on names, and attribution on a hand-made timeline."""
 
 import pytest
 import torch

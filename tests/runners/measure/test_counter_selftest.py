@@ -1,4 +1,4 @@
-"""The program that the counters count."""
+"""The program that the counter self-test runs."""
 
 import sys
 from pathlib import Path

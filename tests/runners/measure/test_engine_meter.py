@@ -1,4 +1,4 @@
-"""Times of an engine from the arrival of its tokens. Every figure can be checked by eye."""
+"""Times of an engine from the arrival of its tokens. Every number can be checked by eye."""
 
 import time
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def test_a_stage_ends_when_the_last_sequence_has_its_token() -> None:
 def test_an_engine_that_began_before_it_was_asked_is_refused(early_ns: int) -> None:
     engine = Scripted([1100, 1150, 1200], started_ns=1000)
     meter = EngineMeter(engine, None, 1, 3, clock=lambda: 1000 + early_ns)
-    with pytest.raises(CaptureError, match="ms before it was asked"):
+    with pytest.raises(CaptureError, match="ms before `generate` was called"):
         meter.iterate()
 
 
@@ -63,7 +63,7 @@ def test_tokens_handed_over_at_once_have_no_gaps_of_their_own() -> None:
     meter = metered(Scripted([1100, 1200, 1200], [1130, 1210, 1300]))
     iteration = meter.iterate()
     assert (iteration.prefill_ns, iteration.decode_ns) == (130, 170)
-    assert "in 1 of 1 requests the engine handed over several tokens of a sequence at once" in meter.unstepped
+    assert "in 1 of 1 requests the engine returned several tokens of a sequence at once" in meter.unstepped
 
 
 def test_one_token_is_prefill_alone() -> None:
@@ -147,14 +147,14 @@ def test_a_sequence_alone_cannot_be_mixed() -> None:
 
 @pytest.mark.parametrize("arrivals", [([1100, 1200],), ([1100, 1200, 1300, 1400],), ([1100, 1200, 1300], [1100, 1200])])
 def test_an_engine_that_ends_early_or_late_is_refused(arrivals: Sequence[Sequence[int]]) -> None:
-    with pytest.raises(CaptureError, match="3 were asked for"):
+    with pytest.raises(CaptureError, match="tokens per sequence, not 3"):
         metered(Scripted(*arrivals)).iterate()
 
 
 @pytest.mark.parametrize("given_back", [0, 1, 3])
 def test_an_engine_that_drops_or_adds_sequences_is_refused(given_back: int) -> None:
     meter = EngineMeter(Scripted(*[[1100, 1200, 1300]] * given_back), None, 2, 3)
-    with pytest.raises(CaptureError, match=f"tokens of {given_back} sequences; 2 were handed to it"):
+    with pytest.raises(CaptureError, match=f"tokens of {given_back} sequences; 2 were submitted"):
         meter.iterate()
 
 
@@ -163,19 +163,19 @@ def test_tokens_without_their_times_are_refused() -> None:
         def generate(self, prompts: Any, new_tokens: int, marker: StageMarker) -> Generated:
             return replace(super().generate(prompts, new_tokens, marker), arrivals_ns=self.arrivals[:1])
 
-    with pytest.raises(CaptureError, match="tokens of 2 sequences and times of 1; 2 were handed to it"):
+    with pytest.raises(CaptureError, match="tokens of 2 sequences and times of 1; 2 were submitted"):
         metered(Untimed([1100, 1200, 1300], [1100, 1200, 1300])).iterate()
 
 
 def test_tokens_that_arrive_after_the_engine_returned_are_refused() -> None:
     later = time.monotonic_ns() + 3600 * 10**9
-    with pytest.raises(CaptureError, match="after it had returned"):
+    with pytest.raises(CaptureError, match="after `generate` returned"):
         metered(Scripted([1100, 1200, 1300], [1100, 1200, later])).iterate()
 
 
 @pytest.mark.parametrize("arrivals", [[900, 1100, 1200], [1100, 1050, 1200]])
 def test_times_that_cannot_be_are_refused(arrivals: Sequence[int]) -> None:
-    with pytest.raises(CaptureError, match="before they were asked for"):
+    with pytest.raises(CaptureError, match="before they were requested"):
         metered(Scripted(arrivals)).iterate()
 
 

@@ -1,4 +1,4 @@
-"""The meter on a machine made of arithmetic: a runner that takes exactly the time it is told to, and a clock that shows it."""
+"""The meter with a runner that takes an exact time and a clock that shows it."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A dataset is added whole or not at all, and says what it is."""
+"""A dataset is added completely or not at all, with its description."""
 
 from pathlib import Path
 from typing import Any

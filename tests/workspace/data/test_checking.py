@@ -1,4 +1,4 @@
-"""Whatever drifts is found and named; what did not is left in peace."""
+"""Every difference from the metadata is found and named, and nothing else."""
 
 import shutil
 from collections.abc import Callable
@@ -79,12 +79,12 @@ DRIFTS: dict[str, tuple[Callable[[DatasetFolder], object], str, str]] = {
             for before, after in (("train: 45", "train: 46"), ("records: 50", "records: 51"))
         ],
         "source-data",
-        "say 46 records in the split train, but there are 45",
+        "give 46 records in the split train, but there are 45",
     ),
     "records of a tokenized one": (
         lambda folder: [reword("tok/metadata.yaml", f"{name}: 5", f"{name}: 6")(folder) for name in ("all", "records")],
         "tok",
-        "say 6 records in the split all, but there are 5",
+        "give 6 records in the split all, but there are 5",
     ),
     "a dangling link": (dangle, "source-data", "a dangling link: "),
     "no link": (lambda folder: folder.source.unlink(), "source-data", "is missing"),

@@ -1,4 +1,4 @@
-"""Every file named, sized and hashed; links that lead nowhere or round are named, not followed for ever."""
+"""Every file with name, size and hash; dangling and circular links are errors."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Names that may stand in the trees, and those that may not."""
+"""Valid and invalid names in the trees."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Lines of a file of any size, however the chunks fall."""
+"""Lines of a file of any size, for any chunk boundaries."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A folder appears whole or not at all, whatever happens meanwhile."""
+"""A folder is created completely or not at all, whatever happens meanwhile."""
 
 import errno
 import subprocess

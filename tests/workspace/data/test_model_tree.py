@@ -1,4 +1,4 @@
-"""What lies behind a link to a model, from the heads of its files."""
+"""The check of a linked model, from the headers of its files."""
 
 import json
 import random
@@ -68,7 +68,7 @@ def test_a_missing_shard_is_named(model: Path) -> None:
 def test_a_shard_cut_short_is_named(model: Path) -> None:
     shard = sorted(model.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-100])
-    assert problems(model) == [m for m in problems(model) if m.startswith(f"{shard.name} is damaged: it is cut short")] != []
+    assert problems(model) == [m for m in problems(model) if m.startswith(f"{shard.name} is damaged: it is truncated")] != []
 
 
 def test_an_index_that_promises_too_much_is_named(model: Path) -> None:
@@ -78,7 +78,7 @@ def test_an_index_that_promises_too_much_is_named(model: Path) -> None:
     values["weight_map"]["evil"] = "../../x.safetensors"
     index.write_text(json.dumps(values))
     assert any("'extra'" in problem for problem in problems(model))
-    assert any("no file of this folder" in problem for problem in problems(model))
+    assert any("not a file in this folder" in problem for problem in problems(model))
     index.write_text("{}")
     assert any("cannot be read" in problem for problem in problems(model))
     index.unlink()
@@ -95,10 +95,10 @@ def test_shards_without_an_index_are_counted_against_their_names(model: Path) ->
         shard.unlink()
     lost = ", ".join(str(number) for number in range(2, count + 1))
     assert problems(model) == [
-        f"model lacks the shards {lost} of {count}", "1 shard, but no *.safetensors.index.json that lists them",
+        f"model is missing the shards {lost} of {count}", "1 shard, but no *.safetensors.index.json that lists them",
     ]  # fmt: skip
     shards[0].rename(model / "model-00007-of-00002.safetensors")
-    assert problems(model)[:2] == ["model has a shard 7 of 2", "model lacks the shards 1, 2 of 2"]
+    assert problems(model)[:2] == ["model has a shard 7 of 2", "model is missing the shards 1, 2 of 2"]
     (model / "model-00007-of-00002.safetensors").rename(model / "model-00001-of-999999999.safetensors")
     assert "and 999999988 more of 999999999" in problems(model)[0]
     (model / "model-00001-of-999999999.safetensors").rename(model / "model.safetensors")
@@ -227,7 +227,7 @@ def test_hostile_names_are_refused(model: Path, tmp_path: Path, name: str) -> No
 
 def test_what_is_no_model_is_not_linked(tmp_path: Path) -> None:
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    for target, said, code in (("nowhere", "not a folder", 2), ("gone", "a link to nothing", 2), (".", "has no config.json", 3)):
+    for target, said, code in (("nowhere", "not a folder", 2), ("gone", "a dangling link", 2), (".", "has no config.json", 3)):
         with pytest.raises(LlmPerfError, match=said) as caught:
             link_model(tmp_path / "models", "m", tmp_path / target)
         assert caught.value.exit_code == code
@@ -236,4 +236,4 @@ def test_what_is_no_model_is_not_linked(tmp_path: Path) -> None:
 def test_weights_without_a_tensor_are_a_problem(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "m" / "config.json", [{"model_type": "qwen2"}])
     (tmp_path / "m" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    assert check_model(tmp_path / "m").problems == ["the *.safetensors hold no tensor"]
+    assert check_model(tmp_path / "m").problems == ["the *.safetensors contain no tensor"]

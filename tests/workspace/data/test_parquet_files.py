@@ -1,4 +1,4 @@
-"""Parquet through DuckDB: names that mean something to it, and what a signal does to a long statement."""
+"""Parquet through DuckDB: names with a special meaning, and signals during a long statement."""
 
 import signal
 import subprocess

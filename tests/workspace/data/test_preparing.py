@@ -1,4 +1,4 @@
-"""Variants: what comes out, that it is the same every time, and that the source is never touched."""
+"""Variants: their content, reproducibility, and an untouched source."""
 
 import gzip
 import itertools
@@ -154,7 +154,7 @@ def test_half_of_a_surrogate_pair_is_called_that(tmp_path: Path, half: str) -> N
     source.parent.mkdir()
     source.write_text('{"text": "whole \\ud83d\\ude00"}\n{"text": "a' + half + '"}\n')
     folder, _ = added(tmp_path, source.parent)
-    with pytest.raises(ParseError, match=r"line 2: not a JSON object \(it holds half of a surrogate pair"):
+    with pytest.raises(ParseError, match=r"line 2: not a JSON object \(it contains an unpaired surrogate"):
         made(folder, num_samples=1)
 
 

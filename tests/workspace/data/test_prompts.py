@@ -1,4 +1,4 @@
-"""Token ids to feed: reproducible where they are made, exact in length, and clear about a file that holds none."""
+"""Token ids of prompts: reproducible, exact in length, with clear errors for a file without text."""
 
 import json
 import random
@@ -104,7 +104,7 @@ def test_without_a_tokenizer_bytes_serve_and_that_is_said(tmp_path: Path) -> Non
     found = text_prompts(dataset(tmp_path / "p.txt"), 1, 10, 100, None)
     # a is byte 97; é is 0xC3 0xA9 = 195 169 in UTF-8; modulo a vocabulary of 100
     assert found.ids == ((97, 95, 69),)
-    assert "for want of a tokenizer" in found.source
+    assert "without a tokenizer" in found.source
     assert "the model's tokenizer" in text_prompts(dataset(tmp_path / "p.txt"), 1, 10, 100, letters).source
 
 

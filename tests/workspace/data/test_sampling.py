@@ -1,4 +1,4 @@
-"""The sample is uniform, does not depend on how the stream comes, and is the same everywhere."""
+"""The sample is uniform, independent of the blocks of the stream, and the same on every machine."""
 
 import numpy as np
 from hypothesis import given, settings

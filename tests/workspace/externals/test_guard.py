@@ -1,4 +1,4 @@
-"""The guard before a commit, on what is really staged."""
+"""The pre-commit guard, on real staged files."""
 
 import os
 import subprocess

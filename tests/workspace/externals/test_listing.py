@@ -1,4 +1,4 @@
-"""externals.yaml: what is accepted, and what is refused with which words."""
+"""externals.yaml: what is accepted and what is rejected."""
 
 import pytest
 import yaml

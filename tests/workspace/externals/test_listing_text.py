@@ -1,4 +1,4 @@
-"""Changing a pin leaves the rest of externals.yaml as it was, to the letter."""
+"""Changing a pin leaves the rest of externals.yaml unchanged."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Each way against real git repositories on local disk: made, verified, moved, and refused where something is in the way."""
+"""Each way with real local git repositories: fetched, verified, moved, and rejected if something is in the way."""
 
 import shutil
 from collections.abc import Callable
@@ -339,7 +339,7 @@ def test_a_clone_with_somebodys_work_is_not_replaced(work: str, project: Places,
         (folder / "src/one/a.py").write_text("mine\n")
         git(folder, "stash")
     head = git(folder, "rev-parse", "HEAD")
-    assert "would be replaced" in error_of(verbs.update(project, ["x"], to=upstream.second)).fact
+    assert "would be lost" in error_of(verbs.update(project, ["x"], to=upstream.second)).fact
     assert git(folder, "rev-parse", "HEAD") == head
 
 

@@ -1,4 +1,4 @@
-"""What is on this machine, what is missing, what that costs, and how to get it."""
+"""Check this machine: what is installed, what is missing, the consequences, and how to install it."""
 
 import os
 import platform
@@ -40,20 +40,20 @@ _LAST_BLIND_NSYS = "2023.4.4"
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """The result of one check."""
 
     name: str
     status: Literal["ok", "warning", "missing"]
     found: str
     costs: str = ""
-    """What the user goes without."""
+    """What does not work because of it."""
     remedy: str = ""
     details: Mapping[str, object] = field(default_factory=dict)
-    """All that a tool said of itself: paths, version, options, reports, sets, sections."""
+    """Facts about a tool: paths, version, options, reports, sets, sections."""
 
 
 def check_machine() -> list[Check]:
-    """Every check, in the order a reader wants them."""
+    """Return the results of all checks."""
     checks: tuple[Callable[[], Check], ...] = (
         _python, _processor, _memory, _disk, _cache, _torch, _transformers, _gpu, _nvtx, _nsys, _importer, _ncu, _counters,
         _compiler,
@@ -67,7 +67,7 @@ def _python() -> Check:
 
 def _processor() -> Check:
     native = "native bf16" if cpu_has_native_bf16() else "no native bf16: dtype auto is fp32 on the CPU"
-    return Check("CPU", "ok", f"{cpu_name()}, {usable_cpus()} usable processors, {native}")
+    return Check("CPU", "ok", f"{cpu_name()}, {usable_cpus()} usable CPUs, {native}")
 
 
 def _memory() -> Check:
@@ -78,21 +78,21 @@ def _disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free
     found = f"{free / 2**30:.1f} GiB free in the current folder"
     if free < LEAST_FREE_BYTES:
-        return Check("Disk", "missing", found, "No run can begin here.", "Free some space, or use hydra.run.dir=DIR.")
+        return Check("Disk", "missing", found, "No run can start here.", "Free some space, or set hydra.run.dir=DIR.")
     return Check("Disk", "ok", found)
 
 
 def _cache() -> Check:
-    """What is kept of traces, and whether more can be."""
-    name, costs = "Trace cache", "Traces are parsed anew each time."
+    """Check the size of the trace cache, and whether it is writable."""
+    name, costs = "Trace cache", "Traces are parsed again each time."
     folder = cache_folder()
     if isinstance(folder, Missing):
         return Check(name, "warning", folder.why, costs, "Set XDG_CACHE_HOME to a folder.")
     found = f"{byte_count(kept_bytes(folder))} of at most {byte_count(MOST_BYTES)} in {folder}"
-    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
-    if not os.access(there, os.W_OK):
-        remedy = f"Make {there} writable, or set XDG_CACHE_HOME to another folder."
-        return Check(name, "warning", f"{found}, which cannot be written to", costs, remedy)
+    existing = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    if not os.access(existing, os.W_OK):
+        remedy = f"Make {existing} writable, or set XDG_CACHE_HOME to another folder."
+        return Check(name, "warning", f"{found}, which is not writable", costs, remedy)
     return Check(name, "ok", found)
 
 
@@ -105,12 +105,15 @@ def _torch() -> Check:
     with nvml() as library:
         gpus = 0 if isinstance(library, Missing) else int(library.nvmlDeviceGetCount())
     if gpus and not torch.devices:
-        return Check("torch", "warning", found, "The GPU is here but torch cannot use it.", "Install a torch build for CUDA.")
+        return Check("torch", "warning", found, "torch cannot use the GPU.", "Install a torch build for CUDA.")
     return Check("torch", "ok", found)
 
 
 def _transformers() -> Check:
-    return _package("transformers", "No model can be built.")
+    try:
+        return Check("transformers", "ok", metadata.version("transformers"))
+    except metadata.PackageNotFoundError:
+        return Check("transformers", "missing", "not installed", "No model can be built.", "pip install transformers")
 
 
 def _gpu() -> Check:
@@ -118,18 +121,18 @@ def _gpu() -> Check:
         if isinstance(library, Missing):
             return Check(
                 "NVIDIA GPU", "missing", str(library),
-                "Runs are on the CPU; no GPU power, clocks or energy; Nsight Compute has nothing to count.",
+                "Models run on the CPU; no GPU power, clocks or energy; no Nsight Compute.",
                 "Run on a machine with an NVIDIA GPU and its driver.",
             )  # fmt: skip
         handle = handle_of(library, 0)
         if isinstance(handle, Missing):
-            return Check("NVIDIA GPU", "missing", str(handle), "Runs are on the CPU.", "Check CUDA_VISIBLE_DEVICES.")
+            return Check("NVIDIA GPU", "missing", str(handle), "Models run on the CPU.", "Check CUDA_VISIBLE_DEVICES.")
         facts = describe(library, handle)
         count = int(library.nvmlDeviceGetCount())
         memory = facts["memory_bytes"]
         size = f"{memory / 2**30:.0f} GiB" if isinstance(memory, int) else str(memory)
         driver = library.nvmlSystemGetDriverVersion()
-        return Check("NVIDIA GPU", "ok", f"{facts['name']}, {size}, driver {driver}; {count} in all")
+        return Check("NVIDIA GPU", "ok", f"{facts['name']}, {size}, driver {driver}; {count} in total")
 
 
 def _nvtx() -> Check:
@@ -147,39 +150,38 @@ def _nvtx() -> Check:
 
 
 def _nsys() -> Check:
-    title, costs = "Nsight Systems", "No kernel timeline from outside the process."
+    title, costs = "Nsight Systems", "No kernel timeline of Nsight Systems."
     place = locate("nsys")
     if place.path is None:
         return _absent("nsys", title, costs, place)
     found = probe_nsys(place.path)
     if isinstance(found, Missing):
         return Check(title, "warning", found.why, costs, _where("nsys", title))
-    said = f"{found.version} at {found.path}"
-    said += f", {len(found.trace_modules)} traceable APIs, "
-    said += f"reports named as {found.report_style}" if found.report_style else "no report scripts (not needed)"
+    facts = f"{found.version} at {found.path}, {len(found.trace_modules)} traceable APIs, "
+    facts += f"report names like {found.report_style}" if found.report_style else "no report scripts (not needed)"
     doubts = [*found.notes, *filter(None, (place.warning, too_old_for(found.version, cuda_runtime())))]
     if "sqlite" not in found.export_types:
-        doubts.append("it does not offer the export to SQLite")
+        doubts.append("it cannot export to SQLite")
     if doubts:
         return Check(
-            title, "warning", f"{said}; {'; '.join(doubts)}", "Its report may be missing or incomplete.", _where("nsys", title),
+            title, "warning", f"{facts}; {'; '.join(doubts)}", "Its report may be missing or incomplete.", _where("nsys", title),
             asdict(found),
         )  # fmt: skip
-    return Check(title, "ok", said, details=asdict(found))
+    return Check(title, "ok", facts, details=asdict(found))
 
 
 def _importer() -> Check:
     title = "nsys importer"
     path = find_tool("nsys")
     if path is None:
-        return Check(title, "missing", "there is no nsys", "No reports of nsys.", _where("nsys", "Nsight Systems"))
+        return Check(title, "missing", "there is no nsys", "No nsys reports.", _where("nsys", "Nsight Systems"))
     importer = find_importer(path, tool_version(path) or "")
     if importer is not None:
         return Check(title, "ok", str(importer))
     return Check(
         title, "warning", f"no QdstrmImporter near {path}",
-        "nsys may leave a .qdstrm of which no report can be made here.",
-        "Install the whole of Nsight Systems (target and host part), not the target part alone.",
+        "If nsys leaves only a .qdstrm, no report can be created from it here.",
+        "Install all of Nsight Systems (target and host part), not only the target part.",
     )  # fmt: skip
 
 
@@ -191,24 +193,24 @@ def _ncu() -> Check:
     found = probe_ncu(place.path)
     if isinstance(found, Missing):
         return Check(title, "warning", found.why, costs, _where("ncu", title))
-    said = f"{found.version} at {found.path}, sets {', '.join(found.sets) or 'none'}, {len(found.sections)} sections"
+    facts = f"{found.version} at {found.path}, sets {', '.join(found.sets) or 'none'}, {len(found.sections)} sections"
     doubts = [*found.notes, *filter(None, (place.warning, "" if found.sets else "it lists no sets"))]
     if doubts:
         return Check(
-            title, "warning", f"{said}; {'; '.join(doubts)}", "Counters may be incomplete.", _where("ncu", title), asdict(found)
+            title, "warning", f"{facts}; {'; '.join(doubts)}", "Counters may be incomplete.", _where("ncu", title), asdict(found)
         )
-    return Check(title, "ok", said, details=asdict(found))
+    return Check(title, "ok", facts, details=asdict(found))
 
 
 def _counters() -> Check:
     permission = counter_permission()
     if permission.status == "ok":
         return Check("GPU counters", "ok", permission.why)
-    costs = "Nsight Compute and GPU metrics sampling are refused (ERR_NVGPUCTRPERM)."
+    costs = "Nsight Compute and GPU metrics sampling fail (ERR_NVGPUCTRPERM)."
     if permission.status == "denied":
         return Check("GPU counters", "missing", permission.why, costs, REMEDY)
-    found = f"not known whether they may be read: {permission.why}"
-    return Check("GPU counters", "warning", found, "Nsight Compute may be refused.", "Try a run with profiling=ncu: it says so.")
+    found = f"permission unknown: {permission.why}"
+    return Check("GPU counters", "warning", found, "Nsight Compute may fail.", "Try a run with profiling=ncu.")
 
 
 def _compiler() -> Check:
@@ -218,15 +220,8 @@ def _compiler() -> Check:
     return Check("C++ compiler", "warning", "none on the PATH", "runtime.compile on the CPU fails.", "Install g++ or clang++.")
 
 
-def _package(name: str, costs: str) -> Check:
-    try:
-        return Check(name, "ok", metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return Check(name, "missing", "not installed", costs, f"pip install {name}")
-
-
 def _where(name: str, title: str) -> str:
-    return f"Install {title} from NVIDIA or with the CUDA toolkit, or name the binary in the variable {name.upper()}."
+    return f"Install {title} from NVIDIA or with the CUDA toolkit, or set {name.upper()} to the binary."
 
 
 def _absent(name: str, title: str, costs: str, place: Located) -> Check:

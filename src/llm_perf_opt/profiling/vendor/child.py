@@ -1,4 +1,4 @@
-"""What a child prints: messages to its parent, and log. And a descriptor that tells when it has ended."""
+"""A running child as seen by its parent: its output, its disk use and its descendants."""
 
 import json
 import os
@@ -20,12 +20,12 @@ _MAX_LINE = 1 << 20
 
 OnMessage = Callable[[dict[str, Any]], None]
 OnTick = Callable[[], None]
-"""Called once a second while a child runs, whatever it says: for whoever shows that it is still at work."""
+"""Called once a second while a child runs."""
 TICK_S = 1.0
 
 
 def no_tick() -> None:
-    """Nobody shows it."""
+    """Do nothing."""
 
 
 class LineReader:
@@ -37,7 +37,7 @@ class LineReader:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> None:
-        """Take what was read."""
+        """Process a chunk of output."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._line(line)
@@ -46,18 +46,18 @@ class LineReader:
             self._rest = b""
 
     def close(self) -> None:
-        """Take the last line, which may have no end."""
+        """Process the last line, which may have no newline."""
         if self._rest:
             self._line(self._rest)
             self._rest = b""
 
     def note(self, text: str) -> None:
-        """A line of our own in the log."""
+        """Write a line of llm-perf's own to the log."""
         self._file.write(f"llm-perf: {text}\n".encode())
 
     def _line(self, line: bytes) -> None:
         before, prefix, rest = line.partition(MESSAGE_PREFIX.encode())
-        if prefix:  # not always at the beginning: nsys prints its progress without ending the line
+        if prefix:  # not always at the start: nsys prints progress without a newline
             with suppress(ValueError):
                 message = json.loads(rest)
                 if isinstance(message, dict):
@@ -69,12 +69,12 @@ class LineReader:
 
 
 class pidfd:  # noqa: N801 - reads as a function at its call
-    """A descriptor that becomes readable when a process ends; None where the system has none."""
+    """A descriptor that becomes readable when a process ends; None if the system has no pidfd."""
 
     def __init__(self, pid: int) -> None:
         self._fd: int | None = None
         if hasattr(os, "pidfd_open"):
-            with suppress(OSError):  # an old kernel, or one that may not be asked: the end of the pipe tells as well
+            with suppress(OSError):  # an old kernel, or no permission: the end of the pipe shows it too
                 self._fd = os.pidfd_open(pid)
 
     def __enter__(self) -> int | None:
@@ -92,7 +92,7 @@ BYTES_PER_GB = 10**9
 
 
 class DiskWatch:
-    """Looks at the folders a tool writes to. Cheap: they hold a handful of files."""
+    """Checks the size of the folders that a tool writes to. Cheap: they contain few files."""
 
     def __init__(
         self, folders: Sequence[Path], max_bytes: int, *, interval_s: float = 1.0, least_free_bytes: int = LEAST_FREE_BYTES
@@ -105,21 +105,21 @@ class DiskWatch:
         self._before = self.used_bytes()
 
     def used_bytes(self) -> int:
-        """Disk space that the folders take now."""
-        return sum(_allocated(folder) for folder in self.folders)
+        """Return the disk space that the folders use."""
+        return sum(state.st_blocks * 512 for folder in self.folders for state in _files(folder))
 
     def due(self) -> bool:
-        """Whether it is time to look again."""
+        """Return whether it is time to check again."""
         return time.monotonic() >= self._next
 
     def problem(self) -> LlmPerfError | None:
-        """Why the tool must be stopped, if it must."""
+        """Return why the tool must be stopped, or None."""
         self._next = time.monotonic() + self.interval_s
         written = self.used_bytes() - self._before
         if written > self.max_bytes:
             return CaptureError(
-                f"What the tool wrote grew to {written / BYTES_PER_GB:.2f} GB, above the "
-                f"{self.max_bytes / BYTES_PER_GB:g} GB of profiling.max_trace_gb, and the pass was stopped.",
+                f"The files of the tool grew to {written / BYTES_PER_GB:.2f} GB, above the "
+                f"{self.max_bytes / BYTES_PER_GB:g} GB of profiling.max_trace_gb, so the pass was stopped.",
                 "Raise profiling.max_trace_gb, or record less: fewer new tokens, fewer kernels, fewer traced APIs.",
             )
         for folder in self.folders:
@@ -128,18 +128,14 @@ class DiskWatch:
                 if free.f_bavail * free.f_frsize < self._least_free_bytes:
                     return ResourceError(
                         f"The disk of {folder} has {free.f_bavail * free.f_frsize / 1e6:.0f} MB left, "
-                        f"less than {self._least_free_bytes / 1e6:.0f} MB, and the pass was stopped.",
-                        "Free some space, put the run elsewhere with hydra.run.dir=DIR, or set TMPDIR to a larger disk.",
+                        f"less than {self._least_free_bytes / 1e6:.0f} MB, so the pass was stopped.",
+                        "Free some space, choose another disk with hydra.run.dir=DIR, or set TMPDIR to a larger disk.",
                     )
         return None
 
 
-def _allocated(folder: Path) -> int:
-    return sum(state.st_blocks * 512 for state in _files(folder))
-
-
 def _files(folder: Path) -> Iterator[os.stat_result]:
-    """Every regular file below a folder; what goes away meanwhile is passed over."""
+    """Yield every regular file below a folder; files that disappear meanwhile are skipped."""
     try:
         entries = list(os.scandir(folder))
     except OSError:
@@ -156,12 +152,12 @@ def _files(folder: Path) -> Iterator[os.stat_result]:
 
 
 MARK = "LLM_PERF_CHILD"
-"""Names the children that a process descends from, outermost first."""
+"""Environment variable with the marks of the children that a process descends from, outermost first."""
 _PROC = Path("/proc")
 
 
 def new_mark() -> str:
-    """A mark for a child; it keeps those that we carry ourselves."""
+    """Return a mark for a child, after the marks of this process."""
     return ":".join(filter(None, (os.environ.get(MARK, ""), uuid.uuid4().hex)))
 
 
@@ -175,27 +171,27 @@ class _Seen:
 
 
 class Descendants:
-    """A child and what it has started. Nothing is known of it where there is no /proc; then the process group must do."""
+    """A child and all processes that it has started. Without /proc it is empty, and only the process group is signaled."""
 
     def __init__(self, child: int, mark: str) -> None:
         self._child = child
         self._mark = f"{MARK}={mark}".encode()
         self._ours: dict[int, int] = {}
-        self._strangers: dict[int, int] = {}
+        self._others: dict[int, int] = {}
 
     def look(self, *, child_is_known: bool) -> None:
-        """Record who is there now. `child_is_known`: it has not been waited for, so that its pid is still its own."""
+        """Record the running descendants. `child_is_known`: the child has not been waited for, so its pid is still valid."""
         seen = _processes()
         for pid, process in seen.items():
-            if self._ours.get(pid) == process.began or self._strangers.get(pid) == process.began:
+            if self._ours.get(pid) == process.began or self._others.get(pid) == process.began:
                 continue
             environment = _environment(pid)
             if self._mark in environment or (child_is_known and self._child in (pid, process.session)):
                 self._ours[pid] = process.began
-            elif environment:  # it has none for a moment while it starts a program, so that it is looked at again
-                self._strangers[pid] = process.began
+            elif environment:  # it is empty for a moment during exec, so such a process is checked again
+                self._others[pid] = process.began
         grown = True
-        while grown:  # children of ours whose environment cannot be read
+        while grown:  # descendants whose environment cannot be read
             found = {
                 pid: process.began
                 for pid, process in seen.items()
@@ -207,12 +203,12 @@ class Descendants:
             grown = bool(found)
 
     def alive(self) -> list[int]:
-        """Pids of those recorded that still run."""
+        """Return the pids of the recorded processes that still run."""
         seen = _processes()
         return [pid for pid, began in self._ours.items() if pid in seen and seen[pid].began == began and not seen[pid].ended]
 
     def send(self, number: signal.Signals) -> None:
-        """Signal every one of them, and nobody else."""
+        """Signal every recorded process."""
         for pid, began in self._ours.items():
             _signal(pid, began, number)
 
@@ -228,12 +224,12 @@ def _processes() -> dict[int, _Seen]:
 
 
 def _read(pid: int) -> _Seen | None:
-    """One process, or None when it is gone."""
+    """Return a process, or None if it is gone."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return None
-    fields = stat[stat.rfind(b")") + 2 :].split()  # a name may hold blanks and brackets
+    fields = stat[stat.rfind(b")") + 2 :].split()  # a name may contain spaces and parentheses
     return _Seen(parent=int(fields[1]), session=int(fields[3]), began=int(fields[19]), ended=fields[0] in (b"Z", b"X"))
 
 
@@ -251,7 +247,7 @@ def _signal(pid: int, began: int, number: signal.Signals) -> None:
             if current is not None and current.began == began:
                 os.kill(pid, number)
             return
-        handle = os.pidfd_open(pid)  # from here on the pid cannot pass to another process unnoticed
+        handle = os.pidfd_open(pid)  # from here on, reuse of the pid is detected
         try:
             current = _read(pid)
             if current is not None and current.began == began:

@@ -1,7 +1,6 @@
-"""Where a tool begins and ends to record, and whether its range filter can match anything at all.
+"""What starts and stops a recording, and a check that a range filter can match.
 
-Both Nsight tools take a range that never comes for an answer: they record nothing and end with exit code 0. So an expression is
-checked before a process is started.
+If a range never occurs, both Nsight tools record nothing and exit with code 0. So range expressions are checked first.
 """
 
 import re
@@ -15,76 +14,76 @@ from llm_perf_opt.core.stages import DOMAIN, PARENT, STAGE_NAMES, Stage, nsys_ra
 Tool = Literal["nsys", "ncu"]
 
 BOTH_SYNTAXES = (
-    "nsys takes the literal name first: NAME@DOMAIN (profile@LLM; NAME@* for any domain). "
-    "ncu takes the domain first, nested ranges as a path, a slash at the end for push/pop ranges: "
-    "DOMAIN@OUTER/INNER/ (LLM@decode/decode_step/). Neither takes a wildcard inside a name."
+    "nsys syntax: NAME@DOMAIN with the literal name (profile@LLM; NAME@* for any domain). "
+    "ncu syntax: DOMAIN@OUTER/INNER/, the domain first, nested ranges as a path, a slash at the end for push/pop ranges "
+    "(LLM@decode/decode_step/). Neither accepts a wildcard inside a name."
 )
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What a tool records of a program. Make one with `on_stage`, `on_range`, or take one of the two constants below."""
+    """What a tool records of a program: `on_stage`, `on_range`, CUDA_PROFILER_API or WHOLE_PROGRAM."""
 
     kind: Literal["nvtx", "cudaProfilerApi", "none"]
     range: str = ""
-    """As nsys spells it: NAME@DOMAIN."""
+    """In nsys syntax: NAME@DOMAIN."""
     ours: bool = True
-    """Whether the program marks our stages; in a user's own program any name may come."""
+    """Whether the program marks llm-perf's stages; a user's program may use any name."""
 
 
 CUDA_PROFILER_API = Gate("cudaProfilerApi")
 """From the program's cudaProfilerStart to its cudaProfilerStop."""
 WHOLE_PROGRAM = Gate("none")
-"""From the first instruction to the last."""
+"""From start to exit."""
 
 
 def on_stage(stage: Stage = Stage.PROFILE) -> Gate:
-    """The gate on one of our stages."""
+    """Return the gate on a stage."""
     return Gate("nvtx", nsys_range(stage))
 
 
 def on_range(expression: str) -> Gate:
-    """The gate on an NVTX range of a user's own program, as nsys spells it."""
+    """Return the gate on an NVTX range of a user's program, in nsys syntax."""
     return Gate("nvtx", expression, ours=False)
 
 
 def check_gate(tool: Tool, expression: str, *, ours: bool = True, substages: Sequence[str] = ()) -> None:
-    """Refuse a range expression that would match nothing; with `ours`, every expression that is no range of ours.
+    """Raise a ConfigError for a range expression that cannot match; with `ours`, for any range that llm-perf does not push.
 
     `substages` are the names of `model.substages`, which lie inside prefill and inside each decode step.
     """
-    flaw = _nsys_flaw(expression) if tool == "nsys" else _ncu_flaw(expression)
-    if flaw:
-        raise _refusal(tool, expression, flaw)
+    problem = _nsys_problem(expression) if tool == "nsys" else _ncu_problem(expression)
+    if problem:
+        raise _error(tool, expression, problem)
     if not ours:
         return
     known = _nsys_spellings(substages) if tool == "nsys" else _ncu_spellings(substages)
     if expression not in known:
         closest = nearest(expression, known)
-        raise _refusal(tool, expression, f"no such range is ever pushed.{closest} Ranges: {', '.join(known)}")
+        raise _error(tool, expression, f"no such range is ever pushed.{closest} Ranges: {', '.join(known)}")
 
 
-def _refusal(tool: Tool, expression: str, flaw: str) -> ConfigError:
+def _error(tool: Tool, expression: str, problem: str) -> ConfigError:
     option = "--nvtx-capture" if tool == "nsys" else "--nvtx-include"
     return ConfigError(
-        f"{tool} {option} {expression!r} would record nothing and still end with exit code 0: {flaw}.", BOTH_SYNTAXES
+        f"{tool} {option} {expression!r} would record nothing and still exit with code 0: {problem}.", BOTH_SYNTAXES
     )
 
 
-def _nsys_flaw(expression: str) -> str:
+def _nsys_problem(expression: str) -> str:
     name, *domain = re.split(r"(?<!\\)@", expression)
     if not name:
         return "it names no range"
     if len(domain) > 1:
-        return "it has more than one @ (write \\@ for one that belongs to the name)"
+        return "it has more than one @ (escape an @ in the name as \\@)"
     if expression.endswith("/"):
-        return "a slash at the end is the syntax of ncu"
+        return "a slash at the end is ncu syntax"
     if "*" in name or (domain and "*" in domain[0] and domain[0] != "*"):
-        return "a name is taken literally, the asterisk with it"
+        return "names are literal, so an asterisk matches only itself"
     return ""
 
 
-def _ncu_flaw(expression: str) -> str:
+def _ncu_problem(expression: str) -> str:
     domain, _, path = expression.rpartition("@")
     steps = path.split("/")
     if not path.strip("/"):
@@ -92,7 +91,7 @@ def _ncu_flaw(expression: str) -> str:
     if "@" in domain:
         return "it has more than one @"
     if any("*" in step and step != "*" for step in steps) or steps == ["*"]:
-        return "an asterisk stands for nested ranges only as a step of its own (A/*/B)"
+        return "an asterisk matches nested ranges only as a whole path element (A/*/B)"
     return ""
 
 
@@ -101,7 +100,7 @@ def _nsys_spellings(substages: Sequence[str]) -> list[str]:
 
 
 def _ncu_spellings(substages: Sequence[str]) -> list[str]:
-    """Every stage by itself, and below each of the ranges around it."""
+    """Return every stage by itself and as a path through the ranges around it."""
     paths = []
     for stage in Stage:
         path = [stage.value]

@@ -1,4 +1,4 @@
-"""The only place that starts processes. A child and its descendants are ended by recorded pid, never by name."""
+"""Start and stop the processes of passes. A child and its descendants are stopped by recorded pid, never by name."""
 
 import os
 import re
@@ -28,15 +28,15 @@ from llm_perf_opt.profiling.vendor.child import (
     no_tick,
     pidfd,
 )
-from llm_perf_opt.profiling.vendor.logs import words_of_the_program
+from llm_perf_opt.profiling.vendor.logs import program_output
 from llm_perf_opt.runners.child import PARENT_VARIABLE
 
 REPORT_GRACE_S = (120.0, 20.0, 5.0)
-"""The same for a tool that writes its report when it is interrupted."""
+"""Seconds after SIGINT, SIGTERM and SIGKILL for a tool that writes its report when it is interrupted."""
 SETTLE_S = 3.0
-"""How long processes that outlive a child may take to end by themselves."""
+"""Seconds that processes may outlive a child before they are stopped."""
 _RAISED = re.compile(r"[\w.]+(Error|Exception)(: .|$)")
-"""The last line of a traceback, below those of the code that it went through."""
+"""The last line of a traceback."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Finished:
     seconds: float
     timed_out: bool
     stopped: LlmPerfError | None = None
-    """Why it was ended before its time, where neither time nor the user ended it."""
+    """Why it was stopped, if neither the timeout nor the user stopped it."""
 
     @property
     def signal_name(self) -> str:
@@ -57,7 +57,7 @@ class Finished:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a measured process: nothing is fetched, and GPUs are counted as NVML counts them."""
+    """Return the environment of a measured process: offline, and with GPUs in NVML's order."""
     fixed = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "HF_HUB_OFFLINE": "1",
@@ -71,19 +71,29 @@ def child_environment() -> dict[str, str]:
 
 
 def program_environment() -> dict[str, str]:
-    """The environment of a user's own program: ours, as it is. A model hub and the order of GPUs are its own affair."""
+    """Return the environment of a user's program: unchanged."""
     return dict(os.environ)
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Who is told how a child goes."""
+    """Receivers of a child's progress."""
 
     on_message: OnMessage
     on_start: Callable[[int], None] = lambda _: None
     """Given the child's pid."""
     on_tick: OnTick = no_tick
     """Called once a second."""
+
+
+def _start(argv: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a process in its own session, or raise a CaptureError."""
+    try:
+        return subprocess.Popen(list(argv), start_new_session=True, **options)  # noqa: S603 - an argv list, never a shell
+    except OSError as error:
+        raise CaptureError(
+            f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and executable."
+        ) from error
 
 
 def run_child(
@@ -96,27 +106,21 @@ def run_child(
     watch: DiskWatch | None = None,
     grace_s: tuple[float, float, float] | None = None,
 ) -> Finished:
-    """Run a child to its end. Everything it prints goes to `log`, its messages to `callbacks`.
+    """Run a child to its end. Its output goes to `log`, its messages to `callbacks`.
 
-    It is ended when its time is over or when `watch` says so, with `grace_s` after each signal; so is everything it started
-    and left behind, whatever session that went to.
+    It is stopped at the timeout or when `watch` finds a problem, with `grace_s` after each signal. All processes that it started
+    and left behind are stopped too, in whatever session they are.
     """
     begun = time.monotonic()
     mark = new_mark()
     with log.open("ab", buffering=0) as file:
-        try:
-            child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**(environment or child_environment()), MARK: mark},
-            )
-        except OSError as error:
-            raise CaptureError(
-                f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and may be run."
-            ) from error
+        child = _start(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**(environment or child_environment()), MARK: mark},
+        )
         running = _Running(
             child, Descendants(child.pid, mark), LineReader(file, callbacks.on_message), grace_s or GRACE_S, callbacks.on_tick
         )
@@ -127,18 +131,18 @@ def run_child(
             stopped = outcome if isinstance(outcome, LlmPerfError) else None
             if outcome != "ended":
                 running.end()
-            running.clear_away()
+            running.stop_leftovers()
         except KeyboardInterrupt as error:
             running.end()
-            running.clear_away()
+            running.stop_leftovers()
             raise interrupted(error, "What was captured so far is kept.") from None
         except OSError as error:  # the log cannot be written: the disk is full
-            running.end(heard=False)
-            running.clear_away()
+            running.end(read_output=False)
+            running.stop_leftovers()
             raise disk_error(error, log) from error
         except BaseException:
-            running.end(heard=False)
-            running.clear_away()
+            running.end(read_output=False)
+            running.stop_leftovers()
             raise
         finally:
             running.close()
@@ -146,66 +150,57 @@ def run_child(
 
 
 class UnexplainedEndError(CaptureError):
-    """A child ended badly without a word of its own: only its exit code or signal is known, and whoever knows more is right."""
+    """A child failed without an error message: only its exit code or signal is known. A more specific error takes precedence."""
 
 
 def error_in(message: dict[str, Any]) -> LlmPerfError | None:
-    """Return the error in a child's message, if it holds one."""
+    """Return the error in a child's message, if there is one."""
     if message.get("event") != "error":
         return None
     return error_from(str(message.get("kind")), str(message.get("fact")), str(message.get("remedy")))
 
 
 def verdict(
-    what: str, finished: Finished, said: Sequence[LlmPerfError], log: Path, *, limit: str, longer: str, smaller: str
+    what: str, finished: Finished, errors: Sequence[LlmPerfError], log: Path, *, limit: str, longer: str, smaller: str
 ) -> LlmPerfError | None:
-    """Return what a child's end means: why we stopped it, then its own words, then its exit code. None: it ended well.
+    """Return the error of a child, from why it was stopped, its own messages or its exit code; None: it succeeded.
 
-    `limit` names the time it had, `longer` and `smaller` say what to do when it ran out of time or memory.
+    `limit` names the timeout, `longer` and `smaller` are remedies for running out of time or memory.
     """
     if finished.stopped is not None:
         return finished.stopped
-    if said:
-        return said[0]
+    if errors:
+        return errors[0]
     if finished.timed_out:
         return CaptureError(
-            f"{what} took longer than {limit} and was ended after {finished.seconds:.0f} s.", f"{longer} See {log}."
+            f"{what} took longer than {limit} and was stopped after {finished.seconds:.0f} s.", f"{longer} See {log}."
         )
     if finished.exit_code == 0:
         return None
     if finished.exit_code == 130:
         return Interrupted("Interrupted.", "What was captured so far is kept.")
     if finished.signal_name == "SIGKILL":
-        return CaptureError(
-            f"{what} was killed (SIGKILL).", f"Often that is the system running out of memory: {smaller} See {log}."
-        )
-    how = f"by {finished.signal_name}" if finished.signal_name else f"with exit code {finished.exit_code}"
-    return UnexplainedEndError(f"{what} was ended {how}{_complaint(log)}.", f"See {log}.")
+        return CaptureError(f"{what} was killed (SIGKILL).", f"Often the system has run out of memory: {smaller} See {log}.")
+    how = f"was killed by {finished.signal_name}" if finished.signal_name else f"ended with exit code {finished.exit_code}"
+    return UnexplainedEndError(f"{what} {how}{_error_line(log)}.", f"See {log}.")
 
 
-def _complaint(log: Path) -> str:
-    """The line of a log that most likely says what went wrong."""
+def _error_line(log: Path) -> str:
+    """Return the line of a log that most likely describes the error, after a colon."""
     try:
-        lines = words_of_the_program(log.read_text(errors="replace"))
+        lines = program_output(log.read_text(errors="replace"))
     except OSError:
         return ""
     raised = [line for line in lines if _RAISED.match(line)][-1:]
-    loud = raised or [line for line in lines if "error" in line.lower()] or lines[-1:]
-    return f": {loud[0].removeprefix('==ERROR==').strip()[:300]}" if loud else ""
+    found = raised or [line for line in lines if "error" in line.lower()] or lines[-1:]
+    return f": {found[0].removeprefix('==ERROR==').strip()[:300]}" if found else ""
 
 
 def convert(argv: Sequence[str], *, log: Path, timeout_s: float, output: Path | None = None) -> Finished:
-    """Run a tool that makes one file of another: what it prints goes to `log`, or its standard output to `output`."""
+    """Run a tool that converts a file: its output goes to `log`, or its standard output to `output`."""
     begun = time.monotonic()
-    with log.open("ab") as said, (output or log).open("wb" if output else "ab") as out:
-        try:
-            child = subprocess.Popen(  # noqa: S603 - an argv list, never a shell
-                list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=said, start_new_session=True
-            )
-        except OSError as error:
-            raise CaptureError(
-                f"{argv[0]} cannot be started: {error.strerror}.", "Check that it is installed and may be run."
-            ) from error
+    with log.open("ab") as errors, (output or log).open("wb" if output else "ab") as out:
+        child = _start(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=errors)
         try:
             child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -218,7 +213,7 @@ def convert(argv: Sequence[str], *, log: Path, timeout_s: float, output: Path | 
 
 
 class _Running:
-    """A child that runs: hearing it, ending it, and clearing away what it left."""
+    """A running child: reads its output, stops it, and stops what it left behind."""
 
     def __init__(
         self,
@@ -235,7 +230,7 @@ class _Running:
         self._on_tick = on_tick
 
     def follow(self, deadline: float, watch: DiskWatch | None = None) -> Literal["ended", "late"] | LlmPerfError:
-        """Copy output until the child ends, time runs out or the watch finds a problem. Sleeps in the kernel, never spins."""
+        """Copy output until the child ends, the deadline passes or the watch finds a problem. Never busy-waits."""
         assert self._child.stdout is not None  # noqa: S101 - opened with PIPE
         pipe = self._child.stdout.fileno()
         tick_at = time.monotonic() + TICK_S
@@ -258,7 +253,7 @@ class _Running:
                     self._reader.feed(chunk)
                     if not chunk:
                         break
-                elif ended in ready:  # a grandchild may still hold the pipe; what the child wrote has been read
+                elif ended in ready:  # a grandchild may keep the pipe open; the child's output has been read
                     break
                 if watch and watch.due():
                     self._descendants.look(child_is_known=self._child.returncode is None)
@@ -270,10 +265,10 @@ class _Running:
             return "ended"
         return "late"
 
-    def end(self, heard: bool = True) -> None:
-        """SIGINT to the child's group, so that a tool stops its program and writes its report; then SIGTERM and SIGKILL to all.
+    def end(self, read_output: bool = True) -> None:
+        """Send SIGINT to the child's group, so that a tool writes its report; then SIGTERM and SIGKILL to all descendants.
 
-        Its output is read meanwhile, or it might wait for room in the pipe for ever.
+        Its output is read meanwhile, because it could block on a full pipe.
         """
         for number, patience in zip(END_SIGNALS, self._grace_s, strict=True):
             if self._child.poll() is not None:
@@ -284,17 +279,17 @@ class _Running:
             if number is not signal.SIGINT:
                 self._descendants.send(number)
             with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                if heard:
+                if read_output:
                     self.follow(time.monotonic() + patience)
                 else:
                     self._child.wait(patience)
 
-    def clear_away(self) -> None:
-        """End what outlived the child: an agent of nsys, a server that the program started. It disturbs what is measured next."""
+    def stop_leftovers(self) -> None:
+        """Stop processes that outlived the child, such as an agent of nsys: they would disturb the next measurement."""
         self._descendants.look(child_is_known=self._child.returncode is None)
         if not self._wait_for_all(SETTLE_S):
-            with suppress(OSError):  # the log's disk may be full, which has been told
-                self._reader.note(f"ended processes that outlived {self._child.pid}: {self._descendants.alive()}")
+            with suppress(OSError):  # the disk may be full, which has been reported
+                self._reader.note(f"stopped processes that outlived {self._child.pid}: {self._descendants.alive()}")
             for number, patience in ((signal.SIGTERM, self._grace_s[1]), (signal.SIGKILL, self._grace_s[2])):
                 self._descendants.look(child_is_known=False)
                 self._descendants.send(number)
@@ -302,7 +297,7 @@ class _Running:
                     break
 
     def _wait_for_all(self, patience_s: float) -> bool:
-        """Whether all of them ended within this time. They are not our children, so that nothing wakes us."""
+        """Return whether all of them ended within this time. They are not children of this process, so it must poll."""
         deadline = time.monotonic() + patience_s
         while self._descendants.alive():
             if time.monotonic() >= deadline:
@@ -311,10 +306,10 @@ class _Running:
         return True
 
     def close(self) -> None:
-        """Read what is still in the pipe, without waiting for more."""
+        """Read what is left in the pipe, without waiting for more."""
         if self._child.stdout is not None:
             os.set_blocking(self._child.stdout.fileno(), False)
-            with suppress(OSError):  # nothing there, or the log's disk is full, which has been told
+            with suppress(OSError):  # nothing left, or the disk is full, which has been reported
                 while chunk := os.read(self._child.stdout.fileno(), 65536):
                     self._reader.feed(chunk)
                 self._reader.close()
@@ -322,7 +317,7 @@ class _Running:
 
 
 class Companion:
-    """A process that runs beside another until its standard input is closed."""
+    """A process that runs next to another until its standard input is closed."""
 
     def __init__(self, argv: Sequence[str], log: Path, ready: str, patience_s: float = 20.0) -> None:
         self.argv = tuple(argv)
@@ -339,8 +334,8 @@ class Companion:
         assert self._child.stdout is not None  # noqa: S101 - opened with PIPE
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.stdout, selectors.EVENT_READ)
-            heard = self._child.stdout.readline() if selector.select(patience_s) else b""
-        if heard.decode(errors="replace").strip() != ready:
+            line = self._child.stdout.readline() if selector.select(patience_s) else b""
+        if line.decode(errors="replace").strip() != ready:
             end(self._child)
             self._log.close()
             raise CaptureError(f"{argv[0]} did not start (exit code {self._child.returncode}).", f"See {log}.")
@@ -353,7 +348,7 @@ class Companion:
                 self._child.stdin.flush()
 
     def stop(self) -> Finished:
-        """Close its input and wait; end it if it does not heed."""
+        """Close its input and wait; stop it if it does not exit."""
         if self._child.stdin is not None:
             with suppress(BrokenPipeError):
                 self._child.stdin.close()
@@ -367,7 +362,7 @@ class Companion:
 
 
 def build_work_argv(config_file: Path, which: str, out: Path, decode_steps: int | None = None) -> list[str]:
-    """The command of the measured process: it gets the resolved configuration, not the overrides again."""
+    """Return the command of the measured process, with the resolved configuration."""
     module = "llm_perf_opt.runners.llm_profile_runner"
     argv = [sys.executable, "-m", module, "--config", str(config_file), "--pass", which, "--out", str(out)]
     return argv if decode_steps is None else [*argv, "--decode-steps", str(decode_steps)]

@@ -1,4 +1,4 @@
-"""What the Nsight tools say of a failure in their log while they end with exit code 0, or with one that says nothing."""
+"""Find failures in the logs of the Nsight tools, which often exit with code 0 or an unspecific one."""
 
 import re
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from llm_perf_opt.profiling.vendor.gates import BOTH_SYNTAXES
 
 @dataclass(frozen=True)
 class LogProblem:
-    """One thing a tool complained of."""
+    """A problem that a tool reported."""
 
     id: str
     what: str
     remedy: str
     fatal: bool
-    """Whether its figures may not be used."""
+    """Whether the report is unusable."""
     line: str
-    """The line that says so."""
+    """The line of the log."""
 
 
 @dataclass(frozen=True)
@@ -35,65 +35,65 @@ _OLD_TOOL = "Use an Nsight Systems at least as new as the program's CUDA; see `l
 _PERMISSION = _Rule(
     "no_permission",
     r"ERR_NVGPUCTRPERM",
-    "The GPU's hardware counters may not be read by this user.",
+    "This user has no permission to read the GPU's hardware counters.",
     REMEDY,
 )
 
 AGENT_LOST = "agent_lost"
-"""The id of what may pass when nsys is started again."""
+"""The id of a problem that a restart of nsys may solve."""
 _AGENT_LOST = re.compile(r"Connection to Agent lost\b.*|End of file|.*Local Endpoint is not available\.?")
 
 _PROGRESS = re.compile(
     r"==PROF==|Generating '.*\.qdstrm'$|\[\d+/\d+\] \[|Generated$|(Collecting data|Processing events|Capture range)\b"
     r"|The target application|Saving (temporary|report)"
 )
-"""How lines of nsys (2022 to 2025) and ncu begin that say nothing of the program."""
+"""Start of lines of nsys (2022 to 2025) and ncu that are not about the program."""
 _REPORT = re.compile(r"\S.*\.(nsys-rep|qdstrm|sqlite|ncu-rep)")
-"""A line below nsys's `Generated:`."""
+"""A line after nsys's `Generated:`."""
 
 _NSYS = (
     _PERMISSION,
     _Rule(
         "importer_missing",
         r"[Ii]mporter binary .*not found|QdstrmImporter.*not found",
-        "nsys could not make a report of what it recorded; only a .qdstrm was left.",
-        "Install the host part of Nsight Systems, which holds QdstrmImporter.",
+        "nsys could not create a report; it left only a .qdstrm.",
+        "Install the host part of Nsight Systems, which contains QdstrmImporter.",
     ),
     _Rule(
         "stream_incomplete",
         r"Qdstrm file is incomplete or invalid",
-        "nsys was ended before it had written what it recorded: no report can be made of it.",
+        "nsys was stopped before it had written its recording, so no report can be created.",
         "Raise profiling.pass_timeout_s, or record less.",
     ),
     _Rule(
         "tool_older_than_cuda",
         r"Unknown \w+ API function index",
-        "nsys met a CUDA call newer than itself and gave up: the report is incomplete.",
+        "nsys stopped at a CUDA call that is newer than itself: the report is incomplete.",
         _OLD_TOOL,
     ),
     _Rule(
         "events_not_processed",
         r"Errors occurred while processing the raw events",
-        "nsys could not read all of what it had recorded: the report is incomplete.",
+        "nsys could not process all of its recording: the report is incomplete.",
         _OLD_TOOL,
     ),
     _Rule(
         "no_report",
         r"No reports were generated",
-        "nsys recorded nothing: the range it waited for never came, or the program ended before it.",
-        f"{BOTH_SYNTAXES} Up to 2023.4 it does not see ranges of the nvtx package from 0.2.12 on.",
+        "nsys recorded nothing: the range that starts the capture never occurred, or the program ended before it.",
+        f"{BOTH_SYNTAXES} nsys up to 2023.4 does not see ranges of the nvtx package from 0.2.12 on.",
     ),
     _Rule(
         "gpu_metrics_unsupported",
         r"Illegal --gpu-metrics-devices? argument",
         "GPU metrics cannot be sampled here.",
-        "Leave GPU metrics out; `nsys profile --gpu-metrics-devices=help` (older: --gpu-metrics-device=help) says why.",
+        "Leave GPU metrics out; `nsys profile --gpu-metrics-devices=help` (older: --gpu-metrics-device=help) shows why.",
     ),
     _Rule(
         "unknown_option",
         r"^unrecogni[sz]ed option|^Illegal (?!--gpu-metrics)--\S+ argument",
-        "nsys does not take an option it was given.",
-        "Use a newer Nsight Systems; `llm-perf doctor` says what this one is.",
+        "nsys does not know an option.",
+        "Use a newer Nsight Systems; `llm-perf doctor` shows the installed version.",
     ),
 )
 
@@ -102,14 +102,14 @@ _NCU = (
     _Rule(
         "unknown_metric",
         r"Failed to find metric",
-        "ncu does not know a metric on this chip, and ended the program for it.",
+        "ncu does not know a metric on this chip and stopped the program.",
         "Check the names with `llm-perf metrics check NAME --chip CHIP`.",
     ),
     _Rule(
         "unknown_section",
         r"did not match any section|No metrics to collect found in sections",
         "ncu does not know a section or set by that name.",
-        "A name is matched exactly, a pattern only behind `regex:`; `ncu --list-sections` and `--list-sets` name them.",
+        "Names must match exactly, patterns need the prefix `regex:`; `ncu --list-sections` and `--list-sets` list the names.",
     ),
     _Rule(
         "no_driver",
@@ -120,14 +120,14 @@ _NCU = (
     _Rule(
         "counters_in_use",
         r"Driver resource was unavailable",
-        "Another tool holds the GPU's counters.",
-        "End the other profiler; a DCGM service lets go of them with `dcgmi profiling --pause`.",
+        "Another tool is using the GPU's counters.",
+        "Stop the other profiler; `dcgmi profiling --pause` makes a DCGM service release them.",
     ),
     _Rule(
         "unknown_option",
         r"unrecogni[sz]ed option|argument .*for option .* is invalid|Invalid regex|requires --nvtx",
-        "ncu does not take an option it was given.",
-        "Use a newer Nsight Compute; `llm-perf doctor` says what this one is.",
+        "ncu does not know an option.",
+        "Use a newer Nsight Compute; `llm-perf doctor` shows the installed version.",
     ),
     _Rule(
         "no_kernels",
@@ -138,13 +138,13 @@ _NCU = (
     _Rule(
         "program_failed",
         r"The application returned an error code",
-        "The program that ncu ran ended with an error of its own.",
-        "The log has what it said; run it without ncu to see whether it ends well.",
+        "The program that ncu ran failed.",
+        "See its output in the log; run it without ncu to see whether it succeeds.",
     ),
     _Rule(
         "cut_short",
         r"Trying to shutdown target application",
-        "ncu was ended before it was done: the report holds what was profiled until then.",
+        "ncu was stopped before it was done: the report contains what was profiled until then.",
         "Raise profiling.pass_timeout_s, or count fewer launches and metrics.",
         fatal=False,
     ),
@@ -152,48 +152,48 @@ _NCU = (
         "profiling_error",
         r"An error occurred while trying to profile",
         "ncu could not profile a kernel.",
-        "The log has the kernel; fewer metrics at a time, or another replay mode, may help.",
+        "The log names the kernel; fewer metrics at a time, or another replay mode, may help.",
     ),
 )
 
 
 def nsys_log_problems(text: str) -> tuple[LogProblem, ...]:
-    """What nsys complained of, the gravest first."""
+    """Return the problems in a log of nsys, the most severe first."""
     lines = _lines(text)
     found = _problems(lines, _NSYS)
-    if lines and lines[-1] == "Generated:":  # how 2023 says that it recorded nothing
+    if lines and lines[-1] == "Generated:":  # nsys 2023 recorded nothing
         rule = next(rule for rule in _NSYS if rule.id == "no_report")
         found.append(LogProblem(rule.id, rule.what, rule.remedy, rule.fatal, "Generated: (nothing)"))
-    said = next(filter(_AGENT_LOST.fullmatch, lines), None)
-    if said is not None:  # behind all others, which say more
+    line = next(filter(_AGENT_LOST.fullmatch, lines), None)
+    if line is not None:  # last, because all others are more specific
         what = "nsys lost the connection to its own agent."
-        remedy = "Run it again; where it happens each time, end other profilers or use another Nsight Systems."
-        found.append(LogProblem(AGENT_LOST, what, remedy, True, said))
+        remedy = "Run it again; if it happens each time, stop other profilers or use another Nsight Systems."
+        found.append(LogProblem(AGENT_LOST, what, remedy, True, line))
     return tuple(found)
 
 
 def ncu_log_problems(text: str) -> tuple[LogProblem, ...]:
-    """What ncu complained of, the gravest first. Its own lines begin with ==, so that the program's are told apart."""
+    """Return the problems in a log of ncu, the most severe first. Only ncu's own lines begin with ==."""
     found = _problems([line for line in _lines(text) if line.startswith("==")], _NCU)
-    if any(problem.id == "cut_short" for problem in found):  # then the failed kernel is the one at which it was interrupted
+    if any(problem.id == "cut_short" for problem in found):  # the failed kernel is the one that was interrupted
         found = [replace(problem, fatal=False) if problem.id == "profiling_error" else problem for problem in found]
     return tuple(found)
 
 
-def words_of_the_program(text: str) -> list[str]:
-    """The lines of a log without a tool's own about its progress and where it wrote its report; its errors stay."""
-    said = []
+def program_output(text: str) -> list[str]:
+    """Return the lines of a log without a tool's progress and report paths; the tool's errors stay."""
+    found = []
     after_generated = False
     for line in _lines(text):
         report = after_generated and _REPORT.fullmatch(line)
         after_generated = bool(report) or line == "Generated:"
         if not (after_generated or _PROGRESS.match(line)):
-            said.append(line)
-    return said
+            found.append(line)
+    return found
 
 
 def log_error(problems: Sequence[LogProblem]) -> LlmPerfError | None:
-    """The first problem that spoils the pass, as an error."""
+    """Return the first fatal problem as an error, or None."""
     worst = next((problem for problem in problems if problem.fatal), None)
     if worst is None:
         return None
@@ -203,23 +203,23 @@ def log_error(problems: Sequence[LogProblem]) -> LlmPerfError | None:
 
 
 FOLLOWS_A_FAILURE = ("no_report", "no_kernels", "program_failed")
-"""What is said, too, of a program that failed before it came to its work."""
+"""Problems that are also reported if the program failed before its work."""
 
 
 def _lines(text: str) -> list[str]:
-    """Lines that say something; progress bars end in carriage returns."""
+    """Return the non-empty lines; progress bars end in carriage returns."""
     return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
 
 
 def _problems(lines: Sequence[str], rules: Sequence[_Rule]) -> list[LogProblem]:
     found = []
     for rule in rules:
-        said = next((match for line in lines if (match := re.search(rule.pattern, line))), None)
-        if said is not None:
-            found.append(LogProblem(rule.id, rule.what, rule.remedy, rule.fatal, _around(said)))
+        match = next(filter(None, (re.search(rule.pattern, line) for line in lines)), None)
+        if match is not None:
+            found.append(LogProblem(rule.id, rule.what, rule.remedy, rule.fatal, _excerpt(match)))
     return found
 
 
-def _around(said: re.Match[str], most: int = 300) -> str:
-    """The line that was found; of a long one, which begins with where in the tool it was thrown, the part that says it."""
-    return said.string[:most] if said.end() <= most else f"… {said.string[said.start() :][:most]}"
+def _excerpt(match: re.Match[str], most: int = 300) -> str:
+    """Return the matched line; of a long one, which begins with a location in the tool, the text from the match on."""
+    return match.string[:most] if match.end() <= most else f"… {match.string[match.start() :][:most]}"

@@ -1,4 +1,4 @@
-"""Nsight Compute: the command that reads hardware counters of single kernels."""
+"""Nsight Compute: the command that reads hardware counters of kernels."""
 
 import itertools
 import re
@@ -13,7 +13,7 @@ from llm_perf_opt.profiling.vendor.gates import WHOLE_PROGRAM, Gate, check_gate
 REPORT_ENDING = ".ncu-rep"
 
 _LAST_OPTION = ("--export", "-o")
-"""Followed by its value and then by the program."""
+"""Its value and the program follow."""
 
 Replay = Literal["kernel", "application", "range", "app-range"]
 
@@ -22,32 +22,32 @@ _SPECIAL = re.compile(r"([.^$*+?()\[\]{}|\\])")
 
 @dataclass(frozen=True)
 class NcuRequest:
-    """What ncu collects, and of which launches. Without metrics, sections and set it collects its own default set."""
+    """What ncu collects, and of which launches. Without metrics, sections and set it collects its default set."""
 
     ranges: Sequence[str] = ()
-    """NVTX ranges, as ncu spells them: only launches inside them are counted."""
+    """NVTX ranges in ncu syntax: only launches inside them are counted."""
     metrics: Sequence[str] = ()
     """Names of counters; `counters/` checks them per chip."""
     sections: Sequence[str] = ()
     section_set: str | None = None
     kernels: Sequence[str] = ()
-    """Function names without namespace and template arguments, as `--kernel-name-base function` has them."""
+    """Function names without namespace and template arguments, as `--kernel-name-base function` shows them."""
     launch_skip: int = 0
-    """Of the launches that pass the filters above."""
+    """How many launches to skip of those that pass the filters."""
     launch_count: int | None = None
     replay: Replay = "kernel"
     gate: Gate = WHOLE_PROGRAM
     ours: bool = True
-    """False: the ranges are those of a user's program."""
+    """False: the ranges belong to a user's program."""
     substages: Sequence[str] = ()
 
 
 def build_ncu_cmd(ncu: Path, out_base: Path, work_argv: Sequence[str], request: NcuRequest | None = None) -> list[str]:
-    """Return the command of `ncu` around `work_argv`. It writes `out_base` + REPORT_ENDING and leaves clocks and caches alone."""
+    """Return an `ncu` command around `work_argv`. It writes `out_base` + REPORT_ENDING and keeps clocks and caches unchanged."""
     request = request or NcuRequest()
     gate, ranges = request.gate, request.ranges
     if gate.kind == "nvtx":
-        raise ConfigError("ncu has no NVTX gate as nsys has.", "Give the range, as ncu spells it, in `ranges`.")
+        raise ConfigError("ncu has no NVTX gate.", "Put the range into `ranges`, in ncu syntax.")
     for expression in ranges:
         check_gate("ncu", expression, ours=request.ours, substages=request.substages)
     argv = [str(ncu), "--target-processes", "all", "--replay-mode", request.replay]
@@ -67,15 +67,15 @@ def build_ncu_cmd(ncu: Path, out_base: Path, work_argv: Sequence[str], request: 
 
 @dataclass(frozen=True)
 class AskedCounters:
-    """What a command told the tool to collect."""
+    """The counters that a command requests."""
 
     metrics: tuple[str, ...]
     whole_groups: bool
-    """Whether it named sections, a set or a breakdown, or nothing at all: only the tool knows which counters those hold."""
+    """Whether it requests sections, a set, a breakdown or the default, whose counters only the tool knows."""
 
 
 def asked_counters(argv: Sequence[str]) -> AskedCounters:
-    """Read from a command that `build_ncu_cmd` made. What follows its last option is the program's, whatever it looks like."""
+    """Return the counters that a command of `build_ncu_cmd` requests; the program's own arguments are ignored."""
     end = next((place for place, word in enumerate(argv) if word in _LAST_OPTION), len(argv))
     own = list(itertools.pairwise(argv[:end]))
     metrics = tuple(dict.fromkeys(name for option, names in own if option == "--metrics" for name in names.split(",")))
@@ -84,10 +84,9 @@ def asked_counters(argv: Sequence[str]) -> AskedCounters:
 
 
 def kernel_filter(kernels: Sequence[str]) -> str:
-    """The argument of `--kernel-name` that matches exactly these names.
+    """Return the argument of `--kernel-name` that matches exactly these names.
 
-    Only what a regular expression gives a meaning is escaped: `re.escape` also escapes characters that other dialects do not
-    allow to be.
+    Escapes only regular-expression syntax: `re.escape` also escapes characters that ncu's dialect may reject.
     """
     names = "|".join(_SPECIAL.sub(r"\\\1", name) for name in dict.fromkeys(kernels))
     return f"regex:^({names})$"
@@ -96,19 +95,19 @@ def kernel_filter(kernels: Sequence[str]) -> str:
 def _separate(metrics: Sequence[str]) -> list[str]:
     for name in metrics:
         if not name or "," in name or any(character.isspace() for character in name):
-            raise ConfigError(f"{name!r} is no name of a metric.", "Give each name by itself, without commas and blanks.")
+            raise ConfigError(f"{name!r} is not a metric name.", "Give each name separately, without commas and spaces.")
     return list(dict.fromkeys(metrics))
 
 
 def _launches(skip: int, count: int | None) -> list[str]:
     if skip < 0 or (count is not None and count < 1):
         raise ConfigError(
-            f"ncu cannot skip {skip} launches and count {count}.", "Skip none or more launches, and count at least one."
+            f"ncu cannot skip {skip} launches and count {count}.", "Skip zero or more launches, and count at least one."
         )
     argv = ["--launch-skip", str(skip)] if skip else []
     return argv + (["--launch-count", str(count)] if count is not None else [])
 
 
 def _literal(path: Path) -> str:
-    """ncu replaces %h, %i, %p and %q{…} in an output name; a folder may be called so."""
+    """Escape the path: ncu replaces %h, %i, %p and %q{…} in an output name."""
     return str(path).replace("%", "%%")

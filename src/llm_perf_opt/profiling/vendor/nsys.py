@@ -11,11 +11,11 @@ from llm_perf_opt.profiling.vendor.probe import NsysProbe
 
 REPORT_ENDING = ".nsys-rep"
 STREAM_ENDING = ".qdstrm"
-"""What nsys leaves when it could not make a report of it."""
+"""What nsys leaves if it cannot create the report."""
 DEFAULT_TRACE = ("cuda", "nvtx", "osrt")
 
 _GPU_METRICS_FLAGS = ("--gpu-metrics-devices", "--gpu-metrics-device")
-"""The newer spelling first."""
+"""The newer name first."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class NsysRequest:
     """What nsys records, and when."""
 
     probe: NsysProbe | None = None
-    """What this nsys can do. Without it, flags that not every version has are left out."""
+    """What this nsys supports. Without it, flags that not every version has are left out."""
     gate: Gate | None = None
     """None: the measured iteration."""
     trace: Sequence[str] = DEFAULT_TRACE
     gpu_metrics: bool = False
     follow_forks: bool = True
     app_environment: Mapping[str, str] | None = None
-    """Variables of the program alone."""
+    """Environment variables of the program only."""
 
 
 def build_nsys_cmd(nsys: Path, out_base: Path, work_argv: Sequence[str], request: NsysRequest | None = None) -> list[str]:
     """Return the command of `nsys profile` around `work_argv`. It writes `out_base` + REPORT_ENDING.
 
-    The program runs on after its range has ended, and gets back the TMPDIR that its tool is deprived of.
+    The program continues after its range has ended, and gets its own TMPDIR, which differs from the tool's.
     """
     request = request or NsysRequest()
     gate, probe = request.gate or on_stage(), request.probe
@@ -59,7 +59,7 @@ def _gate_flags(gate: Gate) -> list[str]:
 
 
 def _nvtx_environment(gate: Gate) -> dict[str, str]:
-    """Other programs than ours may push names that are not registered, as torch.cuda.nvtx does; nsys overlooks those."""
+    """Let nsys see names that are not registered, as a user's program may push them with torch.cuda.nvtx."""
     return {} if gate.kind != "nvtx" or gate.ours else {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
@@ -67,25 +67,25 @@ def _environment_flag(variables: Mapping[str, str]) -> str:
     for name, value in variables.items():
         if "," in value:
             raise ConfigError(
-                f"nsys cannot hand {name}={value} to the program: it takes the comma for the end of the value.",
+                f"nsys cannot pass {name}={value} to the program: a comma ends the value.",
                 f"Set {name} to a value without a comma.",
             )
     return "--env-var=" + ",".join(f"{name}={value}" for name, value in variables.items())
 
 
 def _checked_trace(trace: Sequence[str], gate: Gate, probe: NsysProbe | None) -> list[str]:
-    """What is traced, with what the gate itself needs."""
+    """Return what to trace, including what the gate needs."""
     wanted = list(dict.fromkeys(trace))
     needed = {"nvtx": "nvtx", "cudaProfilerApi": "cuda", "none": None}[gate.kind]
     if needed and needed not in wanted:
         wanted.append(needed)
     if not wanted:
-        raise ConfigError("nsys was given nothing to trace.", f"The usual is {','.join(DEFAULT_TRACE)}.")
+        raise ConfigError("nsys has nothing to trace.", f"The default is {','.join(DEFAULT_TRACE)}.")
     for name in wanted:
         if probe and probe.trace_modules and name not in probe.trace_modules:
             raise ConfigError(
                 f"nsys {probe.version} cannot trace {name!r}.{nearest(name, probe.trace_modules)}",
-                f"It traces: {', '.join(probe.trace_modules)}. NVLink is read by GPU metrics sampling or by ncu.",
+                f"It traces: {', '.join(probe.trace_modules)}. For NVLink use GPU metrics sampling or ncu.",
             )
     return wanted
 
@@ -95,23 +95,23 @@ def _varying_flags(probe: NsysProbe | None, gpu_metrics: bool, follow_forks: boo
     if follow_forks and probe and "--trace-fork-before-exec" in probe.flags:
         flags.append("--trace-fork-before-exec=true")
     if gpu_metrics:
-        spelling = gpu_metrics_flag(probe)
-        if spelling is None:
+        flag = gpu_metrics_flag(probe)
+        if flag is None:
             raise ConfigError(
-                f"nsys {probe.version if probe else ''} has no sampling of GPU metrics.",
+                f"nsys {probe.version if probe else ''} cannot sample GPU metrics.",
                 "Use a newer Nsight Systems, or leave GPU metrics out.",
             )
-        flags.append(f"{spelling}=all")
+        flags.append(f"{flag}=all")
     return flags
 
 
 def gpu_metrics_flag(probe: NsysProbe | None) -> str | None:
-    """How this nsys spells the sampling of GPU metrics; None where it has none."""
+    """Return this nsys's option for GPU metrics sampling; None if it has none."""
     if probe is None:
         return _GPU_METRICS_FLAGS[0]
     return next((flag for flag in _GPU_METRICS_FLAGS if flag in probe.flags), None)
 
 
 def _literal(path: Path) -> str:
-    """nsys replaces %h, %n, %p and %q{…} in an output name; a folder may be called so."""
+    """Escape the path: nsys replaces %h, %n, %p and %q{…} in an output name."""
     return str(path).replace("%", "%%")

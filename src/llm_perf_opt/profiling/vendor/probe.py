@@ -1,4 +1,4 @@
-"""What the Nsight tools of this machine can do: found, asked, and the answers kept per binary."""
+"""Find the Nsight tools of this machine and query what they support; answers are cached per binary."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.run_folder import read_record, write_record
 
 METHOD = 1
-"""Raised when the way of asking changes, so that older answers are not found."""
+"""Increased when the queries change, so that older answers are not found."""
 ASKING_S = 20.0
-"""The longest a tool may take to describe itself."""
+"""Timeout of a query."""
 
 _INSTALL_FOLDERS = {
     "nsys": (
@@ -35,13 +35,13 @@ _IMPORTERS = (
     "/usr/lib/nsight-systems/host-linux-*/QdstrmImporter",
 )
 _silent: set[Path] = set()
-"""Tools that did not tell their version: one that hangs is waited for once, not by everyone who asks."""
+"""Tools that did not report a version; one that hangs is queried only once."""
 _VERSION = re.compile(r"\d{4}\.\d+\.\d+[\w.-]*")
 
 
 @dataclass(frozen=True)
 class Located:
-    """Where a tool is, and what the user should know of the search."""
+    """The path of a tool, and a warning about the search."""
 
     path: Path | None
     warning: str = ""
@@ -49,29 +49,29 @@ class Located:
 
 @dataclass(frozen=True)
 class NsysProbe:
-    """What one nsys can do."""
+    """What an nsys supports."""
 
     path: str
     version: str
     flags: tuple[str, ...] = ()
     """Long options of `nsys profile`."""
     trace_modules: tuple[str, ...] = ()
-    """What `--trace` takes."""
+    """Values of `--trace`."""
     reports: tuple[str, ...] = ()
-    """Names that `nsys stats --report` takes; empty where the installation lacks the scripts."""
+    """Names for `nsys stats --report`; empty if the scripts are not installed."""
     export_types: tuple[str, ...] = ()
     importer: str | None = None
-    """QdstrmImporter, which makes a report of a .qdstrm."""
+    """QdstrmImporter, which converts a .qdstrm into a report."""
     notes: tuple[str, ...] = ()
 
     @property
     def release(self) -> tuple[int, ...]:
-        """Year, number and patch as numbers."""
+        """Year, number and patch."""
         return release_of(self.version)
 
     @property
     def report_style(self) -> str:
-        """Which generation of report names it uses; empty where it has none."""
+        """The generation of its report names; empty if it has no reports."""
         if "cuda_gpu_kern_sum" in self.reports:
             return "cuda_gpu_kern_sum"
         return "gpukernsum" if "gpukernsum" in self.reports else ""
@@ -79,7 +79,7 @@ class NsysProbe:
 
 @dataclass(frozen=True)
 class NcuProbe:
-    """What one ncu can do."""
+    """What an ncu supports."""
 
     path: str
     version: str
@@ -87,12 +87,12 @@ class NcuProbe:
     sets: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     chips: tuple[str, ...] = ()
-    """Chips whose metrics it can name without the chip (`--query-metrics --chips`)."""
+    """Chips whose metrics it can list without a GPU (`--query-metrics --chips`)."""
     notes: tuple[str, ...] = ()
 
     @property
     def release(self) -> tuple[int, ...]:
-        """Year, number and patch as numbers."""
+        """Year, number and patch."""
         return release_of(self.version)
 
 
@@ -103,20 +103,20 @@ P = TypeVar("P", NsysProbe, NcuProbe)
 
 
 def locate(name: str) -> Located:
-    """Return where a tool is: its variable (NSYS, NCU), the PATH, then its usual folders, newest first."""
+    """Return the path of a tool: from its variable (NSYS, NCU), the PATH, or its usual folders, newest first."""
     named = os.environ.get(name.upper(), "")
     if named and Path(named).is_file() and os.access(named, os.X_OK):
         return Located(Path(named))
     found = _on_path_or_installed(name)
     if not named:
         return Located(found)
-    lies = "is a file that may not be run" if Path(named).is_file() else "is not a file"
-    instead = f"{found} is used instead" if found else f"and there is no other {name}"
-    return Located(found, f"the variable {name.upper()} names {named}, which {lies}; {instead}")
+    problem = "is not executable" if Path(named).is_file() else "is not a file"
+    instead = f"{found} is used instead" if found else f"there is no other {name}"
+    return Located(found, f"the variable {name.upper()} is {named}, which {problem}; {instead}")
 
 
 def find_tool(name: str) -> Path | None:
-    """Where nsys or ncu is, if it is anywhere."""
+    """Return the path of nsys or ncu, or None."""
     return locate(name).path
 
 
@@ -128,31 +128,31 @@ def _on_path_or_installed(name: str) -> Path | None:
 
 
 def newest_first(pattern: str) -> list[Path]:
-    """Files that match, highest version first: 2023.10 comes before 2023.4."""
+    """Return the matching files, highest version first: 2023.10 comes before 2023.4."""
     return sorted(Path("/").glob(pattern.lstrip("/")), key=lambda path: (numbers(str(path)), str(path)), reverse=True)
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """All numbers in a text."""
+    """Return all numbers in a text."""
     return tuple(int(digits) for digits in re.findall(r"\d+", text))
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """Year, number and patch of a version such as 2023.4.4.54-234433681190v0."""
+    """Return year, number and patch of a version such as 2023.4.4.54-234433681190v0."""
     return numbers(version)[:3]
 
 
 def find_importer(nsys: Path, version: str = "") -> Path | None:
-    """QdstrmImporter of the same installation: beside the host libraries, up from the binary's real place.
+    """Return the QdstrmImporter of the same installation, searched upward from the real path of the binary.
 
-    Where that installation has none, that of another one of the same release, or else the newest: it reads older files.
+    Otherwise that of another installation of the same release, or the newest, which reads older files.
     """
     real = nsys.resolve()
     for folder in list(real.parents)[:4]:
         for pattern in ("host-linux-*/QdstrmImporter", "nsight-systems-*/host-linux-*/QdstrmImporter"):
-            beside = [path for path in sorted(folder.glob(pattern), reverse=True) if os.access(path, os.X_OK)]
-            if beside:
-                return beside[0]
+            found = [path for path in sorted(folder.glob(pattern), reverse=True) if os.access(path, os.X_OK)]
+            if found:
+                return found[0]
     elsewhere = [path for pattern in _IMPORTERS for path in newest_first(pattern) if os.access(path, os.X_OK)]
     release = ".".join(str(part) for part in release_of(version))
     same = [path for path in elsewhere if release and release in str(path)]
@@ -163,7 +163,7 @@ def find_importer(nsys: Path, version: str = "") -> Path | None:
 
 
 def tool_version(path: Path) -> str | None:
-    """What nsys or ncu says of itself."""
+    """Return the version of nsys or ncu; None if it does not report one."""
     if path in _silent:
         return None
     version = _VERSION.search(ask([str(path), "--version"], timeout_s=ASKING_S) or "")
@@ -173,13 +173,13 @@ def tool_version(path: Path) -> str | None:
 
 
 def probe_nsys(path: Path) -> NsysProbe | Missing:
-    """What this nsys can do; Missing where it does not even tell its version."""
-    return _kept_or_asked(path, NsysProbe, _ask_nsys)
+    """Return what this nsys supports, or Missing if it does not report its version."""
+    return _cached_or_queried(path, NsysProbe, _ask_nsys)
 
 
 def probe_ncu(path: Path) -> NcuProbe | Missing:
-    """What this ncu can do; Missing where it does not even tell its version."""
-    return _kept_or_asked(path, NcuProbe, _ask_ncu)
+    """Return what this ncu supports, or Missing if it does not report its version."""
+    return _cached_or_queried(path, NcuProbe, _ask_ncu)
 
 
 def _ask_nsys(path: Path, version: str) -> NsysProbe:
@@ -213,19 +213,19 @@ def _answer(path: Path, *argv: str) -> str:
 
 
 def long_options(usage: str) -> tuple[str, ...]:
-    """Every `--option` that a help text introduces, in its order."""
+    """Return every `--option` of a help text, in order."""
     introduced = re.findall(r"^\s*(?:\([A-Z]\w+\) )?(?:-\w(?:,| \[) )?(--[a-z0-9][a-z0-9-]*[a-z0-9])", usage, re.MULTILINE)
     return tuple(dict.fromkeys(introduced))
 
 
 def _trace_modules(usage: str) -> tuple[str, ...]:
-    """The quoted words of the paragraph of `--trace`, up to its first sentence's end."""
+    """Return the quoted words in the first sentence about `--trace`."""
     paragraph = re.search(r"^\s*(?:-t, )?--trace=.*?\n\s*\n(.*?)Select the API", usage, re.MULTILINE | re.DOTALL)
     return tuple(dict.fromkeys(re.findall(r"'([a-z0-9-]+)'", paragraph.group(1)))) if paragraph else ()
 
 
 def _first_column(table: str) -> tuple[str, ...]:
-    """Identifiers of a table that has a ruler, a heading, a ruler and rows; a row goes on in lines that begin with a blank."""
+    """Return the identifiers of a table with a ruler, a heading, a ruler and rows; continuation lines begin with a space."""
     _, _, rows = table.rpartition("\n---")
     return tuple(line.split()[0] for line in rows.splitlines()[1:] if line and not line[0].isspace())
 
@@ -233,28 +233,28 @@ def _first_column(table: str) -> tuple[str, ...]:
 # --- keeping ------------------------------------------------------------------------------------------------------------
 
 
-def _kept_or_asked(path: Path, kind: type[P], asked: Callable[[Path, str], P]) -> P | Missing:
-    """The answers kept for this very binary, or new ones. The version is asked every time: a wrapper script hides its tool."""
+def _cached_or_queried(path: Path, kind: type[P], query: Callable[[Path, str], P]) -> P | Missing:
+    """Return the cached answers of this binary, or new ones. The version is queried every time, because of wrapper scripts."""
     version = tool_version(path)
     if version is None:
-        return Missing(f"{path} does not tell its version")
+        return Missing(f"{path} does not report its version")
     file = _file_for(path, version)
     note = ""
     if isinstance(file, Path) and file.exists():
         try:
-            kept = read_record(file, kind)
-            if (kept.path, kept.version) != (str(path), version) or not kept.flags:
-                raise ParseError(f"{file} holds the answers of another tool.")
-            if not isinstance(kept, NsysProbe) or kept.importer is None or Path(kept.importer).exists():
-                return kept
+            cached = read_record(file, kind)
+            if (cached.path, cached.version) != (str(path), version) or not cached.flags:
+                raise ParseError(f"{file} belongs to another tool.")
+            if not isinstance(cached, NsysProbe) or cached.importer is None or Path(cached.importer).exists():
+                return cached
         except ParseError as error:
-            note = f"what was known of it could not be used and was asked anew: {error.fact}"
-    found = asked(path, version)
+            note = f"its cached options could not be used and were queried again: {error.fact}"
+    found = query(path, version)
     if isinstance(file, Path) and found.flags:
         try:
             write_record(file, found)
         except LlmPerfError as error:
-            note = f"what it said is not kept: {error.fact}"
+            note = f"its options are not cached: {error.fact}"
     return replace(found, notes=(note,)) if note else found
 
 

@@ -1,30 +1,30 @@
-"""Emits stages into profilers: NVTX ranges and record_function labels from one definition."""
+"""Mark stages and modules for profilers: NVTX ranges, record_function labels, hooks on a module's forward."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol
 
 from llm_perf_opt.core.stages import DOMAIN
 
 
 class StageMarker(Protocol):
-    """Brackets a stretch of work with its stage's name."""
+    """Marks work with the name of its stage."""
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """A context in which the stage `name` runs."""
+        """Return the context in which the stage `name` runs."""
 
 
 _NOTHING = nullcontext()
 
 
 def unmarked(name: str) -> AbstractContextManager[None]:
-    """For the unprofiled pass: no range, no cost."""
+    """Return a no-op context, for the unprofiled pass."""
     return _NOTHING
 
 
 @contextmanager
 def marked(name: str) -> Iterator[None]:
-    """An NVTX range in our domain, and a record_function label of the same name."""
+    """Open an NVTX range in the domain LLM and a record_function label of the same name."""
     from torch.profiler import record_function
 
     with _nvtx_range(name), record_function(name):
@@ -32,10 +32,29 @@ def marked(name: str) -> Iterator[None]:
 
 
 @contextmanager
+def around_forward(module: Any, new_context: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Run every forward of a torch module inside a new context while this one is open."""
+    opened: list[AbstractContextManager[Any]] = []
+
+    def enter(*_: Any) -> None:
+        context = new_context()
+        context.__enter__()
+        opened.append(context)
+
+    def leave(*_: Any) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    with ExitStack() as hooks:
+        hooks.callback(module.register_forward_pre_hook(enter).remove)
+        hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        yield
+
+
+@contextmanager
 def _nvtx_range(name: str) -> Iterator[None]:
     try:
         import nvtx
-    except ImportError:  # not a Linux machine: there is no Nsight tool to see the range either
+    except ImportError:  # not Linux: there are no Nsight tools either
         yield
         return
     with nvtx.annotate(name, domain=DOMAIN):

@@ -1,4 +1,4 @@
-"""The ceilings of the host's processors."""
+"""Measure the peaks of the CPU."""
 
 import os
 import time
@@ -28,16 +28,16 @@ _OPERATORS = 500
 
 
 def host_room() -> Room:
-    """Memory for the measurements: beyond all last-level caches, but no more than a quarter of what is free."""
-    told = last_level_cache_bytes()
-    cache = _ASSUMED_CACHE_BYTES if isinstance(told, Missing) else told
+    """Return the memory for the measurements: larger than the last-level caches, at most a quarter of the free memory."""
+    known = last_level_cache_bytes()
+    cache = _ASSUMED_CACHE_BYTES if isinstance(known, Missing) else known
     wanted = min(_MOST_ARENA_BYTES, max(_LEAST_ARENA_BYTES, _ARENA_CACHES * cache))
-    note = f"assumed, because {told.why}" if isinstance(told, Missing) else ""
+    note = f"assumed, because {known.why}" if isinstance(known, Missing) else ""
     return Room(min(wanted, int(available_memory_bytes() * _MEMORY_SHARE)), cache, note)
 
 
 def cpu_quantities(device: "torch.device", room: Room) -> tuple[Quantity, ...]:
-    """The quantities of a CPU; what only a GPU has is missing and says so."""
+    """Return the quantities of a CPU; those that only a GPU has are Missing."""
     import torch
 
     stopwatch = Stopwatch(HostClock(), _PACE)
@@ -47,7 +47,7 @@ def cpu_quantities(device: "torch.device", room: Room) -> tuple[Quantity, ...]:
 
     def gemm_bf16(seconds: float) -> Maybe[Measured]:
         if not native:
-            return Missing("the processor does not multiply bf16 in hardware")
+            return Missing("the CPU has no native bf16")
         return gemm_rate(stopwatch, arena, _SHAPES, torch.bfloat16, seconds)
 
     return (
@@ -84,16 +84,16 @@ def _absent(key: str, label: str, unit: CeilingUnit, why: str = "the run is on t
     return Quantity(key, label, unit, 0.0, lambda _: Missing(why))
 
 
-class Neighbours:
-    """What other processes use of the processors this one may run on, from its making to the asking."""
+class OtherProcesses:
+    """CPU use of other processes, on the CPUs that this one may use, since construction."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
         self._busy_s = self._busy()
         self._ours_s = time.process_time()
 
-    def processors(self) -> float:
-        """On average, in whole processors."""
+    def cpus(self) -> float:
+        """Return the average, in CPUs."""
         seconds = time.monotonic() - self._begun
         others = self._busy() - self._busy_s - (time.process_time() - self._ours_s)
         return max(0.0, others / seconds) if seconds else 0.0
@@ -103,20 +103,21 @@ class Neighbours:
 
         usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         every = psutil.cpu_times(percpu=True)
-        # iowait is part of idle, guest time part of user and nice.
-        leisure = ("idle", "iowait", "guest", "guest_nice")
+        # iowait is part of idle, and guest time is part of user and nice.
+        not_busy = ("idle", "iowait", "guest", "guest_nice")
         counted = [times for number, times in enumerate(every) if usable is None or number in usable]
-        return float(sum(value for times in counted for name, value in times._asdict().items() if name not in leisure))
+        return float(sum(value for times in counted for name, value in times._asdict().items() if name not in not_busy))
 
 
 def host_conditions(room: Room, others: float) -> Conditions:
-    """Threads, caches and neighbors."""
+    """Return threads, caches and the load by other processes."""
     import torch
 
     note = f" ({room.cache_note})" if room.cache_note else ""
-    said = (
-        f"{torch.get_num_threads()} threads on {usable_cpus()} usable processors",
-        f"last-level cache {room.cache_bytes / 2**20:.0f} MiB{note}, {room.bytes / 2**20:.0f} MiB gone through in turn",
+    notes = (
+        f"{torch.get_num_threads()} threads on {usable_cpus()} usable CPUs",
+        f"last-level cache {room.cache_bytes / 2**20:.0f} MiB{note}, {room.bytes / 2**20:.0f} MiB used in turn",
     )
     busy = others > NEIGHBOR_PROCESSORS
-    return Conditions(said, f"other processes used {others:.2f} processors meanwhile, the figures are too low" if busy else "")
+    doubt = f"other processes used {others:.2f} CPUs meanwhile, so the results are too low" if busy else ""
+    return Conditions(notes, doubt)

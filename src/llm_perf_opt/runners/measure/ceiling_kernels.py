@@ -1,4 +1,4 @@
-"""The operations that reach a device's limits, on random data that lies beyond its last cache."""
+"""The operations that reach a device's peaks, on random data larger than its last-level cache."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 Shape = tuple[int, int, int]
 """Rows, columns and depth of a product: m, n, k."""
 Multiply = Callable[["Tensor", "Tensor"], object]
-"""An m×k matrix times the transpose of an n×k one, as a linear layer does it."""
+"""An m×k matrix times the transpose of an n×k matrix, as in a linear layer."""
 
 _RANDOM_ELEMENTS = 65 * 2**16
-"""Random numbers are drawn once and laid side by side: drawing all would take longer than measuring. Not a power of two, so
-that matrices differ."""
+"""Random numbers are drawn once and repeated, because drawing all would take longer than measuring. Not a power of two, so that
+matrices differ."""
 _GEMM_TRIALS = 3
 _CACHES_BEYOND = 2
-"""Data read in turn must be this many times the cache, or some of it is still there when its turn comes again."""
+"""Buffers used in turn must be this many times the cache, so that none is still cached when it is used again."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """The memory measurements may take, against the cache it must exceed."""
+    """The memory that measurements may use, and the cache that it must exceed."""
 
     bytes: int
     cache_bytes: int
@@ -35,17 +35,17 @@ class Room:
 
     @property
     def shortage(self) -> Missing | None:
-        """Why bandwidth cannot be told in this room."""
+        """Why bandwidth cannot be measured in this much memory, or None."""
         needed = _CACHES_BEYOND * self.cache_bytes
         if self.bytes >= needed:
             return None
         return Missing(
-            f"beyond the last cache needs {needed / 2**20:.0f} MiB, and {self.bytes / 2**20:.0f} MiB of memory can be spared"
+            f"exceeding the last-level cache needs {needed / 2**20:.0f} MiB, but only {self.bytes / 2**20:.0f} MiB can be used"
         )
 
 
 class Arena:
-    """One block of memory that every measurement goes through in turn, filled with random numbers of one format at a time."""
+    """One block of memory that all measurements use, filled with random numbers of one dtype at a time."""
 
     def __init__(self, room: Room, device: "torch.device", chunks: int) -> None:
         import torch
@@ -56,7 +56,7 @@ class Arena:
         self._filled: torch.dtype | None = None
 
     def filled(self, dtype: "torch.dtype") -> "Tensor":
-        """All of it, as random numbers of a format."""
+        """Return the whole block as random numbers of a dtype."""
         import torch
 
         if self._filled != dtype:
@@ -70,7 +70,7 @@ class Arena:
         return self._bytes.view(dtype)
 
     def chunks(self, dtype: "torch.dtype", columns: int) -> "list[Tensor]":
-        """Matrices of that many columns, one after the other, that together fill it."""
+        """Return consecutive matrices of this many columns that together fill the block."""
         values = self.filled(dtype)
         rows = values.numel() // self._chunks // columns
         size = rows * columns
@@ -88,7 +88,7 @@ def gemm_rate(
     seconds: float,
     multiply: Multiply | None = None,
 ) -> Maybe[Measured]:
-    """The best rate over the largest shapes that a probe of the smallest says there is time for. `shapes` ascend."""
+    """Return the best rate of the largest shapes that fit the time, estimated from the smallest. `shapes` ascend."""
     fitting = [shape for shape in shapes if _sets(arena, shape, dtype) >= 1]
     if not fitting:
         return Missing(f"two {_times(shapes[0])} operands do not fit in {arena.room.bytes / 2**20:.0f} MiB")
@@ -101,7 +101,7 @@ def gemm_rate(
 
 
 def gemm_trial(arena: Arena, shape: Shape, dtype: "torch.dtype", multiply: Multiply | None = None) -> Trial:
-    """A product whose operands move on through the arena from call to call."""
+    """Return a product that uses other operands of the arena in each call."""
     import torch
 
     m, n, k = shape
@@ -140,7 +140,7 @@ def _times(shape: Shape) -> str:
 
 
 def read_rate(stopwatch: Stopwatch, arena: Arena, columns: int, seconds: float) -> Maybe[Measured]:
-    """Bytes per second of the reduction that reads a buffer fastest; which one that is differs from device to device."""
+    """Return the bytes per second of the fastest reduction; which one that is depends on the device."""
     import torch
 
     if arena.room.shortage:
@@ -165,7 +165,7 @@ def read_rate(stopwatch: Stopwatch, arena: Arena, columns: int, seconds: float) 
 
 
 def copy_rate(stopwatch: Stopwatch, arena: Arena, columns: int, seconds: float) -> Maybe[Measured]:
-    """Bytes read and bytes written per second, from one buffer to another."""
+    """Return the bytes read plus bytes written per second, from one buffer to another."""
     import torch
 
     if arena.room.shortage:
@@ -193,7 +193,7 @@ def copy_rate(stopwatch: Stopwatch, arena: Arena, columns: int, seconds: float) 
 def gemv_rate(
     stopwatch: Stopwatch, arena: Arena, dtype: "torch.dtype", columns: Sequence[int], seconds: float
 ) -> Maybe[Measured]:
-    """Bytes of the matrix per second, multiplied with one vector as decode does it."""
+    """Return the bytes of the matrix per second in a product with one vector, as in decode."""
     import torch
 
     if arena.room.shortage:

@@ -1,4 +1,4 @@
-"""Drives an operation to its limit and times it: probe, rest, one uninterrupted series. Knows no framework."""
+"""Time an operation at full load: probe, rest, one uninterrupted series. Independent of the framework."""
 
 import itertools
 import math
@@ -12,14 +12,14 @@ from llm_perf_opt.core.records import Distribution, Maybe
 from llm_perf_opt.runners.measure.clock import Clock
 
 LEAST_SAMPLES = 9
-"""The fewest that carry an interval of the median with something left out at both ends."""
+"""The fewest samples for an interval of the median that excludes both extremes."""
 _WARM_CALLS = 2
 _PROBE_CALLS = 3
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One way of driving the device. Calls are numbered, so that they can go through buffers in turn."""
+    """One operation to time. Calls are numbered, so that they can use buffers in turn."""
 
     name: str
     work: float
@@ -29,7 +29,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a quantity came to, and by which way."""
+    """The value of a quantity and how it was measured."""
 
     value: Distribution
     how: str
@@ -38,34 +38,34 @@ class Measured:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What surrounded the measuring, in words."""
+    """The conditions of the measurement."""
 
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
     doubt: str = ""
-    """Why the figures are not what the device can do; empty where nothing speaks against them."""
+    """Why the results may be below the device's peaks, or an empty string."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One row to be: what it is, its part of the time, and how it is measured in a given number of seconds."""
+    """One quantity: its share of the time, and how it is measured in a given number of seconds."""
 
     key: str
     label: str
     unit: CeilingUnit
     weight: float
-    """Share of the time, relative to the others; 0 for what is known to be missing."""
+    """Share of the time relative to the others; 0 for a quantity known to be missing."""
     measure: Callable[[float], Maybe[Measured]]
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a series may be, and how the device is let rest before it."""
+    """How long a series may take, and how long the device rests before it."""
 
     most_samples: int
     sample_ns: int
-    """A sample lasts at least this long: shorter calls are timed several at once."""
+    """Minimum duration of a sample; several shorter calls are timed together."""
     burst_s: float
-    """The longest series, the least samples excepted: a long one heats the device until it slows down."""
+    """Maximum duration of a series beyond LEAST_SAMPLES: a long one heats the device until it slows down."""
     rest_s: float
 
 
@@ -76,16 +76,16 @@ class Stopwatch:
     clock: Clock
     pace: Pace
     watch: Callable[[], str] = field(default=lambda: "")
-    """Called while the device works: what its clocks and its power are then."""
+    """Called while the device works; returns its clocks and power."""
     sleep: Callable[[float], None] = time.sleep
 
     def probe_ns(self, trial: Trial) -> float:
-        """A rough time of one call, after loading whatever the first one loads."""
+        """Return a rough time of one call, after the warm-up calls."""
         self._marked(trial, _WARM_CALLS, 1)
         return min(self._marked(trial, _PROBE_CALLS, 1)) or 1.0
 
     def series(self, trial: Trial, seconds: float) -> tuple[list[float], str]:
-        """Time per call in ns, sample by sample, within about `seconds`; and the conditions meanwhile."""
+        """Return the time per call of each sample in ns, taken in about `seconds`, and the conditions meanwhile."""
         once = self.probe_ns(trial)
         calls = max(1, math.ceil(self.pace.sample_ns / once))
         wanted = min(seconds, self.pace.burst_s) * 1e9 / (once * calls)
@@ -98,7 +98,7 @@ class Stopwatch:
 
     def _marked(self, trial: Trial, samples: int, calls: int, meanwhile: Callable[[], None] = lambda: None) -> list[float]:
         self.clock.synchronize()
-        trial.call(0)  # the host gets ahead of the device, so that no sample waits for a launch
+        trial.call(0)  # puts the host ahead of the device, so that no sample waits for a launch
         self.clock.begin()
         self.clock.mark()
         number = 1
@@ -114,7 +114,7 @@ class Stopwatch:
 
 
 def best_rate(stopwatch: Stopwatch, trials: Sequence[Trial], seconds: float) -> Measured:
-    """The trial with the highest median of work per second."""
+    """Return the result of the trial with the highest median work per second."""
     best: Measured | None = None
     for trial in trials:
         times, conditions = stopwatch.series(trial, seconds / len(trials))
@@ -127,7 +127,7 @@ def best_rate(stopwatch: Stopwatch, trials: Sequence[Trial], seconds: float) -> 
 
 
 def time_per_unit(stopwatch: Stopwatch, trial: Trial, seconds: float) -> Measured:
-    """Nanoseconds per unit of a trial's work."""
+    """Return the nanoseconds per unit of a trial's work."""
     times, conditions = stopwatch.series(trial, seconds)
     return Measured(summarize([time_ns / trial.work for time_ns in times]), trial.name, conditions)
 
@@ -141,7 +141,7 @@ def host_latency(
     prepare: Callable[[], object] = lambda: None,
     most: int = 200,
 ) -> Measured:
-    """Nanoseconds of `action` on the host's clock, a `per`-th of each call; `prepare` is not timed."""
+    """Return the host nanoseconds of `action` divided by `per`; `prepare` is not timed."""
 
     def once() -> int:
         prepare()

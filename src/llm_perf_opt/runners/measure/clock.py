@@ -8,25 +8,25 @@ ClockName = Literal["cuda events", "host clock"]
 
 
 class Clock(Protocol):
-    """Marks points on the device's timeline; reads them once everything is done."""
+    """Marks points on the device's timeline and reads them after the work is done."""
 
     name: ClockName
 
     def synchronize(self) -> None:
-        """Wait until the device has nothing left to do."""
+        """Wait until the device is idle."""
 
     def begin(self) -> None:
-        """Start an iteration: forget the marks of the one before."""
+        """Start an iteration and discard the previous marks."""
 
     def mark(self) -> int:
-        """Mark this point; returns the mark's number."""
+        """Mark this point and return the mark's number."""
 
     def read_ns(self) -> list[int]:
-        """Time of every mark after the first, in integer nanoseconds; call after `synchronize`."""
+        """Return each mark's offset from the first in integer nanoseconds; call after `synchronize`."""
 
 
 class HostClock:
-    """For work that is done when its call returns."""
+    """The monotonic clock of the host, for work that is done when its call returns."""
 
     name: ClockName = "host clock"
 
@@ -34,10 +34,10 @@ class HostClock:
         self._marks: list[int] = []
 
     def synchronize(self) -> None:
-        """Nothing is outstanding on a CPU."""
+        """Do nothing: a CPU has no outstanding work."""
 
     def begin(self) -> None:
-        """Forget the marks."""
+        """Discard the marks."""
         self._marks = []
 
     def mark(self) -> int:
@@ -46,12 +46,12 @@ class HostClock:
         return len(self._marks) - 1
 
     def read_ns(self) -> list[int]:
-        """Offsets from the first mark."""
+        """Return the offsets from the first mark."""
         return [mark - self._marks[0] for mark in self._marks]
 
 
 class CudaEventClock:
-    """CUDA events on the current stream, made once and used again, so that a mark costs one call."""
+    """CUDA events on the current stream. Events are reused, so that a mark costs one call."""
 
     name: ClockName = "cuda events"
 
@@ -80,7 +80,7 @@ class CudaEventClock:
         return self._used - 1
 
     def read_ns(self) -> list[int]:
-        """Offsets from the first event, summed over neighbors: the driver's float milliseconds lose precision with length."""
+        """Return the offsets from the first event, summed over neighbors: long spans lose precision in float milliseconds."""
         offsets = [0]
         used = self._events[: self._used]
         for earlier, later in itertools.pairwise(used):
@@ -89,5 +89,5 @@ class CudaEventClock:
 
 
 def clock_for(device: Any) -> Clock:
-    """The clock that fits a torch device."""
+    """Return the clock of a torch device."""
     return CudaEventClock(device) if device.type == "cuda" else HostClock()

@@ -1,19 +1,21 @@
-"""Labels the forward of each module with the part of the model it belongs to, by name: the rules are data."""
+"""Label the forward of each module with its component of the model, by the module's name."""
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llm_perf_opt.analysis.cost_model.work import ComponentName
 from llm_perf_opt.core.records import PartTime
 from llm_perf_opt.core.stages import PART_LABEL
+from llm_perf_opt.runners.measure.annotations import around_forward
 
 _ATTENTION = r"(self_attn|attn|attention|self_attention)"
 RULES: tuple[tuple[str, bool, ComponentName], ...] = (
-    # (the module's path ends so, it multiplies a weight matrix, the part)
+    # (end of the module's path, whether it must have a weight matrix, component)
     (r"(embed_tokens|embed_in|wte|wpe|embed_positions)", False, "embedding"),
     (r"(lm_head|embed_out)", False, "lm_head"),
     (rf"{_ATTENTION}\..*", True, "attention_projections"),
@@ -24,45 +26,33 @@ RULES: tuple[tuple[str, bool, ComponentName], ...] = (
     (r"experts", False, "experts"),
     (r"(mlp|feed_forward|ffn)", False, "mlp"),
 )
-"""The first rule that fits names the part; a part inside another is counted where it stands, not in the outer one."""
+"""The first matching rule applies. Time in an inner component does not count for the outer one."""
 
 _COMPILED = [(re.compile(rf"(?:.*\.)?{pattern}"), matrix, part) for pattern, matrix, part in RULES]
 
 
 def part_of(path: str, multiplies: bool) -> ComponentName | None:
-    """The part a module belongs to, or None for one that only holds others."""
+    """Return the component of a module; None for a container."""
     return next((part for rule, matrix, part in _COMPILED if rule.fullmatch(path) and (multiplies or not matrix)), None)
 
 
 @contextmanager
 def labeled_parts(model: Any) -> Iterator[None]:
-    """While the context lasts, every forward of a part's module runs inside a record_function range of the part's name."""
+    """Run every forward of a component's module inside a record_function range while the context is open."""
     from torch.profiler import record_function
 
     with ExitStack() as hooks:
         for path, module in model.named_modules():
             weight = getattr(module, "weight", None)
             part = part_of(path, weight is not None and weight.dim() == 2)
-            if part is None:
-                continue
-            opened: list[Any] = []
-
-            def enter(_: Any, __: Any, label: str = PART_LABEL + part, opened: list[Any] = opened) -> None:
-                entered = record_function(label)
-                entered.__enter__()
-                opened.append(entered)
-
-            def leave(_: Any, __: Any, ___: Any, opened: list[Any] = opened) -> None:
-                opened.pop().__exit__(None, None, None)
-
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+            if part is not None:
+                hooks.enter_context(around_forward(module, partial(record_function, PART_LABEL + part)))
         yield
 
 
 @dataclass(frozen=True)
 class Range:
-    """A labeled stretch of the host's time."""
+    """A labeled span of host time."""
 
     start_ns: int
     end_ns: int
@@ -70,7 +60,7 @@ class Range:
 
 
 class Timeline:
-    """Which range is the innermost at any moment; ranges nest, as those of one thread do."""
+    """The innermost range at any moment; ranges of one thread nest."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         self._moments: list[int] = []
@@ -93,17 +83,17 @@ class Timeline:
         self._names.append(name)
 
     def at(self, moment: int) -> str:
-        """The innermost range's name; empty where there is none."""
+        """Return the name of the innermost range, or an empty string."""
         index = bisect_right(self._moments, moment) - 1
         return self._names[index] if index >= 0 else ""
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
-        """Every stretch with one innermost range: its name, start and end."""
+        """Yield each span with one innermost range: its name, start and end."""
         yield from zip(self._names, self._moments, self._moments[1:], strict=False)
 
 
 def kernel_times(stages: Sequence[Range], parts: Sequence[Range], work: Sequence[tuple[int, int]]) -> tuple[PartTime, ...]:
-    """Device time by stage and part: `work` holds (when the launch was made, how long what it started took)."""
+    """Return the device time by stage and component; `work` holds (launch time, duration)."""
     by_stage, by_part = Timeline(stages), Timeline(parts)
     totals: dict[tuple[str, str], list[int]] = {}
     for launched, duration in work:
@@ -114,7 +104,7 @@ def kernel_times(stages: Sequence[Range], parts: Sequence[Range], work: Sequence
 
 
 def host_times(stages: Sequence[Range], parts: Sequence[Range]) -> tuple[PartTime, ...]:
-    """Host time by stage and part, for a run on the CPU: what a part's own code takes, inner parts left out."""
+    """Return the host time by stage and component for a run on the CPU, without inner components."""
     by_stage = Timeline(stages)
     totals: dict[tuple[str, str], list[int]] = {}
     for name, start, end in Timeline(parts).spans():
@@ -130,7 +120,7 @@ def host_times(stages: Sequence[Range], parts: Sequence[Range]) -> tuple[PartTim
 
 
 OTHER = "other"
-"""Work outside every part: residual additions, positions, masks, sampling."""
+"""Work outside every component: residual additions, positions, masks, sampling."""
 
 
 def _part_name(label: str) -> str:

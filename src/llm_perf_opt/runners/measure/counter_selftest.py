@@ -1,8 +1,8 @@
-"""Work of known size for the counters to count. A process of its own, to be run below Nsight Compute:
+"""Work of known size, to check counters against. A separate process, run under Nsight Compute:
 
 `python -m llm_perf_opt.runners.measure.counter_selftest --device-index N`
 
-Everything is warmed up first; what counts then runs once inside the NVTX range `LLM@selftest/`.
+After a warm-up, the counted work runs once inside the NVTX range `LLM@selftest/`.
 """
 
 import argparse
@@ -13,27 +13,27 @@ from dataclasses import asdict
 from llm_perf_opt.analysis.kernels.counter_selftest import KnownCopy, KnownGemm, KnownWork
 from llm_perf_opt.core.errors import LlmPerfError
 from llm_perf_opt.core.stages import DOMAIN
-from llm_perf_opt.runners.child import die_with_parent, framework_error, last_words, send
+from llm_perf_opt.runners.child import die_with_parent, framework_error, report_errors, send
 from llm_perf_opt.runners.measure.annotations import marked
 from llm_perf_opt.runners.measure.device import DeviceRequest, pick_device
 
 SELFTEST = "selftest"
-"""The range around all of it."""
+"""The range around the counted work."""
 SELFTEST_RANGE = f"{DOMAIN}@{SELFTEST}/"
-"""The argument of `ncu --nvtx-include` for it."""
+"""Its `ncu --nvtx-include` argument."""
 EVENT = "selftest"
-"""The message that says what was run."""
+"""The message that reports the work."""
 
-# Multiples of 128, so that common tiles divide them, and most unequal, so that a count by the wrong dimension shows.
+# Multiples of 128, so that common tiles divide them; mostly unequal, so that a wrong dimension shows.
 _SHAPES = ((4096, 4096, 4096), (4096, 4096, 2048), (4096, 2048, 1024))
 WORK = KnownWork(
     gemms=tuple(KnownGemm(f"gemm_{m}x{n}x{k}", m, n, k) for m, n, k in _SHAPES),
-    copy=KnownCopy("copy", 1 << 30),  # several times any cache there is
+    copy=KnownCopy("copy", 1 << 30),  # several times larger than any cache
 )
 
 
 def run_work(device_index: int, work: KnownWork = WORK) -> None:
-    """Run the known work on a GPU, each part in its range, and wait until it is done."""
+    """Run the known work on a GPU, each operation in its own range, and wait for it."""
     import torch
 
     index = f"--device-index {device_index}"
@@ -51,7 +51,7 @@ def run_work(device_index: int, work: KnownWork = WORK) -> None:
         target = torch.empty_like(source)
         for _, left, right, out in pairs:
             torch.mm(left, right, out=out)
-        torch.mul(source, 2.0, out=target)  # a plain copy would be the copy engine's work, which no kernel counter sees
+        torch.mul(source, 2.0, out=target)  # a plain copy would run on the copy engine, which kernel counters do not see
         torch.cuda.synchronize()
         with marked(SELFTEST):
             for gemm, left, right, out in pairs:
@@ -62,10 +62,10 @@ def run_work(device_index: int, work: KnownWork = WORK) -> None:
             torch.cuda.synchronize()
 
 
-def _translated(error: Exception) -> LlmPerfError:
+def _translate(error: Exception) -> LlmPerfError:
     return framework_error(
         error,
-        memory="The counter self-test needs about 3 GB on the GPU: free them.",
+        memory="The counter self-test needs about 3 GB of free GPU memory.",
         disk="Free some space.",
         otherwise="See the log of the counter self-test.",
     )
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device-index", type=int, default=0)
     wanted = parser.parse_args(arguments)
-    with last_words(_translated):
+    with report_errors(_translate):
         die_with_parent()
         run_work(wanted.device_index)
         send(EVENT, **asdict(WORK))

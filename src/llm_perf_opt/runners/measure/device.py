@@ -1,4 +1,4 @@
-"""Which device is measured, and what can be said of it before torch is loaded."""
+"""Choose the measured device, and find out about it before torch is loaded."""
 
 import ctypes
 import os
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """A device as the user asked for it, with the words the request was made in."""
+    """The device that the user requested, and how messages refer to the request."""
 
     device: str
     """auto, cpu or cuda."""
     index: int
     device_option: str
-    """How the device is named in the request: `hardware.device=cuda`."""
+    """The option that set it: `hardware.device=cuda`."""
     index_option: str
     cpu_instead: str
-    """What to write to get the CPU."""
+    """The option that selects the CPU."""
 
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What the installed torch is built for; None: not for that."""
+    """The CUDA and HIP versions that the installed torch is built for; None: built without."""
 
     cuda: str | None
     hip: str | None
@@ -40,17 +40,17 @@ class TorchBuild:
 
 @dataclass(frozen=True)
 class LoadedTorch:
-    """What torch says of itself."""
+    """Facts about the loaded torch."""
 
     version: str
     cuda: str | None
-    """The CUDA version it is built for."""
+    """The CUDA version that it is built for."""
     devices: int
-    """CUDA devices that it can use."""
+    """Number of usable CUDA devices."""
 
 
 def loaded_torch() -> LoadedTorch | Missing:
-    """Load torch and return what it says of itself, or why it cannot be loaded."""
+    """Load torch and return facts about it, or why it cannot be loaded."""
     try:
         import torch
     except ImportError as error:
@@ -60,28 +60,28 @@ def loaded_torch() -> LoadedTorch | Missing:
 
 
 def pick_device(request: DeviceRequest) -> "torch.device":
-    """The device asked for, or a ResourceError that says which are here."""
+    """Return the requested device, or raise a ResourceError that lists those available."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if request.device == "cpu" or (request.device == "auto" and count == 0):
         return torch.device("cpu")
-    refuse_absent(request, count, with_cuda=torch.version.cuda is not None)
+    check_available(request, count, with_cuda=torch.version.cuda is not None)
     return torch.device("cuda", request.index)
 
 
-def refuse_absent(request: DeviceRequest, count: int, *, with_cuda: bool) -> None:
-    """A ResourceError where a CUDA device is asked for that is not among `count`."""
+def check_available(request: DeviceRequest, count: int, *, with_cuda: bool) -> None:
+    """Raise a ResourceError if the requested CUDA device is not among `count`."""
     if count == 0:
-        built = "torch finds no CUDA device" if with_cuda else "this torch is built without CUDA"
-        raise ResourceError(f"{request.device_option}, but {built}.", f"Use {request.cpu_instead}, or see `llm-perf doctor`.")
+        reason = "torch finds no CUDA device" if with_cuda else "the installed torch is built without CUDA"
+        raise ResourceError(f"{request.device_option}, but {reason}.", f"Use {request.cpu_instead}, or see `llm-perf doctor`.")
     if request.index >= count:
-        there = f"there are {count} CUDA devices" if count > 1 else "there is one CUDA device"
-        raise ResourceError(f"{request.index_option}, but {there}.", f"Use 0 to {count - 1}." if count > 1 else "Use 0.")
+        available = f"there are {count} CUDA devices" if count > 1 else "there is one CUDA device"
+        raise ResourceError(f"{request.index_option}, but {available}.", f"Use 0 to {count - 1}." if count > 1 else "Use 0.")
 
 
 def torch_build() -> TorchBuild | None:
-    """Read off the package's own file, without loading it; None where that cannot be."""
+    """Return what the installed torch is built for, read without loading it; None if unknown."""
     spec = find_spec("torch")
     try:
         text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8") if spec and spec.origin else ""
@@ -95,7 +95,7 @@ def torch_build() -> TorchBuild | None:
 
 
 def most_cuda_devices(build: TorchBuild | None) -> int | None:
-    """The most CUDA devices such a torch can find here; None where only torch itself can tell."""
+    """Return the maximum number of CUDA devices that such a torch can find here; None if only torch itself knows."""
     if build is None or build.hip is not None:
         return None
     if build.cuda is None:
@@ -105,12 +105,12 @@ def most_cuda_devices(build: TorchBuild | None) -> int | None:
     if named is not None and (not named or named[0].strip() == "-1"):
         return 0
     count = gpu_count()
-    if isinstance(count, Missing):  # NVML may lack where CUDA works; without the driver's own library it cannot
-        return None if _driver_is_here() else 0
+    if isinstance(count, Missing):  # CUDA can work without NVML, but not without the driver's library
+        return None if _driver_is_installed() else 0
     return count if named is None else min(count, len(named))
 
 
-def _driver_is_here() -> bool:
+def _driver_is_installed() -> bool:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: finding the one in use, reading it, and saying why it cannot be read."""
+"""NVIDIA GPUs through NVML: find the one in use and read it, or return why it cannot be read."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @contextmanager
 def nvml() -> Iterator[Maybe[Any]]:
-    """The initialized NVML module, or why there is none."""
+    """Yield the initialized NVML module, or why there is none."""
     try:
         import pynvml
     except ImportError:
@@ -32,7 +32,7 @@ def nvml() -> Iterator[Maybe[Any]]:
 
 
 def gpu_count() -> Maybe[int]:
-    """NVIDIA GPUs the driver shows."""
+    """Return the number of NVIDIA GPUs that the driver lists."""
     with nvml() as library:
         if isinstance(library, Missing):
             return library
@@ -40,54 +40,54 @@ def gpu_count() -> Maybe[int]:
 
 
 def gpu_name(device_index: int = 0) -> Maybe[str]:
-    """What the driver calls cuda:`device_index`, or why that cannot be said."""
-    with nvml() as library:
-        if isinstance(library, Missing):
-            return library
-        handle = handle_of(library, device_index)
-        if isinstance(handle, Missing):
-            return handle
-        name = read(library, lambda: library.nvmlDeviceGetName(handle))
-        return name.decode() if isinstance(name, bytes) else name
+    """Return the driver's name of cuda:`device_index`, or why it is unknown."""
+    return _of_gpu(device_index, lambda library, handle: text_of(library.nvmlDeviceGetName(handle)))
 
 
 @dataclass(frozen=True)
 class GpuSize:
-    """What decides what fits on a GPU."""
+    """The properties that decide what fits on a GPU."""
 
     name: str
     memory_bytes: int
     capability: tuple[int, int]
     driver_cuda: int
-    """Major version of CUDA that the driver can run."""
+    """Major CUDA version that the driver supports."""
 
 
 def gpu_size(device_index: int = 0) -> Maybe[GpuSize]:
-    """Of cuda:`device_index`, or why that cannot be said."""
+    """Return the size of cuda:`device_index`, or why it is unknown."""
+
+    def question(library: Any, handle: Any) -> GpuSize:
+        major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
+        return GpuSize(
+            text_of(library.nvmlDeviceGetName(handle)),
+            int(library.nvmlDeviceGetMemoryInfo(handle).total),
+            (int(major), int(minor)),
+            int(library.nvmlSystemGetCudaDriverVersion()) // 1000,
+        )
+
+    return _of_gpu(device_index, question)
+
+
+def _of_gpu(device_index: int, question: Callable[[Any, Any], T]) -> Maybe[T]:
+    """Return the answer to a question about cuda:`device_index`, given the NVML module and the handle."""
     with nvml() as library:
         if isinstance(library, Missing):
             return library
         handle = handle_of(library, device_index)
-        if isinstance(handle, Missing):
-            return handle
+        return handle if isinstance(handle, Missing) else read(library, lambda: question(library, handle))
 
-        def ask() -> GpuSize:
-            name = library.nvmlDeviceGetName(handle)
-            major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
-            return GpuSize(
-                name.decode() if isinstance(name, bytes) else str(name),
-                int(library.nvmlDeviceGetMemoryInfo(handle).total),
-                (int(major), int(minor)),
-                int(library.nvmlSystemGetCudaDriverVersion()) // 1000,
-            )
 
-        return read(library, ask)
+def text_of(value: Any) -> str:
+    """Return a text of NVML, which older versions return as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def handle_of(library: Any, device_index: int) -> Maybe[Any]:
-    """The NVML handle of what torch calls cuda:`device_index`, CUDA_VISIBLE_DEVICES respected.
+    """Return the NVML handle of torch's cuda:`device_index`, honoring CUDA_VISIBLE_DEVICES.
 
-    Measured processes run with CUDA_DEVICE_ORDER=PCI_BUS_ID, so that both libraries count alike.
+    Measured processes run with CUDA_DEVICE_ORDER=PCI_BUS_ID, so that torch and NVML use the same order.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
@@ -105,7 +105,7 @@ def handle_of(library: Any, device_index: int) -> Maybe[Any]:
 
 
 def read(library: Any, question: Callable[[], T]) -> Maybe[T]:
-    """One NVML answer, or NVML's own words for why not."""
+    """Return an NVML value, or NVML's error as Missing."""
     try:
         return question()
     except library.NVMLError as error:
@@ -113,7 +113,7 @@ def read(library: Any, question: Callable[[], T]) -> Maybe[T]:
 
 
 def sample(library: Any, handle: Any, at_ns: int) -> GpuSample:
-    """Everything the sampler records, at one moment."""
+    """Return one reading of everything that the sampler records."""
     clocks = library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM
     rates = read(library, lambda: library.nvmlDeviceGetUtilizationRates(handle))
     memory = read(library, lambda: int(library.nvmlDeviceGetMemoryInfo(handle).used))
@@ -134,9 +134,9 @@ def sample(library: Any, handle: Any, at_ns: int) -> GpuSample:
 
 
 def describe(library: Any, handle: Any) -> dict[str, Any]:
-    """What provenance says of one GPU; a fact that cannot be had carries its reason."""
+    """Return the facts of one GPU for env.json; an unavailable fact is its reason."""
 
-    def said(question: Callable[[], Any]) -> Any:
+    def fact(question: Callable[[], Any]) -> Any:
         answer = read(library, question)
         if isinstance(answer, Missing):
             return str(answer)
@@ -144,16 +144,16 @@ def describe(library: Any, handle: Any) -> dict[str, Any]:
 
     sm, memory = library.NVML_CLOCK_SM, library.NVML_CLOCK_MEM
     return {
-        "name": said(lambda: library.nvmlDeviceGetName(handle)),
-        "uuid": said(lambda: library.nvmlDeviceGetUUID(handle)),
-        "memory_bytes": said(lambda: int(library.nvmlDeviceGetMemoryInfo(handle).total)),
-        "compute_capability": said(lambda: ".".join(map(str, library.nvmlDeviceGetCudaComputeCapability(handle)))),
-        "power_limit_w": said(lambda: library.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
-        "sm_clock_mhz": said(lambda: int(library.nvmlDeviceGetClockInfo(handle, sm))),
-        "sm_clock_max_mhz": said(lambda: int(library.nvmlDeviceGetMaxClockInfo(handle, sm))),
-        "memory_clock_mhz": said(lambda: int(library.nvmlDeviceGetClockInfo(handle, memory))),
-        "memory_clock_max_mhz": said(lambda: int(library.nvmlDeviceGetMaxClockInfo(handle, memory))),
-        "application_sm_clock_mhz": said(lambda: int(library.nvmlDeviceGetApplicationsClock(handle, sm))),
-        "ecc": said(lambda: bool(library.nvmlDeviceGetEccMode(handle)[0])),
-        "mig": said(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0])),
+        "name": fact(lambda: library.nvmlDeviceGetName(handle)),
+        "uuid": fact(lambda: library.nvmlDeviceGetUUID(handle)),
+        "memory_bytes": fact(lambda: int(library.nvmlDeviceGetMemoryInfo(handle).total)),
+        "compute_capability": fact(lambda: ".".join(map(str, library.nvmlDeviceGetCudaComputeCapability(handle)))),
+        "power_limit_w": fact(lambda: library.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+        "sm_clock_mhz": fact(lambda: int(library.nvmlDeviceGetClockInfo(handle, sm))),
+        "sm_clock_max_mhz": fact(lambda: int(library.nvmlDeviceGetMaxClockInfo(handle, sm))),
+        "memory_clock_mhz": fact(lambda: int(library.nvmlDeviceGetClockInfo(handle, memory))),
+        "memory_clock_max_mhz": fact(lambda: int(library.nvmlDeviceGetMaxClockInfo(handle, memory))),
+        "application_sm_clock_mhz": fact(lambda: int(library.nvmlDeviceGetApplicationsClock(handle, sm))),
+        "ecc": fact(lambda: bool(library.nvmlDeviceGetEccMode(handle)[0])),
+        "mig": fact(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0])),
     }

@@ -1,4 +1,4 @@
-"""The unprofiled pass: warm up until the times settle, repeat until the median is known well enough."""
+"""The unprofiled pass: warm up until times are stable, repeat until the median is precise enough."""
 
 import gc
 import itertools
@@ -16,34 +16,34 @@ from llm_perf_opt.runners.measure.annotations import StageMarker, unmarked
 from llm_perf_opt.runners.measure.clock import Clock
 
 SETTLED_WITHIN = 0.05
-"""Warm-up ends when the last three iterations lie within this share of their median."""
+"""Warm-up ends when the last three iterations are within this fraction of their median."""
 SETTLED_OVER = 3
 WARMUP_TIME_SHARE = 0.1
-"""The most of the time limit that warm-up may take after its first iteration, which compiles for as long as it must."""
+"""Maximum share of the time limit for warm-up after its first iteration, whose compilation is not limited."""
 
 
 class Steppable(Protocol):
-    """What a meter can time: prefill once, then one decode step per further token.
+    """What a meter can time: prefill once, then one decode step per additional token.
 
-    Tokens stay on the device; nothing in a step may wait for it. `begin` prepares a request and is not timed.
+    Tokens stay on the device, and no step may wait for it. `begin` prepares a request and is not timed.
     """
 
     def begin(self) -> None:
-        """Forget the previous request: an empty cache, ready for `prefill`."""
+        """Empty the cache for the next `prefill`."""
 
     def prefill(self, prompts: Any) -> Any:
-        """Process the whole prompt; returns the first new token of each sequence."""
+        """Process the whole prompt and return the first new token of each sequence."""
 
     def decode_step(self, token: Any) -> Any:
-        """Process one token per sequence; returns the next."""
+        """Process one token per sequence and return the next."""
 
     def to_lists(self, tokens: list[Any]) -> list[list[int]]:
-        """The tokens of each sequence as plain numbers; waits for the device."""
+        """Return the tokens of each sequence as integers; waits for the device."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much measuring is worth."""
+    """When to stop warming up and repeating."""
 
     max_warmup: int
     min_repeats: int
@@ -54,7 +54,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the pass stands, for whoever waits."""
+    """Progress of the pass."""
 
     phase: str
     done: int
@@ -78,20 +78,20 @@ class Measured:
 
 
 class RequestMeter(ABC):
-    """Repeats a request until its times are known well enough, whatever runs it."""
+    """Repeats a request until its times are precise enough."""
 
     @abstractmethod
     def iterate(self) -> Iteration:
-        """One request, from an idle device to an idle device."""
+        """Run one request, from an idle device to an idle device."""
 
     @abstractmethod
     def tokens(self) -> list[list[int]]:
-        """The new tokens of the latest request, per sequence; waits for the device."""
+        """Return the new tokens of the latest request, per sequence; waits for the device."""
 
     def measure(self, effort: Effort, on_progress: Callable[[Progress], None] = lambda _: None) -> Measured:
-        """Warm up, then repeat until the medians of prefill and decode are within the target or the effort is spent.
+        """Warm up, then repeat until the medians of prefill and decode are within the target or a limit is reached.
 
-        An interruption keeps the repeats that are done; before the first there is nothing to keep.
+        An interruption keeps the finished repeats; before the first repeat it is raised.
         """
         warmup = self._warm_up(effort, on_progress)
         begun = time.monotonic()
@@ -100,7 +100,7 @@ class RequestMeter(ABC):
         iterations: list[Iteration] = []
         repeat = True
         stopped, stable, interrupted = "", False, False
-        with _settled_heap():
+        with _frozen_heap():
             try:
                 while not stopped:
                     iterations.append(self.iterate())
@@ -128,7 +128,7 @@ class RequestMeter(ABC):
 
 
 class Meter(RequestMeter):
-    """Runs whole requests step by step and times their stages."""
+    """Runs requests step by step and times their stages."""
 
     def __init__(self, runner: Steppable, prompts: Any, new_tokens: int, clock: Clock, marker: StageMarker = unmarked) -> None:
         self._runner = runner
@@ -140,7 +140,7 @@ class Meter(RequestMeter):
         self._tokens: list[Any] = []
 
     def iterate(self) -> Iteration:
-        """One request, from an idle device to an idle device."""
+        """Run one request, from an idle device to an idle device."""
         runner, clock, marker = self._runner, self._clock, self._marker
         runner.begin()
         clock.begin()
@@ -167,12 +167,12 @@ class Meter(RequestMeter):
         return self._read(started, wall, marks)
 
     def tokens(self) -> list[list[int]]:
-        """The new tokens of the latest request, per sequence; waits for the device."""
+        """Return the new tokens of the latest request, per sequence; waits for the device."""
         return self._runner.to_lists(self._tokens)
 
     @contextmanager
     def substage(self, name: str) -> Iterator[None]:
-        """Time a stretch inside the current stage; hooks on submodules call this."""
+        """Time a span inside the current stage; called by hooks on submodules."""
         with self._marker(name):
             start = self._clock.mark()
             try:
@@ -200,8 +200,8 @@ class Meter(RequestMeter):
 
 
 @contextmanager
-def _settled_heap() -> Iterator[None]:
-    """What exists now is not looked at again, so collections inside the loop stay short."""
+def _frozen_heap() -> Iterator[None]:
+    """Exclude existing objects from garbage collection, so that collections inside the loop stay short."""
     gc.collect()
     gc.freeze()
     try:
@@ -211,7 +211,7 @@ def _settled_heap() -> Iterator[None]:
 
 
 def is_stable(iterations: Sequence[Iteration], target: float) -> bool:
-    """Whether the medians of prefill and of decode are both known within `target`."""
+    """Return whether the medians of prefill and decode are both known within `target`."""
     series = [[iteration.prefill_ns for iteration in iterations]]
     if iterations and iterations[0].steps_ns:
         series.append([iteration.decode_ns for iteration in iterations])
@@ -219,7 +219,7 @@ def is_stable(iterations: Sequence[Iteration], target: float) -> bool:
 
 
 def _settled(totals: Sequence[int]) -> bool:
-    if len(totals) < SETTLED_OVER + 1:  # the first compiles and allocates: it never counts
+    if len(totals) < SETTLED_OVER + 1:  # the first one compiles and allocates, and never counts
         return False
     latest = totals[-SETTLED_OVER:]
     middle = percentile(latest, 0.5)

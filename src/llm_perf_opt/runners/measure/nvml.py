@@ -1,7 +1,7 @@
-"""The telemetry sampler, a process of its own beside the unprofiled pass.
+"""The telemetry sampler, a separate process next to the unprofiled pass.
 
-`python -m llm_perf_opt.runners.measure.nvml --out FILE --interval S --gpu N|none`. It writes a JSON line per reading.
-Standard input steers it: a line holds the pid to watch, the end of input ends it, so it cannot outlive whoever started it.
+`python -m llm_perf_opt.runners.measure.nvml --out FILE --interval S --gpu N|none` writes one JSON line per reading.
+A line on standard input is the pid to watch; end of input ends the sampler, so it cannot outlive its parent.
 """
 
 import argparse
@@ -25,14 +25,14 @@ READY = "ready"
 
 
 class HostReader:
-    """Reads the processors, and the watched process once it is known."""
+    """Reads CPU use and, once it is known, the watched process."""
 
     def __init__(self) -> None:
         self._watched: psutil.Process | None = None
-        psutil.cpu_percent()  # the first answer of each counter is meaningless
+        psutil.cpu_percent()  # the first reading is meaningless
 
     def watch(self, pid: int) -> None:
-        """Count this process as ours."""
+        """Watch this process."""
         try:
             self._watched = psutil.Process(pid)
             self._watched.cpu_percent()
@@ -40,7 +40,7 @@ class HostReader:
             self._watched = None
 
     def sample(self, at_ns: int) -> CpuSample:
-        """Processor use in percent of one processor, memory of the watched process."""
+        """Return CPU use in percent of one CPU, and the memory of the watched process."""
         ours, rss = 0.0, 0
         if self._watched is not None:
             try:
@@ -63,7 +63,7 @@ def run(out: Path, interval_s: float, gpu_index: int | None) -> None:
         host = HostReader()
         print(READY, flush=True)
         due = time.monotonic()
-        while _heed(host, due):
+        while _wait(host, due):
             now = time.monotonic_ns()
             _write(file, cpu=host.sample(now))
             if not isinstance(handle, Missing):
@@ -71,8 +71,8 @@ def run(out: Path, interval_s: float, gpu_index: int | None) -> None:
             due = max(due + interval_s, time.monotonic())
 
 
-def _heed(host: HostReader, due: float) -> bool:
-    """Sleep until the next reading is due; False when there is nobody left to read for."""
+def _wait(host: HostReader, due: float) -> bool:
+    """Sleep until the next reading is due, reading pids to watch; return False at the end of input."""
     while True:
         wait = max(0.0, due - time.monotonic())
         if not select.select([sys.stdin], [], [], wait)[0]:

@@ -24,21 +24,21 @@ PRESETS: dict[TorchPreset, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Profiled:
-    """One iteration as the profiler saw it."""
+    """One profiled iteration."""
 
     iteration: Iteration
     operators: list[OperatorRow]
     activity: Maybe[tuple[StageActivity, ...]]
     parts: Maybe[tuple[PartTime, ...]]
     overhead: tuple[OperatorRow, ...] = ()
-    """Rows that are surely the profiler's own work, although a label could be called so."""
+    """Rows of the profiler's own work."""
 
 
 _OWN_WORK = ("Instrumentation", "Resource")
 
 
 def profile_iteration(iterate: Callable[[], Iteration], preset: TorchPreset, cuda: bool, trace: Path) -> Profiled:
-    """Profile one iteration after one that only wakes the profiler up; leaves the gzipped Chrome trace at `trace`."""
+    """Profile one iteration after a profiler warm-up iteration; write the gzipped Chrome trace to `trace`."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -46,9 +46,9 @@ def profile_iteration(iterate: Callable[[], Iteration], preset: TorchPreset, cud
         iterate()
         profiler.step()
         measured = iterate()
-    beside = trace.with_name(f".{os.getpid()}.{trace.name}")  # the ending .gz makes torch compress it
-    profiler.export_chrome_trace(str(beside))
-    beside.replace(trace)
+    partial = _partial_file(trace)  # the suffix .gz makes torch compress it
+    profiler.export_chrome_trace(str(partial))
+    partial.replace(trace)
     events = _events(profiler)
     averages = profiler.key_averages()
     return Profiled(
@@ -62,14 +62,14 @@ def profile_iteration(iterate: Callable[[], Iteration], preset: TorchPreset, cud
 
 @dataclass(frozen=True)
 class DeviceEvent:
-    """One event of the profiler, on the host or on the device."""
+    """A profiler event on the host or on the device."""
 
     name: str
     on_device: bool
     start_ns: int
     duration_ns: int
     correlation: int
-    """The same for a launch and what it started."""
+    """Shared by a launch and the work that it started."""
 
 
 def _events(profiler: Any) -> list[DeviceEvent]:
@@ -93,7 +93,7 @@ def _ranges(events: Sequence[DeviceEvent]) -> list[Range]:
 
 
 def _device_work(events: Sequence[DeviceEvent]) -> list[tuple[int, int, int]]:
-    """(launch, when it was made, how long what it started took) for every kernel, copy and memset."""
+    """Return (correlation, launch time, duration) of every kernel, copy and memset."""
     launches = {event.correlation: event.start_ns for event in events if not event.on_device and event.name.startswith("cu")}
     return [
         (event.correlation, launches[event.correlation], event.duration_ns)
@@ -107,7 +107,7 @@ def _is_label(name: str) -> bool:
 
 
 def stage_activity(events: Sequence[DeviceEvent]) -> tuple[StageActivity, ...]:
-    """Device work by the stage whose range encloses the launch, whenever the device got to it."""
+    """Return the device work of each stage: work belongs to the stage whose range encloses its launch."""
     stages = _stage_ranges(events)
     by_stage = Timeline(stages)
     found: dict[str, list[tuple[int, int]]] = {stage.name: [] for stage in stages}
@@ -122,10 +122,10 @@ def stage_activity(events: Sequence[DeviceEvent]) -> tuple[StageActivity, ...]:
 
 
 def part_times(events: Sequence[DeviceEvent], cuda: bool) -> Maybe[tuple[PartTime, ...]]:
-    """Time by stage and part of the model, where the parts were labeled."""
+    """Return the time by stage and component, if components were labeled."""
     parts = _ranges([event for event in events if event.name.startswith(PART_LABEL)])
     if not parts:
-        return Missing("parts are not labeled with torch.compile, which fuses those of the decode step")
+        return Missing("components are not labeled with torch.compile, which fuses those of the decode step")
     if cuda:
         return kernel_times(
             _stage_ranges(events), parts, [(launched, duration) for _, launched, duration in _device_work(events)]
@@ -134,12 +134,12 @@ def part_times(events: Sequence[DeviceEvent], cuda: bool) -> Maybe[tuple[PartTim
 
 
 def is_own_work(row: Any) -> bool:
-    """Whether a row of the table has a name of the profiler's and is no label, such as record_function("Resource")."""
+    """Return whether a row is the profiler's own work and not a user's label, such as record_function("Resource")."""
     return row.key in _OWN_WORK and not getattr(row, "is_user_annotation", True)
 
 
 def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRow]:
-    """Rows of the profiler's table that are operators: no kernels, no stage labels."""
+    """Return the operators of the profiler's table, without kernels and stage labels."""
     from torch._C._autograd import DeviceType
 
     memory = PRESETS[preset].get("profile_memory", False)
@@ -166,7 +166,7 @@ def operators(averages: Any, preset: TorchPreset, cuda: bool) -> list[OperatorRo
 
 
 def _weight(row: OperatorRow) -> int:
-    """Device time where there is a device, else CPU time."""
+    """Return the device time if there is a device, else the CPU time."""
     return row.cpu_self_ns if isinstance(row.device_self_ns, Missing) else row.device_self_ns
 
 
@@ -177,40 +177,44 @@ def _ns(microseconds: float) -> int:
 # --- engine trace -----------------------------------------------------------------------------------------------------
 
 
-class Records(Protocol):
-    """An engine's own profiler."""
+class EngineProfiler(Protocol):
+    """torch.profiler, run by the engine."""
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording with the request's `profiling.torch.preset`."""
 
     def stop(self) -> Path:
-        """End recording; the Chrome trace it left."""
+        """Stop recording and return the path of the Chrome trace."""
 
 
-def profile_engine(profiler: Records, iterate: Callable[[], Iteration], cuda: bool, trace: Path) -> Profiled:
-    """Profile one iteration after one that only wakes the profiler up; leaves the gzipped Chrome trace at `trace`."""
+def profile_engine(profiler: EngineProfiler, iterate: Callable[[], Iteration], cuda: bool, trace: Path) -> Profiled:
+    """Profile one iteration after a profiler warm-up iteration; write the gzipped Chrome trace to `trace`."""
     profiler.start()
     iterate()
     profiler.stop().unlink()
     profiler.start()
     measured = iterate()
-    _take_over(profiler.stop(), trace)
+    _move_compressed(profiler.stop(), trace)
     found = read_torch_trace(trace)
     return Profiled(
         iteration=measured,
         operators=list(operator_rows(found, cuda)),
         activity=stage_activity_of(found) if cuda else Missing("the run is on the CPU"),
-        parts=Missing("the modules of an engine are not labeled with the parts of the cost model"),
+        parts=Missing("the modules of an engine are not labeled with the components of the cost model"),
     )
 
 
-def _take_over(left: Path, trace: Path) -> None:
-    """The engine's file under our name, compressed; it appears whole."""
-    if left.name.endswith(".gz"):
-        left.replace(trace)
+def _move_compressed(source: Path, trace: Path) -> None:
+    """Move the engine's file to `trace`, compressed and atomically."""
+    if source.name.endswith(".gz"):
+        source.replace(trace)
         return
-    beside = trace.with_name(f".{os.getpid()}.{trace.name}")
-    with left.open("rb") as plain, gzip.open(beside, "wb", compresslevel=6) as packed:
+    partial = _partial_file(trace)
+    with source.open("rb") as plain, gzip.open(partial, "wb", compresslevel=6) as packed:
         shutil.copyfileobj(plain, packed)
-    beside.replace(trace)
-    left.unlink()
+    partial.replace(trace)
+    source.unlink()
+
+
+def _partial_file(trace: Path) -> Path:
+    return trace.with_name(f".{os.getpid()}.{trace.name}")

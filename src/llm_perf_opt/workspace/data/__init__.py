@@ -1,1 +1,1 @@
-"""Datasets and prompts."""
+"""Datasets, models and prompts."""

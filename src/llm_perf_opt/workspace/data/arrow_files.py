@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
+from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.user_files import check_ordinary
 from llm_perf_opt.workspace.data.inventory import Advance
+from llm_perf_opt.workspace.data.lines import missing_column
 
 _ROWS_AT_ONCE = 1024
 
@@ -28,11 +29,7 @@ def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
     """Yield blocks of one column."""
     for batch in _batches(path, advance):
         if name not in batch.schema.names:
-            raise ConfigError(
-                f"{path.name} has no column {name!r}.{nearest(name, batch.schema.names)}",
-                f"It has: {', '.join(batch.schema.names)}. Name the one that holds the text: --text-field NAME, "
-                "or dataset.text_field=NAME in a run.",
-            )
+            raise missing_column(path, name, batch.schema.names)
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             yield batch.column(name).slice(start, _ROWS_AT_ONCE).to_pylist()
 

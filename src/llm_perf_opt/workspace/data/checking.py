@@ -50,7 +50,7 @@ class Listed:
     format: str | None
     records: int | None
     bytes: int | None
-    """These three: None if the metadata cannot be read."""
+    """Format, records and bytes are None if the metadata cannot be read."""
     source: str
     state: str
     """ok, or why it cannot be used. Contents are not checked; `check` does that."""
@@ -63,7 +63,7 @@ def listed(folder: DatasetFolder) -> Listed:
     where = str(folder.source.readlink()) if folder.source.is_symlink() else str(folder.source)
     try:
         metadata = read_metadata(folder.metadata_file, DatasetMetadata)
-    except ParseError as error:  # one that is damaged does not hide the others
+    except ParseError as error:  # a damaged one does not hide the others
         return Listed(folder.name, None, None, None, where, f"unreadable: {error.fact}", {})
     state = "ok" if folder.source.exists() else f"dangling: {where} does not exist"
     variants = {}
@@ -153,7 +153,7 @@ def _part(
     """Yield the problems of the source or a variant: its metadata, its files, then its records."""
     wrong = list(_metadata_problems(metadata))
     drifted = list(_content(where, metadata.files, label, quick, phases))
-    if not (quick or wrong or drifted):  # else the count says nothing new
+    if not (quick or wrong or drifted):  # otherwise the count adds nothing
         wrong = list(_record_problems(where, metadata, label, phases))
     yield from ((label, what) for what in (*wrong, *drifted))
 
@@ -173,18 +173,18 @@ def _content(where: Path, recorded: Mapping[str, FileEntry], label: str, quick: 
 
 
 def _metadata_problems(metadata: DatasetMetadata | VariantMetadata) -> Iterator[str]:
-    """Yield the contradictions inside the metadata, which somebody must have edited."""
+    """Yield the contradictions inside the metadata, which must have been edited."""
     entries, size = metadata.files, metadata.size
     if content_sha256(entries) != metadata.content_sha256:
         yield "content_sha256 in its metadata does not match the files listed there"
     recorded = Size(len(entries), sum(entry.bytes for entry in entries.values()), sum(metadata.splits.values()))
-    for what, said, listed_there in (
+    for what, stated, counted in (
         ("files", size.files, recorded.files),
         ("bytes", size.bytes, recorded.bytes),
         ("records", size.records, recorded.records),
     ):
-        if said != listed_there:
-            yield f"its metadata give {said} {what} but list {listed_there}"
+        if stated != counted:
+            yield f"its metadata give {stated} {what} but list {counted}"
 
 
 def _record_problems(where: Path, metadata: DatasetMetadata | VariantMetadata, label: str, phases: Phases) -> Iterator[str]:
@@ -199,8 +199,8 @@ def _record_problems(where: Path, metadata: DatasetMetadata | VariantMetadata, l
         yield error.fact
         return
     for split, count in counts.items():
-        if count != (said := metadata.splits.get(split, 0)):
-            yield f"its metadata say {said} records in the split {split}, but there are {count}"
+        if count != (stated := metadata.splits.get(split, 0)):
+            yield f"its metadata give {stated} records in the split {split}, but there are {count}"
 
 
 def _records(file: DataFile, advance: Advance) -> int:

@@ -48,7 +48,7 @@ class Seen:
         if self.fields is None:
             self.fields = {}
         if len(self.fields) > _MOST_FIELDS:
-            return  # it is JSON by now
+            return  # the column is JSON already
         for name, value in record.items():
             field = self.fields.get(name)
             if field is None:
@@ -87,7 +87,7 @@ def columns(seen: Seen, where: str) -> dict[str, str]:
         raise ConfigError(f"{where} has a field without a name.", "Columns need names: rename it, or keep the data as JSONL.")
     for one, other in _alike(fields):
         raise ConfigError(
-            f"{where} has the fields {one!r} and {other!r}, which Parquet cannot tell apart.", "Rename one of them."
+            f"{where} has the fields {one!r} and {other!r}, which Parquet cannot distinguish.", "Rename one of them."
         )
     return {name: field.column_type() for name, field in fields.items()}
 
@@ -136,23 +136,26 @@ class Conversion:
 
 
 def write_converted(
-    files: Sequence[DataFile], out: Path, asked: Conversion, bad: BadRecords, advance: Advance
+    files: Sequence[DataFile], out: Path, conversion: Conversion, bad: BadRecords, advance: Advance
 ) -> tuple[Format, dict[str, int]]:
     """Write each file under its own name in the other format."""
-    targets = _targets(files, asked.to)
+    targets = _targets(files, conversion.to)
     for target in targets.values():
         (out / target).parent.mkdir(parents=True, exist_ok=True)
     splits: dict[str, int] = dict.fromkeys((file.split for file in files), 0)
-    if asked.to == "parquet":
+    if conversion.to == "parquet":
         written = _to_parquet(files, targets, out, bad, advance)
     else:
         written = {}
         for file in files:
-            one = _to_jsonl if asked.to == "jsonl" else _to_txt
-            written[file.name] = one(file, out / targets[file.name], asked, bad, advance)
+            path = out / targets[file.name]
+            if conversion.to == "jsonl":
+                written[file.name] = _to_jsonl(file, path, bad, advance)
+            else:
+                written[file.name] = _to_txt(file, path, conversion, bad, advance)
     for file in files:
         splits[file.split] += written[file.name]
-    return asked.to, splits
+    return conversion.to, splits
 
 
 def _targets(files: Sequence[DataFile], to: Format) -> dict[str, str]:
@@ -169,13 +172,12 @@ def _targets(files: Sequence[DataFile], to: Format) -> dict[str, str]:
     return targets
 
 
-def _to_jsonl(file: DataFile, target: Path, asked: Conversion, bad: BadRecords, advance: Advance) -> int:
-    del asked
+def _to_jsonl(file: DataFile, target: Path, bad: BadRecords, advance: Advance) -> int:
     if file.format == "parquet":
         parquet_files.write_json(file.path, target, advance)
         made = DataFile(file.name, target, "jsonl", file.split)
         before = bad.count
-        rows = sum(len(block) for block in objects(made, bad, ignore))  # what JSON cannot hold shows here
+        rows = sum(len(block) for block in objects(made, bad, ignore))  # finds what JSON cannot represent
         _check_count(made, rows + bad.count - before, parquet_files.count_rows(file.path))
         if bad.count > before:
             _keep_good_lines(made)
@@ -210,12 +212,12 @@ def _one_line(text: str) -> str:
     return " ".join(lines if lines[-1] else lines[:-1]).rstrip("\r")
 
 
-def _to_txt(file: DataFile, target: Path, asked: Conversion, bad: BadRecords, advance: Advance) -> int:
+def _to_txt(file: DataFile, target: Path, conversion: Conversion, bad: BadRecords, advance: Advance) -> int:
     count = 0
     with target.open("wb") as out:
-        for block in texts(file, asked.text_field, bad, advance):
+        for block in texts(file, conversion.text_field, bad, advance):
             for text in block:
-                if asked.join_lines:
+                if conversion.join_lines:
                     text = _one_line(text)
                 elif "\n" in text or "\r" in text:
                     raise ConfigError(
@@ -261,7 +263,7 @@ def _lines_for_database(file: DataFile, spill: Path, seen: Seen, bad: BadRecords
         if bad.count == before and not marked:
             return count, file.path
         advance = ignore
-        bad = BadRecords(skip=True)  # they have been counted
+        bad = BadRecords(skip=True)  # already counted
     with spill.open("wb") as out:
         return _write_objects(file, out, bad, advance, seen), spill
 

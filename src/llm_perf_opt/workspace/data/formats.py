@@ -54,7 +54,7 @@ class DataFile:
 
 def data_files(files: Mapping[str, Path], where: Path, wanted: str | None = None) -> tuple[DataFile, ...]:
     """Return the data files. Text files next to another format are documentation; `wanted` decides between two others."""
-    formats = {name: SUFFIXES[suffix] for name in files if (suffix := suffix_of(name)) and not _beside(name)}
+    formats = {name: SUFFIXES[suffix] for name in files if (suffix := suffix_of(name)) and not _has_no_records(name)}
     found = set(formats.values())
     if "arrow" in found and not any(PurePosixPath(name).name == _STATE for name in files):
         raise ResourceError(
@@ -84,8 +84,8 @@ def suffix_of(name: str) -> str:
     return max((suffix for suffix in SUFFIXES if low.endswith(suffix)), key=len, default="")
 
 
-def _beside(name: str) -> bool:
-    """Return whether it has no records: hidden files and folders, and the index of a token file."""
+def _has_no_records(name: str) -> bool:
+    """Return whether a file has no records: hidden files and folders, and the index of a token file."""
     return name.endswith(INDEX_SUFFIX) or any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 

@@ -49,7 +49,7 @@ def files_below(folder: Path) -> dict[str, Path]:
             return {named.name: named}
         if not folder.is_dir():
             raise ResourceError(f"{folder}: no such file or folder.", "Give an existing file, or a folder with files in it.")
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+    except OSError as error:  # the name is too long, or a folder is not accessible
         raise ResourceError(f"{folder} cannot be accessed: {error.strerror or error}.", "Give an accessible path.") from error
     return dict(sorted(_walk(folder, folder, (_identity(folder),))))
 

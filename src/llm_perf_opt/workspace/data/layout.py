@@ -51,6 +51,11 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
+def _visible_folders(parent: Path) -> list[Path]:
+    entries = sorted(parent.iterdir()) if parent.is_dir() else []
+    return [path for path in entries if path.is_dir() and not path.name.startswith(".")]
+
+
 @dataclass(frozen=True)
 class VariantFolder:
     """A variant of a dataset on disk."""
@@ -101,16 +106,14 @@ class DatasetFolder:
 
     def variants(self) -> tuple[VariantFolder, ...]:
         """Return every variant, by name."""
-        if not self.path.is_dir():
-            return ()
-        found = (VariantFolder(entry) for entry in sorted(self.path.iterdir()) if entry.name != SOURCE and entry.is_dir())
-        return tuple(variant for variant in found if variant.metadata_file.is_file() and not variant.name.startswith("."))
+        return tuple(folder for folder in self._folders() if folder.metadata_file.is_file())
 
     def without_metadata(self) -> tuple[VariantFolder, ...]:
         """Return folders with a variant's data but without metadata."""
-        found = (VariantFolder(entry) for entry in sorted(self.path.iterdir()) if entry.name != SOURCE and entry.is_dir())
-        bare = (variant for variant in found if not variant.name.startswith(".") and not variant.metadata_file.is_file())
-        return tuple(variant for variant in bare if variant.data.is_dir())
+        return tuple(folder for folder in self._folders() if folder.data.is_dir() and not folder.metadata_file.is_file())
+
+    def _folders(self) -> list[VariantFolder]:
+        return [VariantFolder(path) for path in _visible_folders(self.path) if path.name != SOURCE]
 
     def variant(self, name: str) -> VariantFolder:
         """Return an existing variant, or raise an error that lists the existing ones."""
@@ -150,15 +153,13 @@ class DatasetTree:
 
     def datasets(self) -> tuple[DatasetFolder, ...]:
         """Return every dataset, by name."""
-        if not self.root.is_dir():
-            return ()
-        found = (DatasetFolder(entry) for entry in sorted(self.root.iterdir()) if entry.is_dir())
-        return tuple(folder for folder in found if not folder.name.startswith(".") and folder.metadata_file.exists())
+        found = (DatasetFolder(path) for path in _visible_folders(self.root))
+        return tuple(folder for folder in found if folder.metadata_file.exists())
 
     def without_metadata(self) -> tuple[DatasetFolder, ...]:
         """Return folders with a dataset's source but without metadata."""
-        found = (DatasetFolder(entry) for entry in sorted(self.root.iterdir()) if entry.is_dir()) if self.root.is_dir() else ()
-        bare = (folder for folder in found if not folder.name.startswith(".") and not folder.metadata_file.exists())
+        found = (DatasetFolder(path) for path in _visible_folders(self.root))
+        bare = (folder for folder in found if not folder.metadata_file.exists())
         return tuple(folder for folder in bare if folder.source.exists() or folder.source.is_symlink())
 
     def dataset(self, name: str) -> DatasetFolder:
@@ -185,10 +186,10 @@ class DatasetTree:
 def given_root(root: Path, usual: Path, option: str = "--root") -> Path:
     """Return the root of a tree. The default one may be absent; raise if another one does not exist."""
     try:
-        there = root.is_dir()
-    except OSError:  # a name that is too long, a folder that may not be looked into
-        there = False
-    if root != usual and not there:
+        exists = root.is_dir()
+    except OSError:  # the name is too long, or a folder is not accessible
+        exists = False
+    if root != usual and not exists:
         raise ConfigError(f"{option} {root}: no such folder.", f"Omit it to use {usual}/ in the current directory.")
     return root
 
@@ -213,7 +214,7 @@ def dangling(path: Path) -> bool:
     """Return whether `path` is a dangling or circular link."""
     try:
         return path.is_symlink() and not path.exists()
-    except OSError as error:  # a circle, on some Python versions; else a name that is too long, or one that may not be looked at
+    except OSError as error:  # on some Python versions a circular link raises
         return error.errno == errno.ELOOP
 
 
@@ -225,7 +226,7 @@ def dangling_error(path: Path) -> LlmPerfError:
     )
 
 
-# --- making -----------------------------------------------------------------------------------------------------------
+# --- creation ---------------------------------------------------------------------------------------------------------
 
 
 _LOCK = ".lock"
@@ -280,7 +281,7 @@ def _locked(part: Path, final: Path) -> int:
     except OSError as error:
         os.close(lock)
         raise ResourceError(f"{final} is being created by another process.", "Wait for it to finish.") from error
-    for left in part.iterdir():  # of a process that was killed
+    for left in part.iterdir():  # left by a killed process
         if left.name != _LOCK:
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     return lock
@@ -290,5 +291,5 @@ def _settle(folder: Path) -> None:
     """Flush every file to disk before the folder is renamed."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            with path.open("rb") as file, suppress(OSError):  # a file system without fsync still has the bytes
+            with path.open("rb") as file, suppress(OSError):  # not every file system supports fsync
                 os.fsync(file.fileno())

@@ -3,11 +3,11 @@
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_perf_opt.core.errors import ParseError, ResourceError
+from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
 from llm_perf_opt.core.user_files import open_ordinary
 from llm_perf_opt.workspace.data.inventory import Advance
 
@@ -17,9 +17,9 @@ BLOCK_BYTES = 1024 * 1024
 NAMED = 10
 """Maximum number of bad records to name; the rest are counted."""
 FIELD_OPTION = "--text-field NAME"
-"""How to name another field with the dataset verbs …"""
+"""How to name another field with the dataset verbs."""
 RUN_FIELD_OPTION = "dataset.text_field=NAME"
-"""… and in a run."""
+"""How to name another field in a run."""
 _MARK = b"\xef\xbb\xbf"
 
 
@@ -48,10 +48,18 @@ class BadRecords:
             self.first.append(f"{where}: {why}")
 
 
+def missing_column(path: Path, name: str, known: Sequence[str]) -> ConfigError:
+    """Return the error for a table without the requested text column."""
+    return ConfigError(
+        f"{path.name} has no column {name!r}.{nearest(name, known)}",
+        f"It has: {', '.join(known)}. Name the column with the text: {FIELD_OPTION}, or {RUN_FIELD_OPTION} in a run.",
+    )
+
+
 def line_blocks(path: Path, advance: Advance) -> Iterator[tuple[int, list[bytes | None]]]:
     """Yield blocks of lines with the number of the first. A line that is too long is None; an empty one stays empty.
 
-    Lines end with \\n alone: other characters that some call line ends are part of the text. A \\r before it belongs to the end.
+    Lines end with \\n or \\r\\n; other line separators are part of the text.
     """
     try:
         with open_ordinary(path) as raw:

@@ -52,7 +52,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
         described = {name: msgspec.json.decode(raw, type=_Described) for name, raw in header.items() if name != "__metadata__"}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _damaged(path, f"its header is not sound ({error})") from error
+        raise _damaged(path, f"its header is invalid ({error})") from error
     except OSError as error:
         raise ParseError(f"{path} cannot be read: {error.strerror or error}.", "Check its permissions.") from error
     return _checked(path, described, size - 8 - length)
@@ -64,15 +64,15 @@ def _checked(path: Path, described: dict[str, _Described], stored: int) -> dict[
     for name, tensor in sorted(described.items(), key=lambda item: item[1].data_offsets):
         begin, until = tensor.data_offsets
         if begin != end or until < begin or any(length < 0 for length in tensor.shape):
-            raise _damaged(path, f"the tensor {name!r} does not lie where it should")
+            raise _damaged(path, f"the tensor {name!r} has a wrong position")
         elements = math.prod(tensor.shape)
         if tensor.dtype in _BITS and elements * _BITS[tensor.dtype] != (until - begin) * 8:
-            raise _damaged(path, f"the tensor {name!r} has {until - begin} bytes, which its shape and dtype do not make")
+            raise _damaged(path, f"the tensor {name!r} has {until - begin} bytes, which does not match its shape and dtype")
         found[name] = StoredTensor(tensor.dtype, elements, until - begin)
         end = until
     if end != stored:
-        short = "cut short" if stored < end else "longer than it should be"
-        raise _damaged(path, f"it is {short}: {stored} bytes of weights, the header tells of {end}")
+        state = "truncated" if stored < end else "too long"
+        raise _damaged(path, f"it is {state}: it has {stored} bytes of weights, but its header lists {end}")
     return found
 
 
@@ -123,13 +123,13 @@ def link_model(root: Path, name: str, target: Path) -> Path:
     refuse_existing(place, "Nothing is overwritten: choose another name, or remove that link first.")
     try:
         if not target.is_dir():
-            what = "a link to nothing" if dangling(target) else "not a folder"
+            what = "a dangling link" if dangling(target) else "not a folder"
             raise ConfigError(f"{target} is {what}.", _GIVE_A_FOLDER)
         if dangling(target / _CONFIG):
             raise dangling_error(target / _CONFIG)
         if not (target / _CONFIG).is_file():
             raise ResourceError(f"{target} has no {_CONFIG}.", _GIVE_A_FOLDER)
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+    except OSError as error:  # the name is too long, or a folder is not accessible
         raise file_error(error, _GIVE_A_FOLDER) from error
     if root.resolve().is_relative_to(target.resolve()):
         raise ConfigError(f"{target} contains {root} itself.", "Give the folder of the weights.")
@@ -154,17 +154,17 @@ def model_folder(path: str) -> Path:
             if HUB_NAME.fullmatch(path) and not folder.parent.exists():
                 raise ConfigError(f"model.path={path}: no such folder. It looks like a name on the Hub.", model_remedy(path))
             what = "is a file, not a folder" if folder.exists() else "no such folder"
-            raise ConfigError(f"model.path={path}: {what}.{_beside(folder)}", _GIVE_A_FOLDER)
+            raise ConfigError(f"model.path={path}: {what}.{_siblings(folder)}", _GIVE_A_FOLDER)
         if dangling(folder / _CONFIG):
             raise dangling_error(folder / _CONFIG)
         if not (folder / _CONFIG).is_file():
             raise ConfigError(f"model.path={path} has no {_CONFIG}.{_models_inside(folder)}", _GIVE_A_FOLDER)
-    except (OSError, ValueError) as error:  # a name too long, a part that may not be looked into, a zero byte
+    except (OSError, ValueError) as error:  # the name is too long, not accessible, or has a zero byte
         raise ConfigError(f"model.path={path!r} cannot be accessed: {words_of(error)}.", _GIVE_A_FOLDER) from error
     return folder
 
 
-def _beside(folder: Path) -> str:
+def _siblings(folder: Path) -> str:
     """Return the nearest existing name, and what is in that folder."""
     parent = folder.parent
     known = [path.name for path in _folders(parent)]
@@ -186,7 +186,7 @@ def _there(parent: Path, known: Sequence[str]) -> str:
 def _folders(parent: Path) -> list[Path]:
     try:
         return sorted(path for path in parent.iterdir() if not path.name.startswith(".") and path.is_dir())
-    except OSError:  # not there, or not to be looked into: then there is nothing to name
+    except OSError:  # missing or not accessible
         return []
 
 
@@ -202,7 +202,7 @@ def model_named(root: Path, name: str) -> Path:
     place = root / checked_name(name, "model")
     if not (place.is_symlink() or place.is_dir()):
         known = [path.name for path in linked_models(root)]
-        have = f"Known in {root}: {', '.join(known)}." if known else f"{root} holds none yet."
+        have = f"Known in {root}: {', '.join(known)}." if known else f"{root} has none yet."
         raise ConfigError(
             f"There is no model {name!r}.{nearest(name, known)}", f"{have} Link it with `llm-perf model link {name} DIR`."
         )
@@ -219,9 +219,9 @@ def check_model(place: Path) -> ModelCheck:
     problems: list[str] = []
     notes: list[str] = []
     config = _config(place, problems)
-    told = len(problems)
+    before = len(problems)
     tensors, files = _tensors(place, problems)
-    partly = Missing("not all weights could be read") if tensors and len(problems) > told else None
+    partly = Missing("not all weights could be read") if tensors and len(problems) > before else None
     dtypes: Counter[str] = Counter()
     for tensor in tensors.values():
         dtypes[tensor.dtype] += tensor.bytes
@@ -234,7 +234,7 @@ def check_model(place: Path) -> ModelCheck:
         problems,
         notes,
         _model_type(config, problems),
-        {} if partly else dict(dtypes.most_common()),  # a part of the weights would be taken for all of them
+        {} if partly else dict(dtypes.most_common()),  # some of the weights would pass for all of them
         files,
         partly or (sum(dtypes.values()) if tensors else Missing("no weights could be read")),
         partly or _parameters(config, tensors),
@@ -247,8 +247,8 @@ def _config(place: Path, problems: list[str]) -> dict[str, Any] | None:
     try:
         return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
     except FileNotFoundError:
-        nowhere = f"a dangling link: {path.readlink()} does not exist" if dangling(path) else "missing"
-        problems.append(f"{_CONFIG} is {nowhere}")
+        state = f"a dangling link: {path.readlink()} does not exist" if dangling(path) else "missing"
+        problems.append(f"{_CONFIG} is {state}")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         problems.append(f"{_CONFIG} is not a JSON object ({error})")
     except OSError as error:
@@ -263,7 +263,7 @@ def _model_type(config: dict[str, Any] | None, problems: list[str]) -> Maybe[str
     if isinstance(found, str):
         return found
     problems.append(f"{_CONFIG} has no model_type")
-    return Missing(f"{_CONFIG} does not say")
+    return Missing(f"{_CONFIG} has no model_type")
 
 
 def _parameters(config: dict[str, Any] | None, tensors: dict[str, StoredTensor]) -> Maybe[int]:
@@ -284,9 +284,9 @@ def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor],
             problems.append(f"no *{_WEIGHTS}" + ("; pickled weights are not read: convert them" if pickled else ""))
         else:
             problems += _shard_problems(names)
-        stored = _read_shards(place, names, problems)
+        stored, _ = _read_shards(place, names, problems)
         if names and not stored and not problems:
-            problems.append(f"the *{_WEIGHTS} hold no tensor")
+            problems.append(f"the *{_WEIGHTS} contain no tensor")
         return stored, len(names)
     found: dict[str, StoredTensor] = {}
     shards: set[str] = set()
@@ -299,11 +299,11 @@ def _tensors(place: Path, problems: list[str]) -> tuple[dict[str, StoredTensor],
         if not weight_map:
             problems.append(f"{path.name} lists no tensor")
         outside = sorted({name for name in weight_map.values() if Path(name).name != name})
-        problems += [f"{path.name} lists {name!r}, which is no file of this folder" for name in outside]
+        problems += [f"{path.name} lists {name!r}, which is not a file in this folder" for name in outside]
         listed = sorted(set(weight_map.values()) - set(outside))
-        tensors = _read_shards(place, listed, problems)
-        lost = sorted(name for name, shard in weight_map.items() if name not in tensors and (place / shard).is_file())
-        if lost and not any("damaged" in problem for problem in problems):
+        tensors, readable = _read_shards(place, listed, problems)
+        lost = sorted(name for name, shard in weight_map.items() if name not in tensors and shard in readable)
+        if lost:
             problems.append(f"{len(lost)} tensors are listed but not stored, the first is {lost[0]!r}")
         found |= tensors
         shards.update(listed)
@@ -322,18 +322,20 @@ def _shard_problems(names: list[str]) -> list[str]:
         lost = count - (len(have) - len(beyond))
         if beyond:
             problems.append(f"{stem} has a shard {beyond[0]} of {count}")
-        if lost:  # counted, not listed: the count is whatever a name says
+        if lost:  # counted, not listed: the count in a name can be any number
             first = list(itertools.islice((number for number in range(1, count + 1) if number not in have), _SHOWN))
             more = f" and {lost - len(first)} more" if lost > len(first) else ""
-            problems.append(f"{stem} lacks the shards {', '.join(map(str, first))}{more} of {count}")
+            problems.append(f"{stem} is missing the shards {', '.join(map(str, first))}{more} of {count}")
     if sets:
         shards = sum(map(len, sets.values()))
         problems.append(f"{shards} shard{'s' if shards > 1 else ''}, but no *{_INDEX} that lists them")
     return problems
 
 
-def _read_shards(place: Path, names: list[str], problems: list[str]) -> dict[str, StoredTensor]:
+def _read_shards(place: Path, names: list[str], problems: list[str]) -> tuple[dict[str, StoredTensor], set[str]]:
+    """Return the tensors and the names of the readable shards; add what is wrong with the others to `problems`."""
     found: dict[str, StoredTensor] = {}
+    readable: set[str] = set()
     for name in names:
         path = place / name
         if dangling(path):
@@ -343,6 +345,7 @@ def _read_shards(place: Path, names: list[str], problems: list[str]) -> dict[str
         else:
             try:
                 found |= read_header(path)
+                readable.add(name)
             except ParseError as error:
                 problems.append(error.fact.rstrip("."))
-    return found
+    return found, readable

@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.core.errors import ConfigError, ParseError, ResourceError, nearest
+from llm_perf_opt.core.errors import ParseError, ResourceError
 from llm_perf_opt.core.host import available_memory_bytes
 from llm_perf_opt.core.user_files import AS_WRITTEN, literal, parquet_rows, pattern_of, quoted
 from llm_perf_opt.workspace.data.inventory import Advance
-from llm_perf_opt.workspace.data.lines import MAX_LINE_BYTES
+from llm_perf_opt.workspace.data.lines import MAX_LINE_BYTES, missing_column
 
 if TYPE_CHECKING:
     import duckdb
@@ -23,7 +23,7 @@ _COPIES_HELD = 16
 """The database reserves this many times the size of those rows, and uses about six of them. Measured on 2,048 rows of 300 kB
 and on 300 of 2 MB: Parquet to JSON lines fails at 8 and passes at 16, with 3.4 GB of memory for 600 MB of rows."""
 _SHARE_OF_FREE = 0.8
-"""The share of free memory it may use: an error is better than a killed process."""
+"""The share of free memory that it may use: an error is better than a killed process."""
 ROWS_AT_ONCE = 1024
 _SCRATCH = ".duckdb"
 _PLACE = "file_row_number"
@@ -47,10 +47,10 @@ def database(scratch: Path | None = None, held_bytes: float = 0) -> Iterator["du
     settings = {"threads": "1", "memory_limit": limit, "autoinstall_known_extensions": "false"}
     connection = duckdb.connect(":memory:", config={**settings, "temp_directory": str(scratch) if scratch else ""})
     try:
-        connection.execute("SET enable_progress_bar = true")  # so that it can be asked how far it is,
-        connection.execute("SET enable_progress_bar_print = false")  # without writing into what this program prints
+        connection.execute("SET enable_progress_bar = true")  # needed for query_progress(),
+        connection.execute("SET enable_progress_bar_print = false")  # but nothing is printed
         if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'async_threads'").fetchone():
-            # Files written beside the statement: in DuckDB 2.0 one that is interrupted, or fails, often waits for those for ever.
+            # In DuckDB 2.0 an interrupted or failed statement often waits for asynchronous writes for ever.
             connection.execute("SET async_threads = 0")
         yield connection
     finally:
@@ -91,11 +91,7 @@ def column(path: Path, name: str, advance: Advance) -> Iterator[list[Any]]:
     """Yield blocks of one column."""
     known = list(columns_of(path))
     if name not in known:
-        raise ConfigError(
-            f"{path.name} has no column {name!r}.{nearest(name, known)}",
-            f"It has: {', '.join(known)}. Name the one that holds the text: --text-field NAME, "
-            "or dataset.text_field=NAME in a run.",
-        )
+        raise missing_column(path, name, known)
     for rows in _fetched(path, quoted(name), advance):
         yield [row[0] for row in rows]
 
@@ -167,25 +163,25 @@ def _finite(value: str, kind: Any, depth: int) -> str:
 def _holds_floats(kind: Any) -> bool:
     if kind.id in _FLOATS:
         return True
-    if kind.id == "map":  # its keys become texts
+    if kind.id == "map":  # its keys become text
         return _holds_floats(dict(kind.children)["value"])
     return kind.id in ("list", "struct") and any(_holds_floats(inner) for _, inner in kind.children)
 
 
 def _fetched(path: Path, what: str, advance: Advance) -> Iterator[list[tuple[Any, ...]]]:
-    total, size, done, told = max(1, count_rows(path)), path.stat().st_size, 0, 0
+    total, size, done, reported = max(1, count_rows(path)), path.stat().st_size, 0, 0
     with database(held_bytes=_held_bytes(path)) as connection, _named(path):
         result = connection.execute(f"SELECT {what} FROM {parquet_rows(path)}")  # noqa: S608 - quoted above
         while rows := result.fetchmany(ROWS_AT_ONCE):
             done += len(rows)
-            advance(size * done // total - told)
-            told = size * done // total
+            advance(size * done // total - reported)
+            reported = size * done // total
             yield rows
 
 
 def _copy(sql: str, values: list[Any], path: Path, scratch: Path, held_bytes: float, advance: Advance) -> None:
     """Run a long statement in another thread, while this one reports progress and handles interrupts."""
-    size, told, failure, ended = path.stat().st_size, 0, [], threading.Event()
+    size, reported, failure, ended = path.stat().st_size, 0, [], threading.Event()
     with database(scratch / _SCRATCH, held_bytes) as connection:
 
         def work() -> None:
@@ -199,13 +195,13 @@ def _copy(sql: str, values: list[Any], path: Path, scratch: Path, held_bytes: fl
         threading.Thread(target=work, daemon=True).start()
         try:
             while not ended.wait(_POLL_S):
-                now = max(told, int(size * min(100.0, max(0.0, connection.query_progress())) / 100))
-                advance(now - told)
-                told = now
+                now = max(reported, int(size * min(100.0, max(0.0, connection.query_progress())) / 100))
+                advance(now - reported)
+                reported = now
         except BaseException:
             _end_statement(connection, ended)
             raise
-        advance(size - told)
+        advance(size - reported)
         if failure:
             with _named(path):
                 raise failure[0]

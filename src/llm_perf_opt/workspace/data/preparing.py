@@ -67,7 +67,7 @@ class Preparation:
     split: str | None = None
     num_samples: int | None = None
     seed: int | None = None
-    """Of a subset; None: 0."""
+    """Seed of a subset; None: 0."""
     tokenizer: str | None = None
     to: str | None = None
     text_field: str | None = None
@@ -85,105 +85,105 @@ class _Parent:
     text_field: str
 
 
-def prepare(folder: DatasetFolder, asked: Preparation, phases: Phases = silent) -> VariantMetadata:
+def prepare(folder: DatasetFolder, request: Preparation, phases: Phases = silent) -> VariantMetadata:
     """Make the variant and return its metadata."""
-    _check_request(asked)
-    tokenizer = load_tokenizer(asked.tokenizer) if asked.tokenizer else None
-    place = folder.new_variant(asked.variant)
-    parent = _verified_parent(folder, asked, phases)
-    bad = BadRecords(asked.skip_bad)
+    _check_request(request)
+    tokenizer = load_tokenizer(request.tokenizer) if request.tokenizer else None
+    place = folder.new_variant(request.variant)
+    parent = _verified_parent(folder, request, phases)
+    bad = BadRecords(request.skip_bad)
     with made_whole(place.path) as part:
         made = VariantFolder(part)
         made.data.mkdir()
-        advance = phases(_transform(asked), sum(file.bytes for file in parent.records))
-        kind, splits = _write(parent, made.data, asked, tokenizer, bad, advance)
+        advance = phases(_transform(request), sum(file.bytes for file in parent.records))
+        kind, splits = _write(parent, made.data, request, tokenizer, bad, advance)
         if not sum(splits.values()):
             why = f"; {bad.first[0]}" if bad.first else ""
             raise ResourceError(f"No records are left for a variant: {bad.count} were left out{why}.", "Fix the data.")
-        metadata = _describe(folder.name, made, asked, parent, tokenizer, bad, (kind, splits), phases)
+        metadata = _describe(folder.name, made, request, parent, tokenizer, bad, (kind, splits), phases)
         write_metadata(made.metadata_file, metadata)
     return metadata
 
 
-def _check_request(asked: Preparation) -> None:
-    given = {"--num-samples": asked.num_samples, "--tokenizer": asked.tokenizer, "--to": asked.to}
+def _check_request(request: Preparation) -> None:
+    given = {"--num-samples": request.num_samples, "--tokenizer": request.tokenizer, "--to": request.to}
     chosen = [flag for flag, value in given.items() if value is not None]
     if len(chosen) != 1:
-        said = f"{' and '.join(chosen)} are given" if chosen else "none is given"
+        given_flags = f"{' and '.join(chosen)} are given" if chosen else "none is given"
         raise ConfigError(
-            f"A variant is made in one way, and {said}.",
+            f"A variant needs exactly one transform, but {given_flags}.",
             "Give one of: --num-samples N (a subset), --tokenizer bytes|DIR (token ids), --to FORMAT (another format).",
         )
-    if asked.num_samples is not None and asked.num_samples < 1:
-        raise ConfigError(f"--num-samples {asked.num_samples}: must be 1 or more.", "Give the number of records.")
-    if asked.seed is not None and asked.num_samples is None:
-        raise ConfigError(f"--seed {asked.seed} has no effect without --num-samples.", "Omit it.")
-    if not 0 <= (asked.seed or 0) < 2**63:
-        raise ConfigError(f"--seed {asked.seed} is out of range.", "Give a number from 0 to 2⁶³ - 1.")
-    if asked.to is not None and asked.to not in TARGETS:
-        raise ConfigError(f"--to {asked.to} is not known.{nearest(asked.to, TARGETS)}", f"Known: {', '.join(TARGETS)}.")
-    if asked.join_lines and asked.to != "txt":
+    if request.num_samples is not None and request.num_samples < 1:
+        raise ConfigError(f"--num-samples {request.num_samples}: must be 1 or more.", "Give the number of records.")
+    if request.seed is not None and request.num_samples is None:
+        raise ConfigError(f"--seed {request.seed} has no effect without --num-samples.", "Omit it.")
+    if not 0 <= (request.seed or 0) < 2**63:
+        raise ConfigError(f"--seed {request.seed} is out of range.", "Give a number from 0 to 2⁶³ - 1.")
+    if request.to is not None and request.to not in TARGETS:
+        raise ConfigError(f"--to {request.to} is not known.{nearest(request.to, TARGETS)}", f"Known: {', '.join(TARGETS)}.")
+    if request.join_lines and request.to != "txt":
         raise ConfigError("--join-lines has no effect without --to txt.", "Omit it.")
 
 
-def _verified_parent(folder: DatasetFolder, asked: Preparation, phases: Phases) -> _Parent:
+def _verified_parent(folder: DatasetFolder, request: Preparation, phases: Phases) -> _Parent:
     """Return the parent, or raise if it differs from its metadata: the recorded hash must be that of the data."""
     metadata: DatasetMetadata | VariantMetadata
-    if asked.parent == SOURCE:
+    if request.parent == SOURCE:
         where = folder.source
         if dangling(where):
             raise dangling_error(where)
         metadata = read_metadata(folder.metadata_file, DatasetMetadata)
     else:
-        variant = folder.variant(asked.parent)
+        variant = folder.variant(request.parent)
         where, metadata = variant.data, read_metadata(variant.metadata_file, VariantMetadata)
     files = files_below(where)
-    found = content_sha256(inventory(files, phases(f"verifying {asked.parent}", total_bytes(files))))
+    found = content_sha256(inventory(files, phases(f"verifying {request.parent}", total_bytes(files))))
     if found != metadata.content_sha256:
         raise ResourceError(
             f"{where} has changed since its metadata were written.",
             f"`llm-perf dataset check {folder.name}` lists what changed. Restore the data, or add it under another name.",
         )
-    records = only_split(data_files(files, where, metadata.format), asked.split)
+    records = only_split(data_files(files, where, metadata.format), request.split)
     if metadata.format == "tokens":
-        raise ConfigError(f"{asked.parent} contains token ids, which cannot be transformed further.", "Start from texts.")
-    reads_texts = asked.tokenizer is not None or asked.to == "txt"
-    if asked.text_field is not None and not reads_texts:  # the metadata will name it all the same, so it must be there
-        check_text_field(records, asked.text_field)
-    return _Parent(files, records, found, asked.text_field or metadata.text_field)
+        raise ConfigError(f"{request.parent} contains token ids, which cannot be transformed further.", "Start from texts.")
+    reads_texts = request.tokenizer is not None or request.to == "txt"
+    if request.text_field is not None and not reads_texts:  # the metadata will name it, so it must exist
+        check_text_field(records, request.text_field)
+    return _Parent(files, records, found, request.text_field or metadata.text_field)
 
 
-def _transform(asked: Preparation) -> str:
-    return "subset" if asked.num_samples is not None else "tokenized" if asked.tokenizer else "converted"
+def _transform(request: Preparation) -> str:
+    return "subset" if request.num_samples is not None else "tokenized" if request.tokenizer else "converted"
 
 
 def _write(
-    parent: _Parent, out: Path, asked: Preparation, tokenizer: Tokenizer | None, bad: BadRecords, advance: Advance
+    parent: _Parent, out: Path, request: Preparation, tokenizer: Tokenizer | None, bad: BadRecords, advance: Advance
 ) -> tuple[Format, dict[str, int]]:
-    if asked.num_samples is not None:
-        return write_subset(parent.records, out, asked.num_samples, asked.seed or 0, bad, advance)
+    if request.num_samples is not None:
+        return write_subset(parent.records, out, request.num_samples, request.seed or 0, bad, advance)
     if tokenizer is not None:
         return write_tokenized(parent.records, out, tokenizer, parent.text_field, bad, advance)
-    target = next(kind for kind in TARGETS if kind == asked.to)
-    return write_converted(parent.records, out, Conversion(target, parent.text_field, asked.join_lines), bad, advance)
+    target = next(kind for kind in TARGETS if kind == request.to)
+    return write_converted(parent.records, out, Conversion(target, parent.text_field, request.join_lines), bad, advance)
 
 
-def _arguments(asked: Preparation, parent: _Parent, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _arguments(request: Preparation, parent: _Parent, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return the arguments that determine the bytes."""
-    found: dict[str, Any] = {"split": asked.split, "skip_bad": asked.skip_bad}
-    if asked.num_samples is not None:
-        return {"num_samples": asked.num_samples, "seed": asked.seed or 0, **found}
+    found: dict[str, Any] = {"split": request.split, "skip_bad": request.skip_bad}
+    if request.num_samples is not None:
+        return {"num_samples": request.num_samples, "seed": request.seed or 0, **found}
     if tokenizer is not None:
         described = {"tokenizer": tokenizer.name, "tokenizer_sha256": tokenizer.sha256, "vocabulary": tokenizer.vocabulary}
         return {**described, "id_bytes": tokenizer.id_bytes, "text_field": parent.text_field, **found}
-    more = {"text_field": parent.text_field, "join_lines": asked.join_lines} if asked.to == "txt" else {}
-    return {"to": asked.to, **more, **found}
+    more = {"text_field": parent.text_field, "join_lines": request.join_lines} if request.to == "txt" else {}
+    return {"to": request.to, **more, **found}
 
 
 def _describe(
     dataset: str,
     made: VariantFolder,
-    asked: Preparation,
+    request: Preparation,
     parent: _Parent,
     tokenizer: Tokenizer | None,
     bad: BadRecords,
@@ -195,15 +195,15 @@ def _describe(
         shutil.rmtree(scratch) if scratch.is_dir() else scratch.unlink()
     files = files_below(made.data)
     entries = inventory(files, phases("hashing the result", total_bytes(files)))
-    packages = ["tokenizers"] if asked.tokenizer and tokenizer and tokenizer.sha256 else ["duckdb"] if asked.to else []
+    packages = ["tokenizers"] if request.tokenizer and tokenizer and tokenizer.sha256 else ["duckdb"] if request.to else []
     return VariantMetadata(
         schema=SCHEMA,
         dataset=dataset,
-        name=asked.variant,
-        parent=asked.parent,
+        name=request.variant,
+        parent=request.parent,
         parent_sha256=parent.sha256,
-        transform=_transform(asked),
-        arguments=_arguments(asked, parent, tokenizer),
+        transform=_transform(request),
+        arguments=_arguments(request, parent, tokenizer),
         format=kind,
         text_field=TEXT_FIELD if parent.records[0].format == "txt" else parent.text_field,
         splits=splits,
@@ -241,7 +241,7 @@ def add_dataset(
     conf: Path,
     name: str,
     source: Path,
-    said: Description,
+    description: Description,
     readme: Callable[[DatasetMetadata, Sequence[str]], str],
     phases: Phases = silent,
 ) -> tuple[DatasetFolder, DatasetMetadata]:
@@ -249,16 +249,16 @@ def add_dataset(
     folder = tree.new_dataset(name)
     if name in packaged_options("dataset"):
         raise ConfigError(f"dataset={name} is a packaged option.", "Choose another name.")
-    option, content = option_file(conf, name), _option(folder, conf, said)
-    if not (option.is_file() and option.read_text(errors="replace") == content):  # our own, of an add that was killed
+    option, content = option_file(conf, name), _option(folder, conf, description)
+    if not (option.is_file() and option.read_text(errors="replace") == content):  # written by an `add` that was killed
         refuse_existing(option, "Choose another name, or remove that file first.")
     files = files_below(there(source, "Give the folder or the file of the data."))
     _refuse_itself(tree, source)
-    records = data_files(files, source, said.format)
+    records = data_files(files, source, description.format)
     if records[0].format == "tokens":
         raise ConfigError(f"{source} contains token ids, not texts.", "Add the texts instead.")
-    check_text_field(records, said.text_field)
-    metadata = _describe_added(name, source, said, files, records, phases)
+    check_text_field(records, description.text_field)
+    metadata = _describe_added(name, source, description, files, records, phases)
     try:
         with made_whole(folder.path) as part:
             made = DatasetFolder(part)
@@ -270,15 +270,15 @@ def add_dataset(
             write_whole(option, content.encode())
     except BaseException:
         if not folder.path.exists():
-            with suppress(OSError):  # the error that brought us here says more
+            with suppress(OSError):  # the original error is raised
                 option.unlink(missing_ok=True)
         raise
     return folder, metadata
 
 
-def _option(folder: DatasetFolder, conf: Path, said: Description) -> str:
+def _option(folder: DatasetFolder, conf: Path, description: Description) -> str:
     """Return the option's YAML; `${` in a path is escaped."""
-    values = {"name": folder.name, "kind": "prompts", "path": None, "text_field": said.text_field, "seed": 0}
+    values = {"name": folder.name, "kind": "prompts", "path": None, "text_field": description.text_field, "seed": 0}
     values |= {"root": root_for_option(conf, folder.path), "variant": None}
     return _OPTION_HEAD + yaml.safe_dump(values, sort_keys=False, allow_unicode=True).replace("${", "\\${")
 
@@ -289,7 +289,7 @@ def _refuse_itself(tree: DatasetTree, source: Path) -> None:
 
 
 def _describe_added(
-    name: str, source: Path, said: Description, files: dict[str, Path], records: Sequence[DataFile], phases: Phases
+    name: str, source: Path, description: Description, files: dict[str, Path], records: Sequence[DataFile], phases: Phases
 ) -> DatasetMetadata:
     entries = inventory(files, phases("hashing the source", total_bytes(files)))
     advance = phases("counting records", sum(file.bytes for file in records))
@@ -301,12 +301,12 @@ def _describe_added(
     return DatasetMetadata(
         schema=SCHEMA,
         name=name,
-        version=said.version,
-        source=said.origin or visible(str(_lasting(source, files))),
-        license=said.license,
-        notes=said.notes,
+        version=description.version,
+        source=description.origin or visible(str(_lasting(source, files))),
+        license=description.license,
+        notes=description.notes,
         format=records[0].format,
-        text_field=said.text_field,
+        text_field=description.text_field,
         splits=splits,
         size=Size(len(entries), sum(entry.bytes for entry in entries.values()), sum(splits.values())),
         content_sha256=content_sha256(entries),

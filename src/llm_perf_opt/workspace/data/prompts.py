@@ -29,7 +29,7 @@ class Entry:
     files: tuple[DataFile, ...]
     text_field: str
     tokenizer: str | None
-    """Of a tokenized variant, which has ids instead of texts."""
+    """The tokenizer of a tokenized variant, which has ids instead of texts."""
     id_bytes: int
     records: int
     """As counted when it was added or prepared."""
@@ -70,10 +70,10 @@ def open_entry(root: str, variant: str | None, text_field: str) -> Entry:
     return Entry(label, files, _field_of_variant(folder, metadata, text_field), None, 0, records)
 
 
-def _field_of_variant(folder: DatasetFolder, variant: VariantMetadata, asked: str) -> str:
+def _field_of_variant(folder: DatasetFolder, variant: VariantMetadata, requested: str) -> str:
     """Return the variant's own field if the option names the dataset's default; any other field was requested explicitly."""
     dataset = read_metadata(folder.metadata_file, DatasetMetadata)
-    return variant.text_field if asked == dataset.text_field else asked
+    return variant.text_field if requested == dataset.text_field else requested
 
 
 def _source(folder: DatasetFolder, text_field: str) -> Entry:
@@ -109,8 +109,8 @@ class Prompts:
 
     def sha256(self) -> str:
         """Hash of the input: equal for equal ids."""
-        pictures = [self.pixels, self.pixel_seed] if self.pixels else []
-        return hashlib.sha256(json.dumps([self.ids, *pictures] if pictures else self.ids).encode()).hexdigest()
+        content = [self.ids, self.pixels, self.pixel_seed] if self.pixels else self.ids
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def synthetic_prompts(batch_size: int, length: int, vocabulary: int, seed: int) -> Prompts:
@@ -137,17 +137,17 @@ def text_prompts(dataset: DatasetConfig, batch_size: int, longest: int, vocabula
         raise _no_text(dataset, entry)
     found = len(sequences)
     repeated = [sequences[index % found] for index in range(batch_size)]
-    tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, for want of a tokenizer"
+    tokenizer = "the model's tokenizer" if tokenize else "bytes as ids, without a tokenizer"
     if entry and entry.tokenizer:
         tokenizer = f"ids of the tokenizer {entry.tokenizer}"
-    again = f", {found} texts repeated to fill the batch" if found < batch_size else ""
+    repeats = f", {found} texts repeated to fill the batch" if found < batch_size else ""
     where = f"dataset {dataset.name}" if dataset.path is None else f"file {dataset.path}"
     if entry:
         where = f"dataset {entry.label}"
-    there = entry.records if entry else _count(dataset)
-    unused = None if there is None else max(0, there - taken)
+    total = entry.records if entry else _count(dataset)
+    unused = None if total is None else max(0, total - taken)
     use = TextUse(found, sum(length > longest for length in lengths), max(lengths), longest, unused)
-    return Prompts(tuple(repeated), f"{where}, {tokenizer}{again}", texts=use)
+    return Prompts(tuple(repeated), f"{where}, {tokenizer}{repeats}", texts=use)
 
 
 def _count(dataset: DatasetConfig) -> int | None:
@@ -160,15 +160,15 @@ def _count(dataset: DatasetConfig) -> int | None:
             return None
         with path.open("rb") as lines:
             return sum(1 for line in lines if line.strip())
-    except OSError:  # gone since it was read
+    except OSError:  # removed since it was read
         return None
 
 
 def check_first_text(dataset: DatasetConfig) -> None:
     """Raise if a dataset does not exist or its first text cannot be read, before a model is loaded."""
     entry = open_entry(dataset.root, dataset.variant, dataset.text_field) if dataset.root else None
-    there = entry.check_first() if entry else next(_texts(dataset), None) is not None
-    if not there:
+    has_text = entry.check_first() if entry else next(_texts(dataset), None) is not None
+    if not has_text:
         raise _no_text(dataset, entry)
 
 
@@ -188,11 +188,7 @@ def _sequences(dataset: DatasetConfig, entry: Entry | None, vocabulary: int, tok
             yield ids
         return
     for text in entry.texts() if entry else _texts(dataset):
-        yield tokenize(text) if tokenize else _bytes_as_ids(text, vocabulary)
-
-
-def _bytes_as_ids(text: str, vocabulary: int) -> list[int]:
-    return [byte % vocabulary for byte in text.encode()]
+        yield tokenize(text) if tokenize else [byte % vocabulary for byte in text.encode()]
 
 
 def _texts(dataset: DatasetConfig) -> Iterator[str]:
@@ -215,7 +211,7 @@ def _texts(dataset: DatasetConfig) -> Iterator[str]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long, a folder that may not be looked into
+    except OSError:  # the name is too long, or a folder is not accessible
         return False
 
 
@@ -244,7 +240,7 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
             continue
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # not only JSONDecodeError: a number may have too many digits
+        except (ValueError, RecursionError) as error:  # ValueError also for a number with too many digits
             raise ResourceError(
                 f"{where}, line {number}: not JSON ({words_of(error)}).", "Write one JSON object per line."
             ) from error
@@ -268,7 +264,7 @@ def _records(lines: Iterable[str], where: str, field: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PromptImage:
     """An image as the model sees it."""
 
     tokens: int
@@ -285,24 +281,24 @@ class Picture:
         return self.channels, self.height, self.width
 
 
-def with_pictures(prompts: Prompts, picture: Picture, longest: int, seed: int) -> Prompts:
+def with_images(prompts: Prompts, image: PromptImage, longest: int, seed: int) -> Prompts:
     """Return every prompt with one image after its first token, at most `longest` tokens; its text is shortened."""
-    least = picture.tokens + 2
+    least = image.tokens + 2
     if longest < least:
         raise ConfigError(
-            f"An image takes {picture.tokens} tokens of this model's prompt, but runtime.prompt_tokens={longest}.",
+            f"An image takes {image.tokens} tokens of this model's prompt, but runtime.prompt_tokens={longest}.",
             f"Set runtime.prompt_tokens={least} or more: one token before the image and one after it.",
         )
-    placeholder = 0 if picture.token_id else 1
-    room = longest - picture.tokens
+    placeholder = 0 if image.token_id else 1
+    room = longest - image.tokens
     texts = prompts.texts
     if texts is not None:
         texts = replace(texts, cut=sum(len(ids) > room for ids in prompts.ids[: texts.used]), limit=room)
     found = []
     for ids in prompts.ids:
-        text = [placeholder if token == picture.token_id else token for token in ids[:room]]
+        text = [placeholder if token == image.token_id else token for token in ids[:room]]
         text += [placeholder] * (2 - len(text))
-        found.append((text[0], *[picture.token_id] * picture.tokens, *text[1:]))
-    source = f"{prompts.source}; one picture of random pixels each, seed {seed} ({picture.tokens} of the prompt's tokens)"
-    pixels = (len(found), *picture.shape)
+        found.append((text[0], *[image.token_id] * image.tokens, *text[1:]))
+    source = f"{prompts.source}; one image of random pixels each, seed {seed} ({image.tokens} of the prompt's tokens)"
+    pixels = (len(found), *image.shape)
     return replace(prompts, ids=tuple(found), source=source, pixels=pixels, pixel_seed=seed, texts=texts)

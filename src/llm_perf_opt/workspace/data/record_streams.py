@@ -14,16 +14,16 @@ from llm_perf_opt.workspace.data.lines import FIELD_OPTION, MAX_LINE_BYTES, BadR
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
-_HALF = "it holds half of a surrogate pair, a \\uD800 to \\uDFFF by itself, which is no character"
+_HALF = "it contains an unpaired surrogate, \\uD800 to \\uDFFF, which is not a character"
 TEXT_FIELD = "text"
 """The field of a line of plain text in a format with fields."""
 
 
 def checked_lines(file: DataFile, bad: BadRecords, advance: Advance) -> Iterator[list[tuple[int, bytes]]]:
     """Yield blocks of (line number, line) of a .jsonl or .txt file: valid JSON objects or UTF-8; empty lines are skipped."""
-    judge = _object_of if file.format == "jsonl" else _text_of
+    parse = _object_of if file.format == "jsonl" else _text_of
     for first, lines in line_blocks(file.path, advance):
-        yield [(number, line) for number, line, _ in _judged(file, first, lines, judge, bad)]
+        yield [(number, line) for number, line, _ in _parsed_lines(file, first, lines, parse, bad)]
 
 
 def objects(file: DataFile, bad: BadRecords, advance: Advance) -> Iterator[list[dict[str, Any]]]:
@@ -33,20 +33,20 @@ def objects(file: DataFile, bad: BadRecords, advance: Advance) -> Iterator[list[
     elif file.format == "parquet":
         yield from parquet_files.objects(file.path, advance)
     else:
-        judge = _object_of if file.format == "jsonl" else lambda line: {TEXT_FIELD: _text_of(line)}
+        parse = _object_of if file.format == "jsonl" else lambda line: {TEXT_FIELD: _text_of(line)}
         for first, lines in line_blocks(file.path, advance):
-            yield [record for _, _, record in _judged(file, first, lines, judge, bad)]
+            yield [record for _, _, record in _parsed_lines(file, first, lines, parse, bad)]
 
 
 def texts(file: DataFile, field: str, bad: BadRecords, advance: Advance) -> Iterator[list[str]]:
     """Yield blocks of the texts of a file: lines of a .txt, otherwise the field `field` of every record."""
     if file.format == "txt":
         for first, lines in line_blocks(file.path, advance):
-            yield [text for _, _, text in _judged(file, first, lines, _text_of, bad)]
+            yield [text for _, _, text in _parsed_lines(file, first, lines, _text_of, bad)]
     elif file.format == "jsonl":
         for first, lines in line_blocks(file.path, advance):
-            judged = _judged(file, first, lines, _object_of, bad)
-            yield list(_field(((f"{file.name}, line {number}", record) for number, _, record in judged), field, bad))
+            parsed = _parsed_lines(file, first, lines, _object_of, bad)
+            yield list(_field(((f"{file.name}, line {number}", record) for number, _, record in parsed), field, bad))
     else:
         reader = arrow_files if file.format == "arrow" else parquet_files
         row = 0
@@ -91,7 +91,7 @@ def _check_text(file: DataFile, record: dict[str, Any], field: str, option: str)
     else:
         what = f"its first record has no text in the field {field!r} (it has: {', '.join(record)[:200]})"
     hint = nearest(field, [name for name, value in record.items() if isinstance(value, str)])
-    raise ConfigError(f"{file.name}: {what}.{hint}", f"Name the field that holds the text: {option}.")
+    raise ConfigError(f"{file.name}: {what}.{hint}", f"Name the field with the text: {option}.")
 
 
 def _kind(value: object) -> str:
@@ -99,15 +99,15 @@ def _kind(value: object) -> str:
     return names.get(type(value), f"a value of type {type(value).__name__}")
 
 
-def _judged(
-    file: DataFile, first: int, lines: Sequence[bytes | None], judge: Callable[[bytes], Any], bad: BadRecords
+def _parsed_lines(
+    file: DataFile, first: int, lines: Sequence[bytes | None], parse: Callable[[bytes], Any], bad: BadRecords
 ) -> Iterator[tuple[int, bytes, Any]]:
     for number, line in enumerate(lines, first):
         if line is None:
             bad.note(f"{file.name}, line {number}", f"longer than {MAX_LINE_BYTES // 2**20} MiB", "Split it.")
         elif line and not line.isspace():
             try:
-                yield number, line, judge(line)
+                yield number, line, parse(line)
             except UnicodeDecodeError as error:
                 bad.note(f"{file.name}, line {number}", f"not UTF-8 ({error.reason})")
             except (msgspec.MsgspecError, RecursionError, ValueError) as error:

@@ -82,7 +82,7 @@ class Reservoir:
 
         empty = (np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
         found, places, numbers = (np.concatenate(column) for column in zip(empty, *self._kept, strict=True))
-        order = np.lexsort((places, found))[: self._size]  # equal ranks, should they ever meet: the earlier place
+        order = np.lexsort((places, found))[: self._size]  # for equal ranks, the earlier position
         self._kept = [(found[order], places[order], numbers[order])]
         self._held = len(order)
         if self._held == self._size:
@@ -102,9 +102,7 @@ def sample_places(count: int, size: int, seed: int) -> "NDArray[np.int64]":
 
 
 _SPILL = ".spill"
-_CONVERT_FIRST = (
-    "Make a variant of JSON lines without such records by `--to jsonl --skip-bad`, and draw from that one by `--from VARIANT`."
-)
+_CONVERT_FIRST = "Make a variant without such records with `--to jsonl --skip-bad`, and sample that one with `--from VARIANT`."
 
 
 def write_subset(
@@ -130,7 +128,7 @@ def _sampled_lines(files: Sequence[DataFile], out: Path, size: int, seed: int, b
             for block in checked_lines(file, bad, advance):
                 if not block:
                     continue
-                places = np.arange(base, base + len(block), dtype=np.int64)  # records, not lines: a blank line is none
+                places = np.arange(base, base + len(block), dtype=np.int64)  # of records: blank lines do not count
                 base += len(block)
                 chosen = reservoir.candidates(places)
                 starts = np.empty(len(chosen), np.int64)
@@ -188,10 +186,10 @@ def _append_arrow_rows(file: DataFile, rows: list[int], kept: BinaryIO) -> None:
         place += len(block)
 
 
-def _check_enough(found: int, asked: int) -> None:
+def _check_enough(found: int, wanted: int) -> None:
     if not found:
         raise ResourceError("There are no records to sample from.", "Fix the data.")
-    if found < asked:
+    if found < wanted:
         raise ResourceError(
-            f"{asked} samples were requested, but there are {found} records.", f"Use --num-samples {found} or less."
+            f"{wanted} samples were requested, but there are {found} records.", f"Use --num-samples {found} or less."
         )

@@ -1,7 +1,7 @@
 """The transform `tokenized`: consecutive token ids in a .bin, and the start of each text in an .idx.
 
-NAME.bin  ids, uint16 where the highest of the vocabulary fits, else uint32, little-endian
-NAME.idx  uint64, little-endian: text n is ids[idx[n]:idx[n + 1]]; one number more than there are texts
+NAME.bin  ids, uint16 if the vocabulary fits, else uint32, little-endian
+NAME.idx  uint64, little-endian: text n is ids[idx[n]:idx[n + 1]]; one entry more than there are texts
 """
 
 import itertools
@@ -77,9 +77,9 @@ def load_tokenizer(name: str) -> Tokenizer:
         raise ParseError(
             f"{file} is not a tokenizer: {' '.join(str(error).split())[:200]}", "Save the tokenizer again."
         ) from error
-    encoder.no_truncation()  # what a model's folder says about batches has no meaning here
+    encoder.no_truncation()  # the model's batch settings do not apply here
     encoder.no_padding()
-    # Ids may leave gaps: the number of entries says nothing about how far they reach.
+    # Ids may have gaps, so the number of entries is not the highest id.
     highest = max(encoder.get_vocab(with_added_tokens=True).values(), default=-1)
     return Tokenizer(str(path), highest + 1, file_entry(file).sha256, encoder)
 
@@ -117,7 +117,7 @@ def _write_split(
                 if len(flat) and int(flat.max()) > np.iinfo(kind).max:
                     raise ParseError(
                         f"The tokenizer produced the id {flat.max()}, but its vocabulary ends at {tokenizer.vocabulary - 1}.",
-                        "A token that its template adds is not in its vocabulary: put it there, and save the tokenizer again.",
+                        "A token that its template adds is not in its vocabulary: add it, and save the tokenizer again.",
                     )
                 ids.write(flat.astype(kind).data)
                 index.write((np.cumsum(lengths) + end).astype("<u8").tobytes())

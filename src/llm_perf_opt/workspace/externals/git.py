@@ -25,7 +25,7 @@ def checkout_standing(folder: Path, entry: External, *, only_below: bool = False
         head = git.text("rev-parse", "--verify", "HEAD")
         changed = git.text("status", "--porcelain", "-z", "--untracked-files=all", *(["--", "."] if only_below else []))
     except GitError as error:
-        return Standing("foreign", f"not a git checkout that can be read: {reason(error.said)}")
+        return Standing("foreign", f"not a readable git checkout: {reason(error.output)}")
     if head != entry.commit:
         return Standing("other commit", f"at {head}", head)
     if changed:
@@ -72,11 +72,12 @@ _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
 
 class GitError(ResourceError):
-    """Git failed; `said` is its output."""
+    """Git failed; `output` is what it printed."""
 
-    def __init__(self, fact: str, remedy: str, said: str) -> None:
+    def __init__(self, fact: str, remedy: str, output: str = "", *, timed_out: bool = False) -> None:
         super().__init__(fact, remedy)
-        self.said = said
+        self.output = output
+        self.timed_out = timed_out
 
 
 class Git:
@@ -99,7 +100,9 @@ class Git:
         """Return the raw output."""
         done = self._run(words, timeout_s, stdin)
         if done.timed_out:
-            raise GitError(f"git {words[0]} took longer than {timeout_s:.0f} s and was stopped.", "Try again.", "timed out")
+            raise GitError(
+                f"git {words[0]} took longer than {timeout_s:.0f} s and was stopped.", "Try again.", "timed out", timed_out=True
+            )
         if done.exit_code != 0:
             raise GitError(
                 f"git {words[0]} failed in {self.folder}: {reason(done.errors)}.", "See the message of git.", done.errors
@@ -140,8 +143,9 @@ class Git:
 def reason(errors: str) -> str:
     """Return the line with git's reason, without secrets in a URL."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    telling = [line for line in lines if line.lower().startswith(("fatal:", "error:"))] or lines[-1:] or ["it gave no reason"]
-    plain = re.sub(r"^(?:(?:fatal|error|remote error): )+", "", telling[0], flags=re.IGNORECASE)
+    errors_first = [line for line in lines if line.lower().startswith(("fatal:", "error:"))] or lines[-1:]
+    first = errors_first[0] if errors_first else "it gave no reason"
+    plain = re.sub(r"^(?:(?:fatal|error|remote error): )+", "", first, flags=re.IGNORECASE)
     return _CREDENTIALS.sub("://", one_line(plain)).rstrip(".")[:300]
 
 
@@ -185,7 +189,7 @@ def fetch_commit(git: Git, entry: External, *, without_files: bool = False) -> N
     try:
         git.text(*("fetch", "--quiet", "--no-tags", "--depth", "1"), *only_trees, "--", "origin", entry.commit, timeout_s=FETCH_S)
     except GitError as error:
-        if not any(sign in error.said.lower() for sign in _NOT_SERVED):
+        if not any(sign in error.output.lower() for sign in _NOT_SERVED):
             raise unreachable(entry, error) from error
         _fetch_everything(git, entry)
 
@@ -217,7 +221,7 @@ def check_out(git: Git, entry: External) -> None:
 
 def unreachable(entry: External, error: GitError) -> ResourceError:
     """Return the error for a failed fetch: one line with the source and the reason."""
-    why = "it took too long" if error.said == "timed out" else reason(error.said)
+    why = "it took too long" if error.timed_out else reason(error.output)
     if "not allowed" in why and "transport" in why:
         return ResourceError(
             f"{entry.name}: {entry.source} was not fetched: {why}.", "GIT_ALLOW_PROTOCOL or git's configuration forbids it."

@@ -23,10 +23,10 @@ CONTROL_FILES = frozenset({LISTING, LOCK, IGNORE, "README.md"})
 
 def owner(path: str, entries: Iterable[External]) -> External | None:
     """Return the entry whose folder contains a path under third_party/."""
-    asked = PurePosixPath(path)
+    below = PurePosixPath(path)
     for entry in entries:
         into = PurePosixPath(entry.into)
-        if asked == into or into in asked.parents:
+        if below == into or into in below.parents:
             return entry
     return None
 
@@ -76,7 +76,7 @@ def guard(places: Places, *, everything: bool = False) -> list[Problem]:
     """Return the problems of what is staged. If nothing is staged under third_party/, check only with `everything`."""
     if not places.in_git:
         raise ConfigError(f"{places.root} is not the top of a git repository.", "The guard checks what is staged there.")
-    index = os.environ.get("GIT_INDEX_FILE")  # a hook of `git commit -a` or `git commit FILE` is given an index of its own
+    index = os.environ.get("GIT_INDEX_FILE")  # `git commit -a` and `git commit FILE` give a hook its own index
     git = places.git.with_index(Path(index).absolute()) if index else places.git
     if not everything and not _touched(git):
         return []
@@ -86,7 +86,7 @@ def guard(places: Places, *, everything: bool = False) -> list[Problem]:
     problems = [problem for path in staged if (problem := _unreviewed(path, staged[path], listing, locked))]
     for entry in listing.values():
         problems += _entry_problems(git, entry, staged, locked.get(entry.name))
-    return sorted(problems, key=lambda one: one.path)
+    return sorted(problems, key=lambda problem: problem.path)
 
 
 def install(places: Places, python: str) -> Path:
@@ -159,7 +159,7 @@ def _unreviewed(path: str, staged: _Staged, listing: dict[str, External], locked
 def _entry_problems(git: Git, entry: External, staged: dict[str, _Staged], locked: Locked | None) -> list[Problem]:
     """Check whether a tracked entry matches its pin."""
     shown = f"{THIRD_PARTY}/{entry.into}"
-    mine = {path: one for path, one in staged.items() if owner(path, [entry])}
+    mine = {path: item for path, item in staged.items() if owner(path, [entry])}
     if entry.way not in TRACKED_WAYS:
         return []
     if not mine:
@@ -201,7 +201,7 @@ def _subtree_edits(git: Git, shown: str) -> list[Problem]:
     """Return the files whose change is staged; the folder itself if the edit was committed earlier."""
     why = "differs from the pinned commit; reference code is read-only: `git restore --staged --worktree` it"
     if git.text("diff-files", "--name-only", "-z", "--", f"{THIRD_PARTY}/{LOCK}", f"{THIRD_PARTY}/{LISTING}"):
-        # `update` commits the code and leaves list and lock to be added: to restore the code would undo it.
+        # `update` stages the code but not the list and the lock; restoring the code would undo it.
         why = (
             f"differs from the commit pinned in {LOCK} as staged, and {LISTING} or {LOCK} is changed and not staged: "
             f"`git add {THIRD_PARTY}` if the pin was moved"
@@ -213,7 +213,7 @@ def _subtree_edits(git: Git, shown: str) -> list[Problem]:
 
 
 def _snapshot_problems(entry: External, mine: dict[str, _Staged], locked: Locked) -> list[Problem]:
-    staged = {path.removeprefix(f"{entry.into}/"): one.blob for path, one in mine.items()}
+    staged = {path.removeprefix(f"{entry.into}/"): item.blob for path, item in mine.items()}
     found = []
     for path in sorted({*staged, *locked.files}):
         if staged.get(path) != locked.files.get(path):

@@ -55,7 +55,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
     if folder.is_symlink() or not folder.is_dir():
         return Standing("foreign", "a link or file where a snapshot belongs")
     if locked is None or not locked.files:
-        return Standing("unverified", "externals.lock.json does not say what the commit holds")
+        return Standing("unverified", "externals.lock.json has no content for the commit")
     if locked.commit != entry.commit:
         return Standing("other commit", f"at {locked.commit}", locked.commit)
     found = _content(folder)
@@ -66,8 +66,8 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
 def make(places: Places, entry: External) -> Locked:
     """Download to a temporary folder, verify each file against the Hub's list for the commit, then move it into place."""
     folder = places.make_room(entry)
-    with places.staging() as beside:
-        taken = beside / "taken"
+    with places.staging() as staging:
+        taken = staging / "taken"
         taken.mkdir()
         for remote in _wanted(entry):
             _download(entry, remote, taken)
@@ -99,7 +99,7 @@ def _hub() -> Any:
     except ImportError as error:
         raise ResourceError("huggingface_hub is not installed.", "pip install huggingface_hub") from error
     disable_progress_bars()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what it warns of comes back as an error, told once
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its warnings come back as errors, reported once
     return huggingface_hub
 
 
@@ -118,7 +118,9 @@ def _wanted(entry: External) -> list[_Remote]:
     except _failures() as error:
         raise _unreachable(entry, error) from error
     files = [
-        _Remote(one.path, one.size, one.blob_id, one.lfs.sha256 if one.lfs else None) for one in listed if hasattr(one, "blob_id")
+        _Remote(item.path, item.size, item.blob_id, item.lfs.sha256 if item.lfs else None)
+        for item in listed
+        if hasattr(item, "blob_id")
     ]
     wanted = [file for file in files if is_source(file.path) and file.size <= LARGEST_FILE]
     for file in wanted:

@@ -19,11 +19,11 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
     folder, target = places.folder(entry), target_of(places, entry)
     if not folder.is_symlink():
         empty = is_empty_or_missing(folder)
-        return Standing("missing") if empty else Standing("foreign", "a folder or file that is no link")
+        return Standing("missing") if empty else Standing("foreign", "a folder or file that is not a link")
     if not folder.exists():
-        return Standing("dangling", f"leads to {folder.readlink()}, which does not exist")
+        return Standing("dangling", f"points to {folder.readlink()}, which does not exist")
     if not target.exists() or not folder.samefile(target):
-        return Standing("foreign", f"leads to {folder.readlink()}, not to {entry.source}")
+        return Standing("foreign", f"points to {folder.readlink()}, not to {entry.source}")
     return checkout_standing(folder, entry, only_below=True)
 
 
@@ -44,15 +44,15 @@ def make(places: Places, entry: External) -> Locked:
         )
     if places.in_git:
         places.ignore(entry)
-    with places.staging() as beside:
-        link = beside / "link"
-        leads = target if Path(entry.source).expanduser().is_absolute() else Path(os.path.relpath(target, folder.parent))
-        link.symlink_to(leads, target_is_directory=True)
+    with places.staging() as staging:
+        link = staging / "link"
+        pointee = target if Path(entry.source).expanduser().is_absolute() else Path(os.path.relpath(target, folder.parent))
+        link.symlink_to(pointee, target_is_directory=True)
         if not folder.is_symlink() and folder.exists():
-            folder.rmdir()  # only ever an empty one: anything else is refused before
+            folder.rmdir()  # always empty: `make` is not called for anything else
         link.replace(folder)
     return Locked(entry.commit)
 
 
 move = make
-"""Verify the checkout; only its owner moves it."""
+"""The same for an update: the checkout is verified, and only its owner moves it."""

@@ -42,7 +42,7 @@ def check_name(where: str, value: object) -> str:
 def check_inner_path(where: str, value: object) -> str:
     """Return a path that stays in its folder: relative, without `..`, git folders or patterns."""
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where} holds {value!r:.60}, which is not a path.", "Write a path with forward slashes.")
+        raise ConfigError(f"{where} contains {value!r:.60}, which is not a path.", "Write a path with forward slashes.")
     _no_odd_characters(where, value)
     parts = PurePosixPath(value).parts
     if value.startswith(("/", "~")) or ".." in parts or not parts:
@@ -73,7 +73,7 @@ def check_address(where: str, value: object) -> str:
     user, _, host = parts.netloc.rpartition("@")
     if ":" in user or (user and parts.scheme == "https"):
         raise ConfigError(
-            f"{where} holds a user name or password.", "Remove it: the file is shared, and git uses your credential helper."
+            f"{where} contains a user name or password.", "Remove it: the file is shared, and git uses your credential helper."
         )
     if user.startswith("-") or not _HOST.fullmatch(host.rsplit(":", 1)[0] if not host.endswith("]") else host):
         raise ConfigError(f"{where}: {value!r} names no host.", "Write https://HOST/PATH.")
@@ -246,15 +246,15 @@ def _way(where: str, body: Mapping[Any, Any]) -> Way:
     for way in WAYS:
         if value == way:
             return way
-    told = "the way is missing." if value is None else f"no way is called {value!r:.60}.{nearest(str(value), WAYS)}"
-    raise ConfigError(f"{where}: {told}", f"Known ways: {', '.join(WAYS)}.")
+    problem = "the way is missing." if value is None else f"unknown way {value!r:.60}.{nearest(str(value), WAYS)}"
+    raise ConfigError(f"{where}: {problem}", f"Known ways: {', '.join(WAYS)}.")
 
 
 def _paths(where: str, key: str, body: Mapping[Any, Any]) -> tuple[str, ...]:
     value = body.get(key, [])
     if not isinstance(value, list):
         raise ConfigError(f"{where}: {key} is not a list.", f"Write {key}: [ONE, TWO].")
-    return tuple(dict.fromkeys(check_inner_path(f"{where}: {key}", one) for one in value))
+    return tuple(dict.fromkeys(check_inner_path(f"{where}: {key}", path) for path in value))
 
 
 def _sparse_paths(where: str, way: Way, body: Mapping[Any, Any]) -> tuple[str, ...]:
@@ -292,7 +292,7 @@ def with_commit(text: str, where: str, name: str, commit: str) -> str:
 
     before = read_listing(text, where)
     root = yaml.compose(text, yaml.SafeLoader)
-    assert isinstance(root, yaml.MappingNode)  # noqa: S101 - read_listing found the entry in it
+    assert isinstance(root, yaml.MappingNode)  # noqa: S101 - read_listing accepted it
     node = _value(_value(root, name), "commit")
     if node is None:  # it comes through a merge key or an anchor
         raise ConfigError(f"{where} cannot be changed in place: {name} has no commit of its own.", _BY_HAND)

@@ -23,7 +23,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Locked:
-    """The fetched content of an entry, by git's own ids, which the index of a repository has as well."""
+    """The fetched content of an entry, by git's object ids."""
 
     commit: str
     tree: str = ""
@@ -49,7 +49,7 @@ def blob_id(content: bytes) -> str:
 
 def read_lock(content: bytes, where: str) -> dict[str, Locked]:
     """Return the locked entries by name, or raise a ParseError."""
-    remedy = "Delete it and run `llm-perf externals init`: it is made anew."
+    remedy = "Delete it and run `llm-perf externals init` to regenerate it."
     try:
         lock = msgspec.json.decode(content, type=Lock)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -173,7 +173,7 @@ class Places:
     def drop_empty_room(self, entry: External) -> None:
         """Remove empty parents that were created for an entry that failed."""
         folder = self.folder(entry).parent
-        with suppress(OSError):  # the first that is not empty, or is a link, ends it
+        with suppress(OSError):  # stops at the first that is not empty or is a link
             while folder != self.third_party:
                 folder.rmdir()
                 folder = folder.parent

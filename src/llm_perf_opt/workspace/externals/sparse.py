@@ -20,21 +20,21 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
     if is_empty_or_missing(folder):
         return Standing("missing")
     if not is_checkout(folder):
-        return Standing("foreign", "a folder or file that is no clone of its own")
+        return Standing("foreign", "a folder or file that is not a clone")
     found = checkout_standing(folder, entry)
     if found.differs:
         return found
     paths = (Git(folder).try_text("sparse-checkout", "list") or "").splitlines()
     if set(paths) != set(entry.paths):
-        return Standing("edited", f"holds {', '.join(paths) or 'everything'}; asked for: {', '.join(entry.paths)}", found.commit)
+        return Standing("edited", f"has {', '.join(paths) or 'everything'}; requested: {', '.join(entry.paths)}", found.commit)
     return found
 
 
 def make(places: Places, entry: External) -> Locked:
     """Clone the requested folders to a temporary folder, then rename it into place."""
     folder = places.make_room(entry)
-    with places.staging() as beside:
-        clone = beside / "clone"
+    with places.staging() as staging:
+        clone = staging / "clone"
         git = new_repository(entry, clone)
         git.text("sparse-checkout", "init", "--cone")
         git.text("sparse-checkout", "set", *entry.paths)
@@ -54,9 +54,9 @@ def move(places: Places, entry: External) -> Locked:
     own = git.text("for-each-ref", "--format=%(refname)", "refs/heads", "refs/stash").split()
     head = git.text("rev-parse", "HEAD")
     if own or head not in (entry.commit, locked.commit if locked else None):
-        what = f"holds {', '.join(own)}" if own else f"is at {head}, which was not put there by `llm-perf externals`"
+        what = f"contains {', '.join(own)}" if own else f"is at {head}, which `llm-perf externals` did not check out"
         raise ResourceError(
-            f"{entry.name}: the clone in {places.shown(entry)} {what}, and would be replaced.",
+            f"{entry.name}: the clone in {places.shown(entry)} {what}, and would be lost.",
             f"Save what you need elsewhere, then delete {places.shown(entry)} and run `llm-perf externals init`.",
         )
     return make(places, entry)

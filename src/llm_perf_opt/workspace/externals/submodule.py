@@ -26,7 +26,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
     if is_empty_or_missing(folder):
         return Standing("missing")
     if not is_checkout(folder):
-        return Standing("foreign", "a folder or file that is no submodule")
+        return Standing("foreign", "a folder or file that is not a submodule")
     found = checkout_standing(folder, entry)
     if found.differs:
         return found
@@ -44,12 +44,12 @@ def make(places: Places, entry: External) -> Locked:
     """Clone to a temporary folder, rename it into place, and record it in the index and .gitmodules, without a commit."""
     folder = places.make_room(entry)
     if not is_checkout(folder):
-        with places.staging() as beside:
-            clone = beside / "clone"
+        with places.staging() as staging:
+            clone = staging / "clone"
             git = new_repository(entry, clone)
             fetch_commit(git, entry)
             check_out(git, entry)
-            clone.rename(folder)  # onto nothing, or onto the empty folder that git leaves for a submodule
+            clone.rename(folder)  # git may have left an empty folder for the submodule
         try:
             _register(places, entry)
         except BaseException:
@@ -91,7 +91,7 @@ def _register(places: Places, entry: External) -> None:
     git.text("submodule", "--quiet", "init", "--", shown)
     git.text("config", f"submodule.{shown}.url", entry.source)
     kept = Path(git.text("rev-parse", "--path-format=absolute", "--git-path", f"modules/{shown}"))
-    # What an earlier submodule of this name left there may hold somebody's commits: it stays, and so does the .git here.
+    # An earlier submodule of this name may have left commits there: keep it, and keep .git here.
     if (places.folder(entry) / ".git").is_dir() and not kept.exists():
         git.text("submodule", "--quiet", "absorbgitdirs", "--", shown)
     recorded = recorded_commit(places, entry)

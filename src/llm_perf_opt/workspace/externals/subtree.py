@@ -23,7 +23,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
         empty = is_empty_or_missing(places.folder(entry))
         return Standing("missing") if empty else Standing("foreign", "files that the project's git does not track")
     if locked is None or not locked.tree:
-        return Standing("unverified", "externals.lock.json does not say what the commit holds")
+        return Standing("unverified", "externals.lock.json has no content for the commit")
     if locked.commit != entry.commit:
         return Standing("other commit", f"at {locked.commit}", locked.commit)
     if tree != locked.tree:
@@ -41,10 +41,10 @@ def make(places: Places, entry: External) -> Locked:
     There is no history and no commit: a shallow fetch into the project would make the project itself shallow.
     """
     places.make_room(entry)
-    with places.staging() as beside:
-        tree = _bring_objects(places, entry, beside)
+    with places.staging() as staging:
+        tree = _copy_objects(places, entry, staging)
         if tree != staged_tree(places, entry):
-            _put(places, entry, tree, beside)
+            _put(places, entry, tree, staging)
     found = staged_tree(places, entry)
     if found != tree:
         raise ResourceError(f"{entry.name}: staged {found}, but the pinned commit has {tree}.", "See `git status`.")
@@ -52,7 +52,7 @@ def make(places: Places, entry: External) -> Locked:
 
 
 move = make
-"""Do the same for an update: git merges the old tree with the new one, and fails if edits are in the way."""
+"""The same for an update: git merges the old tree with the new one, and fails if edits conflict."""
 
 
 def staged_tree(places: Places, entry: External) -> str | None:
@@ -63,22 +63,22 @@ def staged_tree(places: Places, entry: External) -> str | None:
     return places.git.try_text("write-tree", "--missing-ok", f"--prefix={shown}/")
 
 
-def _bring_objects(places: Places, entry: External, beside: Path) -> str:
-    git = new_repository(entry, beside / "fetched")
+def _copy_objects(places: Places, entry: External, staging: Path) -> str:
+    git = new_repository(entry, staging / "fetched")
     fetch_commit(git, entry)
     tree = git.text("rev-parse", "--verify", f"{entry.commit}^{{tree}}")
-    wanted = beside / "wanted"
+    wanted = staging / "wanted"
     wanted.write_text(f"{tree}\n")
-    name = git.text("pack-objects", "--quiet", "--revs", str(beside / "pack"), stdin=wanted, timeout_s=FETCH_S).splitlines()[-1]
-    places.git.text("index-pack", "--stdin", stdin=beside / f"pack-{name}.pack", timeout_s=FETCH_S)
+    name = git.text("pack-objects", "--quiet", "--revs", str(staging / "pack"), stdin=wanted, timeout_s=FETCH_S).splitlines()[-1]
+    places.git.text("index-pack", "--stdin", stdin=staging / f"pack-{name}.pack", timeout_s=FETCH_S)
     return tree
 
 
-def _put(places: Places, entry: External, tree: str, beside: Path) -> None:
+def _put(places: Places, entry: External, tree: str, staging: Path) -> None:
     git, shown = places.git, places.shown(entry)
     try:
         before = git.text("write-tree")
-        other = git.with_index(beside / "index")
+        other = git.with_index(staging / "index")
         other.text("read-tree", before)
         if other.text("ls-files", "-z", "--", shown):
             other.text("rm", "--quiet", "-r", "--cached", "--", shown)
@@ -88,6 +88,6 @@ def _put(places: Places, entry: External, tree: str, beside: Path) -> None:
         git.text("read-tree", "-m", "-u", before, after)
     except GitError as error:
         raise ResourceError(
-            f"{entry.name}: {shown} cannot be staged: {reason(error.said)}.",
+            f"{entry.name}: {shown} cannot be staged: {reason(error.output)}.",
             "Finish any merge in progress, and move untracked or edited files away from there.",
         ) from error

@@ -28,7 +28,7 @@ from llm_perf_opt.workspace.externals.listing import (
 )
 from llm_perf_opt.workspace.externals.places import LISTING, THIRD_PARTY, Locked, Places, blob_id, write_lock
 
-_ROOMS: Mapping[Way, ModuleType] = {"submodule": submodule, "subtree": subtree, "sparse": sparse, "symlink": link, "hub": hub}
+_MODULES: Mapping[Way, ModuleType] = {"submodule": submodule, "subtree": subtree, "sparse": sparse, "symlink": link, "hub": hub}
 Action = Literal["made", "moved", "there", "failed"]
 
 
@@ -86,9 +86,9 @@ def update(
         raise ConfigError("--to moves one entry.", "Name it: llm-perf externals update NAME --to COMMIT.")
     entry = replace(entries[0], commit=check_commit("--to", to))
     where = f"{THIRD_PARTY}/{LISTING}"
-    text = with_commit(places.listing_text(), where, entry.name, entry.commit)  # refused before anything is moved
+    text = with_commit(places.listing_text(), where, entry.name, entry.commit)  # raises before anything is moved
     with places.alone():
-        done = _attempt(places, entry, lambda here, one: _update_one(here, one, entries[0]), tell)
+        done = _attempt(places, entry, lambda here, moved: _update_one(here, moved, entries[0]), tell)
         if done.error is None:
             write_whole(places.listing_file, text.encode())
     return [done]
@@ -139,7 +139,7 @@ def standing(places: Places, entry: External, locked: Locked | None) -> Standing
             f"{entry.name}: way {entry.way} needs a git repository, but {places.root} is not the top of one.",
             "Run `git init` there, or use way: sparse.",
         )
-    return cast(Standing, _ROOMS[entry.way].standing(places, entry, locked))
+    return cast(Standing, _MODULES[entry.way].standing(places, entry, locked))
 
 
 def chosen(listing: Mapping[str, External], names: Sequence[str]) -> list[External]:
@@ -169,10 +169,10 @@ def _attempt(
     except LlmPerfError as error:
         return Done(entry.name, "failed", shown, entry.commit, error=error)
     except OSError as error:
-        told = ResourceError(
+        reported = ResourceError(
             f"{entry.name}: {error.filename or shown}: {error.strerror or error}.", "Check disk space and permissions."
         )
-        return Done(entry.name, "failed", shown, entry.commit, error=told)
+        return Done(entry.name, "failed", shown, entry.commit, error=reported)
     return Done(entry.name, action, shown, entry.commit, note)
 
 
@@ -182,7 +182,7 @@ def _init_one(places: Places, entry: External) -> tuple[Action, str]:
         return _make(places, entry, "make", before=found)
     if found.state != "ok":
         raise _in_the_way(places, entry, found)
-    _note_licenses(places, entry, places.locked().get(entry.name) or Locked(entry.commit))
+    _lock(places, entry, places.locked().get(entry.name) or Locked(entry.commit))
     return "there", found.detail
 
 
@@ -200,14 +200,14 @@ def _update_one(places: Places, entry: External, before: External | None = None)
         return _make(places, entry, "make", before=found)
     if found.state != "ok":
         raise _in_the_way(places, entry, found)
-    _note_licenses(places, entry, places.locked().get(entry.name) or Locked(entry.commit))
+    _lock(places, entry, places.locked().get(entry.name) or Locked(entry.commit))
     return "there", found.detail
 
 
 def _edited_too(places: Places, entry: External, found: Standing) -> bool:
     """Return whether an entry at another commit also has edits, which moving would lose."""
     there = replace(entry, commit=found.commit or entry.commit)
-    if entry.way == "sparse":  # other folders than those asked for are no edit
+    if entry.way == "sparse":  # other folders than the requested ones are not an edit
         return checkout_standing(places.folder(entry), there).state == "edited"
     return standing(places, there, places.locked().get(entry.name)).state == "edited"
 
@@ -220,13 +220,13 @@ def _only_paths_differ(places: Places, entry: External, found: Standing) -> bool
 
 
 def _make(places: Places, entry: External, how: Literal["make", "move"], before: Standing) -> tuple[Action, str]:
-    room = _ROOMS[entry.way]
+    module = _MODULES[entry.way]
     try:
-        locked = cast(Locked, room.make(places, entry) if how == "make" else room.move(places, entry))
+        locked = cast(Locked, module.make(places, entry) if how == "make" else module.move(places, entry))
     except BaseException:
         places.drop_empty_room(entry)
         raise
-    _note_licenses(places, entry, locked, anew=True)
+    _lock(places, entry, locked, replaced=True)
     found = standing(places, entry, places.locked()[entry.name])
     if found.differs:
         raise ResourceError(f"{entry.name}: fetched, but {found.state}: {found.detail}.", "See `llm-perf externals status`.")
@@ -236,10 +236,10 @@ def _make(places: Places, entry: External, how: Literal["make", "move"], before:
     return "moved", f"from {before.commit or 'another commit'}" + (f"; {note}" if note else "")
 
 
-def _note_licenses(places: Places, entry: External, made: Locked, anew: bool = False) -> None:
+def _lock(places: Places, entry: External, made: Locked, replaced: bool = False) -> None:
     """Copy missing licenses, and lock what was fetched."""
     locked = places.locked()
-    if anew or entry.name not in locked or license_warnings(places, entry, locked[entry.name]):
+    if replaced or entry.name not in locked or license_warnings(places, entry, locked[entry.name]):
         full = replace(made, commit=entry.commit, licenses=copy_licenses(places, entry))
         if locked.get(entry.name) != full:
             write_lock(places.lock_file, {**locked, entry.name: full})
@@ -248,7 +248,7 @@ def _note_licenses(places: Places, entry: External, made: Locked, anew: bool = F
 def _prune_lock(places: Places) -> None:
     """Remove entries that are no longer listed from the lock file."""
     locked, listing = places.locked(), places.listing()
-    kept = {name: one for name, one in locked.items() if name in listing}
+    kept = {name: value for name, value in locked.items() if name in listing}
     if kept != locked:
         write_lock(places.lock_file, kept)
 
@@ -275,15 +275,15 @@ def _restore_hint(entry: External, shown: str) -> str:
     return f"Save your edits elsewhere: `{command(shown, 'stash', '--include-untracked')}`; reference code is read-only."
 
 
-def _snapshot_entry(places: Places, asked: str, commit: str) -> tuple[External, str]:
+def _snapshot_entry(places: Places, requested: str, commit: str) -> tuple[External, str]:
     """Return the entry for a name or OWNER/NAME at this commit, and externals.yaml with it."""
     text = places.listing_text() if places.listing_file.exists() else template()
     where = f"{THIRD_PARTY}/{LISTING}"
     listing = read_listing(text, where)
     for entry in listing.values():
-        if entry.way == "hub" and asked in (entry.name, entry.source):
+        if entry.way == "hub" and requested in (entry.name, entry.source):
             return replace(entry, commit=commit), with_commit(text, where, entry.name, commit)
-    source = check_repository("repository", asked)
+    source = check_repository("repository", requested)
     name = check_name("repository", source.split("/")[1])
     if name in listing:
         name = check_name("repository", source.replace("/", "-"))
@@ -294,20 +294,18 @@ def _snapshot_entry(places: Places, asked: str, commit: str) -> tuple[External, 
 
 
 LICENSE_PATTERNS = ("licen[cs]e*", "copying*", "notice*", "unlicense*")
-
-
 LARGEST_LICENSE = 1_000_000
 
 
 def copy_licenses(places: Places, entry: External) -> dict[str, str]:
     """Copy existing licenses and return blob id by path; missing ones are reported by `warnings`."""
-    folder, beside = places.folder(entry), places.licenses(entry.name)
-    wanted = entry.licenses or _called_so(folder)
+    folder, copies = places.folder(entry), places.licenses(entry.name)
+    wanted = entry.licenses or _license_files(folder)
     found = {path: content for path in wanted if (content := _read(entry, folder, path)) is not None}
-    if beside.is_dir() and not beside.is_symlink():
-        shutil.rmtree(beside)
+    if copies.is_dir() and not copies.is_symlink():
+        shutil.rmtree(copies)
     for path, content in found.items():
-        write_whole(beside / path, content)
+        write_whole(copies / path, content)
     return {path: blob_id(content) for path, content in found.items()}
 
 
@@ -318,7 +316,7 @@ def license_warnings(places: Places, entry: External, locked: Locked | None) -> 
     found = []
     for path in entry.licenses:
         if path not in locked.licenses:
-            found.append(f"license {path} is listed, and the commit has no such file")
+            found.append(f"license {path} is listed, but the commit has no such file")
     if not locked.licenses and not entry.licenses:
         found.append("no license found; name it with licenses: [FILE], or ask whether the code may be used")
     for path, blob in locked.licenses.items():
@@ -330,9 +328,9 @@ def license_warnings(places: Places, entry: External, locked: Locked | None) -> 
     return tuple(found)
 
 
-def _called_so(folder: Path) -> tuple[str, ...]:
+def _license_files(folder: Path) -> tuple[str, ...]:
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    return tuple(name for name in names if any(fnmatch.fnmatchcase(name.lower(), one) for one in LICENSE_PATTERNS))
+    return tuple(name for name in names if any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in LICENSE_PATTERNS))
 
 
 def _read(entry: External, folder: Path, path: str) -> bytes | None:
@@ -340,7 +338,7 @@ def _read(entry: External, folder: Path, path: str) -> bytes | None:
     file = folder / path
     if file.is_file() and file.resolve().is_relative_to(folder.resolve()) and file.stat().st_size <= LARGEST_LICENSE:
         return file.read_bytes()
-    if entry.way == "sparse":  # it may lie in a folder that is not checked out
+    if entry.way == "sparse":  # it may be in a folder that is not checked out
         try:
             return remote_git(entry, folder).content("cat-file", "blob", f"{entry.commit}:{path}", timeout_s=FETCH_S)
         except GitError:
