@@ -55,6 +55,17 @@ def test_stages_and_steps_can_be_asked(run: RunFolder) -> None:
     assert queries.ask("select count(*) from samples").rows == [(0,)]
 
 
+def test_components_of_a_folder_of_an_earlier_version_can_be_asked(run: RunFolder) -> None:
+    report_run(RunReader.open(run.path))
+    earlier = run.derived_tables / "parts.parquet"
+    (run.derived_tables / "components.parquet").unlink()
+    duckdb.sql(f"COPY (SELECT 'decode' AS stage, 'mlp' AS part, 3 AS pieces, 7 AS time_ns) TO '{earlier}' (FORMAT parquet)")
+    assert Queries(run.path).ask("select stage, component, pieces, time_ns from components").rows == [("decode", "mlp", 3, 7)]
+    report_run(RunReader.open(run.path))
+    assert not earlier.exists()
+    assert Queries(run.path).ask("select count(component) from components").rows == [(0,)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["br[1]", "b?1", "wall_ns=5", "dur_ns=5"])
 def test_a_run_is_asked_by_its_own_tables_whatever_its_folder_is_called(run: RunFolder, tmp_path: Path, name: str) -> None:

@@ -100,8 +100,8 @@ class Queries:
                 open_tables(connection, kept)
             else:
                 load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
-            for table, file in self._derived.items():
-                connection.execute(f"create temp view {table} as select * from {parquet_rows(file)}")  # noqa: S608 - quoted
+            for table, rows in self._derived.items():
+                connection.execute(f"create temp view {table} as select * from {rows}")  # noqa: S608 - quoted
             for table in tables:
                 connection.execute(f"create table memory.main.{table} as select * from temp.{table}")  # noqa: S608 - own names
             for table in (*self._names, "names"):
@@ -156,14 +156,16 @@ def open_source(source: Path) -> "CachedTrace":
     return RunReader.open(source).cached_trace()
 
 
-def _derived_tables(source: Path) -> dict[str, Path]:
-    """Tables that a run's report left, made from several passes."""
-    from llm_perf_opt.workflows.queries import RUN_TABLES
-
+def _derived_tables(source: Path) -> dict[str, str]:
+    """Return the tables that the report of a run wrote: name → SQL that reads it."""
     if not source.is_dir():
         return {}
     folder = RunFolder.open(source).derived_tables
-    return {name: folder / f"{name}.parquet" for name in RUN_TABLES if (folder / f"{name}.parquet").is_file()}
+    found = {name: parquet_rows(file) for name in RUN_TABLES if (file := folder / f"{name}.parquet").is_file()}
+    earlier = folder / _EARLIER_COMPONENTS
+    if "components" not in found and earlier.is_file():
+        found["components"] = f"(select stage, part as component, pieces, time_ns from {parquet_rows(earlier)})"  # noqa: S608 - quoted
+    return found
 
 
 def _one_line(message: str) -> str:
@@ -199,7 +201,7 @@ _TYPES = {
     "kernel_ns bigint, launches bigint",
     "modules": "name text, calls bigint, kernels bigint, self_ns bigint, total_ns bigint, share double",
     "budget": "stage text, key text, label text, ns bigint, share double, units bigint, wall_ns bigint",
-    "parts": "stage text, part text, pieces bigint, time_ns bigint",
+    "components": "stage text, component text, pieces bigint, time_ns bigint",
     "counters": "stage text, name text, calls bigint, total_ns bigint, share double, tensor_flops double, vector_flops double, "
     "half_flops double, dram_read_bytes double, dram_write_bytes double, sm_pct double, dram_pct double, occupancy_pct double, "
     "waves double",
@@ -208,6 +210,8 @@ _TYPES = {
 }
 """Table → its columns. A value that could not be had is NULL."""
 RUN_TABLES = tuple(_TYPES)
+_EARLIER_COMPONENTS = "parts.parquet"
+"""The components in folders of earlier versions; its column `part` is now `component`."""
 
 
 def write_run_tables(folder: RunFolder, analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> Missing | None:
@@ -215,6 +219,7 @@ def write_run_tables(folder: RunFolder, analysis: RunAnalysis, telemetry: Maybe[
     try:
         for name, rows in _rows(analysis, telemetry).items():
             write_rows(folder.derived_tables / f"{name}.parquet", _TYPES[name], rows)
+        (folder.derived_tables / _EARLIER_COMPONENTS).unlink(missing_ok=True)
     except (ParseError, ResourceError) as error:
         return Missing(f"tables/ was not written: {error.fact} {error.remedy}")
     except OSError as error:
@@ -226,7 +231,8 @@ def _rows(analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> dict[str, list[
     found = analysis.trace
     trace = None if isinstance(found, Missing) else found
     kernels = () if isinstance(analysis.kernels, Missing) else analysis.kernels.stages
-    parts = () if isinstance(analysis.torch, Missing) or isinstance(analysis.torch.parts, Missing) else analysis.torch.parts
+    torch = analysis.torch
+    components = () if isinstance(torch, Missing) or isinstance(torch.parts, Missing) else torch.parts
     return {
         "stages": _fields(trace.stages if trace else (), _names("stages")),
         "devices": _fields(trace.devices if trace else (), _names("devices")),
@@ -234,7 +240,9 @@ def _rows(analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> dict[str, list[
         "steps": _fields(trace.steps if trace else (), _names("steps")),
         "modules": _fields(trace.modules if trace else (), _names("modules")),
         "budget": _budget(trace),
-        "parts": _fields(parts, _names("parts")),
+        "components": [
+            {"stage": one.stage, "component": one.part, "pieces": one.pieces, "time_ns": one.time_ns} for one in components
+        ],
         "counters": [_counters(row) for stage in kernels for row in stage.rows],
         "samples": _fields(() if isinstance(telemetry, Missing) else telemetry.gpu, _names("samples")),
     }
