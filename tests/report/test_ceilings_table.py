@@ -28,7 +28,7 @@ FOUND = FoundCeilings(CEILINGS, True, "/cache/ab.json", ("something to know.",))
 def test_the_table() -> None:
     assert ceilings_text(FOUND, TAKEN + timedelta(hours=3)) == (
         "NVIDIA H200 (cuda, GPU-1), driver 580.95, torch 2.11.0\n"
-        "kept from 3 h ago; --refresh measures again (2026-01-01T00:00:00+00:00, in 7.2 s)\n"
+        "kept from 3 h ago; --refresh measures again (2026-01-01T00:00:00+00:00, in 7.25 s)\n"
         "\n"
         "- before measuring: 92 W\n"
         "\n"

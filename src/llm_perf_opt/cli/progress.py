@@ -10,7 +10,7 @@ from llm_perf_opt.cli.watching import LastingFile
 from llm_perf_opt.core.records import PassRecord
 from llm_perf_opt.core.terminal import one_line, raw_stream
 from llm_perf_opt.profiling.passes import TICK
-from llm_perf_opt.report.text import milliseconds
+from llm_perf_opt.report.text import duration, seconds
 
 
 class QuietProgress:
@@ -63,11 +63,11 @@ class PlainProgress(QuietProgress):
         elif phase and due:
             self._say(f"{name}: {phase} {message.get('text') or _estimate(message)}")
         elif message == TICK and due:
-            self._say(f"{name}: {self._phase or 'starting'} ({self._clock() - self._begun:.0f} s)")
+            self._say(f"{name}: {self._phase or 'starting'} ({seconds(self._clock() - self._begun)})")
 
     def pass_ended(self, entry: PassRecord) -> None:
         """Announce the result."""
-        took = f" in {entry.seconds:.1f} s" if entry.seconds is not None else ""
+        took = f" in {seconds(entry.seconds)}" if entry.seconds is not None else ""
         self._say(f"{entry.name}: {entry.status}{took}{': ' + entry.why if entry.why else ''}")
 
     def _say(self, text: str) -> None:
@@ -155,7 +155,7 @@ def _plain(text: str) -> str:
 
 
 def _estimate(message: dict[str, Any]) -> str:
-    each = milliseconds(float(message.get("estimate_ns", 0)))
+    each = duration(float(message.get("estimate_ns", 0)))
     return f"{message.get('done')} of at most {message.get('at_most')}, {each} each"
 
 

@@ -7,7 +7,7 @@ from llm_perf_opt.core.machine_records import CeilingRow, FoundCeilings
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import BYTE_RATE, FLOP_RATE, TIME, in_unit, scale_of
 from llm_perf_opt.report.document import Cell, Column, Document, Paragraph, Section, Table, bullets, cell, count_cell, numbers
-from llm_perf_opt.report.text import ends, known, percent, then
+from llm_perf_opt.report.text import ends, known, percent, seconds, then
 
 _SCALES = {"FLOP/s": FLOP_RATE, "B/s": BYTE_RATE, "ns": TIME}
 
@@ -30,7 +30,7 @@ def ceilings_document(found: FoundCeilings, now: datetime) -> Document:
         Section("peaks", "", [_table(ceilings.rows)]),
         Section("notes", "", [Paragraph(note) for note in notes]),
     ]
-    return Document(title, f"{source} ({ceilings.taken}, in {ceilings.seconds:.1f} s)", "", sections)
+    return Document(title, f"{source} ({ceilings.taken}, in {seconds(ceilings.seconds)})", "", sections)
 
 
 def ceilings_json(found: FoundCeilings, now: datetime) -> dict[str, object]:
@@ -68,8 +68,8 @@ def _cells(row: CeilingRow) -> list[Cell | Missing | str]:
     ]
 
 
-def _age(seconds: float) -> str:
-    whole = timedelta(seconds=round(seconds))
+def _age(age: float) -> str:
+    whole = timedelta(seconds=round(age))
     if whole >= timedelta(days=1):
         return f"{whole.days} day{'s' if whole.days > 1 else ''}"
     for size, unit in ((3600, "h"), (60, "min")):

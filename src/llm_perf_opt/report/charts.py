@@ -1,6 +1,6 @@
-"""Charts as Plotly figures: plain data and layout, drawn by the page's own script. No color of the page is in them.
+"""Charts as Plotly figures: data and layout, drawn by the script of the page, which also sets the colors of the theme.
 
-Plotly reads some tags in labels and hover texts, so names go through `label` and come out as they were.
+Plotly interprets some tags in labels and hover texts; `label` escapes names so that they appear literally.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from llm_perf_opt.core.records import CleanTimings, Maybe, Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import TIME, scale_of
 from llm_perf_opt.report.chart_data import Roofline, Ticks, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.text import bytes_per_s, flops_per_s, milliseconds, percent, present, share_words, significant
+from llm_perf_opt.report.text import bytes_per_s, duration, flops_per_s, percent, present, significant
 
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
     "#0072B2",
@@ -53,7 +53,7 @@ def label(name: str) -> str:
 
 
 def wrapped(text: str, width: int = 26) -> str:
-    """Return the same in lines of at most `width` characters, broken between words."""
+    """Return a text in lines of at most `width` characters, broken between words."""
     lines = [""]
     for word in text.split():
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
@@ -73,18 +73,18 @@ def waterfall_chart(data: Waterfall) -> Figure:
         names.append(wrapped(use.label))
         bases.append(reached / size)
         lengths.append(use.ns / size)
-        share = share_words(use.ns / whole) if whole else "n/a"
-        texts.append(f"{milliseconds(use.ns)} · {share}")
+        share = percent(use.ns / whole) if whole else "n/a"
+        texts.append(f"{duration(use.ns)} · {share}")
         hovers.append(
-            f"<b>{label(use.label)}</b><br>{milliseconds(use.ns)}, {share}" + (f"<br>{label(use.note)}" if use.note else "")
+            f"<b>{label(use.label)}</b><br>{duration(use.ns)}, {share}" + (f"<br>{label(use.note)}" if use.note else "")
         )
         colors.append(color_of(use.color))
         reached += use.ns
     names.append("measured")
     bases.append(0)
     lengths.append(whole / size)
-    texts.append(milliseconds(whole))
-    hovers.append(f"<b>{label(data.title)}</b><br>{milliseconds(whole)}")
+    texts.append(duration(whole))
+    hovers.append(f"<b>{label(data.title)}</b><br>{duration(whole)}")
     colors.append(GREY)
     trace = {
         "type": "bar",
@@ -99,7 +99,7 @@ def waterfall_chart(data: Waterfall) -> Figure:
         "hovertext": hovers,
         "hoverinfo": "text",
     }
-    # Long bars have their text beside them too: the axis leaves room for it.
+    # Leave room on the axis for the text next to the longest bar.
     longest = max([abs(base + length) for base, length in zip(bases, lengths, strict=True)] or [1.0]) or 1.0
     lowest = min(0.0, *[base + length for base, length in zip(bases, lengths, strict=True)])
     layout = {
@@ -158,7 +158,7 @@ def roofline_chart(data: Roofline) -> Figure:
                     "line": {"width": 1},
                 },
                 "hovertext": [
-                    f"<b>{label(point.name)}</b><br>{label(point.stage)}, {milliseconds(point.time_ns)}<br>"
+                    f"<b>{label(point.name)}</b><br>{label(point.stage)}, {duration(point.time_ns)}<br>"
                     f"{flops_per_s(point.flops_per_s)}, {bytes_per_s(point.flops_per_s / point.flops_per_byte)}<br>"
                     f"{significant(point.flops_per_byte)} FLOP/byte<br>{label(point.detail)}"
                     for point in members
@@ -193,8 +193,8 @@ def time_unit(values_ns: Sequence[float]) -> tuple[float, str]:
 
 
 def _marks(ticks: Ticks) -> Figure:
-    """An axis with these marks alone: the library's own carry prefixes of their own."""
-    return {"tickmode": "array", "tickvals": [value for value, _ in ticks], "ticktext": [said for _, said in ticks]}
+    """Return an axis with these ticks only: Plotly's own would use other units."""
+    return {"tickmode": "array", "tickvals": [value for value, _ in ticks], "ticktext": [text for _, text in ticks]}
 
 
 def _log_range(low: float, high: float) -> list[float]:
@@ -256,7 +256,7 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
     trace = {
         "type": "icicle",
         "ids": [root, *[ids[path] for path, _ in known]],
-        "labels": [f"{label(what)}: {milliseconds(whole)}", *[label(path[-1]) or "(no name)" for path, _ in known]],
+        "labels": [f"{label(what)}: {duration(whole)}", *[label(path[-1]) or "(no name)" for path, _ in known]],
         "parents": ["", *[ids.get(path[:-1], root) for path, _ in known]],
         "values": [whole, *[ns for _, ns in known]],
         "branchvalues": "total",
@@ -264,9 +264,9 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
         "pathbar": {"visible": False},
         "root": {"color": "rgba(140, 140, 140, 0.25)"},  # without it the box around all is an empty space
         "hovertext": [
-            f"<b>all</b><br>{milliseconds(whole)} of {label(what)}",
+            f"<b>all</b><br>{duration(whole)} of {label(what)}",
             *[
-                f"<b>{' › '.join(label(step) for step in path)}</b><br>{milliseconds(ns)} of {label(what)}, {percent(ns / whole)}"
+                f"<b>{' › '.join(label(step) for step in path)}</b><br>{duration(ns)} of {label(what)}, {percent(ns / whole)}"
                 for path, ns in known
             ],
         ],

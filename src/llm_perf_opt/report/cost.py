@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.limits.floor import Floor, TurningPoint, WhatIf
 from llm_perf_opt.analysis.limits.hardware import Hardware
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Block, Cell, Column, Document, Paragraph, Section, Table, cell, count_cell, numbers
-from llm_perf_opt.report.text import count, flops, milliseconds, moved_bytes, percent, significant, then
+from llm_perf_opt.report.text import bytes_per_s, count, duration, flops, flops_per_s, moved_bytes, percent, significant, then
 
 _ABOUT_COST = "FLOPs: matrix products, a multiply-add counts 2, attention causal. Bytes: the least that must be moved."
 _ABOUT_TIME = "Roofline time: sum over components of the longer of FLOPs / peak and bytes / bandwidth. Nothing real is faster."
@@ -37,8 +37,8 @@ def what_if_document(
     rows: Sequence[WhatIf], turning: Sequence[TurningPoint], hardware: Hardware, part_of: str | None = None
 ) -> Document:
     """Return the roofline time of every combination, and where decode turns compute-bound."""
-    peaks = ", ".join(f"{dtype} {peak.flops_per_s / 1e12:,.4g}" for dtype, peak in hardware.peaks.items())
-    title = f"{hardware.name}: {hardware.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {peaks} TFLOP/s dense ({hardware.source})"
+    peaks = ", ".join(f"{dtype} {flops_per_s(peak.flops_per_s)}" for dtype, peak in hardware.peaks.items())
+    title = f"{hardware.name}: {bytes_per_s(hardware.bandwidth_bytes_per_s)}, dense {peaks} ({hardware.source})"
     subtitle = f"Roofline times of {_decoder_of(part_of)}." if part_of else ""
     blocks: list[Block] = [_what_if(rows), *[Paragraph(_turning(point)) for point in turning], Paragraph(_ABOUT_TIME)]
     return Document(title, subtitle, "", [Section("what-if", "", blocks)])
@@ -65,7 +65,7 @@ def _what_if(rows: Sequence[WhatIf]) -> Table:
             row.formats.weights,
             row.formats.kv,
             *sizes,
-            cell((row.weight_bytes + row.kv_cache_bytes) / 1e9, lambda gigabytes: f"{gigabytes:.1f} GB"),
+            cell(row.weight_bytes + row.kv_cache_bytes, moved_bytes),
             cell(row.fits, lambda fitting: "yes" if fitting else "no"),
             *_least(row.prefill),
             *_least(row.decode),
@@ -75,7 +75,7 @@ def _what_if(rows: Sequence[WhatIf]) -> Table:
 
 
 def _least(value: Maybe[Floor]) -> list[Cell | Missing]:
-    return [cell(then(value, lambda floor: floor.seconds * 1e9), milliseconds), cell(then(value, lambda floor: floor.bound))]
+    return [cell(then(value, lambda floor: floor.seconds * 1e9), duration), cell(then(value, lambda floor: floor.bound))]
 
 
 def _stage(name: str, title: str, stage: StageCost) -> Table:

@@ -11,13 +11,13 @@ from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.report.document import Cell, Column, Item, Items, Table, cell, numbers
 from llm_perf_opt.report.text import (
     bytes_per_s,
+    duration,
     ends,
     fine_percent,
     flops,
     flops_per_s,
     known,
     known_within,
-    milliseconds,
     moved_bytes,
     percent,
     significant,
@@ -69,7 +69,7 @@ def _facts(stage: StageEfficiency) -> str:
     cost = stage.cost
     launches = known(then(stage.launches, lambda count: f", {count:,} launches, copies too, in the profiled steps"), "")
     return (
-        f"{milliseconds(stage.time_ns.median)} ({known_within(stage.time_ns, 'ns')}); "
+        f"{duration(stage.time_ns.median)} ({known_within(stage.time_ns, 'ns')}); "
         f"{flops(cost.flops)} causal ({flops(cost.flops_full_attention)} whole attention) and "
         f"at least {moved_bytes(cost.bytes)}; reached {flops_per_s(stage.flops_per_s)} and "
         f"{bytes_per_s(stage.bytes_per_s)}; {significant(cost.flops_per_byte)} FLOP/byte; "
@@ -111,7 +111,7 @@ def hfu_cell(value: Maybe[Hfu]) -> Cell | Missing:
 
 def _roofline_time(entry: RooflineComparison) -> Cell | Missing:
     alone = ", compute alone" if entry.roof.in_cache else ""
-    return cell(then(entry.floor, lambda least: least.seconds * 1e9), milliseconds, alone)
+    return cell(then(entry.floor, lambda least: least.seconds * 1e9), duration, alone)
 
 
 def _times(value: Maybe[float], stage: StageEfficiency) -> Cell | Missing:
@@ -143,7 +143,7 @@ def components_table(found: Efficiency) -> Table:
 
 def _component(part: PartEfficiency, whole_ns: int) -> list[Cell | Missing | str]:
     least, time = part.floor, part.time_ns
-    spent = [cell(time, milliseconds), cell(then(time, lambda ns: ns / whole_ns), percent)]
+    spent = [cell(time, duration), cell(then(time, lambda ns: ns / whole_ns), percent)]
     if least is None:
         return [*[_OUTSIDE] * 3, *spent, *[_OUTSIDE] * 7]
     rate = then(time, lambda ns: least.flops * 1e9 / max(ns, 1))
@@ -155,7 +155,7 @@ def _component(part: PartEfficiency, whole_ns: int) -> list[Cell | Missing | str
         cell(moved, bytes_per_s),
         cell(part.mfu, fine_percent),
         cell(part.mbu, fine_percent),
-        cell(least.seconds * 1e9, milliseconds),
+        cell(least.seconds * 1e9, duration),
         cell(part.times_floor, times),
         bound_words(least),
     ]

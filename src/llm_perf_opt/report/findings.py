@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analysis.trace.document import OVERLAP, Finding, ThroughputLine, TraceAnalysis
 from llm_perf_opt.core.records import Maybe, Missing
+from llm_perf_opt.core.units import durations
 from llm_perf_opt.report.document import Block, Cell, Column, Item, Items, Paragraph, Table, cell, numbers
 from llm_perf_opt.report.terminal import block_text
-from llm_perf_opt.report.text import milliseconds, significant, then
+from llm_perf_opt.report.text import duration, percent, signed_percent, significant, then
 
 if TYPE_CHECKING:  # a kept analysis of a trace is shown at once: these take long to import
     from llm_perf_opt.analysis.run_analysis import RunAnalysis
@@ -107,18 +108,18 @@ def saving_words(finding: Finding) -> str:
         return f"n/a: {finding.saving_why}"
     if finding.saving_high_ns == 0:
         return "nothing on the wall clock"
-    low, high = milliseconds(finding.saving_low_ns), milliseconds(finding.saving_high_ns)
-    return f"about {milliseconds(finding.saving_ns)} per {finding.saving_per} ({low} to {high})"
+    within = durations(finding.saving_low_ns, finding.saving_high_ns, 3)
+    return f"about {duration(finding.saving_ns, 3)} per {finding.saving_per} ({within})"
 
 
 def throughput_words(found: ThroughputLine) -> str:
     """Return tokens per second now and at the larger batch, and how long a token takes then. Nothing of it is a saving."""
     low, high = significant(found.tokens_per_s_after_low), significant(found.tokens_per_s_after_high)
-    longest = f", {milliseconds(found.step_after_high_ns)} at worst" if found.step_after_high_ns > found.step_after_ns else ""
+    longest = f", {duration(found.step_after_high_ns)} at worst" if found.step_after_high_ns > found.step_after_ns else ""
     return (
         f"{significant(found.tokens_per_s)} tokens/s at batch {found.batch:,}, about {significant(found.tokens_per_s_after)} "
-        f"({low} to {high}) at batch {found.batch_after:,}, where a token takes about {milliseconds(found.step_after_ns)}"
-        f"{longest}, not {milliseconds(found.step_ns)}"
+        f"({low} to {high}) at batch {found.batch_after:,}, where a token takes about {duration(found.step_after_ns)}"
+        f"{longest}, not {duration(found.step_ns)}"
     )
 
 
@@ -153,7 +154,7 @@ _UNPREDICTED = Missing("nothing was predicted")
 
 
 def _time(ns: int | None) -> Cell | Missing:
-    return _UNPREDICTED if ns is None else cell(ns, milliseconds)
+    return _UNPREDICTED if ns is None else cell(ns, duration)
 
 
 def trial_words(trial: "Trial") -> str:
@@ -162,7 +163,7 @@ def trial_words(trial: "Trial") -> str:
     if trial.saving_ns is None or trial.before_ns is None or trial.after_ns is None:
         return f"{overrides}not measured: {trial.why.rstrip('.')}."
     of_rate = trial.kind == THROUGHPUT
-    show = token_rate if of_rate else milliseconds
+    show = token_rate if of_rate else duration
     per = "" if of_rate else f" per {trial.unit}"
     expected = f" where {show(trial.predicted_ns)} was predicted" if trial.predicted_ns else ""
     return f"{overrides}{show(trial.before_ns)} became {show(trial.after_ns)}{per}{expected} ({_verdict(trial)})."
@@ -172,7 +173,8 @@ def _verdict(trial: "Trial") -> str:
     if trial.saving_ns is None or trial.error is None or trial.spread_ns is None:
         return "n/a"
     of_rate = trial.kind == THROUGHPUT
-    near = f"predicted tokens/s {1 / (1 + trial.error) - 1:+.0%}" if of_rate else f"predicted time {trial.error:+.0%}"
+    error = 1 / (1 + trial.error) - 1 if of_rate else trial.error
+    near = f"predicted {'tokens/s' if of_rate else 'time'} {signed_percent(error, 0)}"
     if abs(trial.saving_ns) <= trial.spread_ns:
         return f"no difference beyond the spread; {near}"
     if trial.saving_ns < 0:
@@ -218,7 +220,7 @@ def _of_a_request(trace: TraceAnalysis, finding: Finding, share: float) -> str:
     if budget is None or finding.saving_ns is None:
         return ""
     saved = share * finding.saving_ns * budget.units / budget.wall_ns
-    words = f"about {saved * 100:.0f} %" if saved >= 0.01 else "under 1 %"
+    words = f"about {percent(saved, 0)}" if saved >= 0.01 else "less than 1 %"
     return f"That is {words} of a request, with {finding.confidence} confidence."
 
 

@@ -27,11 +27,11 @@ from llm_perf_opt.report.document import (
 from llm_perf_opt.report.efficiency import hfu_cell
 from llm_perf_opt.report.text import (
     bytes_per_s,
+    duration,
     flops,
     flops_per_s,
     grouped,
     known,
-    milliseconds,
     moved_bytes,
     percent,
     significant,
@@ -106,7 +106,7 @@ def kernels_table(stages: Sequence[StageKernels]) -> Table:
         left_out += len(rest)
         if rest:
             calls, time = sum(row.calls for row in rest), sum(row.total_ns for row in rest)
-            spent = [cell(time, milliseconds), cell(time / calls, milliseconds), cell(time / max(stage.total_ns, 1), percent)]
+            spent = [cell(time, duration), cell(time / calls, duration), cell(time / max(stage.total_ns, 1), percent)]
             table.add(stage.stage, f"{len(rest):,} others", count_cell(calls), *spent, _MANY, _MANY)
     table.foot = f"The {MOST_ROWS} longest of each stage; all are in kernels.md." if left_out else ""
     return table
@@ -121,7 +121,7 @@ def counters_table(stages: Sequence[StageKernels]) -> Table:
         if isinstance(row.per_call, Missing):
             uncounted[row.per_call.why] = uncounted.get(row.per_call.why, 0) + 1
         elif len(table.rows) < MOST_ROWS:
-            table.add(row.stage, _name(row), cell(row.mean_ns, milliseconds), *_counted(row))
+            table.add(row.stage, _name(row), cell(row.mean_ns, duration), *_counted(row))
     table.foot = " ".join(f"{count:,} kernels have no counters: {why}." for why, count in uncounted.items())
     return table
 
@@ -150,7 +150,7 @@ def hfu_table(hfus: Sequence[StageHfu]) -> Table:
 
 
 def _coverage(stage: StageKernels) -> str:
-    whole = f"{stage.stage}: {stage.calls:,} kernel launches, {milliseconds(stage.total_ns)} of kernel time"
+    whole = f"{stage.stage}: {stage.calls:,} kernel launches, {duration(stage.total_ns)} of kernel time"
     by_name = f", {percent(stage.by_name)} of it by name, from launches with another grid" if stage.by_name else ""
     return f"{whole}; counters {words(stage.counters, lambda share: f'for {percent(share)} of it{by_name}')}."
 
@@ -163,7 +163,7 @@ def _name(row: StageKernel) -> Cell:
 
 
 def _times(row: StageKernel) -> list[Cell | Missing]:
-    spent = (cell(row.total_ns, milliseconds), cell(row.mean_ns, milliseconds), cell(row.share, percent))
+    spent = (cell(row.total_ns, duration), cell(row.mean_ns, duration), cell(row.share, percent))
     return [count_cell(row.calls), *spent]
 
 
@@ -182,7 +182,7 @@ def _counted(row: StageKernel) -> list[Cell | Missing]:
         cell(then(counted, lambda one: one.dram_bytes), moved_bytes, differs),
         cell(row.flops_per_byte, significant, _half_mark(row) + differs),
         *[cell(value, lambda share: significant(share, 3), differs) for value in shares],
-        cell(then(counted, lambda one: one.time_ns), milliseconds, differs),
+        cell(then(counted, lambda one: one.time_ns), duration, differs),
     ]
 
 
@@ -209,7 +209,7 @@ def stage_remarks(stage: StageKernels) -> list[str]:
         share = sum(row.share for row in differing)
         remarks.append(
             f"{DIFFERS} of {len(differing)} kernels ({percent(share)} of the time) the duration under Nsight Compute differs by "
-            f"more than {TIME_DIFFERS * 100:.0f} % from the trace's: it ran alone, with other clocks or a colder cache. "
+            f"more than {percent(TIME_DIFFERS, 0)} from the trace's: it ran alone, with other clocks or a colder cache. "
             "Its DRAM bytes, GB/s and percentages may differ from the real run's as well; FLOPs do not."
         )
     remarks += _half_remark(stage)

@@ -22,7 +22,7 @@ from llm_perf_opt.report.document import (
     name_cell,
     numbers,
 )
-from llm_perf_opt.report.text import milliseconds, percent, significant, words
+from llm_perf_opt.report.text import duration, percent, significant, words
 
 _LONGEST_NAME = 110
 _DEFINITIONS = (
@@ -88,8 +88,8 @@ def _table(number: int, group: RegionGroup) -> Table:
     table = Table(f"regions-{number}", "", [Column("region"), *numbers(*names, "copies")])
     whole = group.check.trace_kernel_ns
     for region in group.regions:
-        spent = [cell(ns, milliseconds) for ns in (region.wall_ns, region.kernel_ns, region.self_kernel_ns, region.busy_ns)]
-        copies = Cell(f"{region.copies:,} in {milliseconds(region.copy_ns)}" if region.copies else "0", region.copies)
+        spent = [cell(ns, duration) for ns in (region.wall_ns, region.kernel_ns, region.self_kernel_ns, region.busy_ns)]
+        copies = Cell(f"{region.copies:,} in {duration(region.copy_ns)}" if region.copies else "0", region.copies)
         counts = (count_cell(region.kernels), count_cell(region.launches))
         share = cell(_share(region.kernel_ns, whole), percent)
         table.add(name_cell(_path(region.path)), count_cell(region.instances), *spent[:2], share, *spent[2:], *counts, copies)
@@ -100,7 +100,7 @@ def _table(number: int, group: RegionGroup) -> Table:
     ):
         if kernels:
             share = cell(_share(ns, whole), percent)
-            table.add(f"({name})", "", "", cell(ns, milliseconds), share, "", "", count_cell(kernels), "", "")
+            table.add(f"({name})", "", "", cell(ns, duration), share, "", "", count_cell(kernels), "", "")
     return table
 
 
@@ -119,7 +119,7 @@ def _kernels(name: str, title: str, rows: Sequence[tuple[str, KernelTime]]) -> T
     table = Table(name, title, columns)
     for region, entry in rows:
         mean: Maybe[float] = entry.total_ns / entry.calls if entry.calls else Missing("no calls")
-        spent = (cell(entry.total_ns, milliseconds), cell(mean, milliseconds))
+        spent = (cell(entry.total_ns, duration), cell(mean, duration))
         kernel = name_cell(entry.name, short_name(entry.name, _LONGEST_NAME))
         table.add(*([name_cell(region)] if within else []), kernel, count_cell(entry.calls), *spent)
     return table
@@ -150,8 +150,8 @@ def _free(free: Sequence[FreeRange]) -> Table:
     columns = [Column("start/end range"), *numbers("instances", "host wall", "kernels launched meanwhile", "kernel time")]
     table = Table("free-ranges", "", columns, foot="They overlap freely and are in no total.")
     for entry in free:
-        counts = (count_cell(entry.instances), cell(entry.wall_ns, milliseconds), count_cell(entry.kernels))
-        table.add(name_cell(entry.label), *counts, cell(entry.kernel_ns, milliseconds))
+        counts = (count_cell(entry.instances), cell(entry.wall_ns, duration), count_cell(entry.kernels))
+        table.add(name_cell(entry.label), *counts, cell(entry.kernel_ns, duration))
     return table
 
 

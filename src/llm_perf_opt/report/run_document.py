@@ -46,7 +46,7 @@ from llm_perf_opt.report.run_tables import (
     what_ran,
 )
 from llm_perf_opt.report.svg import roofline_svg, waterfalls_svg
-from llm_perf_opt.report.text import known, known_within, then, with_unit
+from llm_perf_opt.report.text import known, known_within, then, times, with_unit
 from llm_perf_opt.report.trace_document import budget_table, device_tables, gpu_metric_tables, label_tables
 
 TOP_FINDINGS = 3
@@ -258,7 +258,7 @@ def _torch_blocks(analysis: RunAnalysis, torch: TorchPass, most: int | None) -> 
 
 
 def _factor(stage: str) -> Callable[[float], str]:
-    return lambda inflation: f"{stage} × {inflation:.2f}"
+    return lambda inflation: f"{stage} {times(inflation)}"
 
 
 def _tree(analysis: RunAnalysis, regions: Maybe[RegionReport]) -> Section:

@@ -16,10 +16,10 @@ from llm_perf_opt.report.kernel_tables import MOST_ROWS
 from llm_perf_opt.report.text import (
     bounds,
     count,
-    gibibytes,
+    duration,
     growth,
     known,
-    milliseconds,
+    memory_size,
     percent,
     seconds,
     significant,
@@ -49,7 +49,7 @@ def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> li
     rows = [
         ("Host", f"{env.get('host')}, {env.get('system')}, {env.get('machine')}"),
         ("CPU", f"{cpu.get('name')}, {cpu.get('usable')} usable of {cpu.get('logical')} logical processors"),
-        ("Memory", gibibytes(total) if isinstance(total, int) else "n/a: not recorded"),
+        ("Memory", memory_size(total) if isinstance(total, int) else "n/a: not recorded"),
         ("GPU", _gpu_words(gpu)),
         ("Driver", f"{env.get('gpu_driver')}{cuda}"),
         ("Python", str(env.get("python"))),
@@ -67,7 +67,7 @@ def _gpu_words(gpu: Any) -> str:
     if not isinstance(gpu, Mapping):
         return str(gpu)
     memory = gpu.get("memory_bytes")
-    size = gibibytes(memory) if isinstance(memory, int) else str(memory)
+    size = memory_size(memory) if isinstance(memory, int) else str(memory)
     return (
         f"{gpu.get('name')}, {size}, SM clock {gpu.get('sm_clock_mhz')} of {gpu.get('sm_clock_max_mhz')} MHz, "
         f"power limit {gpu.get('power_limit_w')} W"
@@ -143,12 +143,12 @@ def stages_table(analysis: RunAnalysis) -> Table:
         table.add(
             Cell(stage.name, indent=stage.depth),
             count_cell(stage.per_iteration),
-            cell(time.median, milliseconds),
+            cell(time.median, duration),
             cell(bounds(time, "ns")),
-            cell(time.iqr, milliseconds),
+            cell(time.iqr, duration),
             count_cell(time.n),
             cell(stage.share, percent),
-            cell(stage.profiled_ns, milliseconds),
+            cell(stage.profiled_ns, duration),
             cell(stage.inflation, times),
         )
     steps = then(analysis.torch, lambda torch: f" The torch pass took {torch.decode_steps} decode steps, compared with as many.")
@@ -179,9 +179,9 @@ def _substages(stage: StageTiming, below: Sequence[StageTiming]) -> Table:
         time = row.time_ns.median * runs
         direct += time if row.depth == stage.depth + 1 else 0.0
         name = Cell(row.name, indent=row.depth - stage.depth - 1)
-        table.add(name, cell(runs, lambda count: f"{count:g}"), cell(time, milliseconds), cell(time / whole, percent))
+        table.add(name, cell(runs, lambda count: f"{count:g}"), cell(time, duration), cell(time / whole, percent))
     rest = max(0.0, whole - direct)
-    table.add("the rest", "", cell(rest, milliseconds), cell(rest / whole, percent))
+    table.add("the rest", "", cell(rest, duration), cell(rest / whole, percent))
     table.foot = "Medians are taken one by one and need not add up."
     return table
 
@@ -194,16 +194,16 @@ def other_figures_table(analysis: RunAnalysis, timings: CleanTimings) -> Table:
     rows: list[tuple[str, Cell | Missing | str]] = [
         ("Decode step's growth with context", cell(analysis.drift, growth)),
         ("Warm-up iterations", count_cell(len(timings.warmup))),
-        ("First iteration", cell(first, milliseconds)),
+        ("First iteration", cell(first, duration)),
         ("Warm-up beyond settled times (compiling, allocating, noise)", cell(compile_seconds(timings), seconds)),
         ("Loading", seconds(timings.load_s)),
         ("Repeats", f"{len(timings.iterations)}: {timings.stopped}"),
         ("Clock", timings.clock),
-        ("Peak memory, allocator (tensors)", cell(memory.allocated_bytes, gibibytes)),
-        ("Peak memory, allocator (reserved)", cell(memory.reserved_bytes, gibibytes)),
-        ("Device memory in use at the end, everyone", cell(memory.device_used_bytes, gibibytes)),
-        ("Peak resident memory of the process", cell(memory.process_rss_bytes, gibibytes)),
-        ("Weights", f"{gibibytes(model.weight_bytes)} ({model.parameters:,} parameters)"),
+        ("Peak memory, allocator (tensors)", cell(memory.allocated_bytes, memory_size)),
+        ("Peak memory, allocator (reserved)", cell(memory.reserved_bytes, memory_size)),
+        ("Device memory in use at the end, everyone", cell(memory.device_used_bytes, memory_size)),
+        ("Peak resident memory of the process", cell(memory.process_rss_bytes, memory_size)),
+        ("Weights", f"{memory_size(model.weight_bytes)} ({model.parameters:,} parameters)"),
     ]
     for row in rows:
         table.add(*row)
@@ -233,15 +233,14 @@ def operators_table(torch: TorchPass, most: int | None = MOST_ROWS) -> Table:
 
 def _operator_columns(rows: Sequence[OperatorRow]) -> tuple[list[_OperatorColumn], dict[str, list[str]]]:
     """The columns that some row has a value in; and by reason, the names of the others."""
-    size: Callable[[float], str] = lambda value: gibibytes(round(value))  # noqa: E731 - bytes are whole
     every: list[_OperatorColumn] = [
-        ("CPU self", lambda row: row.cpu_self_ns, milliseconds),
-        ("CPU total", lambda row: row.cpu_total_ns, milliseconds),
-        ("CPU mean", lambda row: row.cpu_total_ns / row.calls if row.calls else Missing("no call"), milliseconds),
-        ("device self", lambda row: row.device_self_ns, milliseconds),
-        ("device total", lambda row: row.device_total_ns, milliseconds),
-        ("CPU memory", lambda row: row.cpu_memory_bytes, size),
-        ("device memory", lambda row: row.device_memory_bytes, size),
+        ("CPU self", lambda row: row.cpu_self_ns, duration),
+        ("CPU total", lambda row: row.cpu_total_ns, duration),
+        ("CPU mean", lambda row: row.cpu_total_ns / row.calls if row.calls else Missing("no call"), duration),
+        ("device self", lambda row: row.device_self_ns, duration),
+        ("device total", lambda row: row.device_total_ns, duration),
+        ("CPU memory", lambda row: row.cpu_memory_bytes, memory_size),
+        ("device memory", lambda row: row.device_memory_bytes, memory_size),
     ]
     kept = [column for column in every if not rows or any(known(column[1](row), None) is not None for row in rows)]
     lost: dict[str, list[str]] = {}
@@ -274,7 +273,7 @@ def energy_table(summary: TelemetrySummary) -> Table:
     table = Table("energy", "Energy", columns)
     for row in summary.energy:
         joules = [cell(value, lambda energy: f"{significant(energy)} J") for value in (row.from_counter_j, row.from_power_j)]
-        table.add(row.window, cell(row.seconds, lambda length: f"{length:.3f} s"), *joules)
+        table.add(row.window, cell(row.seconds, seconds), *joules)
     return table
 
 
@@ -297,7 +296,7 @@ def passes_table(analysis: RunAnalysis) -> Table:
         elif not sees_stages(entry.name):
             factors = ["", ""]
         note = f"{entry.why} {entry.remedy}".strip()
-        table.add(entry.name, entry.status, entry.tool_version, cell(took, lambda s: f"{s:.1f} s"), *factors, note)
+        table.add(entry.name, entry.status, entry.tool_version, cell(took, seconds), *factors, note)
     table.foot = " ".join([_ABOUT_PASSES, *[entry.own_words for entry in analysis.overheads if entry.own]])
     return table
 

@@ -8,7 +8,7 @@ from llm_perf_opt.report.document import Block, Chart, Document, Paragraph, Sect
 from llm_perf_opt.report.findings import finding_sentences, trial_words
 from llm_perf_opt.report.run_document import ROOFLINE, WATERFALL, images_of, warning_blocks
 from llm_perf_opt.report.run_tables import self_ns, what_ran
-from llm_perf_opt.report.text import growth, known, known_within, milliseconds, percent, significant, then
+from llm_perf_opt.report.text import duration, growth, known, known_within, percent, significant, then
 
 _CLOSING = "Every figure is a median of unprofiled repeats; definitions, intervals and spread are in report.md."
 
@@ -36,17 +36,17 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
     sentences = []
     ttft, tpot, rate = (analysis.metric(key) for key in ("ttft", "tpot", "decode_rate"))
     if ttft and isinstance(ttft.value, Distribution):
-        sentences.append(f"The first token takes {milliseconds(ttft.value.median)}{_plus_minus(ttft.value)}.")
+        sentences.append(f"The first token takes {duration(ttft.value.median)}{_plus_minus(ttft.value)}.")
     if tpot and rate and isinstance(tpot.value, Distribution) and isinstance(rate.value, Distribution):
         sentences.append(
-            f"Each further token takes {milliseconds(tpot.value.median)}{_plus_minus(tpot.value)}: "
+            f"Each further token takes {duration(tpot.value.median)}{_plus_minus(tpot.value)}: "
             f"{significant(rate.value.median)} tokens/s for the batch of {timings.workload.batch_size}."
         )
     prefill, decode = analysis.stage("prefill"), analysis.stage("decode")
     if prefill and decode:
         longer, shorter = (decode, prefill) if decode.share >= prefill.share else (prefill, decode)
         sentences.append(
-            f"Of the {milliseconds(_whole(analysis))} of a request, {longer.name} is {percent(longer.share, 0)} "
+            f"Of the {duration(_whole(analysis))} of a request, {longer.name} is {percent(longer.share, 0)} "
             f"and {shorter.name} {percent(shorter.share, 0)}: most of the time goes to {longer.name}."
         )
     sentences += known(then(analysis.efficiency, _bounds), [])
@@ -77,5 +77,5 @@ def _whole(analysis: RunAnalysis) -> float:
 
 
 def _plus_minus(value: Distribution) -> str:
-    within = then(value.ci_relative, lambda relative: f"median of {value.n}, ± {relative * 100:.1f} %")
+    within = then(value.ci_relative, lambda relative: f"median of {value.n}, ± {percent(relative)}")
     return f" ({known(within, known_within(value, 'ns'))})"

@@ -40,10 +40,10 @@ from llm_perf_opt.report.document import (
 from llm_perf_opt.report.sweep_charts import bar_words, number_of, parameter_chart, tradeoff_chart
 from llm_perf_opt.report.text import (
     count,
+    duration,
     interval,
     known,
     known_within,
-    milliseconds,
     missing,
     present,
     significant,
@@ -126,7 +126,7 @@ def _best_of(rows: Sequence[SweepRow], the: str) -> list[str]:
         shortest = not_told_apart(members, "tpot")
         if shortest:
             over = f" at batch {batch}" if apart else f" over batch sizes {', '.join(batches)}" if len(batches) > 1 else ""
-            found.append(_best(f"{the} shortest TPOT{over}", shortest, lambda row: words(row.median("tpot"), milliseconds)))
+            found.append(_best(f"{the} shortest TPOT{over}", shortest, lambda row: words(row.median("tpot"), duration)))
     most = not_told_apart(rows, "decode_rate", most=True)
     if most:
         found.append(_best(f"{the} most decode throughput", most, _rate_words))
@@ -231,9 +231,9 @@ _DEFINITIONS = [
 def _figures(row: SweepRow) -> list[Cell | Missing]:
     return [
         *[_with_interval(row.metrics.get(key, Missing("it was not measured"))) for key in ("tpot", "ttft")],
-        cell(row.median("e2e"), milliseconds),
+        cell(row.median("e2e"), duration),
         *[cell(row.median(key), significant) for key in ("decode_rate", "output_rate")],
-        cell(row.floor_ns, milliseconds),
+        cell(row.floor_ns, duration),
         cell(row.times_floor, times),
     ]
 
@@ -242,7 +242,7 @@ def _with_interval(value: Maybe[Distribution]) -> Cell | Missing:
     if isinstance(value, Missing):
         return value
     ends = known(interval(value, "ns"), known_within(value, "ns"))
-    return Cell(milliseconds(value.median), value.median, below=f"({ends})")
+    return Cell(duration(value.median), value.median, below=f"({ends})")
 
 
 def _standing(row: SweepRow, front: set[int]) -> Maybe[str]:

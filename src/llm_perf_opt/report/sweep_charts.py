@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.limits.binding import UNKNOWN
 from llm_perf_opt.analysis.sweep import SweepRow, by_workload, front_line, swept_keys
 from llm_perf_opt.core.records import Distribution, Maybe, Missing
 from llm_perf_opt.report.charts import GREY, Figure, color_of, label, time_unit
-from llm_perf_opt.report.text import known, known_within, milliseconds, missing, present, significant, then, words
+from llm_perf_opt.report.text import duration, known, known_within, missing, present, significant, then, words
 
 _LONGEST_LABEL = 36
 """Characters that fit half of a narrow chart."""
@@ -137,9 +137,9 @@ def _bound_words(row: SweepRow) -> str:
 def _hover(row: SweepRow) -> str:
     tpot = row.metrics.get("tpot")
     within = f" ({known_within(tpot, 'ns')})" if isinstance(tpot, Distribution) else ""
-    lines = [f"<b>{label(row.label)}</b>", f"TPOT {label(words(row.median('tpot'), milliseconds))}{within}"]
+    lines = [f"<b>{label(row.label)}</b>", f"TPOT {label(words(row.median('tpot'), duration))}{within}"]
     lines.append(known(then(row.median("decode_rate"), lambda rate: f"{significant(rate)} decode tokens/s"), ""))
-    lines.append(f"TTFT {label(words(row.median('ttft'), milliseconds))}")
+    lines.append(f"TTFT {label(words(row.median('ttft'), duration))}")
     lines.append(label(_bound_words(row)))
     return "<br>".join(line for line in lines if line)
 
@@ -232,7 +232,7 @@ def _line(
     as_numbers: bool,
     size: float,
 ) -> Figure:
-    shown = milliseconds if one.is_time else significant
+    shown = duration if one.is_time else significant
     points = [(row, found) for row in rows for found in present([value(row)])]
     return {
         "x": [number_of(row.values[key]) if as_numbers else label(row.values[key]) for row, _ in points],

@@ -35,7 +35,7 @@ from llm_perf_opt.report.document import (
 )
 from llm_perf_opt.report.findings import finding_blocks
 from llm_perf_opt.report.terminal import render_text
-from llm_perf_opt.report.text import grouped, milliseconds, percent, significant
+from llm_perf_opt.report.text import duration, grouped, percent, significant
 
 MOST_LABELS = 100
 """Of a page; --json of analyze has them all."""
@@ -59,10 +59,10 @@ def budget_table(number: int, budget: BudgetTable) -> Table:
     """Return where the time of a stage goes; the rows sum to its wall time."""
     many = f"{budget.units:,} {budget.unit}s" if budget.units > 1 else f"one {budget.unit}"
     columns = [Column("use"), *numbers("time", f"per {budget.unit}", "share")]
-    caption = f"Where {budget.stage} goes: {milliseconds(budget.wall_ns)} for {many}"
+    caption = f"Where {budget.stage} goes: {duration(budget.wall_ns)} for {many}"
     table = Table(f"budget-{number}", caption, columns)
     for label, ns, share in (*[(row.label, row.ns, row.share) for row in budget.rows], ("sum", budget.wall_ns, 1.0)):
-        table.add(label, cell(ns, milliseconds), cell(ns / max(budget.units, 1), milliseconds), cell(share, percent))
+        table.add(label, cell(ns, duration), cell(ns / max(budget.units, 1), duration), cell(share, percent))
     table.foot = " ".join([f"Wall time from {budget.wall_source}.", *budget.notes])
     return table
 
@@ -74,14 +74,14 @@ def device_tables(devices: Sequence[DeviceLine]) -> list[Table]:
     columns = [Column("device"), Column("name"), *numbers("kernels", "kernel time", "busy", "idle", "span", "busy share")]
     whole = Table("devices", "Each device by itself", columns, foot=TOGETHER)
     for one in devices:
-        spent = [cell(ns, milliseconds) for ns in (one.kernel_ns, one.busy_ns, one.idle_ns, one.span_ns)]
+        spent = [cell(ns, duration) for ns in (one.kernel_ns, one.busy_ns, one.idle_ns, one.span_ns)]
         whole.add(str(one.device), name_cell(one.name), count_cell(one.kernels), *spent, _share(one.busy_ns, one.span_ns))
     columns = [Column("stage"), Column("device"), *numbers("busy", "idle", "span", "busy share", "kernels")]
     stages = Table("device-stages", "The stages on each device", columns)
     names = dict.fromkeys(stage.name for one in devices for stage in one.stages)
     found = [(stage, one) for name in names for one in devices for stage in one.stages if stage.name == name and stage.span_ns]
     for stage, one in found:
-        spent = [cell(ns, milliseconds) for ns in (stage.busy_ns, stage.idle_ns, stage.span_ns)]
+        spent = [cell(ns, duration) for ns in (stage.busy_ns, stage.idle_ns, stage.span_ns)]
         stages.add(stage.name, str(one.device), *spent, _share(stage.busy_ns, stage.span_ns), count_cell(stage.kernels))
     return [whole, stages] if found else [whole]
 
@@ -96,9 +96,9 @@ def label_tables(labels: Sequence[LabelLine], most: int = MOST_LABELS) -> list[T
         table.add(
             name_cell(line.name),
             count_cell(line.calls),
-            cell(line.wall_ns, milliseconds),
+            cell(line.wall_ns, duration),
             cell(_told(line.kernels), grouped),
-            cell(_told(line.kernel_ns), milliseconds),
+            cell(_told(line.kernel_ns), duration),
         )
     more = len(labels) - len(table.rows)
     table.foot = LABELS + (f" {more:,} more are not shown." if more else "")
@@ -192,8 +192,8 @@ def _gpu(found: TraceAnalysis) -> Block:
     which = f" on {len(found.devices)} devices" if several else ""
     busy = "at least one busy for" if several else "busy"
     return Paragraph(
-        f"GPU: {gpu.kernels:,} kernels{which}, {milliseconds(gpu.kernel_ns)} of kernel time; {busy} {milliseconds(gpu.busy_ns)} "
-        f"({percent(gpu.busy_ns / gpu.span_ns)}), idle {milliseconds(gpu.idle_ns)} of a span of {milliseconds(gpu.span_ns)}"
+        f"GPU: {gpu.kernels:,} kernels{which}, {duration(gpu.kernel_ns)} of kernel time; {busy} {duration(gpu.busy_ns)} "
+        f"({percent(gpu.busy_ns / gpu.span_ns)}), idle {duration(gpu.idle_ns)} of a span of {duration(gpu.span_ns)}"
     )
 
 
@@ -268,7 +268,7 @@ def _kernels(found: TraceAnalysis, top: int) -> list[Block]:
     caption = f"Kernels: the longest {len(shown)} of {len(found.kernels)}{unknown}"
     table = Table("kernels", caption, [Column("kernel"), Column("class"), *numbers("calls", "total", "mean", "share")])
     for row in shown:
-        spent = (_time(row.total_ns), cell(row.mean_ns, milliseconds), cell(row.share, percent))
+        spent = (_time(row.total_ns), cell(row.mean_ns, duration), cell(row.share, percent))
         table.add(name_cell(row.name, short_name(row.name, _NAME)), row.kind, count_cell(row.calls), *spent)
     return [table]
 
@@ -309,7 +309,7 @@ def _findings(found: TraceAnalysis) -> list[Block]:
 
 
 def _time(ns: int | None) -> Cell | Missing:
-    return _NO_WORK if ns is None else cell(ns, milliseconds)
+    return _NO_WORK if ns is None else cell(ns, duration)
 
 
 def _count(number: int | None) -> Cell | Missing:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.markdown import escape, table
-from llm_perf_opt.report.text import count, gibibytes, known, then, words
+from llm_perf_opt.report.text import count, known, memory_size, then, words
 from llm_perf_opt.workspace.data.inventory import DatasetMetadata
 from llm_perf_opt.workspace.data.model_tree import ModelCheck
 
@@ -69,7 +69,7 @@ def _tree(names: Sequence[str]) -> str:
 def model_lines(found: ModelCheck) -> list[str]:
     """Return name and target, what it is, and every problem."""
     parameters = words(found.parameters, lambda number: f"{count(number)} parameters")
-    dtypes = ", ".join(f"{name} {gibibytes(size)}" for name, size in found.dtypes.items()) or "no weights"
+    dtypes = ", ".join(f"{name} {memory_size(size)}" for name, size in found.dtypes.items()) or "no weights"
     tokenizer = known(then(found.tokenizer, lambda kind: f"tokenizer {kind}"), "no tokenizer")
     lines = [f"{found.name} → {found.target}"]
     if not isinstance(found.model_type, Missing) or found.dtypes:

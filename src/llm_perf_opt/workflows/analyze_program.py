@@ -34,6 +34,7 @@ from llm_perf_opt.report.document import (
 from llm_perf_opt.report.kernel_tables import all_kernels, kernel_blocks
 from llm_perf_opt.report.markdown import render_markdown
 from llm_perf_opt.report.regions import regions_document
+from llm_perf_opt.report.text import seconds
 from llm_perf_opt.traces.projection import project
 from llm_perf_opt.workflows.analyze_kernels import analyze_regions, roles_of, what_was_counted
 from llm_perf_opt.workflows.run_reader import LogEnd, RunReader
@@ -121,7 +122,7 @@ def _passes(manifest: Manifest) -> Table:
     for entry in manifest.passes:
         took: Maybe[float] = Missing(f"the pass is {entry.status}") if entry.seconds is None else entry.seconds
         note = f"{entry.why} {entry.remedy}".strip()
-        table.add(entry.name, entry.status, entry.tool_version, cell(took, lambda seconds: f"{seconds:.2f} s"), note)
+        table.add(entry.name, entry.status, entry.tool_version, cell(took, seconds), note)
     table.foot = "The time of program is the program's own, start and end of its process included. Under a tool it takes longer."
     return table
 

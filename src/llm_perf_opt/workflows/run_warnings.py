@@ -12,6 +12,7 @@ from llm_perf_opt.config.schema import PYTORCH
 from llm_perf_opt.core.errors import ImplausibleError
 from llm_perf_opt.core.records import CleanTimings, Manifest, Maybe, Missing, StageTiming
 from llm_perf_opt.core.warnings import RunWarning, WarningId
+from llm_perf_opt.report.text import significant, times
 
 SMALL_INFLATION = 0.9
 """Below this, the unprofiled pass must have been disturbed."""
@@ -75,10 +76,11 @@ def _inflation_warnings(stage: StageTiming) -> Iterator[RunWarning]:
     if isinstance(stage.inflation, Missing):
         return
     if stage.name in ("prefill", "decode") and stage.inflation > LARGE_INFLATION:
-        words = f"torch.profiler made {stage.name} {stage.inflation:.1f} times slower: its times show where, not how much."
+        slower = f"{significant(stage.inflation, 3)} times slower"
+        words = f"torch.profiler made {stage.name} {slower}: its times show where time goes, not how much there is."
         yield RunWarning(WarningId.PROFILER_SLOWED, words)
     if stage.name == "decode" and stage.inflation < SMALL_INFLATION:
-        words = f"decode was faster under torch.profiler than without it (× {stage.inflation:.2f}): "
+        words = f"decode was faster under torch.profiler than without it ({times(stage.inflation)}): "
         yield RunWarning(WarningId.FASTER_UNDER_PROFILER, f"{words}the machine was not the same for both.")
 
 
