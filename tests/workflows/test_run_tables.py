@@ -117,7 +117,7 @@ def test_a_run_that_cannot_be_written_to_is_shown_all_the_same(run: RunFolder, m
     monkeypatch.setattr(analyze_module, "write_whole", refuse)
     found = analyze_source(run.path)
     assert found.document.gpu.kernels == 1711
-    assert any("reports were not made anew" in note and "Read-only" in note for note in found.notes)
+    assert any("were not regenerated" in note and "Read-only" in note for note in found.notes)
     with pytest.raises(ResourceError):
         report_run(RunReader.open(run.path))  # whoever asks for the reports themselves is told that there are none
 

@@ -153,14 +153,7 @@ def _finish(done: "list[Done]", as_json: bool) -> None:
 
 def _as_json(done: "Done") -> dict[str, Any]:
     error = {"fact": done.error.fact, "remedy": done.error.remedy} if done.error else None
-    return {
-        "name": done.name,
-        "action": done.action,
-        "path": done.path,
-        "commit": done.commit,
-        "note": done.note,
-        "error": error,
-    }
+    return {"name": done.name, "action": done.action, "path": done.path, "commit": done.commit, "note": done.note, "error": error}
 
 
 def _print_status(rows: "list[Row]") -> None:

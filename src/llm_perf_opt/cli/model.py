@@ -9,11 +9,7 @@ from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_js
 from llm_perf_opt.workspace.data.layout import MODELS_ROOT, given_root
 
 app = typer.Typer(
-    name="model",
-    cls=WholeHelp,
-    help="Link model folders, and check them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    name="model", cls=WholeHelp, help="Link model folders, and check them.", no_args_is_help=True, rich_markup_mode=None
 )
 
 Root = Annotated[Path, typer.Option(help="The folder with the links.")]

@@ -112,12 +112,12 @@ def _sweep(
             print_outcome(run, analysis, images)
         return run, error or (analysis.fault if analysis else None)
 
-    from llm_perf_opt.workflows.sweep import report_sweep, shortcoming
+    from llm_perf_opt.workflows.sweep import report_sweep, sweep_error
 
     error = run_sweep(folder, run_one)
     try:
         _, found = report_sweep(folder.path)
-        error = error or shortcoming(found)
+        error = error or sweep_error(found)
     except LlmPerfError:  # a page that fails must not hide why points failed
         if error is None:
             raise
@@ -142,7 +142,7 @@ def _print_points(planned: "Planned") -> None:
 
 
 def _finish(folder: "RunFolder", error: LlmPerfError | None) -> "RunAnalysis | None":
-    """The reports, also of a run that ended early; a report that fails must not hide why the run did."""
+    """Write the reports, also of a run that failed; an error in the report must not hide why the run failed."""
     from llm_perf_opt.workflows.analyze_run import report_run
     from llm_perf_opt.workflows.run_reader import RunReader
 

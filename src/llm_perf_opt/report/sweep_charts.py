@@ -225,12 +225,7 @@ def _values_axis(values: Sequence[float]) -> Figure:
 
 
 def _line(
-    rows: Sequence[SweepRow],
-    key: str,
-    one: Quantity,
-    value: Callable[[SweepRow], Maybe[float]],
-    as_numbers: bool,
-    size: float,
+    rows: Sequence[SweepRow], key: str, one: Quantity, value: Callable[[SweepRow], Maybe[float]], as_numbers: bool, size: float
 ) -> Figure:
     shown = duration if one.is_time else significant
     points = [(row, found) for row in rows for found in present([value(row)])]

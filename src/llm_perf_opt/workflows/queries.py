@@ -1,4 +1,4 @@
-"""SQL over the tables of a run or of a trace: reading only, with no file, network or setting within its reach."""
+"""SQL over the tables of a run or a trace: read-only, without access to files, the network or settings."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,26 +30,26 @@ _ZONED = "TIMESTAMP WITH TIME ZONE"
 
 @dataclass(frozen=True)
 class TableInfo:
-    """A table that a query may name."""
+    """A table that a query can use."""
 
     name: str
     rows: int
     columns: tuple[tuple[str, str], ...]
-    """(name, type) of each."""
+    """Name and type of each column."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a query gave."""
+    """The result of a query."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
     more: bool
-    """Whether there are rows beyond the limit."""
+    """Whether there are more rows than the limit."""
 
 
 class Queries:
-    """The tables of one source. Each question gets a database of its own in memory, closed off before it is asked."""
+    """The tables of one source. Each query gets its own database in memory, without access to anything else."""
 
     def __init__(self, source: Path) -> None:
         from llm_perf_opt.traces.trace_tables import TABLE_NAMES
@@ -59,7 +59,7 @@ class Queries:
         self._names = (*TABLE_NAMES, *self._derived)
 
     def tables(self) -> list[TableInfo]:
-        """What there is to ask."""
+        """Return the tables with their columns and row counts."""
         found = []
         with self.closed_off(self._names) as connection:
             for table in self._names:
@@ -69,10 +69,12 @@ class Queries:
         return found
 
     def ask(self, sql: str, limit: int = 0) -> Answer:
-        """The rows of a query, at most `limit` where that is not zero; a ConfigError says in a line what is wrong with it."""
+        """Return the rows of a query, at most `limit` if that is not zero. Raise ConfigError if the query is invalid."""
         import duckdb
 
-        named = [table for table in self._names if table in sql.casefold()] or self._names  # one too many costs only time
+        named = [
+            table for table in self._names if table in sql.casefold()
+        ] or self._names  # loading a table too many only takes time
         remedy = f"The tables are {', '.join(self._names)}; without a query their columns are listed."
         with self.closed_off(named) as connection:
             try:
@@ -81,14 +83,14 @@ class Queries:
                 columns = tuple(column[0] for column in connection.description or ())
                 rows = connection.fetchmany(min(limit, _MOST_ROWS) + 1) if limit else connection.fetchall()
             except duckdb.PermissionException as error:
-                raise ConfigError("A query reaches the tables only: no files, no network, no settings.", remedy) from error
+                raise ConfigError("A query can use only the tables: no files, no network, no settings.", remedy) from error
             except duckdb.Error as error:
                 raise ConfigError(f"SQL: {_one_line(str(error))}", remedy) from error
         return Answer(_distinct(columns), rows[:limit] if limit else rows, bool(limit) and len(rows) > limit)
 
     @contextmanager
     def closed_off(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
-        """A database that holds these tables in memory, from which nothing else can be reached."""
+        """Yield a database in memory with these tables, without access to anything else."""
         from llm_perf_opt.analysis.trace.stages import stage_columns
         from llm_perf_opt.traces.trace_mark import META_FILE
         from llm_perf_opt.traces.trace_tables import connect, load_trace, open_tables
@@ -96,7 +98,7 @@ class Queries:
         connection = connect()
         try:
             kept = self.opened.tables
-            if not isinstance(kept, Missing) and (kept / META_FILE).is_file():  # another process may have made room in the cache
+            if not isinstance(kept, Missing) and (kept / META_FILE).is_file():  # another process may have evicted them
                 open_tables(connection, kept)
             else:
                 load_trace(connection, self.opened.trace, stage_columns(self.opened.trace))
@@ -114,25 +116,25 @@ class Queries:
 
 
 def _check(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
-    """One statement, and one that only reads."""
+    """Raise ConfigError unless this is a single statement that only reads."""
     import duckdb
 
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
-        raise ConfigError(f"One query was expected; here are {len(statements)}.", "Give one SELECT.")
+        raise ConfigError(f"Expected one query, found {len(statements)}.", "Give one SELECT.")
     kind = statements[0].type
     if kind not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-        raise ConfigError(f"{kind.name} is not a query: the tables are read, never changed.", "Give a SELECT.")
+        raise ConfigError(f"{kind.name} is not a query: the tables are read-only.", "Give a SELECT.")
 
 
 def _zones_as_text(connection: "duckdb.DuckDBPyConnection", sql: str) -> str:
-    """The query with times of a time zone as text: for those DuckDB asks for a package that is not among ours."""
+    """Return the query with time-zone timestamps cast to text: DuckDB needs pytz to return them."""
     import duckdb
 
     try:
         connection.execute(f"create temp view {_VIEW} as {sql}")
         columns = connection.execute(f"describe {_VIEW}").fetchall()
-    except duckdb.Error:  # no query that a view can be of; what is wrong with it is told where it is run
+    except duckdb.Error:  # no view can be made of it; running it reports what is wrong
         return sql
     if not any(_ZONED in kind for _, kind, *_ in columns):
         connection.execute(f"drop view {_VIEW}")
@@ -145,7 +147,7 @@ def _zones_as_text(connection: "duckdb.DuckDBPyConnection", sql: str) -> str:
 
 
 def open_source(source: Path) -> "CachedTrace":
-    """The trace of a run folder or of a file, with its tables; or a ParseError that says what is missing."""
+    """Return the trace of a run folder or a file, with its tables. Raise ParseError if there is none."""
     from llm_perf_opt.analysis.trace.stages import stage_columns
     from llm_perf_opt.traces.trace_cache import cached_trace
     from llm_perf_opt.workflows.run_reader import RunReader
@@ -169,13 +171,13 @@ def _derived_tables(source: Path) -> dict[str, str]:
 
 
 def _one_line(message: str) -> str:
-    """The first line of DuckDB's message with what it suggests, without the drawing of the place."""
+    """Return the message of DuckDB on one line, without the excerpt of the query."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith("LINE ")]
     return " ".join(line for line in lines if set(line) != {"^"})[:_LINE]
 
 
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Column names, the second of one name with a number behind it."""
+    """Return column names; a repeated name gets a number."""
     found: list[str] = []
     for name in names:
         number = 1
@@ -208,14 +210,14 @@ _TYPES = {
     "samples": "at_ns bigint, power_mw bigint, sm_clock_mhz bigint, memory_clock_mhz bigint, temperature_c bigint, "
     "gpu_utilisation_pct bigint, memory_used_bytes bigint, throttle_bits bigint, energy_mj bigint",
 }
-"""Table → its columns. A value that could not be had is NULL."""
+"""Table → columns. A missing value is NULL."""
 RUN_TABLES = tuple(_TYPES)
 _EARLIER_COMPONENTS = "parts.parquet"
 """The components in folders of earlier versions; its column `part` is now `component`."""
 
 
 def write_run_tables(folder: RunFolder, analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> Missing | None:
-    """Write every table, or return why there are none: a machine may be without DuckDB."""
+    """Write every table; return why there are none, for example without DuckDB."""
     try:
         for name, rows in _rows(analysis, telemetry).items():
             write_rows(folder.derived_tables / f"{name}.parquet", _TYPES[name], rows)

@@ -108,7 +108,7 @@ def test_traces_of_different_length_are_not_compared_in_decode() -> None:
     ]
     for page in (read(comparison_page(found)).text, comparison_html(found)):
         assert f"Decode is not compared: {why}" in page
-    assert f"Why decode is faster is not known: {why}" in comparison_text(found)
+    assert f"Why decode is faster is unknown: {why}" in comparison_text(found)
 
 
 def test_the_table_of_kernels_says_that_decode_is_per_token() -> None:
