@@ -150,9 +150,9 @@ def test_the_lock_holds_after_a_query(generated: tuple[Path, Truth]) -> None:
         ("select nope from kernels", "nope"),
         ("select * from kernel", "kernel"),
         ("select sum(name) from kernels", "sum"),
-        ("", "here are 0"),
-        ("-- nothing", "here are 0"),
-        ("select 1; select 2", "here are 2"),
+        ("", "found 0"),
+        ("-- nothing", "found 0"),
+        ("select 1; select 2", "found 2"),
         ("select 1 / 'x'", "x"),
     ],
 )
