@@ -74,7 +74,7 @@ def test_the_run_with_everything_has_every_table() -> None:
     assert len(ids) == len(set(ids))
     assert {
         *("trials", "budget-0", "metrics", "stages", "devices", "device-stages", "labels", "figures", "roofs", "limits-table"),
-        *("parts", "kernels", "counters", "gpu-metrics", "operators", "readings", "energy", "environment-table", "passes"),
+        *("components", "kernels", "counters", "gpu-metrics", "operators", "readings", "energy", "environment-table", "passes"),
     } <= set(ids)
 
 

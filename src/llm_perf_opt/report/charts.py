@@ -27,8 +27,8 @@ BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
     "#8C8C8C",
 )
 SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY)
-"""In the order they are assigned."""
-STAGE_COLOURS = {"prefill": ORANGE, "decode": BLUE}
+"""The colors, in the order in which they are assigned."""
+STAGE_COLORS = {"prefill": ORANGE, "decode": BLUE}
 
 
 def color_of(number: int) -> str:
@@ -37,12 +37,12 @@ def color_of(number: int) -> str:
 
 
 Figure = dict[str, Any]
-"""`data` and `layout`, as Plotly takes them."""
+"""`data` and `layout` of Plotly."""
 
 MOST_READINGS = 4000
-"""Of one quantity on the telemetry chart."""
+"""Most readings of one quantity on the telemetry chart."""
 MOST_SHADED = 200
-"""Iterations whose prefill is shaded."""
+"""Most iterations whose prefill is shaded."""
 _SYMBOLS = {"stage": "star", "component": "diamond", "kernel": "circle"}
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -64,7 +64,7 @@ def wrapped(text: str, width: int = 26) -> str:
 
 
 def waterfall_chart(data: Waterfall) -> Figure:
-    """Return a bar per use that begins where the one before ended; the last bar is the whole."""
+    """Return a bar per use, each starting where the previous one ends; the last bar is the total."""
     names, bases, lengths, texts, hovers, colors = [], [], [], [], [], []
     reached = 0
     whole = data.total_ns
@@ -119,7 +119,7 @@ def waterfall_chart(data: Waterfall) -> Figure:
 
 
 def roofline_chart(data: Roofline) -> Figure:
-    """Return peaks as lines, what ran as points, both axes logarithmic."""
+    """Return the peaks as lines and the points, on logarithmic axes."""
     (low, high), (bottom, top) = roofline_extent(data)
     traces: list[Figure] = []
     for number, roof in enumerate(data.roofs):
@@ -152,7 +152,7 @@ def roofline_chart(data: Roofline) -> Figure:
                 "y": [point.flops_per_s for point in members],
                 "marker": {
                     "symbol": _SYMBOLS[kind],
-                    "color": STAGE_COLOURS.get(stage, SERIES[2]),
+                    "color": STAGE_COLORS.get(stage, SERIES[2]),
                     "opacity": 0.6 if kind == "kernel" else 1,
                     "size": [18 if kind == "stage" else 6 + 12 * (point.time_ns / longest) ** 0.5 for point in members],
                     "line": {"width": 1},
@@ -187,7 +187,7 @@ def roofline_chart(data: Roofline) -> Figure:
 
 
 def time_unit(values_ns: Sequence[float]) -> tuple[float, str]:
-    """Return the unit of an axis in nanoseconds, and its name: that of the longest time on it."""
+    """Return the unit of a time axis, in nanoseconds, and its name; the longest time decides."""
     longest = max((abs(value) for value in values_ns), default=0.0)
     return scale_of(longest, TIME) if longest else (1e6, "ms")
 
@@ -204,7 +204,7 @@ def _log_range(low: float, high: float) -> list[float]:
 
 
 def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
-    """Return the median time of each decode step over the repeats, with the middle half, against its context."""
+    """Return the median time of each decode step over its context, with the middle half of the repeats."""
     mixed = unstepped(timings)
     if mixed is not None:
         return mixed
@@ -282,7 +282,7 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
 
 
 def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Figure, str]]:
-    """Return the sampler's readings, time counted from the first repeat, each prefill shaded; and what was left out."""
+    """Return the readings over time since the first repeat, with each prefill shaded, and a note on what is left out."""
     begin, end = measured_window(timings)
     rows = _gpu_rows(samples.gpu) if samples.gpu else _cpu_rows(samples.cpu)
     rows = [(name, unit, points) for name, unit, points in rows if points]
@@ -319,12 +319,12 @@ def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Fi
         "anchor": f"y{len(rows)}" if len(rows) > 1 else "y",
     }
     layout["shapes"] = _shading(timings, begin, end)
-    note = f"Every {stride}th reading is drawn; nvml.csv has all." if stride > 1 else ""
+    note = f"The chart shows every {stride}th reading; nvml.csv has all." if stride > 1 else ""
     return {"data": traces, "layout": layout}, note
 
 
 def _shading(timings: CleanTimings, begin: int, end: int) -> list[Figure]:
-    """The measured window, and inside it every prefill."""
+    """Return the shading of the measured window and of every prefill."""
 
     def band(start: int, stop: int, color: str) -> Figure:
         return {

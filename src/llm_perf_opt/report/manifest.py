@@ -1,4 +1,4 @@
-"""Metric sets as text; the page docs/metrics-manifest.md.
+"""Metric sets for the terminal, and docs/metrics-manifest.md.
 
 python -m llm_perf_opt.report.manifest > docs/metrics-manifest.md
 """
@@ -99,7 +99,7 @@ def _set_text(one: MetricSet) -> str:
         ["sections", ", ".join(f"`{section}`" for section in found.sections)],
         ["Nsight Systems", "; ".join([f"`{','.join(one.trace)}`", *sampled] if one.trace else sampled)],
         ["torch.profiler", f"`{one.torch}`" if one.torch else ""],
-        ["not available", ", ".join(_lacking(one.name))],
+        ["not available", ", ".join(_unavailable(one.name))],
     ]
     rows = [fact for fact in facts if fact[1]]
     notes = "".join(f"- {note}\n" for note in found.notes)
@@ -107,7 +107,7 @@ def _set_text(one: MetricSet) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _lacking(name: str) -> list[str]:
+def _unavailable(name: str) -> list[str]:
     dropped = {chip: resolve([name], chip=chip).dropped for chip in chips()}
     return [f"{len(entries)} of these on {chip}" for chip, entries in dropped.items() if entries]
 

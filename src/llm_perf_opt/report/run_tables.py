@@ -1,4 +1,4 @@
-"""Tables of a run: latency, stages, operators, readings, passes, machine."""
+"""Tables of a run: latency, stages, operators, readings, passes, environment."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -30,7 +30,7 @@ from llm_perf_opt.report.text import (
 
 
 def what_ran(timings: CleanTimings) -> str:
-    """Return model, device and workload in a sentence."""
+    """Return model, device and workload in one sentence."""
     model, work = timings.model, timings.workload
     lengths = sorted(set(work.prompt_tokens))
     prompt = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
@@ -42,7 +42,7 @@ def what_ran(timings: CleanTimings) -> str:
 
 
 def environment_rows(env: Mapping[str, Any], timings: Maybe[CleanTimings]) -> list[tuple[str, str]]:
-    """Return names and values of the machine and the software."""
+    """Return the machine and the software as names and values."""
     cpu, gpu = env.get("cpu", {}), env.get("gpu")
     cuda = f" (CUDA {env['gpu_driver_cuda']})" if "gpu_driver_cuda" in env else ""
     total = env.get("memory", {}).get("total_bytes")
@@ -80,18 +80,18 @@ def _tool_words(tool: Mapping[str, Any]) -> str:
 
 
 def _ran_by(timings: CleanTimings) -> str:
-    """`, run by NAME VERSION`; nothing for plain PyTorch."""
+    """Return `, run by NAME VERSION`; empty for plain PyTorch."""
     runtime = timings.runtime
     return "" if runtime is None or runtime.type == PYTORCH else f", run by {runtime.type} {runtime.version}"
 
 
 def _runtime_rows(timings: CleanTimings) -> list[tuple[str, str]]:
-    """The runtime, how its stages were separated, and every argument it was given."""
+    """Return the runtime, how its stages were separated, and its arguments; nothing for plain PyTorch."""
     runtime = timings.runtime
     if runtime is None or runtime.type == PYTORCH:
         return []
     apart = f"not separated: {runtime.inseparable}" if runtime.inseparable else runtime.method
-    given = {"Engine arguments": runtime.engine, "Engine's variables": runtime.variables}
+    given = {"Engine arguments": runtime.engine, "Engine variables": runtime.variables}
     return [
         ("Runtime", f"{runtime.type} {runtime.version}"),
         ("Prefill and decode", apart),
@@ -100,10 +100,10 @@ def _runtime_rows(timings: CleanTimings) -> list[tuple[str, str]]:
 
 
 _ABOUT_PASSES = (
-    "Times are the unprofiled pass's. The overhead of another pass says how far its own clock is from them: kernels keep their "
-    "duration under torch.profiler and Nsight Systems, the gaps between them do not; Nsight Compute replays the kernels."
+    "Reported times come from the unprofiled pass. The overhead of another pass shows how much slower its stages were: kernels "
+    "keep their duration under torch.profiler and Nsight Systems, the gaps between them do not; Nsight Compute replays kernels."
 )
-_ABOUT_STAGES = "A parent includes its children; runs are per iteration; a step's value is the iteration's median step."
+_ABOUT_STAGES = "A parent includes its children; runs are per iteration; the time of a step is the median step of the iteration."
 
 
 # --- latency and stages ---------------------------------------------------------------------------------------------------
@@ -123,8 +123,8 @@ def _metric_cells(metric: Metric) -> list[Cell | Missing]:
     if isinstance(value, Missing):
         return [*[value] * 5, Cell("0", 0)]
     percentiles = (value.p90, value.p99)
-    if metric.key.startswith("itl"):  # already a percentile of its own request
-        percentiles = (Missing("the figure is itself a percentile of the gaps of one request"),) * 2
+    if metric.key.startswith("itl"):  # already a percentile over one request
+        percentiles = (Missing("the figure is itself a percentile over the gaps of one request"),) * 2
     return [
         cell(value.median, show),
         cell(bounds(value, metric.unit)),
@@ -135,7 +135,7 @@ def _metric_cells(metric: Metric) -> list[Cell | Missing]:
 
 
 def stages_table(analysis: RunAnalysis) -> Table:
-    """Return stages and sub-stages; children are indented."""
+    """Return stages and sub-stages, with children indented."""
     names = ("runs", "one run, median", "95 % interval", "interquartile range", "n", "share", "under torch.profiler")
     table = Table("stages", "Stages of one request, unprofiled", [Column("stage"), *numbers(*names, "× unprofiled")])
     for stage in analysis.stages:
@@ -151,19 +151,21 @@ def stages_table(analysis: RunAnalysis) -> Table:
             cell(stage.profiled_ns, duration),
             cell(stage.inflation, times),
         )
-    steps = then(analysis.torch, lambda torch: f" The torch pass took {torch.decode_steps} decode steps, compared with as many.")
+    steps = then(
+        analysis.torch, lambda torch: f" The torch pass ran {torch.decode_steps} decode steps, and is compared with as many."
+    )
     table.foot = _ABOUT_STAGES + known(steps, "")
     return table
 
 
 def substage_tables(stages: Sequence[StageTiming]) -> list[Table]:
-    """Return, for each stage that has sub-stages, what they take of it."""
+    """Return the sub-stages of each stage that has any, with their share."""
     found = [(stage, list(_below(stage, stages))) for stage in stages if stage.name in STAGE_NAMES]
     return [_substages(stage, below) for stage, below in found if below]
 
 
 def _below(stage: StageTiming, stages: Sequence[StageTiming]) -> Iterator[StageTiming]:
-    """The rows that follow a stage until the next stage: its sub-stages and theirs."""
+    """Yield the rows between a stage and the next stage: its sub-stages at any depth."""
     for row in stages[stages.index(stage) + 1 :]:
         if row.name in STAGE_NAMES:
             return
@@ -171,7 +173,7 @@ def _below(stage: StageTiming, stages: Sequence[StageTiming]) -> Iterator[StageT
 
 
 def _substages(stage: StageTiming, below: Sequence[StageTiming]) -> Table:
-    names = ("forwards", "together, of medians", f"share of {stage.name}")
+    names = ("forwards", "total of medians", f"share of {stage.name}")
     table = Table(f"substages-{stage.name}", f"Sub-stages of {stage.name}", [Column("sub-stage"), *numbers(*names)])
     whole, direct = stage.time_ns.median, 0.0
     for row in below:
@@ -182,7 +184,7 @@ def _substages(stage: StageTiming, below: Sequence[StageTiming]) -> Table:
         table.add(name, cell(runs, lambda count: f"{count:g}"), cell(time, duration), cell(time / whole, percent))
     rest = max(0.0, whole - direct)
     table.add("the rest", "", cell(rest, duration), cell(rest / whole, percent))
-    table.foot = "Medians are taken one by one and need not add up."
+    table.foot = "Medians of single sub-stages need not add up."
     return table
 
 
@@ -192,16 +194,16 @@ def other_figures_table(analysis: RunAnalysis, timings: CleanTimings) -> Table:
     memory, model = timings.memory, timings.model
     first: Maybe[int] = timings.warmup[0].wall_ns if timings.warmup else Missing("no warm-up")
     rows: list[tuple[str, Cell | Missing | str]] = [
-        ("Decode step's growth with context", cell(analysis.drift, growth)),
+        ("Growth of a decode step with the context", cell(analysis.drift, growth)),
         ("Warm-up iterations", count_cell(len(timings.warmup))),
         ("First iteration", cell(first, duration)),
-        ("Warm-up beyond settled times (compiling, allocating, noise)", cell(compile_seconds(timings), seconds)),
+        ("Warm-up beyond the settled times (compiling, allocating, noise)", cell(compile_seconds(timings), seconds)),
         ("Loading", seconds(timings.load_s)),
         ("Repeats", f"{len(timings.iterations)}: {timings.stopped}"),
         ("Clock", timings.clock),
         ("Peak memory, allocator (tensors)", cell(memory.allocated_bytes, memory_size)),
         ("Peak memory, allocator (reserved)", cell(memory.reserved_bytes, memory_size)),
-        ("Device memory in use at the end, everyone", cell(memory.device_used_bytes, memory_size)),
+        ("Device memory in use at the end, all processes", cell(memory.device_used_bytes, memory_size)),
         ("Peak resident memory of the process", cell(memory.process_rss_bytes, memory_size)),
         ("Weights", f"{memory_size(model.weight_bytes)} ({model.parameters:,} parameters)"),
     ]
@@ -216,7 +218,7 @@ _OperatorColumn = tuple[str, Callable[[OperatorRow], Maybe[float]], Callable[[fl
 
 
 def operators_table(torch: TorchPass, most: int | None = MOST_ROWS) -> Table:
-    """Return operators of the torch pass by self time. A quantity that no operator has is named below, with the reason."""
+    """Return operators of the torch pass by self time. A column without any value is replaced by a note with the reason."""
     shown = torch.operators[:most]
     kept, lost = _operator_columns(shown)
     columns = [Column("operator"), *numbers("calls", *[name for name, _, _ in kept], "share of self time")]
@@ -226,13 +228,13 @@ def operators_table(torch: TorchPass, most: int | None = MOST_ROWS) -> Table:
         cells = [cell(value(row), show) for _, value, show in kept]
         table.add(name_cell(row.name), count_cell(row.calls), *cells, cell(self_ns(row) / whole, percent))
     rest = len(torch.operators) - len(shown)
-    more = [f"The {len(shown)} longest; {rest:,} others are in operators.md and ops.csv."] if rest else []
+    more = [f"The {len(shown)} longest; operators.md and ops.csv have {rest:,} more."] if rest else []
     table.foot = " ".join([*more, *[f"{', '.join(names)}: n/a: {why}." for why, names in lost.items()]])
     return table
 
 
 def _operator_columns(rows: Sequence[OperatorRow]) -> tuple[list[_OperatorColumn], dict[str, list[str]]]:
-    """The columns that some row has a value in; and by reason, the names of the others."""
+    """Return the columns with at least one value, and the names of the others by reason."""
     every: list[_OperatorColumn] = [
         ("CPU self", lambda row: row.cpu_self_ns, duration),
         ("CPU total", lambda row: row.cpu_total_ns, duration),
@@ -250,7 +252,7 @@ def _operator_columns(rows: Sequence[OperatorRow]) -> tuple[list[_OperatorColumn
 
 
 def self_ns(row: OperatorRow) -> int:
-    """Return the time an operator is ranked by: on the device, or on the CPU where the run is on it."""
+    """Return the time that an operator is ranked by: on the device, or on the CPU if there is none."""
     return known(row.device_self_ns, row.cpu_self_ns)
 
 
@@ -258,9 +260,9 @@ def self_ns(row: OperatorRow) -> int:
 
 
 def telemetry_table(summary: TelemetrySummary) -> Table:
-    """Return the sampler's readings while the repeats ran."""
+    """Return the readings of the sampler during the repeats."""
     columns = [Column("reading"), *numbers("least", "median", "most", "n"), Column("unit")]
-    table = Table("readings", "Readings while the repeats ran", columns)
+    table = Table("readings", "Readings during the repeats", columns)
     for reading in summary.readings:
         values = [cell(value, lambda number: significant(number, 3)) for value in (reading.low, reading.median, reading.high)]
         table.add(reading.name, *values, count_cell(reading.n), reading.unit)
@@ -268,7 +270,7 @@ def telemetry_table(summary: TelemetrySummary) -> Table:
 
 
 def energy_table(summary: TelemetrySummary) -> Table:
-    """Return energy from both sources."""
+    """Return energy from the counter and from the power readings."""
     columns = [Column("energy over"), *numbers("window", "from the counter", "from the power readings")]
     table = Table("energy", "Energy", columns)
     for row in summary.energy:
@@ -281,7 +283,7 @@ def energy_table(summary: TelemetrySummary) -> Table:
 
 
 def passes_table(analysis: RunAnalysis) -> Table:
-    """Return the status, time and overhead of each pass: its stages' time over their unprofiled time."""
+    """Return the status, time and overhead of each pass: the time of its stages over their unprofiled time."""
     names = ("took", "prefill, × unprofiled", "decode, × unprofiled")
     columns = [Column("pass"), Column("status"), Column("tool"), *numbers(*names), Column("note")]
     table = Table("passes", "Passes", columns)
@@ -289,7 +291,7 @@ def passes_table(analysis: RunAnalysis) -> Table:
     for entry in analysis.manifest.passes:
         took: Maybe[float] = Missing(f"the pass is {entry.status}") if entry.seconds is None else entry.seconds
         overhead = measured.get(entry.name)
-        none = Missing("the pass did not time its stages")
+        none = Missing("the pass has no times of its stages")
         factors: list[Cell | Missing | str] = [none, none]
         if overhead is not None:
             factors = [cell(overhead.prefill, times), cell(overhead.decode, times)]

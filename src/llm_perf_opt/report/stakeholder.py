@@ -1,4 +1,4 @@
-"""stakeholder_summary.md: one page for who decides."""
+"""stakeholder_summary.md: one page for decision makers."""
 
 from llm_perf_opt.analysis.limits.efficiency import Efficiency
 from llm_perf_opt.analysis.run_analysis import RunAnalysis
@@ -14,7 +14,7 @@ _CLOSING = "Every figure is a median of unprofiled repeats; definitions, interva
 
 
 def summary_document(analysis: RunAnalysis) -> Document:
-    """Return what was run, how fast it is, what dominates, how far to trust it."""
+    """Return the summary: what ran, how fast it is, what dominates, and how reliable the figures are."""
     title, timings = f"{analysis.run}: summary", analysis.timings
     if isinstance(timings, Missing):
         remedy = Section("remedy", "", [Paragraph(analysis.manifest.remedy)])
@@ -32,7 +32,7 @@ def summary_document(analysis: RunAnalysis) -> Document:
 
 
 def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
-    """Sentences that each rest on a figure of this run."""
+    """Return sentences, each with a figure of this run."""
     sentences = []
     ttft, tpot, rate = (analysis.metric(key) for key in ("ttft", "tpot", "decode_rate"))
     if ttft and isinstance(ttft.value, Distribution):
@@ -53,8 +53,8 @@ def _narrative(analysis: RunAnalysis, timings: CleanTimings) -> list[str]:
     shares = {stage.name: stage.share for stage in (prefill, decode) if stage}
     sentences += finding_sentences(analysis.trace, shares)
     tried = () if analysis.verified is None else analysis.verified.trials
-    sentences += [f"Tried, {trial.id}: {trial_words(trial)}" for trial in tried]
-    sentences += known(then(analysis.drift, lambda drift: [f"A decode step's growth with the context: {growth(drift)}."]), [])
+    sentences += [f"Tried {trial.id}: {trial_words(trial)}" for trial in tried]
+    sentences += known(then(analysis.drift, lambda drift: [f"Growth of a decode step with the context: {growth(drift)}."]), [])
     return [*sentences, *known(then(analysis.torch, _top_operator), [])]
 
 

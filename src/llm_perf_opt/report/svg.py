@@ -9,7 +9,7 @@ from math import log10
 
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.charts import GREY, SERIES, STAGE_COLOURS, color_of
+from llm_perf_opt.report.charts import GREY, SERIES, STAGE_COLORS, color_of
 from llm_perf_opt.report.text import duration, flops_per_s, percent
 
 WIDTH = 960
@@ -26,7 +26,7 @@ def plain(text: str) -> str:
 
 
 def waterfalls_svg(waterfalls: Sequence[Waterfall]) -> str:
-    """Return the budgets of all stages, one below the other."""
+    """Return the waterfalls of all stages, one below the other."""
     parts: list[str] = []
     top = 10
     for data in waterfalls:
@@ -90,7 +90,7 @@ def roofline_svg(data: Roofline) -> str:
     for point in sorted(data.points, key=lambda point: order[point.kind]):
         size = 9.0 if point.kind == "stage" else 3 + 6 * (point.time_ns / longest) ** 0.5
         shape = _mark(
-            point.kind, across(point.flops_per_byte), up(point.flops_per_s), size, STAGE_COLOURS.get(point.stage, SERIES[2])
+            point.kind, across(point.flops_per_byte), up(point.flops_per_s), size, STAGE_COLORS.get(point.stage, SERIES[2])
         )
         text = f"{point.name} ({point.stage}): {duration(point.time_ns)}, {flops_per_s(point.flops_per_s)}"
         parts.append(f"<g>{shape}<title>{plain(text)}</title></g>")
@@ -104,7 +104,7 @@ def _legend(data: Roofline, y: int, left: int) -> list[str]:
         for number, roof in enumerate(data.roofs)
     ]
     for kind, stage in dict.fromkeys((point.kind, point.stage) for point in data.points):
-        mark = _mark(kind, 12, -4, 6, STAGE_COLOURS.get(stage, SERIES[2]))
+        mark = _mark(kind, 12, -4, 6, STAGE_COLORS.get(stage, SERIES[2]))
         entries.append((mark, f"{stage}: {'whole' if kind == 'stage' else f'{kind}s'}"))
     parts = []
     x = left
@@ -122,18 +122,8 @@ def _mark(kind: str, x: float, y: float, size: float, color: str) -> str:
     if kind == "component":
         corners = [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)]
     else:
-        corners = [
-            (0, -1.4),
-            (0.4, -0.4),
-            (1.4, -0.4),
-            (0.6, 0.3),
-            (0.9, 1.3),
-            (0, 0.7),
-            (-0.9, 1.3),
-            (-0.6, 0.3),
-            (-1.4, -0.4),
-            (-0.4, -0.4),
-        ]
+        right = [(0.4, -0.4), (1.4, -0.4), (0.6, 0.3), (0.9, 1.3)]
+        corners = [(0, -1.4), *right, (0, 0.7), *[(-x, y) for x, y in reversed(right)]]
     points = " ".join(f"{x + dx * size:.1f},{y + dy * size:.1f}" for dx, dy in corners)
     return f'<polygon points="{points}" fill="{color}" stroke="#222"/>'
 
