@@ -36,7 +36,7 @@ def advise(
     from llm_perf_opt.workflows.advise import verify as try_findings
 
     if remeasure and not verify:
-        raise ConfigError("--remeasure measures what trials are compared with.", "Add --verify.")
+        raise ConfigError("--remeasure has no effect without --verify.", "Add --verify.")
     run, analysis, findings = findings_of(run_folder)
     for warning in analysis.warnings:
         print(f"note: {warning.text}", file=sys.stderr)
@@ -52,7 +52,7 @@ def advise(
     if not as_json:
         sys.stdout.write(advice_text(findings))
     if not chosen:
-        print("note: no finding is plain configuration that promises a saving: nothing to try", file=sys.stderr)
+        print("note: no finding is a configuration change with a predicted saving; nothing to try", file=sys.stderr)
         print_json({"run": str(run.folder.path), "findings": findings, "verification": None}) if as_json else None
         return
     with ended_in_order():

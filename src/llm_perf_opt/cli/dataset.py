@@ -51,9 +51,9 @@ def add(
     from llm_perf_opt.report.workspace import dataset_readme
     from llm_perf_opt.workspace.data.preparing import Description, add_dataset
 
-    said = Description(version, origin, license_name, notes, text_field, data_format)
+    description = Description(version, origin, license_name, notes, text_field, data_format)
     with watched("add", name, quiet) as phases:
-        folder, metadata = add_dataset(DatasetTree(root), conf, name, source, said, dataset_readme, phases)
+        folder, metadata = add_dataset(DatasetTree(root), conf, name, source, description, dataset_readme, phases)
     if as_json:
         print_json({"path": str(folder.path), "metadata": metadata})
         return
@@ -142,12 +142,12 @@ def prepare(
     from llm_perf_opt.workspace.data.preparing import Preparation
     from llm_perf_opt.workspace.data.preparing import prepare as make
 
-    asked = Preparation(
+    preparation = Preparation(
         variant, parent, split, num_samples, seed, tokenizer, to, text_field, join_lines=join_lines, skip_bad=skip_bad
     )
     folder = DatasetTree(given_root(root, DATASETS_ROOT)).dataset(name)
     with watched("prepare", f"{name} → {variant}", quiet) as phases:
-        metadata = make(folder, asked, phases)
+        metadata = make(folder, preparation, phases)
     if as_json:
         print_json({"path": str(folder.variant(variant).path), "metadata": metadata})
         return

@@ -69,7 +69,7 @@ def exec_program(
     from llm_perf_opt.workflows.analyze_program import report_program
     from llm_perf_opt.workflows.run_reader import RunReader
 
-    asked = ExecRequest(
+    request = ExecRequest(
         argv=tuple(program),
         passes=None if passes is None else tuple(_words(passes)),
         range=range_,
@@ -84,12 +84,12 @@ def exec_program(
         max_trace_gb=max_trace_gb,
         device_index=device_index,
     )
-    check_request(asked)
+    check_request(request)
     name = run_name(program)
     folder = RunFolder.create(out or Path("runs") / "exec" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
     with ended_in_order():
         with progress_for(quiet) as progress:
-            error = capture_program(asked, folder, command_line(), progress)
+            error = capture_program(request, folder, command_line(), progress)
         print_program(folder, report_program(RunReader(folder)), as_json)
         raise_if(error)
 
@@ -123,7 +123,7 @@ def _behind_python(words: Sequence[str]) -> str:
 
 
 def _behind_launcher(words: Sequence[str], *, shell: bool = False) -> str:
-    """Return the first script, module or interpreter: which options of a launcher take a value is not known."""
+    """Return the first script, module or interpreter; it is unknown which options of a launcher take a value."""
     for at, word in enumerate(words):
         if word == "-c" and shell:
             return ""

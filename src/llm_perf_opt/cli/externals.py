@@ -42,7 +42,7 @@ def init(
         written = verbs.write_template(places)
         print_json({"written": str(written)}) if as_json else print(f"written: {written}")
         return
-    _finish(verbs.init(places, names or (), _tell), as_json)
+    _finish(verbs.init(places, names or (), _log), as_json)
 
 
 @app.command()
@@ -60,7 +60,7 @@ def update(
     from llm_perf_opt.workspace.externals import verbs
     from llm_perf_opt.workspace.externals.places import Places
 
-    _finish(verbs.update(Places.find(root), names or (), to, _tell), as_json)
+    _finish(verbs.update(Places.find(root), names or (), to, _log), as_json)
 
 
 @app.command()
@@ -80,7 +80,7 @@ def snapshot(
     from llm_perf_opt.workspace.externals import verbs
     from llm_perf_opt.workspace.externals.places import Places
 
-    _finish(verbs.snapshot(Places.find(root), names or (), commit, _tell), as_json)
+    _finish(verbs.snapshot(Places.find(root), names or (), commit, _log), as_json)
 
 
 @app.command()
@@ -130,7 +130,7 @@ def guard(
         raise typer.Exit(1)
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr)
 
 

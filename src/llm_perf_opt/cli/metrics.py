@@ -18,7 +18,7 @@ app = typer.Typer(
 
 Chip = Annotated[str | None, typer.Option(help="ga100, ad102, gh100, gb100 or gb202; by default that of this machine's GPU.")]
 Installed = Annotated[
-    bool, typer.Option("--installed", help="Also check with the installed ncu; older versions lack some names.")
+    bool, typer.Option("--installed", help="Also check with the installed ncu; older versions do not have all names.")
 ]
 
 
@@ -123,13 +123,13 @@ def _print_verdict(one: dict[str, Any]) -> None:
         print(f"{'':<8}   {one['note']}")
 
 
-def _chip(asked: str | None) -> str:
+def _chip(chosen: str | None) -> str:
     from llm_perf_opt.counters.catalog import DEFAULT_CHIP, base_names, chip_of_device
     from llm_perf_opt.runners.measure.gpu import gpu_name
 
-    if asked is not None:
-        base_names(asked)  # rejects an unknown chip and lists the known ones
-        return asked
+    if chosen is not None:
+        base_names(chosen)  # rejects an unknown chip and lists the known ones
+        return chosen
     device = gpu_name()
     chip = device if isinstance(device, Missing) else chip_of_device(device)
     if isinstance(chip, Missing):

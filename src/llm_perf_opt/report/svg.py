@@ -123,7 +123,7 @@ def _mark(kind: str, x: float, y: float, size: float, color: str) -> str:
         corners = [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)]
     else:
         right = [(0.4, -0.4), (1.4, -0.4), (0.6, 0.3), (0.9, 1.3)]
-        corners = [(0, -1.4), *right, (0, 0.7), *[(-x, y) for x, y in reversed(right)]]
+        corners = [(0, -1.4), *right, (0, 0.7), *[(-dx, dy) for dx, dy in reversed(right)]]
     points = " ".join(f"{x + dx * size:.1f},{y + dy * size:.1f}" for dx, dy in corners)
     return f'<polygon points="{points}" fill="{color}" stroke="#222"/>'
 
