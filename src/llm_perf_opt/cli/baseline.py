@@ -51,9 +51,9 @@ def list_baselines(runs_dir: RunsDir = RUNS_DIR, as_json: Json = False, debug: D
 
     kept = Baselines(given_root(runs_dir, RUNS_DIR, "--runs-dir"))
     rows = [
-        {"name": name, "set_at": one.set_at, "run": text, "there": is_run(kept.place(text))}
-        for name, one in sorted(kept.read().items())
-        for text in one.runs
+        {"name": name, "set_at": baseline.set_at, "run": text, "there": is_run(kept.place(text))}
+        for name, baseline in sorted(kept.read().items())
+        for text in baseline.runs
     ]
     if as_json:
         print_json(rows)

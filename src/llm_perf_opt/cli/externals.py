@@ -137,16 +137,17 @@ def _log(line: str) -> None:
 def _finish(done: "list[Done]", as_json: bool) -> None:
     """Print the results, and exit with the code of the first failure."""
     if as_json:
-        print_json({"externals": [_as_json(one) for one in done]})
-    for one in done:
-        if one.error is not None:
-            print(f"error: {one_line(one.error.fact)}", file=sys.stderr)
-            print(f"  → {one_line(one.error.remedy)}", file=sys.stderr)
+        print_json({"externals": [_as_json(result) for result in done]})
+    for result in done:
+        if result.error is not None:
+            print(f"error: {one_line(result.error.fact)}", file=sys.stderr)
+            print(f"  → {one_line(result.error.remedy)}", file=sys.stderr)
         elif not as_json:
-            print(f"{one.action:<6}  {one.name}  {one.path}  {one.commit[:12]}{'  ' + one_line(one.note) if one.note else ''}")
+            note = f"  {one_line(result.note)}" if result.note else ""
+            print(f"{result.action:<6}  {result.name}  {result.path}  {result.commit[:12]}{note}")
     if not done and not as_json:
         print("nothing is listed in third_party/externals.yaml")
-    failed = [one.error for one in done if one.error is not None]
+    failed = [result.error for result in done if result.error is not None]
     if failed:
         raise typer.Exit(failed[0].exit_code)
 

@@ -64,8 +64,8 @@ def sql(
 
 def _problems_to_print(opened: "CachedTrace", *, of_a_run: bool) -> "list[TraceProblem]":
     """Return fatal problems always, and others only on the first parse, unless the settings of the run cause them."""
-    remarks = [one for one in opened.trace.problems if not (of_a_run and one.id in _EXPECTED_IN_RUNS)] if opened.parsed else []
-    return [one for one in opened.trace.problems if one.fatal or one in remarks]
+    expected = _EXPECTED_IN_RUNS if of_a_run else ()
+    return [problem for problem in opened.trace.problems if problem.fatal or (opened.parsed and problem.id not in expected)]
 
 
 def _show_tables(tables: "list[TableInfo]", as_json: bool, as_csv: bool) -> None:
@@ -114,9 +114,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     return value.hex() if isinstance(value, bytes) else str(value)
 
 

@@ -114,7 +114,7 @@ def budget_of(analysis: RunAnalysis) -> Maybe[tuple[Waterfall, ...]]:
         return tuple(_waterfall(table) for table in trace.budgets)
     why = trace.why or "the trace shows no device work in its stages"
     note = (f"No more detail: {why}.",)
-    return then(coarse_waterfalls(analysis.efficiency), lambda made: tuple(replace(one, notes=note) for one in made))
+    return then(coarse_waterfalls(analysis.efficiency), lambda made: tuple(replace(waterfall, notes=note) for waterfall in made))
 
 
 def _waterfall(table: BudgetTable) -> Waterfall:

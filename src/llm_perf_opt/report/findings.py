@@ -194,7 +194,7 @@ def finding_sentences(trace: Maybe[TraceAnalysis], shares: Mapping[str, float] |
     """Return the finding that saves most, for the summary; `shares` are the shares of the stages in a request."""
     if isinstance(trace, Missing):
         return []
-    found = next((one for one in trace.findings if _saves(one)), None)
+    found = next((finding for finding in trace.findings if _saves(finding)), None)
     if found is None:
         return []
     saved = saving_words(found)
@@ -215,7 +215,7 @@ def _saves(finding: Finding) -> bool:
 
 def _of_a_request(trace: TraceAnalysis, finding: Finding, share: float) -> str:
     """Return the saving as a share of a request: its share of the stage in the trace times the share of the stage."""
-    budget = next((one for one in trace.budgets if one.stage == finding.stage and one.wall_ns), None)
+    budget = next((budget for budget in trace.budgets if budget.stage == finding.stage and budget.wall_ns), None)
     if budget is None or finding.saving_ns is None:
         return ""
     saved = share * finding.saving_ns * budget.units / budget.wall_ns
@@ -227,7 +227,7 @@ def _elsewhere(trace: TraceAnalysis, found: Finding, longest: str) -> str:
     """Return what to do about the longest stage, if the finding is about another one."""
     if found.stage == longest:
         return ""
-    number = next((place for place, one in enumerate(trace.findings, 1) if _saves(one) and one.stage == longest), 0)
+    number = next((place for place, other in enumerate(trace.findings, 1) if _saves(other) and other.stage == longest), 0)
     if number:
         return f"The largest saving in {longest} is finding {number} of the report."
     return f"For {longest}, where most of the time goes, no rule found a change that makes a request faster."

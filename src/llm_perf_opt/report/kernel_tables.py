@@ -175,16 +175,16 @@ def _rates(row: StageKernel) -> list[Cell | Missing]:
 
 def _counted(row: StageKernel) -> list[Cell | Missing]:
     counted, differs = row.per_call, _differs_mark(row)
-    executed = [then(counted, lambda one: one.tensor_flops), then(counted, lambda one: one.vector_flops)]
-    executed.append(then(counted, lambda one: one.half_flops))
-    shares = [then(counted, lambda one: one.sm_pct), then(counted, lambda one: one.dram_pct)]
-    shares.append(then(counted, lambda one: one.occupancy_pct))
+    executed = [then(counted, lambda values: values.tensor_flops), then(counted, lambda values: values.vector_flops)]
+    executed.append(then(counted, lambda values: values.half_flops))
+    shares = [then(counted, lambda values: values.sm_pct), then(counted, lambda values: values.dram_pct)]
+    shares.append(then(counted, lambda values: values.occupancy_pct))
     return [
         *[cell(value, flops) for value in executed],
-        cell(then(counted, lambda one: one.dram_bytes), moved_bytes, differs),
+        cell(then(counted, lambda values: values.dram_bytes), moved_bytes, differs),
         cell(row.flops_per_byte, significant, _half_mark(row) + differs),
         *[cell(value, lambda share: significant(share, 3), differs) for value in shares],
-        cell(then(counted, lambda one: one.time_ns), duration, differs),
+        cell(then(counted, lambda values: values.time_ns), duration, differs),
     ]
 
 

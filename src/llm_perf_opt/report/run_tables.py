@@ -129,7 +129,7 @@ def _metric_cells(metric: Metric) -> list[Cell | Missing]:
         cell(value.median, show),
         cell(bounds(value, metric.unit)),
         cell(value.iqr, show),
-        *[cell(one, show) for one in percentiles],
+        *[cell(percentile, show) for percentile in percentiles],
         count_cell(value.n),
     ]
 

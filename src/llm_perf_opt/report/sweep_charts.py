@@ -165,35 +165,35 @@ def parameter_chart(rows: Sequence[SweepRow], key: str) -> Maybe[Figure]:
     others = [other for other in swept_keys(rows) if other != key]
     groups: dict[str, list[SweepRow]] = {}
     for row in rows:
-        if row.ranked and key in row.values and present(one.value(row) for one in _QUANTITIES):
+        if row.ranked and key in row.values and present(quantity.value(row) for quantity in _QUANTITIES):
             setting = ", ".join(f"{other.rsplit('.', 1)[-1]} {row.values.get(other, '')}" for other in others)
             groups.setdefault(setting, []).append(row)
     if not groups:
         return Missing("no point has figures")
-    shown = [one for one in _QUANTITIES if present(one.value(row) for rows in groups.values() for row in rows)]
+    shown = [quantity for quantity in _QUANTITIES if present(quantity.value(row) for rows in groups.values() for row in rows)]
     as_numbers = all(number_of(row.values[key]) is not None for members in groups.values() for row in members)
     layout: Figure = {"height": 210 * len(shown) + 70, "legend": {"orientation": "h", "y": -0.12}, "hovermode": "closest"}
     traces: list[Figure] = []
-    for place, one in enumerate(shown):
+    for place, quantity in enumerate(shown):
         axis = "" if place == 0 else str(place + 1)
         height = 1 / len(shown)
         low = 1 - (place + 1) * height
         domain = [low + 0.06 * height, low + 0.94 * height]
-        size, title_of_axis = one.axis([row for members in groups.values() for row in members])
+        size, title_of_axis = quantity.axis([row for members in groups.values() for row in members])
         layout[f"yaxis{axis}"] = {"title": {"text": title_of_axis}, "domain": domain, "rangemode": "tozero"}
         for number, (setting, members) in enumerate(groups.items()):
             ordered = sorted(members, key=lambda row: number_of(row.values[key]) or 0.0) if as_numbers else members
             common = {"yaxis": f"y{axis}", "xaxis": "x", "type": "scatter", "legendgroup": f"g{number}"}
             title = label(setting) or "measured"
             traces.append({
-                **common, **_line(ordered, key, one, one.value, as_numbers, size), "mode": "lines+markers", "name": title,
-                "showlegend": place == 0, "line": {"color": color_of(number)},
+                **common, **_line(ordered, key, quantity, quantity.value, as_numbers, size), "mode": "lines+markers",
+                "name": title, "showlegend": place == 0, "line": {"color": color_of(number)},
                 "marker": {"symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8},
-                "error_y": _bars(ordered, one.key, size),
+                "error_y": _bars(ordered, quantity.key, size),
             })  # fmt: skip
-            if one.least is not None:
+            if quantity.least is not None:
                 traces.append({
-                    **common, **_line(ordered, key, one, one.least, as_numbers, size), "mode": "lines",
+                    **common, **_line(ordered, key, quantity, quantity.least, as_numbers, size), "mode": "lines",
                     "name": f"{title}: roofline",
                     "showlegend": place == 1, "line": {"dash": "dash", "color": color_of(number)},
                 })  # fmt: skip
@@ -225,9 +225,14 @@ def _values_axis(values: Sequence[float]) -> Figure:
 
 
 def _line(
-    rows: Sequence[SweepRow], key: str, one: Quantity, value: Callable[[SweepRow], Maybe[float]], as_numbers: bool, size: float
+    rows: Sequence[SweepRow],
+    key: str,
+    quantity: Quantity,
+    value: Callable[[SweepRow], Maybe[float]],
+    as_numbers: bool,
+    size: float,
 ) -> Figure:
-    shown = duration if one.is_time else significant
+    shown = duration if quantity.is_time else significant
     points = [(row, found) for row in rows for found in present([value(row)])]
     return {
         "x": [number_of(row.values[key]) if as_numbers else label(row.values[key]) for row, _ in points],

@@ -73,16 +73,20 @@ def device_tables(devices: Sequence[DeviceLine]) -> list[Table]:
         return []
     columns = [Column("device"), Column("name"), *numbers("kernels", "kernel time", "busy", "idle", "span", "busy share")]
     whole = Table("devices", "Devices", columns, foot=TOGETHER)
-    for one in devices:
-        spent = [cell(ns, duration) for ns in (one.kernel_ns, one.busy_ns, one.idle_ns, one.span_ns)]
-        whole.add(str(one.device), name_cell(one.name), count_cell(one.kernels), *spent, _share(one.busy_ns, one.span_ns))
+    for device in devices:
+        spent = [cell(ns, duration) for ns in (device.kernel_ns, device.busy_ns, device.idle_ns, device.span_ns)]
+        whole.add(
+            str(device.device), name_cell(device.name), count_cell(device.kernels), *spent, _share(device.busy_ns, device.span_ns)
+        )
     columns = [Column("stage"), Column("device"), *numbers("busy", "idle", "span", "busy share", "kernels")]
     stages = Table("device-stages", "Stages on each device", columns)
-    names = dict.fromkeys(stage.name for one in devices for stage in one.stages)
-    found = [(stage, one) for name in names for one in devices for stage in one.stages if stage.name == name and stage.span_ns]
-    for stage, one in found:
+    names = dict.fromkeys(stage.name for device in devices for stage in device.stages)
+    found = [
+        (stage, device) for name in names for device in devices for stage in device.stages if stage.name == name and stage.span_ns
+    ]
+    for stage, device in found:
         spent = [cell(ns, duration) for ns in (stage.busy_ns, stage.idle_ns, stage.span_ns)]
-        stages.add(stage.name, str(one.device), *spent, _share(stage.busy_ns, stage.span_ns), count_cell(stage.kernels))
+        stages.add(stage.name, str(device.device), *spent, _share(stage.busy_ns, stage.span_ns), count_cell(stage.kernels))
     return [whole, stages] if found else [whole]
 
 
@@ -158,7 +162,7 @@ def trace_document(found: TraceAnalysis, top: int = TOP) -> Document:
     health = "complete" if found.complete else "INCOMPLETE"
     subtitle = f"{traced}, {health}{'' if found.problems else ', no problems'}."
     notice = "" if found.complete else f"The trace cannot be used: {found.why}"
-    sections = [_untitled("health", [Items([_problem(one) for one in found.problems])] if found.problems else [])]
+    sections = [_untitled("health", [Items([_problem(problem) for problem in found.problems])] if found.problems else [])]
     if found.complete:
         sections += [
             _untitled("gpu", [_gpu(found), *device_tables(found.devices)]),
@@ -202,25 +206,25 @@ def _stages(found: TraceAnalysis) -> Block:
         return Unavailable("Stages:", found.stage_why)
     covered = "" if found.stage_coverage is None else f", {percent(found.stage_coverage)} of the device time"
     caption = f"Stages, by {found.stage_method} ({found.stage_why}{covered})"
-    if all(one.gpu_busy_ns is None for one in found.stages):
+    if all(stage.gpu_busy_ns is None for stage in found.stages):
         return _host_stages(caption, found.stages, found.host)
     names = ("count", "wall, profiled", "GPU busy", "GPU idle", "GPU span", "kernels", "launches")
     table = Table("stages", caption, [Column("stage"), *numbers(*names)])
-    for one in found.stages:
-        spent = [_time(ns) for ns in (one.wall_ns, one.gpu_busy_ns, one.idle_ns, one.span_ns)]
-        table.add(one.name, count_cell(one.count), *spent, _count(one.kernels), _count(one.launches))
+    for stage in found.stages:
+        spent = [_time(ns) for ns in (stage.wall_ns, stage.gpu_busy_ns, stage.idle_ns, stage.span_ns)]
+        table.add(stage.name, count_cell(stage.count), *spent, _count(stage.kernels), _count(stage.launches))
     return table
 
 
 def _host_stages(caption: str, stages: Sequence[StageLine], host: HostTable | None) -> Table:
     """Return the stages of a trace without device work: wall time, and how much of it is inside operators."""
-    inside = {} if host is None else {one.name: one for one in host.stages}
+    inside = {} if host is None else {stage.name: stage for stage in host.stages}
     columns = [Column("stage"), *numbers("count", "wall, profiled", *(("in operators", "outside operators") if host else ()))]
     table = Table("stages", caption, columns)
-    for one in stages:
-        found = inside.get(one.name)
+    for stage in stages:
+        found = inside.get(stage.name)
         spent = [_time(found.operator_ns), _time(found.outside_ns)] if found else [_NO_OPERATORS] * 2
-        table.add(one.name, count_cell(one.count), _time(one.wall_ns), *(spent if host else []))
+        table.add(stage.name, count_cell(stage.count), _time(stage.wall_ns), *(spent if host else []))
     return table
 
 
@@ -229,7 +233,7 @@ def _host_operators(host: HostTable | None, top: int) -> list[Block]:
     if host is None or not host.operators:
         return []
     found = [("the whole trace", host.operators)]
-    found += [(one.name, one.operators) for one in host.stages if one.name in _LISTED_STAGES and one.operators]
+    found += [(stage.name, stage.operators) for stage in host.stages if stage.name in _LISTED_STAGES and stage.operators]
     return [_host_table(number, where, lines, min(top, _OWNERS)) for number, (where, lines) in enumerate(found)]
 
 
@@ -255,7 +259,7 @@ def _idle(found: TraceAnalysis) -> list[Block]:
         return []
     caption = "Why the device was idle (under the profiler)"
     table = Table("idle", caption, [Column("cause"), *numbers("time", "share")])
-    for line in sorted(found.idle, key=lambda one: -one.ns):
+    for line in sorted(found.idle, key=lambda line: -line.ns):
         table.add(line.cause, _time(line.ns), cell(line.ns / whole, percent))
     return [table]
 

@@ -43,9 +43,9 @@ def analyze_kernels(run: RunReader, timings: CleanTimings | None, efficiency: Ma
     uses = [use for stage, members in launches.items() for use in uses_of(stage, members)]
     stages = kernel_table(uses, reports, _roles(reports, timings), limits=_limits(reports, timings, efficiency))
     steps = len({launch.step for launch in launches.get("decode", [])})
-    counted = [counting_notes(run, f"ncu_{one.stage}", one.stage, reports[one.stage], one.counters) for one in stages]
-    notes = [*why, *(note for one in counted for note in one.notes)]
-    warnings = tuple(dict.fromkeys((*recorded.warnings, *(warning for one in counted for warning in one.warnings))))
+    counted = [counting_notes(run, f"ncu_{stage.stage}", stage.stage, reports[stage.stage], stage.counters) for stage in stages]
+    notes = [*why, *(note for pass_notes in counted for note in pass_notes.notes)]
+    warnings = tuple(dict.fromkeys((*recorded.warnings, *(warning for pass_notes in counted for warning in pass_notes.warnings))))
     devices = {stage: len({launch.device for launch in members}) for stage, members in launches.items()}
     hfus = hfus_of(stages, steps, timings, efficiency, devices)
     sharing = devices_of(timings or _UNTIMED)
@@ -196,7 +196,7 @@ def _counted(run: RunReader, trace: Trace, projection: Projection) -> tuple[list
         if run.manifest.pass_named(name) is None:
             continue
         report = run.counters(name)
-        fatal = None if isinstance(report, Missing) else next((one for one in report.problems if one.fatal), None)
+        fatal = None if isinstance(report, Missing) else next((problem for problem in report.problems if problem.fatal), None)
         if isinstance(report, Missing):
             notes.append(f"Counters of {stage}: {report}.")
         elif fatal is not None:
@@ -212,8 +212,8 @@ def _shown(run: RunReader, counted: list[CountedStage]) -> tuple[str, ...]:
         return ()
     entries = [run.manifest.pass_named(name) for name in _COUNTING]
     requested = [asked_counters(entry.argv) for entry in entries if entry is not None]
-    names = {name for one in requested for name in one.metrics}
-    if any(one.whole_groups for one in requested):
+    names = {name for counters in requested for name in counters.metrics}
+    if any(counters.whole_groups for counters in requested):
         # a name without a suffix is a fact about the device or the launch
         names |= {name for stage in counted for kernel in stage.kernels for name in kernel.counters if "." in name}
     return tuple(sorted(names))

@@ -197,7 +197,9 @@ def _on_those_devices(found: Maybe[Efficiency], trace: Maybe[TraceAnalysis], tim
     """Return no distance if the peaks are those of fewer devices than the trace shows at work in a stage."""
     if isinstance(trace, Missing):
         return found
-    working = [sum(any(stage.name == name and stage.kernels for stage in one.stages) for one in trace.devices) for name in STAGES]
+    working = [
+        sum(any(stage.name == name and stage.kernels for stage in device.stages) for device in trace.devices) for name in STAGES
+    ]
     return more_devices(max(working), devices_of(timings)) or found
 
 
@@ -276,8 +278,8 @@ def _with_metrics(found: TraceAnalysis, run: RunReader) -> TraceAnalysis:
 
 def _unkept_tables(run: RunReader) -> list[RunWarning]:
     """Return a warning for each trace whose tables could not be written."""
-    read = [one for one in run.traces() if not isinstance(one, Missing)]
-    notes = {one.name: one.tables.why.rstrip(".") for one in read if isinstance(one.tables, Missing)}
+    read = [trace for trace in run.traces() if not isinstance(trace, Missing)]
+    notes = {trace.name: trace.tables.why.rstrip(".") for trace in read if isinstance(trace.tables, Missing)}
     return [RunWarning(WarningId.TRACE_TABLES_NOT_KEPT, f"Trace of the {name} pass: {why}.") for name, why in notes.items()]
 
 

@@ -82,7 +82,7 @@ def _of_run(source: Path) -> SourceAnalysis:
             f"{run.folder.path} has no trace to analyze: {analysis.trace.why}.", "See run.json for the status of its passes."
         )
     return SourceAnalysis(
-        analysis.trace, tuple(str(one) for one in analysis.warnings), analysis.fault or _refusal(analysis.trace)
+        analysis.trace, tuple(str(warning) for warning in analysis.warnings), analysis.fault or _refusal(analysis.trace)
     )
 
 

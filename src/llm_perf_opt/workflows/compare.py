@@ -55,7 +55,7 @@ class Baselines:
         if not self.file.exists():
             return {}
         found = read_record(self.file, _File).baselines
-        if any("\0" in text for one in found.values() for text in one.runs):
+        if any("\0" in text for baseline in found.values() for text in baseline.runs):
             raise ParseError(f"{self.file} contains an impossible path.", "Remove the file, and set the baselines again.")
         return found
 
@@ -77,7 +77,7 @@ class Baselines:
         """Remove a baseline; its runs stay."""
         known = self.read()
         self._known(name, known)
-        write_record(self.file, _File({one: baseline for one, baseline in known.items() if one != name}))
+        write_record(self.file, _File({other: baseline for other, baseline in known.items() if other != name}))
 
     def runs_of(self, name: str) -> list[Path]:
         """Return the run folders of a baseline. Raise ConfigError if one no longer exists."""

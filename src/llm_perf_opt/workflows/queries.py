@@ -243,7 +243,7 @@ def _rows(analysis: RunAnalysis, telemetry: Maybe[Telemetry]) -> dict[str, list[
         "modules": _fields(trace.modules if trace else (), _names("modules")),
         "budget": _budget(trace),
         "components": [
-            {"stage": one.stage, "component": one.part, "pieces": one.pieces, "time_ns": one.time_ns} for one in components
+            {"stage": row.stage, "component": row.part, "pieces": row.pieces, "time_ns": row.time_ns} for row in components
         ],
         "counters": [_counters(row) for stage in kernels for row in stage.rows],
         "samples": _fields(() if isinstance(telemetry, Missing) else telemetry.gpu, _names("samples")),

@@ -130,7 +130,7 @@ class RunReader:
     def wrapped(self) -> dict[str, WrappedPass]:
         """The times of the measured process under each external tool; a damaged record is left out."""
         found = {entry.name: self._read(self.folder.wrapped_file(entry.name), _read_wrapped) for entry in self.manifest.passes}
-        return {name: one for name, one in found.items() if not isinstance(one, Missing)}
+        return {name: record for name, record in found.items() if not isinstance(record, Missing)}
 
     @cached_property
     def prompts_sha256(self) -> Maybe[str]:

@@ -84,9 +84,9 @@ def plan_sweep(overrides: Sequence[str], config_dir: Path | None) -> Planned:
     wanted = [text for text in overrides if text.startswith(_RUN_DIR)]
     points = _points([text for text in overrides if not text.startswith(_RUN_DIR)])
     composed = tuple(compose(point.overrides, config_dir) for point in points)
-    for one in composed:
-        resolve_metrics(one.config)
-    refuse_early(one.config for one in composed)
+    for point in composed:
+        resolve_metrics(point.config)
+    refuse_early(point.config for point in composed)
     if wanted:
         folder = compose(wanted[-1:], config_dir).run_dir
     else:
