@@ -79,7 +79,7 @@ def test_settings_that_are_none_are_told(tmp_path: Path, text: str) -> None:
     folder = a_run(tmp_path / "run")
     folder.config_file.write_text(text)
     assert "warning: The settings are unknown: config.yaml" in report(str(folder.path))
-    assert "The settings are not known" in folder.report_file.read_text()
+    assert "The settings are unknown" in folder.report_file.read_text()
 
 
 def test_few_repeats_have_their_range_on_every_page(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_what_is_missing_says_why() -> None:
     for what in ("Budget:", "Findings:", "What to change first:"):
         assert f"{what} n/a: no pass left a trace" in page
     assert finding_sentences(none) == []
-    assert advice_text([]).startswith("Nothing found")
+    assert advice_text([]).startswith("No findings")
 
 
 def test_the_terminal_gives_the_change_in_words_beside_the_overrides() -> None:

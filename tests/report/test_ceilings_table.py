@@ -28,7 +28,7 @@ FOUND = FoundCeilings(CEILINGS, True, "/cache/ab.json", ("something to know.",))
 def test_the_table() -> None:
     assert ceilings_text(FOUND, TAKEN + timedelta(hours=3)) == (
         "NVIDIA H200 (cuda, GPU-1), driver 580.95, torch 2.11.0\n"
-        "kept from 3 h ago; --refresh measures again (2026-01-01T00:00:00+00:00, in 7.25 s)\n"
+        "cached 3 h ago; --refresh measures again (2026-01-01T00:00:00+00:00, in 7.25 s)\n"
         "\n"
         "- before measuring: 92 W\n"
         "\n"
@@ -41,7 +41,7 @@ def test_the_table() -> None:
         "n/a (a): compute capability 8.0 has none\n"
         "IQR: the middle half of the samples, in percent of the median. Intervals are of the median.\n"
         "\n"
-        "kept in /cache/ab.json\n"
+        "cached in /cache/ab.json\n"
         "note: something to know.\n"
     )
 
@@ -51,7 +51,7 @@ def test_the_table() -> None:
     [(0, "0 s"), (59, "59 s"), (60, "1 min"), (3599, "59 min"), (7200, "2 h"), (86400, "1 day"), (86400 * 40 + 5, "40 days")],
 )
 def test_the_age_is_shown(seconds: int, said: str) -> None:
-    assert f"kept from {said} ago" in ceilings_text(FOUND, TAKEN + timedelta(seconds=seconds))
+    assert f"cached {said} ago" in ceilings_text(FOUND, TAKEN + timedelta(seconds=seconds))
 
 
 def test_what_is_new_has_no_age_and_a_clock_set_back_none_below_zero() -> None:

@@ -70,7 +70,7 @@ def test_without_a_trace_the_budget_is_floor_and_rest() -> None:
         assert one.total_ns == round(stage.time_ns.median)
     shown = budget_of(analysis)
     assert not isinstance(shown, Missing)
-    assert all("In no more detail" in one.notes[0] for one in shown)
+    assert all("No more detail" in one.notes[0] for one in shown)
 
 
 def test_findings_say_what_they_save_and_what_to_try() -> None:

@@ -145,7 +145,7 @@ def test_several_runs_a_side_say_which_one_is_looked_into() -> None:
     found = compare(Side(tuple(runs[:3]), typical=1), Side((runs[3],)))
     for page in (comparison_page(found), comparison_html(found)):
         assert "Base: runs/1.1. New: runs/2.0." in page
-    assert "nearest the side" not in comparison_page(compared())
+    assert "nearest the median of the side" not in comparison_page(compared())
 
 
 @dataclass(frozen=True)

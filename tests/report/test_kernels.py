@@ -43,7 +43,7 @@ def test_the_page_shows_every_kernel_with_its_counters(stages: tuple[StageKernel
     assert "Counter self-test passed" in page
     assert "137,438,953,472 FLOP | 137,438,953,472 FLOP" in page
     assert "counters for 100.0 % of it." in page
-    assert "of it by name, from launches with another grid" in page
+    assert "by name, from launches with another grid" in page
     assert "| prefill | ≥ 4.31 % | n/a" in page
     assert "× 1.05" in page
     assert "n/a (c): no clean pass" in page

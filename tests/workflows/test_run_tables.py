@@ -146,7 +146,7 @@ def test_metrics_that_nsys_sampled_stand_beside_the_torch_trace(run: RunFolder) 
     assert WarningId.NO_GPU_METRICS not in {warning.id for warning in analysis.warnings}
     rows = Queries(run.path).ask("select stage, metric, samples, mean from stage_metrics order by 1").rows
     assert rows == [(stage, "SMs Active", 2, 30.0) for stage in ("", "decode", "decode_step")]
-    assert "Metrics of the GPU" in run.report_file.read_text()
+    assert "GPU metrics, sampled" in run.report_file.read_text()
     assert Queries(run.path).ask("select device, busy_ns + idle_ns = span_ns from devices").rows == [(0, True)]
 
 
