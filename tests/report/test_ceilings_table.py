@@ -58,7 +58,7 @@ def test_what_is_new_has_no_age_and_a_clock_set_back_none_below_zero() -> None:
     fresh = replace(FOUND, cached=False, cache_file=Missing("not kept"))
     text = ceilings_text(fresh, TAKEN)
     assert "measured now" in text
-    assert "kept" not in text
+    assert "cached" not in text
     assert age_s(FOUND, TAKEN - timedelta(days=1)) == 0
 
 
