@@ -79,7 +79,7 @@ def test_every_page_says_of_how_many_tokens_decode_is() -> None:
     found = held(traced(2), traced(2, slower=0.5, name="b"))
     for page in (read(comparison_page(found)).text, comparison_html(found)):
         assert "of the 2 tokens in the trace of each side" in page
-        assert "A request has 3 such steps" in page
+        assert "A request has 3 decode steps" in page
     changed = traced(2, slower=0.5, name="b")
     changed = replace(changed, trace=with_budgets(("decode", "token", 2)))
     assert isinstance(changed.trace, TraceAnalysis)
