@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.cli.completing import complete_run
-from llm_perf_opt.cli.shared import Debug, Json, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
 from llm_perf_opt.cli.watching import ended_in_order
 
 
@@ -20,7 +20,7 @@ def advise(
     remeasure: Annotated[
         bool, typer.Option("--remeasure", help="With --verify: measure the run's own configuration again first.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

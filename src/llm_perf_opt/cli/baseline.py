@@ -7,15 +7,9 @@ import typer
 
 from llm_perf_opt.cli.compare import RUNS_DIR, RunsDir
 from llm_perf_opt.cli.completing import complete_run
-from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, verb_group
 
-app = typer.Typer(
-    name="baseline",
-    cls=WholeHelp,
-    help="Name runs as baselines, to compare with: `llm-perf compare NAME NEW`.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = verb_group("baseline", "Name runs as baselines, to compare with: `llm-perf compare NAME NEW`.")
 
 
 @app.command("set")

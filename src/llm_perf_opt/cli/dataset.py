@@ -6,24 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.cli.shared import Debug, Json, Quiet, note_debug, print_json, verb_group
 from llm_perf_opt.config.schema import PROJECT_CONF
 from llm_perf_opt.workspace.data.layout import DATASETS_ROOT, SOURCE, DatasetTree, given_root
 
 if TYPE_CHECKING:
     from llm_perf_opt.workspace.data.inventory import Skipped
 
-app = typer.Typer(
-    name="dataset",
-    cls=WholeHelp,
-    help="Add datasets, derive variants from them, and check whether they changed.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = verb_group("dataset", "Add datasets, derive variants from them, and check whether they changed.")
 
 Root = Annotated[Path, typer.Option(help="The folder with the datasets.")]
 Conf = Annotated[Path, typer.Option(help="The folder with the project's options, where dataset=NAME is looked up.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")]
 
 
 @app.command()

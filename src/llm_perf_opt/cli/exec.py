@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llm_perf_opt.cli.outcome import print_program
-from llm_perf_opt.cli.shared import Debug, Json, command_line, note_debug, raise_if
+from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, raise_if
 from llm_perf_opt.cli.watching import ended_in_order
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
@@ -50,7 +50,7 @@ def exec_program(
     out: Annotated[
         Path | None, typer.Option(help="Run folder; by default runs/exec/NAME/TIME, named after the script or program.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -6,18 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, verb_group
 from llm_perf_opt.core.terminal import one_line
 
 if TYPE_CHECKING:
     from llm_perf_opt.workspace.externals.verbs import Done, Row
 
-app = typer.Typer(
-    name="externals",
-    cls=WholeHelp,
-    help="Manage reference code under third_party/, listed in third_party/externals.yaml and pinned to commits.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = verb_group(
+    "externals", "Manage reference code under third_party/, listed in third_party/externals.yaml and pinned to commits."
 )
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Entries of externals.yaml; all by default.")]

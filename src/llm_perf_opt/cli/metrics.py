@@ -5,15 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from llm_perf_opt.cli.shared import Debug, Json, WholeHelp, note_debug, print_json
+from llm_perf_opt.cli.shared import Debug, Json, note_debug, print_json, verb_group
 from llm_perf_opt.core.records import Missing
 
-app = typer.Typer(
-    name="metrics",
-    cls=WholeHelp,
-    help="Look up hardware counters: the named sets, the counters of a set on a chip, and whether a name exists.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = verb_group(
+    "metrics", "Look up hardware counters: the named sets, the counters of a set on a chip, and whether a name exists."
 )
 
 Chip = Annotated[str | None, typer.Option(help="ga100, ad102, gh100, gb100 or gb202; by default that of this machine's GPU.")]

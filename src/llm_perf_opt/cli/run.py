@@ -8,7 +8,7 @@ import typer
 
 from llm_perf_opt.cli.completing import complete_override
 from llm_perf_opt.cli.outcome import outcome, print_outcome
-from llm_perf_opt.cli.shared import Debug, Json, command_line, note_debug, print_json, raise_if
+from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
 from llm_perf_opt.cli.watching import ended_in_order
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 
@@ -39,7 +39,7 @@ def run(
         Path | None, typer.Option(metavar="SWEEP", help="Resume a sweep: run the points of this folder that are not complete.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved configuration and the passes, and exit.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.run_analysis import RunAnalysis
 from llm_perf_opt.analysis.trace.document import BudgetTable
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.units import FLOP_RATE, duration, in_unit, scaled
-from llm_perf_opt.report.text import known, then
+from llm_perf_opt.report.text import known, missing, then
 
 MOST_KERNEL_POINTS = 60
 """Most kernels per stage on the roofline; the longest are drawn."""
@@ -143,8 +143,8 @@ def _roofline(found: Efficiency, kernels: Maybe[KernelEvidence]) -> Maybe[Roofli
     peaks = [(roof, known(roof.peak_flops_per_s, None)) for roof in found.roofs]
     lines = [RoofLine(roof.name, peak, known(roof.bandwidth_bytes_per_s, None)) for roof, peak in peaks if peak is not None]
     if not lines:
-        why = next((str(roof.peak_flops_per_s) for roof in found.roofs), "n/a: none").removeprefix("n/a: ")
-        return Missing(f"no peak is known: {why}")
+        reasons = [why for _, why in missing((roof.name, roof.peak_flops_per_s) for roof in found.roofs)]
+        return Missing(f"no peak is known: {reasons[0] if reasons else 'none'}")
     points: list[Point] = []
     nothing: list[str] = []
     for stage in found.stages:

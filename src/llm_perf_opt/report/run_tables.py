@@ -20,6 +20,7 @@ from llm_perf_opt.report.text import (
     growth,
     known,
     memory_size,
+    missing,
     percent,
     seconds,
     significant,
@@ -246,8 +247,8 @@ def _operator_columns(rows: Sequence[OperatorRow]) -> tuple[list[_OperatorColumn
     ]
     kept = [column for column in every if not rows or any(known(column[1](row), None) is not None for row in rows)]
     lost: dict[str, list[str]] = {}
-    for name, value, _ in (column for column in every if column not in kept):
-        lost.setdefault(str(value(rows[0])).removeprefix("n/a: "), []).append(name)
+    for name, why in missing((column[0], column[1](rows[0])) for column in every if column not in kept):
+        lost.setdefault(why, []).append(name)
     return kept, lost
 
 
