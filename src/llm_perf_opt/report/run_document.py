@@ -248,7 +248,11 @@ def _operators(analysis: RunAnalysis) -> Section:
 def _torch_blocks(analysis: RunAnalysis, torch: TorchPass, most: int | None) -> list[Block]:
     timed = [stage for stage in analysis.stages if stage.name in ("prefill", "decode")]
     factors = [text for stage in timed if (text := known(then(stage.inflation, _factor(stage.name)), ""))]
-    inflated = f"{', '.join(factors)} of the unprofiled" if factors else "inflation n/a: no unprofiled time to compare with"
+    inflated = (
+        f"compared with the unprofiled pass, {', '.join(factors)}"
+        if factors
+        else "inflation n/a: no unprofiled time to compare with"
+    )
     text = (
         f"torch.profiler, preset {torch.preset}, prefill and {torch.decode_steps} decode steps: {len(torch.operators)} operators "
         f"by self time. Its times show where the time goes, not how long it takes: {inflated}. "
@@ -263,7 +267,7 @@ def _factor(stage: str) -> Callable[[float], str]:
 
 def _tree(analysis: RunAnalysis, regions: Maybe[RegionReport]) -> Section:
     nodes, what = _nodes(analysis, regions)
-    caption = f"Components of the model by {what}; a click opens a component"
+    caption = f"Components of the model by {what}; click a component to open it"
     blocks = when_known(
         "Components of the model by time:",
         then(nodes, lambda found: icicle_chart(found, what)),

@@ -51,7 +51,7 @@ SAMPLED = (
     "Means of the samples that nsys took while the work of the stage ran on the device, including idle time between kernels. "
     "Units are in the names, percent by default; the number of samples is in brackets."
 )
-_NO_LENGTH = Missing("it has no length")
+_NO_LENGTH = Missing("it has no duration")
 _OTHER_THREAD = Missing("the range may end on another thread than it started on")
 
 

@@ -184,7 +184,7 @@ def _efficiency(
         return _Distance(timings)
     warnings = _peak_warnings(run, peaks)
     if limits is not None:
-        peaks = Missing("other limits were given for this report")
+        peaks = Missing("other peaks were given for this report")
     try:
         datasheet, at_work = _datasheet(run, timings, limits), device_at_work(run.telemetry, timings)
         return _Distance(efficiency(timings, run.torch, datasheet, peaks, at_work), None, warnings)
