@@ -51,7 +51,7 @@ def manifest_page() -> str:
             "",
             "## Chips",
             "",
-            f"The names are those of {LISTED_BY}. Older versions do not have all of them: `--installed` checks the installed one.",
+            f"The names are those of {LISTED_BY}. Older versions do not have all: `--installed` checks the installed one.",
             "",
             table(["chip", "products", "counters"], _chip_rows(), "llr"),
             "The suffixes depend on the kind of name:",

@@ -90,9 +90,7 @@ def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:
     if found.complete:
         return None
     fatal = next(problem for problem in found.problems if problem.fatal)
-    return ParseError(
-        f"The trace is incomplete, so no figures are computed from it: {fatal.what}.", fatal.remedy or "Record it again."
-    )
+    return ParseError(f"The trace is incomplete, so it gives no figures: {fatal.what}.", fatal.remedy or "Record it again.")
 
 
 def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":

@@ -83,7 +83,7 @@ def _inflation_warnings(stage: StageTiming) -> Iterator[RunWarning]:
         yield RunWarning(WarningId.PROFILER_SLOWED, words)
     if stage.name == "decode" and stage.inflation < SMALL_INFLATION:
         words = f"decode was faster under torch.profiler than without it ({times(stage.inflation)}): "
-        yield RunWarning(WarningId.FASTER_UNDER_PROFILER, f"{words}the machine changed its speed between the passes.")
+        yield RunWarning(WarningId.FASTER_UNDER_PROFILER, f"{words}conditions differed between the two passes.")
 
 
 def assumptions_of(timings: Maybe[CleanTimings]) -> tuple[str, ...]:
