@@ -87,18 +87,10 @@ def waterfall_chart(data: Waterfall) -> Figure:
     hovers.append(f"<b>{label(data.title)}</b><br>{duration(whole)}")
     colors.append(GREY)
     trace = {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(range(len(names))),
-        "x": lengths,
-        "base": bases,
-        "marker": {"color": colors},
-        "text": texts,
-        "textposition": "outside",
-        "cliponaxis": False,
-        "hovertext": hovers,
+        "type": "bar", "orientation": "h", "y": list(range(len(names))), "x": lengths, "base": bases,
+        "marker": {"color": colors}, "text": texts, "textposition": "outside", "cliponaxis": False, "hovertext": hovers,
         "hoverinfo": "text",
-    }
+    }  # fmt: skip
     # Leave room on the axis for the text next to the longest bar.
     longest = max([abs(base + length) for base, length in zip(bases, lengths, strict=True)] or [1.0]) or 1.0
     lowest = min(0.0, *[base + length for base, length in zip(bases, lengths, strict=True)])
@@ -127,45 +119,33 @@ def roofline_chart(data: Roofline) -> Figure:
         bandwidth = roof.bandwidth_bytes_per_s
         moved = f" and {bytes_per_s(bandwidth)}" if bandwidth else ""
         text = f"<b>{label(roof.name)}</b><br>{flops_per_s(roof.peak_flops_per_s)}{moved}"
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": f"{label(roof.name)} peak",
-                "x": [x for x, _ in corners],
-                "y": [y for _, y in corners],
-                "line": {"dash": _DASHES[number % len(_DASHES)], "width": 2, "color": GREY},
-                "hovertext": [text] * len(corners),
-                "hoverinfo": "text",
-            }
-        )
+        traces.append({
+            "type": "scatter", "mode": "lines", "name": f"{label(roof.name)} peak", "x": [x for x, _ in corners],
+            "y": [y for _, y in corners], "line": {"dash": _DASHES[number % len(_DASHES)], "width": 2, "color": GREY},
+            "hovertext": [text] * len(corners), "hoverinfo": "text",
+        })  # fmt: skip
     groups = list(dict.fromkeys((point.kind, point.stage) for point in data.points))
     longest = max([point.time_ns for point in data.points if point.kind != "stage"] or [1])
     for kind, stage in groups:
         members = [point for point in data.points if (point.kind, point.stage) == (kind, stage)]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": f"{label(stage)}: {'whole' if kind == 'stage' else f'{kind}s'}",
-                "x": [point.flops_per_byte for point in members],
-                "y": [point.flops_per_s for point in members],
-                "marker": {
-                    "symbol": _SYMBOLS[kind],
-                    "color": STAGE_COLORS.get(stage, SERIES[2]),
-                    "opacity": 0.6 if kind == "kernel" else 1,
-                    "size": [18 if kind == "stage" else 6 + 12 * (point.time_ns / longest) ** 0.5 for point in members],
-                    "line": {"width": 1},
-                },
-                "hovertext": [
-                    f"<b>{label(point.name)}</b><br>{label(point.stage)}, {duration(point.time_ns)}<br>"
-                    f"{flops_per_s(point.flops_per_s)}, {bytes_per_s(point.flops_per_s / point.flops_per_byte)}<br>"
-                    f"{significant(point.flops_per_byte)} FLOP/byte<br>{label(point.detail)}"
-                    for point in members
-                ],
-                "hoverinfo": "text",
-            }
-        )
+        traces.append({
+            "type": "scatter", "mode": "markers", "name": f"{label(stage)}: {'whole' if kind == 'stage' else f'{kind}s'}",
+            "x": [point.flops_per_byte for point in members], "y": [point.flops_per_s for point in members],
+            "marker": {
+                "symbol": _SYMBOLS[kind],
+                "color": STAGE_COLORS.get(stage, SERIES[2]),
+                "opacity": 0.6 if kind == "kernel" else 1,
+                "size": [18 if kind == "stage" else 6 + 12 * (point.time_ns / longest) ** 0.5 for point in members],
+                "line": {"width": 1},
+            },
+            "hovertext": [
+                f"<b>{label(point.name)}</b><br>{label(point.stage)}, {duration(point.time_ns)}<br>"
+                f"{flops_per_s(point.flops_per_s)}, {bytes_per_s(point.flops_per_s / point.flops_per_byte)}<br>"
+                f"{significant(point.flops_per_byte)} FLOP/byte<br>{label(point.detail)}"
+                for point in members
+            ],
+            "hoverinfo": "text",
+        })  # fmt: skip
     layout = {
         "xaxis": {
             "type": "log",
@@ -216,26 +196,15 @@ def steps_chart(timings: CleanTimings) -> Maybe[Figure]:
     contexts = [timings.workload.padded_tokens + 1 + step for step in range(steps)]
     median, low, high = ([percentile(column, share) for column in columns] for share in (0.5, 0.25, 0.75))
     band = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "middle half of the repeats",
-        "x": contexts + contexts[::-1],
-        "y": high + low[::-1],
-        "fill": "toself",
-        "line": {"width": 0},
-        "fillcolor": "rgba(86,180,233,0.35)",
+        "type": "scatter", "mode": "lines", "name": "middle half of the repeats", "x": contexts + contexts[::-1],
+        "y": high + low[::-1], "fill": "toself", "line": {"width": 0}, "fillcolor": "rgba(86,180,233,0.35)",
         "hoverinfo": "skip",
-    }
+    }  # fmt: skip
     line = {
-        "type": "scatter",
-        "mode": "lines+markers" if steps < 200 else "lines",
-        "name": "median step",
-        "x": contexts,
-        "y": median,
-        "line": {"color": BLUE},
-        "marker": {"size": 5},
+        "type": "scatter", "mode": "lines+markers" if steps < 200 else "lines", "name": "median step", "x": contexts,
+        "y": median, "line": {"color": BLUE}, "marker": {"size": 5},
         "hovertemplate": f"context %{{x}} tokens<br>%{{y:.4g}} {unit}<extra></extra>",
-    }
+    }  # fmt: skip
     layout = {
         "xaxis": {"title": {"text": "context the step attends to, tokens"}},
         "yaxis": {"title": {"text": f"decode step, {unit}"}, "rangemode": "tozero"},
@@ -252,17 +221,13 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
         return Missing("nothing took any time")
     ids = {path: f"n{number}" for number, (path, _) in enumerate(known)}
     whole = sum(ns for path, ns in known if path[:-1] not in ids)
-    root = "all"  # Plotly draws nothing where there are several roots
+    root = "all"  # Plotly draws nothing if there are several roots
     trace = {
-        "type": "icicle",
-        "ids": [root, *[ids[path] for path, _ in known]],
+        "type": "icicle", "ids": [root, *[ids[path] for path, _ in known]],
         "labels": [f"{label(what)}: {duration(whole)}", *[label(path[-1]) or "(no name)" for path, _ in known]],
-        "parents": ["", *[ids.get(path[:-1], root) for path, _ in known]],
-        "values": [whole, *[ns for _, ns in known]],
-        "branchvalues": "total",
-        "tiling": {"orientation": "v"},
-        "pathbar": {"visible": False},
-        "root": {"color": "rgba(140, 140, 140, 0.25)"},  # without it the box around all is an empty space
+        "parents": ["", *[ids.get(path[:-1], root) for path, _ in known]], "values": [whole, *[ns for _, ns in known]],
+        "branchvalues": "total", "tiling": {"orientation": "v"}, "pathbar": {"visible": False},
+        "root": {"color": "rgba(140, 140, 140, 0.25)"},  # without a color, the root is an empty box
         "hovertext": [
             f"<b>all</b><br>{duration(whole)} of {label(what)}",
             *[
@@ -270,11 +235,8 @@ def icicle_chart(nodes: Sequence[tuple[tuple[str, ...], int]], what: str) -> May
                 for path, ns in known
             ],
         ],
-        "hoverinfo": "text",
-        "textinfo": "label",
-        "maxdepth": 6,
-        "marker": {"line": {"width": 1}},
-    }
+        "hoverinfo": "text", "textinfo": "label", "maxdepth": 6, "marker": {"line": {"width": 1}},
+    }  # fmt: skip
     return {
         "data": [trace],
         "layout": {"height": 420, "margin": {"l": 5, "r": 5, "t": 36, "b": 5}, "iciclecolorway": list(SERIES)},
@@ -294,19 +256,11 @@ def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Fi
     for number, (name, unit, points) in enumerate(rows):
         axis = "" if number == 0 else str(number + 1)
         shown = points[::stride]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": name,
-                "x": [(at - begin) / 1e9 for at, _ in shown],
-                "y": [value for _, value in shown],
-                "xaxis": "x",
-                "yaxis": f"y{axis}",
-                "line": {"color": color_of(number)},
-                "hovertemplate": f"%{{x:.3f}} s<br>{label(name)} %{{y:.4g}} {unit}<extra></extra>",
-            }
-        )
+        traces.append({
+            "type": "scatter", "mode": "lines", "name": name, "x": [(at - begin) / 1e9 for at, _ in shown],
+            "y": [value for _, value in shown], "xaxis": "x", "yaxis": f"y{axis}", "line": {"color": color_of(number)},
+            "hovertemplate": f"%{{x:.3f}} s<br>{label(name)} %{{y:.4g}} {unit}<extra></extra>",
+        })  # fmt: skip
         height = 1 / len(rows)
         low = 1 - (number + 1) * height
         layout[f"yaxis{axis}"] = {
