@@ -140,7 +140,7 @@ def test_without_its_packages_the_markdown_pages_are_still_made(tmp_path: Path, 
     monkeypatch.setitem(sys.modules, "jinja2", None)
     _environment.cache_clear()
     assert f"report: {folder.report_file}" in report(str(folder.path))
-    assert "No report.html: The package jinja2 is not installed" in folder.report_file.read_text()
+    assert "No report.html: jinja2 is not installed" in folder.report_file.read_text()
 
 
 def test_open_shows_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

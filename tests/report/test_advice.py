@@ -69,7 +69,7 @@ def test_the_summary_says_what_that_is_of_a_request_and_why_it_is_not_of_the_lon
     assert said.endswith("That is about 22 % of a request, with low confidence.")  # 0.5 of 2 ms per token; decode is 90 %
     prefill = replace(decode, stage="prefill", saving_per="prefill", units=1, saving_ns=5 * MS)
     (alone,) = finding_sentences(replace(made, findings=[prefill]), shares)
-    assert "That is about 5 % of a request, with low confidence. For decode, where most of the time goes, no rule has" in alone
+    assert "That is about 5 % of a request, with low confidence. For decode, where most of the time goes, no rule found" in alone
     (little,) = finding_sentences(replace(made, findings=[replace(prefill, saving_ns=MS // 2)]), shares)
     assert "That is less than 1 % of a request" in little
     of_none = replace(decode, kind="throughput")

@@ -39,7 +39,7 @@ def test_the_table() -> None:
         "read bandwidth                  4,348 GB/s  4,348 – 4,348    0.0 %        9  sum of 1024 MiB\n"
         "kernel interval, CUDA graph         917 ns      917 – 917    0.0 %        9  one graph\n"
         "n/a (a): compute capability 8.0 has none\n"
-        "IQR: the middle half of the samples, in percent of the median. Intervals are of the median.\n"
+        "IQR: interquartile range, in percent of the median. The interval is that of the median.\n"
         "\n"
         "cached in /cache/ab.json\n"
         "note: something to know.\n"

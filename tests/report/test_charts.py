@@ -141,7 +141,7 @@ def test_very_many_readings_are_thinned_and_it_is_said() -> None:
     assert not isinstance(found, Missing)
     figure, note = found
     assert len(figure["data"][0]["x"]) <= MOST_READINGS
-    assert note.startswith("Every 3")
+    assert note.startswith("The chart shows one of every 3 readings")
 
 
 def test_the_chart_of_a_sweep_has_the_front_and_the_floor() -> None:

@@ -8,7 +8,7 @@ import typer
 
 from llm_perf_opt.cli.completing import complete_run
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.cli.watching import ended_in_order
+from llm_perf_opt.cli.watching import graceful_exit
 
 
 def advise(
@@ -55,7 +55,7 @@ def advise(
         print("note: no finding is a configuration change with a predicted saving; nothing to try", file=sys.stderr)
         print_json({"run": str(run.folder.path), "findings": findings, "verification": None}) if as_json else None
         return
-    with ended_in_order():
+    with graceful_exit():
         with progress_for(quiet) as progress:
             found, interrupted = try_findings(run, analysis, chosen, command_line(), progress, remeasure=remeasure)
         if as_json:

@@ -9,7 +9,7 @@ import typer
 
 from llm_perf_opt.cli.outcome import print_program
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, raise_if
-from llm_perf_opt.cli.watching import ended_in_order
+from llm_perf_opt.cli.watching import graceful_exit
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _LAUNCHER = re.compile(r"torchrun|accelerate|deepspeed|mpirun|uv|env|bash|sh|time|nohup|nsys|ncu")
@@ -87,7 +87,7 @@ def exec_program(
     check_request(request)
     name = run_name(program)
     folder = RunFolder.create(out or Path("runs") / "exec" / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
-    with ended_in_order():
+    with graceful_exit():
         with progress_for(quiet) as progress:
             error = capture_program(request, folder, command_line(), progress)
         print_program(folder, report_program(RunReader(folder)), as_json)

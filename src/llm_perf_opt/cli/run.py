@@ -9,7 +9,7 @@ import typer
 from llm_perf_opt.cli.completing import complete_override
 from llm_perf_opt.cli.outcome import outcome, print_outcome
 from llm_perf_opt.cli.shared import Debug, Json, Quiet, command_line, note_debug, print_json, raise_if
-from llm_perf_opt.cli.watching import ended_in_order
+from llm_perf_opt.cli.watching import graceful_exit
 from llm_perf_opt.core.errors import ConfigError, LlmPerfError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run(
     Groups: model, dataset, runtime, hardware, profiling. `llm-perf options` lists their options.
     """
     note_debug(debug)
-    with ended_in_order():
+    with graceful_exit():
         if multirun or resume:
             _sweep(overrides or [], config_dir, resume, dry_run=dry_run, quiet=quiet, as_json=as_json)
         else:

@@ -77,7 +77,7 @@ def watched(name: str, label: str, quiet: bool) -> Iterator[Callable[[str, int],
     from llm_perf_opt.cli.progress import progress_for
 
     begun = time.monotonic()
-    with ended_in_order():
+    with graceful_exit():
         try:
             with progress_for(quiet) as progress:
                 progress.pass_started(name, label)
@@ -99,7 +99,7 @@ _ENDS: dict[int, tuple[type[Interrupted], str]] = {
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
+def graceful_exit() -> Iterator[None]:
     """Handle SIGTERM (schedulers) and SIGHUP (a closed terminal) like Ctrl-C: keep and report what was captured.
 
     Only the exit code differs. After the first signal, further ones are ignored, so that they cannot interrupt the cleanup. If

@@ -46,7 +46,7 @@ def ceilings_json(found: FoundCeilings, now: datetime) -> dict[str, object]:
 
 def _table(rows: Sequence[CeilingRow]) -> Table:
     columns = [Column("quantity"), *numbers("median", "95 % interval", "IQR", "n"), Column("how")]
-    foot = "IQR: interquartile range of the samples, in percent of the median. The interval is that of the median."
+    foot = "IQR: interquartile range, in percent of the median. The interval is that of the median."
     table = Table("peaks-table", "", columns, foot=foot)
     for row in rows:
         table.add(row.label, *_cells(row))

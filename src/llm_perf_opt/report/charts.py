@@ -273,7 +273,7 @@ def telemetry_chart(samples: Telemetry, timings: CleanTimings) -> Maybe[tuple[Fi
         "anchor": f"y{len(rows)}" if len(rows) > 1 else "y",
     }
     layout["shapes"] = _shading(timings, begin, end)
-    note = f"The chart shows every {stride}th reading; nvml.csv has all." if stride > 1 else ""
+    note = f"The chart shows one of every {stride} readings; nvml.csv has all." if stride > 1 else ""
     return {"data": traces, "layout": layout}, note
 
 

@@ -52,8 +52,8 @@ def verify(
     remeasure: bool = False,
 ) -> tuple[Verification, LlmPerfError | None]:
     """Try each finding alone, and write verify.json and the reports. An interruption keeps the trials made so far."""
-    values, folder = _values(run), run.folder
-    _refuse_another_device(folder, analysis, values)
+    values, folder = _settings(run), run.folder
+    _require_same_device(folder, analysis, values)
     base = _base(folder, analysis, values, partial(_run, folder, command, listener), remeasure)
     trials: list[Trial] = []
     interrupted: LlmPerfError | None = None
@@ -75,7 +75,7 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig
     return replace(config, profiling=compose(["profiling=none"]).config.profiling)
 
 
-def _values(run: RunReader) -> dict[str, Any]:
+def _settings(run: RunReader) -> dict[str, Any]:
     if not run.settings:
         raise ParseError(f"{run.folder.config_file} has no configuration.", "The run cannot be repeated without it.")
     return run.settings
@@ -108,11 +108,11 @@ def _base(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any], r
     return _Base(again, run.folder.path.name, why)
 
 
-def _refuse_another_device(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any]) -> None:
+def _require_same_device(folder: RunFolder, analysis: RunAnalysis, values: Mapping[str, Any]) -> None:
     """Raise ResourceError if the run used a GPU that this machine does not have: findings apply to that device only."""
-    if not _on_a_gpu(analysis, values):
+    if not _used_gpu(analysis, values):
         return
-    ran, gpu = analysis.env.get("gpu"), _here(values).get("gpu")
+    ran, gpu = analysis.env.get("gpu"), _this_machine(values).get("gpu")
     name = str(ran.get("name")) if isinstance(ran, Mapping) else "a GPU"
     if not isinstance(gpu, Mapping):
         raise ResourceError(
@@ -127,7 +127,7 @@ def _refuse_another_device(folder: RunFolder, analysis: RunAnalysis, values: Map
         )
 
 
-def _on_a_gpu(analysis: RunAnalysis, values: Mapping[str, Any]) -> bool:
+def _used_gpu(analysis: RunAnalysis, values: Mapping[str, Any]) -> bool:
     """Return whether the run used a GPU: from its times, or else from its configuration and its machine."""
     if not isinstance(analysis.timings, Missing):
         return not analysis.timings.model.device.startswith("cpu")
@@ -136,14 +136,14 @@ def _on_a_gpu(analysis: RunAnalysis, values: Mapping[str, Any]) -> bool:
     return device == "cuda" or (device != "cpu" and isinstance(analysis.env.get("gpu"), Mapping))
 
 
-def _here(values: Mapping[str, Any]) -> dict[str, Any]:
+def _this_machine(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the environment of this machine, with the device index of the run."""
     hardware = values.get("hardware")
     return environment(hardware.get("device_index", 0) if isinstance(hardware, Mapping) else 0)
 
 
 def _other_machine(env: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    here = _here(values)
+    here = _this_machine(values)
     for path in _MACHINE:
         if _fact(env, path) != _fact(here, path):
             return f"the run is from another machine: its {' '.join(path).replace('_', ' ')} differs"

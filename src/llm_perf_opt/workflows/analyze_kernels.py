@@ -85,7 +85,7 @@ def _launches(run: RunReader) -> _Launches:
             if name not in found and launches:
                 found[name], sources[name] = launches, timeline.source
         if len(found) > before:
-            why += _outside(timeline, sum(len(launches) for launches in inside.values()))
+            why += _outside_stages(timeline, sum(len(launches) for launches in inside.values()))
         if not len(timeline.trace.work):
             why.append(f"{timeline.source} recorded no GPU work: the run is on the CPU")
     stages = {name: found[name] for name in STAGES if name in found}
@@ -96,7 +96,7 @@ def _sentence(missing: Missing) -> str:
     return f"{missing.why[0].upper()}{missing.why[1:]}."
 
 
-def _outside(timeline: Timeline, inside: int) -> list[str]:
+def _outside_stages(timeline: Timeline, inside: int) -> list[str]:
     """Return a note about kernels that are in no stage, and so in no table."""
     kernels = int((timeline.trace.work.kind == WorkKind.KERNEL).sum())
     if kernels <= inside:
@@ -164,8 +164,8 @@ def analyze_regions(run: RunReader, config: Mapping[str, Any]) -> Maybe[RegionRe
 
 def _region_report(run: RunReader, trace: Trace, options: RegionOptions) -> RegionReport:
     projection = project(trace)
-    counted, notes = _counted(run, trace, projection)
-    shown = _shown(run, counted)
+    counted, notes = _stage_counters(run, trace, projection)
+    shown = _shown_counters(run, counted)
     return replace(regions(trace, replace(options, counters=shown), counted, projection), notes=tuple(notes))
 
 
@@ -186,7 +186,7 @@ def _options(config: Mapping[str, Any]) -> RegionOptions:
     )
 
 
-def _counted(run: RunReader, trace: Trace, projection: Projection) -> tuple[list[CountedStage], list[str]]:
+def _stage_counters(run: RunReader, trace: Trace, projection: Projection) -> tuple[list[CountedStage], list[str]]:
     """Return the counters of each stage with the kernels of the trace they apply to, and why a stage has none."""
     inside = {f"ncu_{name}": (name, step_of_work(trace, projection, stage) != NONE) for name, stage in STAGES.items()}
     inside["ncu"] = (PROGRAM, projection.call_of_work != NONE)
@@ -206,7 +206,7 @@ def _counted(run: RunReader, trace: Trace, projection: Projection) -> tuple[list
     return found, notes
 
 
-def _shown(run: RunReader, counted: list[CountedStage]) -> tuple[str, ...]:
+def _shown_counters(run: RunReader, counted: list[CountedStage]) -> tuple[str, ...]:
     """Return the requested counters, and every counter of the requested sections: ncu also reports other forms of them."""
     if not counted:
         return ()

@@ -34,17 +34,17 @@ class SourceAnalysis:
 def analyze_source(source: Path, *, use_cache: bool = True) -> SourceAnalysis:
     """Analyze a run folder, a torch trace, or an nsys report or export."""
     if there(source, "Give a run folder, a torch trace, or an nsys report or SQLite export.").is_dir():
-        return _of_run(source)
+        return _analyze_run(source)
     check_ordinary(source)
     notes: tuple[str, ...] = ()
     file = source
     if source.suffix in _REPORTS:
-        file, notes = _exported(source, use_cache)
-    found = _kept(file, source) if use_cache else None
+        file, notes = _export(source, use_cache)
+    found = _cached(file, source) if use_cache else None
     if found is None:
-        found, more = _fresh(file, source, use_cache)
+        found, more = _analyze_file(file, source, use_cache)
         notes += more
-    return SourceAnalysis(found, notes, _refusal(found))
+    return SourceAnalysis(found, notes, _incomplete_error(found))
 
 
 def with_borrowed_modules(found: SourceAnalysis, source: Path, eager: Path) -> SourceAnalysis:
@@ -72,7 +72,7 @@ def with_borrowed_modules(found: SourceAnalysis, source: Path, eager: Path) -> S
     return replace(found, document=msgspec.structs.replace(found.document, borrowed=table))
 
 
-def _of_run(source: Path) -> SourceAnalysis:
+def _analyze_run(source: Path) -> SourceAnalysis:
     """Analyze a run; its reports are regenerated if its folder is writable."""
     from llm_perf_opt.workflows.analyze_run import reread
 
@@ -82,18 +82,18 @@ def _of_run(source: Path) -> SourceAnalysis:
             f"{run.folder.path} has no trace to analyze: {analysis.trace.why}.", "See run.json for the status of its passes."
         )
     return SourceAnalysis(
-        analysis.trace, tuple(str(warning) for warning in analysis.warnings), analysis.fault or _refusal(analysis.trace)
+        analysis.trace, tuple(str(warning) for warning in analysis.warnings), analysis.fault or _incomplete_error(analysis.trace)
     )
 
 
-def _refusal(found: "TraceAnalysis") -> LlmPerfError | None:
+def _incomplete_error(found: "TraceAnalysis") -> LlmPerfError | None:
     if found.complete:
         return None
     fatal = next(problem for problem in found.problems if problem.fatal)
     return ParseError(f"The trace is incomplete, so it gives no figures: {fatal.what}.", fatal.remedy or "Record it again.")
 
 
-def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":
+def _analyze_file(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, tuple[str, ...]]":
     from llm_perf_opt.analysis.evidence import RunFacts
     from llm_perf_opt.analysis.trace_analysis import document_of
 
@@ -120,12 +120,12 @@ def _fresh(file: Path, source: Path, use_cache: bool) -> "tuple[TraceAnalysis, t
     return made[0], ()
 
 
-class _Kept(msgspec.Struct):
+class _CachedAnalysis(msgspec.Struct):
     version: str
     document: msgspec.Raw
 
 
-def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
+def _cached(file: Path, source: Path) -> "TraceAnalysis | None":
     """Return the cached analysis of this file by this release, if there is one."""
     tables = fresh_tables(file)
     if tables is None or not (tables / ANALYSIS_FILE).is_file():
@@ -133,7 +133,7 @@ def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
     from llm_perf_opt.analysis.trace.document import TraceAnalysis
 
     try:
-        kept = msgspec.json.decode(read_bytes(tables / ANALYSIS_FILE), type=_Kept)
+        kept = msgspec.json.decode(read_bytes(tables / ANALYSIS_FILE), type=_CachedAnalysis)
         if kept.version != made_by():
             return None
         return msgspec.structs.replace(msgspec.json.decode(kept.document, type=TraceAnalysis), source=str(source))
@@ -141,7 +141,7 @@ def _kept(file: Path, source: Path) -> "TraceAnalysis | None":
         return None  # damaged: analyze again
 
 
-def _exported(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
+def _export(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
     """Return the SQLite export of an nsys report: a newer one next to it, or one in the cache or a temporary folder."""
     from llm_perf_opt.profiling.vendor.probe import find_tool
     from llm_perf_opt.profiling.vendor.tool_pass import export_nsys
@@ -149,7 +149,7 @@ def _exported(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
     sqlite = report.with_suffix(".sqlite")
     if sqlite.is_file() and sqlite.stat().st_mtime_ns >= report.stat().st_mtime_ns:
         return sqlite, (f"read {sqlite.name} next to the report.",)
-    kept = _place_of_export(report) if use_cache else Missing("the cache is not used")
+    kept = _cached_export(report) if use_cache else Missing("the cache is not used")
     if not isinstance(kept, Missing) and kept.is_file():
         note_use(kept.parent)
         return kept, ()
@@ -174,7 +174,7 @@ def _exported(report: Path, use_cache: bool) -> tuple[Path, tuple[str, ...]]:
     return kept, (*notes, *(problem.what for problem in complaints))
 
 
-def _place_of_export(report: Path) -> "Maybe[Path]":
+def _cached_export(report: Path) -> "Maybe[Path]":
     """Return the cache file of an export, in a folder of the report's path, named after its size and times."""
     folder, seen = kept_for(report), seen_of(report)
     if isinstance(folder, Missing):

@@ -68,7 +68,7 @@ class Baselines:
         if is_run(Path(name)):
             raise ConfigError(f"{name!r} is also the path of a run: `compare {name}` would be ambiguous.", "Choose another name.")
         baseline = Baseline(
-            tuple(self._written(folder) for folder in folders), datetime.now(timezone.utc).isoformat(timespec="seconds")
+            tuple(self._stored(folder) for folder in folders), datetime.now(timezone.utc).isoformat(timespec="seconds")
         )
         write_record(self.file, _File({**self.read(), name: baseline}))
         return baseline
@@ -76,13 +76,13 @@ class Baselines:
     def remove(self, name: str) -> None:
         """Remove a baseline; its runs stay."""
         known = self.read()
-        self._known(name, known)
+        self._require(name, known)
         write_record(self.file, _File({other: baseline for other, baseline in known.items() if other != name}))
 
     def runs_of(self, name: str) -> list[Path]:
         """Return the run folders of a baseline. Raise ConfigError if one no longer exists."""
         known = self.read()
-        self._known(name, known)
+        self._require(name, known)
         found = []
         for text in known[name].runs:
             path = self.place(text)
@@ -98,7 +98,7 @@ class Baselines:
         """Return the folder of a stored path."""
         return (self.runs_dir / text).resolve()
 
-    def _written(self, folder: Path) -> str:
+    def _stored(self, folder: Path) -> str:
         home = self.runs_dir.resolve()
         text = os.path.relpath(folder, home) if folder.is_relative_to(home.parent) else str(folder)
         try:
@@ -107,7 +107,7 @@ class Baselines:
             raise ConfigError(f"{text} cannot be stored: its name is not valid UTF-8.", "Rename the folder.") from error
         return text
 
-    def _known(self, name: str, known: dict[str, Baseline]) -> None:
+    def _require(self, name: str, known: dict[str, Baseline]) -> None:
         if name not in known:
             listed = ", ".join(sorted(known)) or "none"
             raise ConfigError(f"There is no baseline {name!r}.{nearest(name, known)}", f"Baselines in {self.file}: {listed}.")

@@ -27,7 +27,7 @@ def draw_images(folder: RunFolder) -> Maybe[list[Path]]:
         return program
     made = []
     for image in wanted:
-        data = _drawn(program, image)
+        data = _draw(program, image)
         if isinstance(data, Missing):
             return data
         write_whole(image.with_suffix(".png"), data)
@@ -46,7 +46,7 @@ def find_chromium() -> Maybe[str]:
     return Missing(f"{CHROMIUM_VARIABLE}={named} is not a program" if named else "no Chromium on PATH")
 
 
-def _drawn(program: str, image: Path) -> Maybe[bytes]:
+def _draw(program: str, image: Path) -> Maybe[bytes]:
     size = _SIZE.search(image.read_text(encoding="utf-8"))
     if size is None:
         return Missing(f"{image.name} has no size")

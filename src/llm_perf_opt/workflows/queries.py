@@ -61,7 +61,7 @@ class Queries:
     def tables(self) -> list[TableInfo]:
         """Return the tables with their columns and row counts."""
         found = []
-        with self.closed_off(self._names) as connection:
+        with self.isolated(self._names) as connection:
             for table in self._names:
                 columns = connection.execute(f"describe {table}").fetchall()
                 (rows,) = connection.execute(f"select count(*) from {table}").fetchone() or (0,)  # noqa: S608 - own names
@@ -76,9 +76,9 @@ class Queries:
             table for table in self._names if table in sql.casefold()
         ] or self._names  # loading a table too many only takes time
         remedy = f"The tables are {', '.join(self._names)}; without a query their columns are listed."
-        with self.closed_off(named) as connection:
+        with self.isolated(named) as connection:
             try:
-                _check(connection, sql)
+                _require_one_select(connection, sql)
                 connection.execute(_zones_as_text(connection, sql))
                 columns = tuple(column[0] for column in connection.description or ())
                 rows = connection.fetchmany(min(limit, _MOST_ROWS) + 1) if limit else connection.fetchall()
@@ -86,10 +86,10 @@ class Queries:
                 raise ConfigError("A query can use only the tables: no files, no network, no settings.", remedy) from error
             except duckdb.Error as error:
                 raise ConfigError(f"SQL: {_one_line(str(error))}", remedy) from error
-        return Answer(_distinct(columns), rows[:limit] if limit else rows, bool(limit) and len(rows) > limit)
+        return Answer(_unique_names(columns), rows[:limit] if limit else rows, bool(limit) and len(rows) > limit)
 
     @contextmanager
-    def closed_off(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
+    def isolated(self, tables: Sequence[str]) -> "Iterator[duckdb.DuckDBPyConnection]":
         """Yield a database in memory with these tables, without access to anything else."""
         from llm_perf_opt.analysis.trace.stages import stage_columns
         from llm_perf_opt.traces.trace_mark import META_FILE
@@ -115,7 +115,7 @@ class Queries:
             connection.close()
 
 
-def _check(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
+def _require_one_select(connection: "duckdb.DuckDBPyConnection", sql: str) -> None:
     """Raise ConfigError unless this is a single statement that only reads."""
     import duckdb
 
@@ -176,7 +176,7 @@ def _one_line(message: str) -> str:
     return " ".join(line for line in lines if set(line) != {"^"})[:_LINE]
 
 
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+def _unique_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return column names; a repeated name gets a number."""
     found: list[str] = []
     for name in names:

@@ -61,20 +61,20 @@ def list_runs(
     if status and status not in STATUSES:
         raise ConfigError(f"--status {status}: unknown status.", f"Known: {', '.join(STATUSES)}.")
     every = sorted(
-        (_first_look(path, sweep) for path, sweep in _places(folder, 0)), key=lambda row: (row.created, row.path), reverse=True
+        (_summary_row(path, sweep) for path, sweep in _find(folder, 0)), key=lambda row: (row.created, row.path), reverse=True
     )
-    chosen = [row for row in map(_whole, every) if row.status == status] if status else every
+    chosen = [row for row in map(_with_details, every) if row.status == status] if status else every
     if model or experiment:
         chosen = [
             named
-            for named in map(_named, chosen)
+            for named in map(_with_names, chosen)
             if model in (None, *named.model.split(_BETWEEN)) and experiment in (None, *named.experiment.split(_BETWEEN))
         ]
     shown = chosen[:limit] if limit else chosen
-    return Listing(tuple(shown if status else map(_whole, shown)), len(chosen), len(every))
+    return Listing(tuple(shown if status else map(_with_details, shown)), len(chosen), len(every))
 
 
-def _places(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
+def _find(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
     """Yield runs and sweeps, without searching inside them, unless the folder itself is a sweep."""
     if RunFolder(folder).manifest_file.exists():
         yield folder, False
@@ -90,10 +90,10 @@ def _places(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
     except PermissionError:
         return
     for path in inside:
-        yield from _places(Path(path), depth + 1)
+        yield from _find(Path(path), depth + 1)
 
 
-def _first_look(path: Path, sweep: bool) -> Listed:
+def _summary_row(path: Path, sweep: bool) -> Listed:
     """Return the row from run.json or sweep.json. If it is damaged, the row has the reason and the time of the file."""
     try:
         return _sweep_row(path, SweepFolder(path).read()) if sweep else _run_row(path)
@@ -126,7 +126,7 @@ def _file_time(file: Path) -> str:
         return ""
 
 
-def _named(row: Listed) -> Listed:
+def _with_names(row: Listed) -> Listed:
     """Add the names of model and experiment."""
     points = [Path(row.path)]
     if row.kind == "sweep":
@@ -136,13 +136,13 @@ def _named(row: Listed) -> Listed:
     return replace(row, experiment=_BETWEEN.join(experiments), model=_BETWEEN.join(models))
 
 
-def _whole(row: Listed) -> Listed:
+def _with_details(row: Listed) -> Listed:
     """Add what is read only for rows that are shown."""
     if row.status == "damaged":
         return row
-    row = row if row.model else _named(row)
+    row = row if row.model else _with_names(row)
     if row.kind == "sweep":
-        return _whole_sweep(row)
+        return _with_damage(row)
     run = RunReader(RunFolder(Path(row.path)))
     damage, clean, timings = run.damage, run.manifest.pass_named("clean"), run.timings
     if damage or isinstance(timings, Missing) or (clean is not None and clean.status == "failed"):
@@ -156,7 +156,7 @@ def _whole(row: Listed) -> Listed:
     )
 
 
-def _whole_sweep(row: Listed) -> Listed:
+def _with_damage(row: Listed) -> Listed:
     """Update a sweep from its runs: a point whose times are damaged is not complete."""
     folder = SweepFolder(Path(row.path))
     there = [point for point in folder.read().points if RunFolder(folder.path / point.folder).manifest_file.exists()]

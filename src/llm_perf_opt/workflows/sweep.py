@@ -37,7 +37,7 @@ def hardware_of(analysis: RunAnalysis) -> Hardware:
     return {key: value for key, value in facts_of(analysis)["hardware"].items() if key not in _SETTINGS}
 
 
-def refuse_elsewhere(folder: SweepFolder, sweep: Sweep, device_index: int) -> None:
+def require_same_hardware(folder: SweepFolder, sweep: Sweep, device_index: int) -> None:
     """Raise ConfigError if complete points ran on other hardware: no setting in the table would explain the difference."""
     here: dict[str, object] | None = None
     for number, point in enumerate(sweep.points):
@@ -49,7 +49,9 @@ def refuse_elsewhere(folder: SweepFolder, sweep: Sweep, device_index: int) -> No
         except LlmPerfError:  # its hardware is unknown; its row says why
             continue
         here = here or environment(device_index)
-        difference = _other(hardware_of(measured), hardware_of(replace(measured, env=here, timings=Missing("not run yet"))))
+        difference = _hardware_difference(
+            hardware_of(measured), hardware_of(replace(measured, env=here, timings=Missing("not run yet")))
+        )
         if difference:
             raise ConfigError(
                 f"The sweep was measured on other hardware: here {difference} (point {number}). "
@@ -58,7 +60,7 @@ def refuse_elsewhere(folder: SweepFolder, sweep: Sweep, device_index: int) -> No
             )
 
 
-def _other(there: Hardware, here: Hardware) -> str:
+def _hardware_difference(there: Hardware, here: Hardware) -> str:
     if _GPU in there and _GPU not in here:
         return f"no GPU is available (the sweep: {there[_GPU]})"
     return differences(there, here, "the sweep")
@@ -124,7 +126,7 @@ def run_sweep(folder: SweepFolder, run_one: RunOne) -> LlmPerfError | None:
     ]
     composed = {number: compose(sweep.points[number].overrides, config_dir) for number in waiting}
     if waiting:
-        refuse_elsewhere(folder, sweep, composed[waiting[0]].config.hardware.device_index)
+        require_same_hardware(folder, sweep, composed[waiting[0]].config.hardware.device_index)
     failed = 0
     for number in waiting:
         point = sweep.points[number]
@@ -175,7 +177,7 @@ def _entry(folder: SweepFolder, point: SweepPoint) -> SweepEntry:
     run = folder.run(point)
     damage = damage_of(point, run)
     status, why = (point.status, point.why) if damage is None else ("damaged", damage.why)
-    analysis = _analysis(run)
+    analysis = _point_analysis(run)
     hardware = {} if isinstance(analysis, Missing) else hardware_of(analysis)
     return SweepEntry(point.swept, status, why, point.folder, analysis, _page(folder, point), hardware)
 
@@ -187,7 +189,7 @@ def _page(folder: SweepFolder, point: SweepPoint) -> str:
     return pages[0].relative_to(folder.path).as_posix() if pages else ""
 
 
-def _analysis(run: Maybe[RunReader]) -> Maybe[RunAnalysis]:
+def _point_analysis(run: Maybe[RunReader]) -> Maybe[RunAnalysis]:
     if isinstance(run, Missing):
         return run
     try:

@@ -86,7 +86,7 @@ def test_every_page_says_of_how_many_tokens_decode_is() -> None:
     (table,) = changed.trace.budgets
     halved = altered(changed.trace, budgets=[altered(table, rows=[altered(row, ns=row.ns // 2) for row in table.rows])])
     why = comparison_text(held(traced(2), replace(changed, trace=halved)))
-    assert "Why decode is faster, by the budgets of one trace a side, of the 2 tokens in it: launch gaps, per token" in why
+    assert "Why decode is faster, from the budgets of one trace of 2 tokens per side: launch gaps, per token" in why
     whole = held(traced(3), traced(3, name="b"))
     assert "of the 3 tokens in the trace of each side, their mean." in read(comparison_page(whole)).text
     assert "need not add up" not in comparison_page(whole)
