@@ -88,8 +88,8 @@ def test_every_page_says_of_how_many_tokens_decode_is() -> None:
     why = comparison_text(held(traced(2), replace(changed, trace=halved)))
     assert "Why decode is faster, from the budgets of one trace of 2 tokens per side: launch gaps, per token" in why
     whole = held(traced(3), traced(3, name="b"))
-    assert "of the 3 tokens in the trace of each side, their mean." in read(comparison_page(whole)).text
-    assert "need not add up" not in comparison_page(whole)
+    assert "the mean of the 3 tokens in the trace of each side." in read(comparison_page(whole)).text
+    assert "need not sum to TPOT" not in comparison_page(whole)
 
 
 def test_traces_of_different_length_are_not_compared_in_decode() -> None:
