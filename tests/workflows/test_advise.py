@@ -82,7 +82,7 @@ def test_a_trial_of_throughput_is_told_in_tokens_per_second() -> None:
     assert (trial.kind, trial.predicted_ns, trial.after_ns) == ("throughput", 2 * MS, 2_500_000)
     text = trials_text(Verification("base", "", (trial,)))
     assert all(f"{rate} tokens/s" in text for rate in ("100.0", "500.0", "400.0"))
-    assert "no request is faster" in text
+    assert "makes no request faster" in text
     assert "tokens/s +25 %" in text
     assert " ms" not in text
     assert trial_words(trial).startswith("runtime.batch_size=2: 100.0 tokens/s became 400.0 tokens/s where 500.0 tokens/s was")
@@ -246,7 +246,7 @@ def test_advise_alone_shows_what_was_tried_before(tmp_path: Path, monkeypatch: p
         "llm_perf_opt.workflows.advise.findings_of", lambda _: (RunReader(RunFolder(tmp_path)), analysis, [finding()])
     )
     text = CliRunner().invoke(app, ["advise", str(tmp_path)]).stdout
-    assert ("Tried, each alone, against the-base" in text) is tried
+    assert ("Trials, each change alone, against the-base" in text) is tried
     assert ("7.000 ms" in text) is tried
     data = json.loads(CliRunner().invoke(app, ["advise", str(tmp_path), "--json"]).stdout)
     assert [one["id"] for one in data["findings"]] == ["some_change"]
