@@ -117,8 +117,8 @@ def test_a_sweep_with_one_new_token_shows_what_there_is_and_why_no_more() -> Non
 def test_marks_of_kernels_stand_on_the_page_with_what_they_mean() -> None:
     page = visible(run_page(full_analysis(), readings(), NONE))
     assert " †" in page
-    assert re.search(r"decode: † \d+ kernels", page)
-    assert "a duration under Nsight Compute that differs by more than 25 %" in page
+    assert re.search(r"decode: † For \d+ of \d+ kernels", page)
+    assert "the duration under Nsight Compute differs by more than 25 %" in page
     assert "packed half FLOPs per call, at most" in page
 
 

@@ -51,7 +51,7 @@ def test_the_page_shows_every_kernel_with_its_counters(stages: tuple[StageKernel
     assert "n/a (c): no clean pass" in page
     head = next(row for row in rows if "384x8" in row[1] and row[2] == "8")
     assert head[6:8] == ["34.94 TFLOP/s", "4,449 GB/s"]
-    assert re.search(r"† \d+ kernels", page)
+    assert re.search(r"† For \d+ of \d+ kernels", page)
     assert escape("sm__ops_path_tensor_src_fp8.sum") in page
     widths = {len(row) for row in rows}
     assert widths == {18}
@@ -109,8 +109,8 @@ def test_both_pages_mark_what_ran_under_other_conditions_and_what_may_be_no_work
         assert "| 0 FLOP/s ‡ |" in add, "packed half instructions are in no rate"
         assert "†" not in gemm
         assert "‡" not in gemm
-        assert "† 1 kernels (31.4 % of the time) have a duration under Nsight Compute that differs" in page
-        assert "‡ 1 kernels also issued packed half-precision instructions, at most 1.000 MFLOP in all." in page
+        assert "† For 1 of 2 kernels (31.4 % of the time), the duration under Nsight Compute differs" in page
+        assert "‡ 1 of 2 kernels also issued packed half-precision instructions, at most 1.000 MFLOP in all." in page
 
 
 def test_both_pages_say_which_counters_were_lost_in_a_stage() -> None:

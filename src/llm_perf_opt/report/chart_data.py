@@ -100,7 +100,7 @@ def _coarse(stages: Sequence[StageEfficiency]) -> Maybe[tuple[Waterfall, ...]]:
         whole = round(stage.time_ns.median)
         least = min(round(known(then(best.floor, lambda floor: floor.seconds), 0.0) * 1e9), whole)
         uses = (
-            Use("roofline time, at the best known peaks", least, f"on the {best.roof.name} peak"),
+            Use(BudgetKey.FLOOR.label, least, f"on the {best.roof.name} peak"),
             Use("above the roofline time", whole - least, color=1),
         )
         made.append(Waterfall(stage.stage, f"{stage.stage}, one request", uses))

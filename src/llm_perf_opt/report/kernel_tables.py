@@ -124,7 +124,7 @@ def counters_table(stages: Sequence[StageKernels]) -> Table:
             uncounted[row.per_call.why] = uncounted.get(row.per_call.why, 0) + 1
         elif len(table.rows) < MOST_ROWS:
             table.add(row.stage, _name(row), cell(row.mean_ns, duration), *_counted(row))
-    table.foot = " ".join(f"{count:,} kernels have no counters: {why}." for why, count in uncounted.items())
+    table.foot = " ".join(f"Kernels without counters: {count:,} ({why})." for why, count in uncounted.items())
     return table
 
 
@@ -210,9 +210,9 @@ def stage_remarks(stage: StageKernels) -> list[str]:
     if differing:
         share = sum(row.share for row in differing)
         remarks.append(
-            f"{DIFFERS} {len(differing)} kernels ({percent(share)} of the time) have a duration under Nsight Compute that "
-            f"differs by more than {percent(TIME_DIFFERS, 0)} from the trace: there they run alone, with other clocks or a "
-            "colder cache. Their DRAM bytes, GB/s and percentages may also differ from the real run; FLOPs do not."
+            f"{DIFFERS} For {len(differing)} of {len(stage.rows)} kernels ({percent(share)} of the time), the duration under "
+            f"Nsight Compute differs by more than {percent(TIME_DIFFERS, 0)} from the trace: there they run alone, with other "
+            "clocks or a colder cache. Their DRAM bytes, GB/s and percentages may also differ from the real run; FLOPs do not."
         )
     remarks += _half_remark(stage)
     if stage.unused:
@@ -231,9 +231,9 @@ def _half_remark(stage: StageKernels) -> list[str]:
         return []
     amount = known(then(stage.half_flops, lambda total: f", at most {flops(total)} in all"), "")
     return [
-        f"{HALF} {having} kernels also issued packed half-precision instructions{amount}. Compilers also use these to move "
-        "constants, and counters cannot distinguish that from arithmetic: the counts are an upper bound, and FLOP rates, "
-        "FLOP/byte and HFU exclude them."
+        f"{HALF} {having} of {len(stage.rows)} kernels also issued packed half-precision instructions{amount}. Compilers also "
+        "use these to move constants, and counters cannot distinguish that from arithmetic: the counts are an upper bound, "
+        "and FLOP rates, FLOP/byte and HFU exclude them."
     ]
 
 
