@@ -1,6 +1,8 @@
 """Numbers and tables as text: what a renderer makes of them is what was meant."""
 
+import ast
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,6 +13,7 @@ from llm_perf_opt.analysis.stats import summarize
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.core.units import byte_count
+from llm_perf_opt.report import text as text_module
 from llm_perf_opt.report.markdown import escape, reason, table
 from llm_perf_opt.report.terminal import columns
 from llm_perf_opt.report.text import (
@@ -204,6 +207,23 @@ def test_figures_in_their_units() -> None:
     ten = summarize([value * 1_000_000 for value in range(1, 11)])
     assert interval(ten, "ns") == "2.000 – 9.000 ms", "second and ninth of ten"
     assert interval(summarize(range(1, 11)), "tokens/s") == "2.000 – 9.000"
+
+
+ROOMS = Path(text_module.__file__).parents[1]
+DRAWN = ("text.py", "svg.py")
+"""The formats themselves, and coordinates of drawings."""
+
+
+@pytest.mark.parametrize("room", ["report", "workflows", "cli"])
+def test_numbers_are_formatted_in_one_place(room: str) -> None:
+    found = [
+        f"{file.name}:{node.lineno}"
+        for file in (ROOMS / room).glob("*.py")
+        if file.name not in DRAWN
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FormattedValue) and node.format_spec and ast.unparse(node.format_spec).rstrip("'\"")[-1] in "ef%"
+    ]
+    assert found == [], "use report/text.py or core/units.py"
 
 
 @pytest.mark.parametrize(

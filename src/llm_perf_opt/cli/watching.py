@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llm_perf_opt.core.errors import HungUp, Interrupted, LlmPerfError, Terminated
 from llm_perf_opt.core.records import PassRecord
+from llm_perf_opt.core.units import byte_count
 
 if TYPE_CHECKING:
     from llm_perf_opt.cli.progress import QuietProgress
@@ -152,6 +153,6 @@ class _Phase:
         if time.monotonic() - self._updated_at < _UPDATE_EVERY_S and self._done < self._total:
             return
         self._updated_at = time.monotonic()
-        text = f"{self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB"
+        text = f"{byte_count(self._done)} of {byte_count(self._total)}"
         message = {"event": "progress", "phase": self._phase, "done": self._done, "at_most": self._total, "text": text}
         self._progress.pass_message(self._name, message)

@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.comparison.kernels import Both, unlike
 from llm_perf_opt.analysis.comparison.statistics import BOUND_LEVEL, LEVEL, RECOMMENDED_RUNS, are_several, is_measured
 from llm_perf_opt.core.records import Missing
 from llm_perf_opt.core.stages import Stage
-from llm_perf_opt.report.text import known, memory_size, missing, percent, signed_percent, then, with_unit, words
+from llm_perf_opt.report.text import known, memory_size, missing, percent, signed_percent, signed_percents, then, with_unit, words
 
 HEADLINE = ("e2e", "ttft", "tpot")
 LEVEL_WORDS = percent(LEVEL, 0)
@@ -92,7 +92,7 @@ def _verdict_words(effect: Effect) -> str:
 
 def interval_words(effect: Effect) -> str:
     """Return the ends of the interval, or `unknown`: the verdicts and the cautions give the reason."""
-    ends = then(effect.interval, lambda found: f"{found.low * 100:+.2f} to {found.high * 100:+.2f} %")
+    ends = then(effect.interval, lambda found: signed_percents(found.low, found.high))
     return "exact" if effect.exact else known(ends, "unknown")
 
 

@@ -45,7 +45,7 @@ from llm_perf_opt.report.document import (
     when_known,
 )
 from llm_perf_opt.report.terminal import table_text
-from llm_perf_opt.report.text import duration, known, missing, signed, signed_percent, then
+from llm_perf_opt.report.text import duration, known, mean_count, missing, signed, signed_percent, then
 
 NAME_WIDTH = 72
 """Most characters of a kernel name in a table."""
@@ -235,7 +235,7 @@ def _kernels(match: KernelMatch) -> list[Block]:
     for pair in match.pairs:
         difference = cell(pair.new_ns - pair.base_ns, signed)
         sides = (cell(pair.base_ns, duration), cell(pair.new_ns, duration))
-        calls = (cell(pair.base_calls, calls_words), cell(pair.new_calls, calls_words))
+        calls = (cell(pair.base_calls, mean_count), cell(pair.new_calls, mean_count))
         table.add(pair.stage, difference, *sides, _pair(pair), pair.role, *calls)
     return [table, _alone("appeared", match.appeared), _alone("vanished", match.vanished)]
 
@@ -252,16 +252,9 @@ def _alone(name: str, kernels: Sequence[LoneKernel]) -> Table:
     columns = [Column("stage"), *numbers("time", "calls"), Column("kernel"), Column("role")]
     table = Table(name, f"Kernels that {name}: {len(kernels)}", columns, tools=len(kernels) > 10)
     for kernel in kernels:
-        spent = (cell(kernel.time_ns, duration), cell(kernel.calls, calls_words))
+        spent = (cell(kernel.time_ns, duration), cell(kernel.calls, mean_count))
         table.add(kernel.stage, *spent, name_cell(kernel.name, short_name(kernel.name, NAME_WIDTH)), kernel.role)
     return table
-
-
-def calls_words(calls: float) -> str:
-    """Return a number of launches; per token it may be fractional."""
-    if calls == round(calls):
-        return f"{round(calls):,}"
-    return f"{calls:,.1f}" if calls >= 1000 else f"{calls:.4g}"
 
 
 def _operators(rows: Sequence[OperatorChange]) -> list[Block]:

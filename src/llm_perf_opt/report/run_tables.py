@@ -19,6 +19,7 @@ from llm_perf_opt.report.text import (
     duration,
     growth,
     known,
+    mean_count,
     memory_size,
     missing,
     percent,
@@ -182,7 +183,7 @@ def _substages(stage: StageTiming, below: Sequence[StageTiming]) -> Table:
         time = row.time_ns.median * runs
         direct += time if row.depth == stage.depth + 1 else 0.0
         name = Cell(row.name, indent=row.depth - stage.depth - 1)
-        table.add(name, cell(runs, lambda count: f"{count:g}"), cell(time, duration), cell(time / whole, percent))
+        table.add(name, cell(runs, mean_count), cell(time, duration), cell(time / whole, percent))
     rest = max(0.0, whole - direct)
     table.add("the rest", "", cell(rest, duration), cell(rest / whole, percent))
     table.foot = "Medians of single sub-stages need not add up."

@@ -56,6 +56,13 @@ def grouped(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def mean_count(number: float) -> str:
+    """Return a mean of counts, which may be fractional."""
+    if number == round(number):
+        return grouped(number)
+    return f"{number:,.1f}" if number >= 1000 else f"{number:.4g}"
+
+
 def signed(ns: float) -> str:
     """Return a difference between two times, with its sign."""
     return f"{'+' if ns > 0 else ''}{duration(ns)}"
@@ -119,6 +126,11 @@ def percent(share: float, digits: int = 1) -> str:
 def signed_percent(share: float, digits: int = 2) -> str:
     """Return a change in percent, with its sign."""
     return f"{round(share * 100, digits) + 0.0:+.{digits}f} %"  # never -0.0
+
+
+def signed_percents(low: float, high: float) -> str:
+    """Return a range of changes: +0.34 to +14.45 %."""
+    return f"{signed_percent(low).removesuffix(' %')} to {signed_percent(high)}"
 
 
 # --- distributions ----------------------------------------------------------------------------------------------------------
