@@ -16,7 +16,7 @@ from llm_perf_opt.core.units import TIME, scale_of
 from llm_perf_opt.report.chart_data import Roofline, Ticks, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
 from llm_perf_opt.report.text import bytes_per_s, duration, flops_per_s, percent, present, significant
 
-BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
+BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GRAY = (
     "#0072B2",
     "#E69F00",
     "#009E73",
@@ -26,7 +26,7 @@ BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
     "#D8CB1E",
     "#8C8C8C",
 )
-SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY)
+SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GRAY)
 """The colors, in the order in which they are assigned."""
 STAGE_COLORS = {"prefill": ORANGE, "decode": BLUE}
 
@@ -85,7 +85,7 @@ def waterfall_chart(data: Waterfall) -> Figure:
     lengths.append(whole / size)
     texts.append(duration(whole))
     hovers.append(f"<b>{label(data.title)}</b><br>{duration(whole)}")
-    colors.append(GREY)
+    colors.append(GRAY)
     trace = {
         "type": "bar", "orientation": "h", "y": list(range(len(names))), "x": lengths, "base": bases,
         "marker": {"color": colors}, "text": texts, "textposition": "outside", "cliponaxis": False, "hovertext": hovers,
@@ -121,7 +121,7 @@ def roofline_chart(data: Roofline) -> Figure:
         text = f"<b>{label(roof.name)}</b><br>{flops_per_s(roof.peak_flops_per_s)}{moved}"
         traces.append({
             "type": "scatter", "mode": "lines", "name": f"{label(roof.name)} peak", "x": [x for x, _ in corners],
-            "y": [y for _, y in corners], "line": {"dash": _DASHES[number % len(_DASHES)], "width": 2, "color": GREY},
+            "y": [y for _, y in corners], "line": {"dash": _DASHES[number % len(_DASHES)], "width": 2, "color": GRAY},
             "hovertext": [text] * len(corners), "hoverinfo": "text",
         })  # fmt: skip
     groups = list(dict.fromkeys((point.kind, point.stage) for point in data.points))

@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.comparison.kernels import KernelMatch, KernelPair, Lo
 from llm_perf_opt.analysis.kernels.names import short_name, short_names
 from llm_perf_opt.core.records import Maybe, Missing
 from llm_perf_opt.core.terminal import one_line
-from llm_perf_opt.report.charts import BLUE, GREY, ORANGE, Figure, label, time_unit
+from llm_perf_opt.report.charts import BLUE, GRAY, ORANGE, Figure, label, time_unit
 from llm_perf_opt.report.compare import (
     LEVEL_WORDS,
     USAGE_WORDS,
@@ -161,7 +161,7 @@ def _changes_chart(found: Comparison) -> Block:
     trace: Figure = {
         "type": "scatter", "mode": "markers", "x": [1 + effect.change for _, effect in compared], "y": list(range(len(compared))),
         "marker": {"size": 10, "color": BLUE},
-        "error_x": {"type": "data", "symmetric": False, "color": GREY, "array": above, "arrayminus": below},
+        "error_x": {"type": "data", "symmetric": False, "color": GRAY, "array": above, "arrayminus": below},
         "hovertext": [_hover(row, effect) for row, effect in compared], "hoverinfo": "text",
     }  # fmt: skip
     layout: Figure = {
@@ -171,7 +171,7 @@ def _changes_chart(found: Comparison) -> Block:
             "automargin": True,
         },
         "shapes": [
-            {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": {"dash": "dash", "color": GREY}}
+            {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": {"dash": "dash", "color": GRAY}}
         ],
         "height": 90 + 32 * len(compared),
     }  # fmt: skip

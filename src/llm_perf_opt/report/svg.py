@@ -9,7 +9,7 @@ from math import log10
 
 from llm_perf_opt.core.terminal import one_line
 from llm_perf_opt.report.chart_data import Roofline, Waterfall, intensity_ticks, rate_ticks, roof_corners, roofline_extent
-from llm_perf_opt.report.charts import GREY, SERIES, STAGE_COLORS, color_of
+from llm_perf_opt.report.charts import GRAY, SERIES, STAGE_COLORS, color_of
 from llm_perf_opt.report.text import duration, flops_per_s, percent
 
 WIDTH = 960
@@ -48,7 +48,7 @@ def _waterfall(data: Waterfall, top: int, parts: list[str]) -> int:
     parts.append(f'<text x="10" y="{top + 16}" font-weight="bold">{plain(data.title)}</text>')
     y = top + 30
     rows = [(use.label, begin, use.ns, color_of(use.color)) for use, begin in zip(data.uses, ends, strict=False)]
-    for name, begin, ns, color in [*rows, ("measured", 0, whole, GREY)]:
+    for name, begin, ns, color in [*rows, ("measured", 0, whole, GRAY)]:
         start, stop = sorted((across(begin), across(begin + ns)))
         text = duration(ns) + (f" · {percent(ns / whole)}" if whole and name != "measured" else "")
         parts.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{plain(_short(name, 46))}</text>')

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analysis.limits.binding import UNKNOWN
 from llm_perf_opt.analysis.sweep import SweepRow, by_workload, front_line, swept_keys
 from llm_perf_opt.core.records import Distribution, Maybe, Missing
-from llm_perf_opt.report.charts import GREY, Figure, color_of, label, time_unit
+from llm_perf_opt.report.charts import GRAY, Figure, color_of, label, time_unit
 from llm_perf_opt.report.text import duration, known, known_within, missing, present, significant, then, words
 
 _LONGEST_LABEL = 36
@@ -99,8 +99,8 @@ def _front_traces(front: Sequence[SweepRow], size: float) -> list[Figure]:
         places = [place for row in rows if (place := _place(row)) is not None]
         return {"type": "scatter", "x": [x / size for x, _ in places], "y": [y for _, y in places], "hoverinfo": "skip"}
 
-    line = {"mode": "lines", "showlegend": False, "line": {"dash": "dash", "color": GREY}}
-    ring = {"size": 20, "symbol": "circle-open", "color": GREY, "line": {"width": 2}}
+    line = {"mode": "lines", "showlegend": False, "line": {"dash": "dash", "color": GRAY}}
+    ring = {"size": 20, "symbol": "circle-open", "color": GRAY, "line": {"width": 2}}
     return [
         {**at(front), "mode": "markers", "name": "on the front", "marker": ring},
         *[{**at(front_line(members)), "name": "the front", **line} for members in by_workload(front).values()],
