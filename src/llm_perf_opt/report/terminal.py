@@ -1,5 +1,6 @@
 """Render a document as plain text for a terminal of 100 columns."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ _NARROWEST = 16
 """The least width of a column of names."""
 _TAIL = 15
 """Characters kept at the end of a shortened name."""
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%|[kMGT]?(?:B|FLOP)|[KMG]iB)(?!\w))")
+_NO_BREAK = "\u00a0"
 
 
 def render_text(document: Document) -> str:
@@ -106,5 +109,7 @@ def _items(block: Items) -> list[str]:
 
 
 def _wrapped(text: str, indent: str = "") -> str:
-    shown = one_line(text)
-    return "\n".join(textwrap.wrap(shown, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
+    """Return lines that fit the terminal; a number and its unit stay together."""
+    shown = _BEFORE_UNIT.sub(_NO_BREAK, one_line(text))
+    lines = textwrap.wrap(shown, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(_NO_BREAK, " ")
