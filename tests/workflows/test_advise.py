@@ -85,7 +85,7 @@ def test_a_trial_of_throughput_is_told_in_tokens_per_second() -> None:
     assert "makes no request faster" in text
     assert "tokens/s +25 %" in text
     assert " ms" not in text
-    assert trial_words(trial).startswith("runtime.batch_size=2: 100.0 tokens/s became 400.0 tokens/s where 500.0 tokens/s was")
+    assert trial_words(trial).startswith("runtime.batch_size=2: 100.0 tokens/s became 400.0 tokens/s, predicted 500.0 tokens/s (")
     fewer = measured(throughput(), tried, replace(base, workload=tried.workload), "run")
     assert "slower" not in trials_text(Verification("base", "", (fewer,)))
 
